@@ -45,6 +45,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def rank_pids(parent: int) -> list[int]:
+    """The processes that a process, or one of its threads, has started."""
+    children = Path(f"/proc/{parent}/task").glob("*/children")
+    return [int(pid) for path in children for pid in path.read_text().split()]
+
+
+def are_gone(pids: list[int], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        if time.monotonic() > until:
+            print("left:", left)
+            return False
+        time.sleep(0.05)
+    return True
+
+
 class Engine:
     """One `octavo serve` on a tiny model. A context manager; ready when entered."""
 

@@ -55,11 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--explain", action="store_true", help="Print how each figure comes about (default: off)")
     changing = "Those that change neither memory nor capacity, such as --seed, have no effect on the plan."
     engine = parser.add_argument_group("engine, as octavo serve takes them", changing)
-    add_engine_flags(engine, skip=("tensor_parallel_size",))
+    add_engine_flags(engine, skip=("tensor_parallel_size", "pipeline_parallel_size"))
     add_server_flags(
         parser.add_argument_group("server, as octavo serve takes them: no effect but on what --yaml prints")
     )
-    add_vllm_flags(parser, skip=("pipeline_parallel_size",))
+    add_vllm_flags(parser)
     if isinstance(parser, CommandParser):
         parser.takes_vllm_flags = True
 
@@ -78,7 +78,7 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
     for name, short in (("tensor", "tp"), ("pipeline", "pp")):
         group.add_argument(
             f"--{name}-parallel-size", f"-{short}", type=parse_int, metavar="N",
-            help=f"Devices that share the model by {name} parallelism, which is planned for but not built yet "
+            help=f"Devices that share the model by {name} parallelism, which GPUs are planned for but do not do yet "
             "(default: 1)",
         )  # fmt: skip
     group.add_argument(
@@ -141,7 +141,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(args: argparse.Namespace) -> _Asked:
-    engine: EngineArgs = replace(from_flags(EngineArgs, args), tensor_parallel_size=1, nnodes=1)  # see `_layout`
+    one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "nnodes": 1}  # see `_layout`
+    engine: EngineArgs = replace(from_flags(EngineArgs, args), **one)
     if (cores := engine.data_parallel_size) > 1:
         raise ConfigError(f"data_parallel_size {cores}: plan for one core, with its share of the machine as --memory")
     server: ServerArgs = from_flags(ServerArgs, args)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from octavo.interface.kv_cache_spec import KVCacheSpec
 
@@ -46,6 +46,18 @@ def make_groups(specs: Sequence[KVCacheSpec], max_model_len: int) -> list[KVCach
         ends = [i * len(layers) // count for i in range(count + 1)]
         groups += [KVCacheGroup(tuple(layers[a:b]), window) for a, b in pairwise(ends)]
     return groups
+
+
+def groups_of_stage(groups: Sequence[KVCacheGroup], layers: range) -> list[KVCacheGroup]:
+    """As many groups of each window as ``groups``, a whole model's, for ``layers`` of it, numbered from 0 on: what a
+    sequence holds is the same on every stage of a pipeline. Each has an equal share of the stage's layers, if any."""
+    found = []
+    for window, alike in groupby(groups, key=lambda group: group.window):
+        of_window = [group.layers for group in alike]
+        own = [layer - layers.start for one in of_window for layer in one if layer in layers]
+        ends = [i * len(own) // len(of_window) for i in range(len(of_window) + 1)]
+        found += [KVCacheGroup(tuple(own[a:b]), window) for a, b in pairwise(ends)]
+    return found
 
 
 @dataclass(frozen=True)
@@ -95,10 +107,20 @@ class KVCacheLayout:
 
 
 def make_layout(
-    specs: Sequence[KVCacheSpec], max_model_len: int, block_size: int, step_tokens: int, grouped: bool = True
+    specs: Sequence[KVCacheSpec],
+    max_model_len: int,
+    block_size: int,
+    step_tokens: int,
+    grouped: bool = True,
+    part_of: tuple[Sequence[KVCacheSpec], int] | None = None,
 ) -> KVCacheLayout:
-    """That of a model's layers; see `KVCacheLayout`. ``grouped`` False: all layers keep every position."""
-    groups = make_groups(specs, max_model_len) if grouped else [KVCacheGroup(tuple(range(len(specs))))]
+    """That of a model's layers; see `KVCacheLayout`. ``grouped`` False: all layers keep every position. ``part_of``:
+    the specs of all layers of a model, of which these are some, and the number of the first of them."""
+    groups = [KVCacheGroup(tuple(range(len(specs))))]
+    if grouped and part_of is not None:
+        groups = groups_of_stage(make_groups(part_of[0], max_model_len), range(part_of[1], part_of[1] + len(specs)))
+    elif grouped:
+        groups = make_groups(specs, max_model_len)
     return KVCacheLayout(tuple(specs), tuple(groups), block_size, step_tokens)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from octavo.core.drafts import Drafts, num_sampled_rows
+from octavo.core.integrity import check_integrity
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_queue import make_request_queue
@@ -57,9 +58,12 @@ class _Step:
 class Scheduler:
     """Owns every unfinished sequence and the KV cache manager."""
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, drafts: Drafts | None = None) -> None:
-        """``drafts``: None for no speculation. Raises ValueError when one sequence of ``max_model_len`` would not fit:
-        alone, it could never finish."""
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCacheManager, drafts: Drafts | None = None, num_stages: int = 1
+    ) -> None:
+        """``drafts``: None for no speculation. ``num_stages``: of a pipeline, which has a step in flight for each, none
+        with a sequence that another one decodes; there is no speculation then. Raises ValueError when one sequence of
+        ``max_model_len`` would not fit: alone, it could never finish."""
         needed = kv.most_blocks(config.max_model_len)
         if needed > kv.pool.num_usable_blocks:
             raise ValueError(
@@ -77,7 +81,7 @@ class Scheduler:
         self._in_flight: deque[list[ScheduledSequence]] = deque()
         self._step_id = 0
         self._groups = SampleGroups(kv)
-        self._drafts = drafts
+        self._drafts, self._num_stages = drafts, num_stages
         self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish, drafts)
         self.held: set[str] = set()  # running sequences whose grammar mask is not ready: not scheduled
 
@@ -170,6 +174,8 @@ class Scheduler:
         """Tokens to compute for it now: those known or in flight and not yet scheduled, within ``budget``."""
         num_known = num_hoped = len(request.all_token_ids) + request.num_output_placeholders
         if request.num_output_placeholders:
+            if self._num_stages > 1:
+                return 0  # the first stage is told the token with its next step
             if request.num_drafts:
                 if self._drafts is None or not self._drafts.on_device:
                     return 0  # how many tokens are in flight is known once they are back
@@ -224,6 +230,9 @@ class Scheduler:
                 self._drafts.begin_step(len(decoding))
             if step.draft_budget > 0 and self._drafts.waits(decoding):
                 return []
+        if self._num_stages > 1:  # a step for each stage, of like cost
+            ready = [r for r in decoding if not r.num_output_placeholders and r.req_id not in self.held]
+            return ready[: -(-len(decoding) // self._num_stages)]
         return decoding
 
     def _draft_budget(self, drafts: Drafts) -> int:
@@ -411,6 +420,8 @@ class Scheduler:
             output.total_num_scheduled_tokens += scheduled.num_tokens
             if scheduled.sampled:
                 output.sampled_req_ids.append(req_id)
+                if self._num_stages > 1 and request.num_output_tokens:
+                    output.last_token_ids[req_id] = request.all_token_ids[-1]
             if start < request.num_prompt_tokens:
                 output.num_prompt_tokens += min(scheduled.computed_until, request.num_prompt_tokens) - start
                 for sample in self._groups.fork(request):
@@ -475,25 +486,6 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when queues, groups and the KV cache contradict each other. O(everything)."""
-        self.kv.check_integrity()
-        waiting = {request.req_id for request in self.waiting}
-        assert not waiting & self.running.keys(), "a sequence both waits and runs"
-        self._groups.check_integrity(set(self.requests), waiting | self.running.keys())
-        assert self._prefilling.keys() <= self.running.keys() and self._groups.forked.keys() <= waiting
         assert len(self.running) <= self.config.max_num_seqs, "more run than max_num_seqs"
-        for request in self.requests.values():
-            holds = self.kv.num_blocks_of(request)
-            if request.req_id in self.running:
-                assert request.status == RequestStatus.RUNNING
-                assert self.kv.num_slots_of(request) >= request.num_computed_tokens, (
-                    f"{request} writes beyond its blocks"
-                )
-                assert holds <= self.kv.most_blocks(self.kv.num_slots_of(request)), f"{request} keeps too many blocks"
-                assert request.num_confirmed_tokens <= request.num_computed_tokens
-            else:
-                assert bool(holds) == (request.req_id in self._groups.forked), (
-                    f"{request} waits and holds {holds} blocks"
-                )
-        assert self.requests or self.kv.pool.num_free_blocks + len(self.kv.pinned_ids) == (
-            self.kv.pool.num_usable_blocks
-        ), "blocks leaked"
+        waiting = {request.req_id for request in self.waiting}
+        check_integrity(self.kv, self._groups, self.requests, self.running, waiting, self._prefilling.keys())

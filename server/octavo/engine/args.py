@@ -71,6 +71,7 @@ class EngineArgs:
     attention_backend: str = "auto"
     skip_tokenizer_init: bool = False
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     distributed_timeout_seconds: int = 300
     nnodes: int = 1
@@ -169,9 +170,19 @@ class EngineArgs:
                 f"tensor_parallel_size {ranks} does not divide the {heads} attention heads of {model.model}: give one "
                 f"of {sizes}"
             )
+        stages = self.pipeline_parallel_size
+        if stages > 1 and model.is_encoder:
+            raise ConfigError(
+                f"pipeline_parallel_size {stages}: {model.model} is an encoder, which runs as a whole; give 1"
+            )
+        if stages > model.num_layers:
+            raise ConfigError(
+                f"pipeline_parallel_size {stages} is more than the {model.num_layers} layers of {model.model}: give at "
+                f"most {model.num_layers}"
+            )
         return ParallelConfig(
             ranks, self.distributed_timeout_seconds, self.data_parallel_size, self.nnodes, self.node_rank,
-            self.master_addr, self.master_port,
+            self.master_addr, self.master_port, stages,
         )  # fmt: skip
 
     def _speculative(self, model: ModelConfig) -> SpeculativeConfig:
@@ -250,6 +261,20 @@ class EngineArgs:
         name = str(stored).removeprefix("torch.")
         return name if name in DTYPES[1:] else "float32"
 
+    def _validate_ranks(self) -> None:
+        if self.tensor_parallel_size > MAX_RANKS:
+            raise ConfigError(f"tensor_parallel_size must be at most {MAX_RANKS}, got {self.tensor_parallel_size}")
+        if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > MAX_RANKS:
+            raise ConfigError(
+                f"pipeline_parallel_size {self.pipeline_parallel_size}: an engine has at most {MAX_RANKS} ranks, not "
+                f"{ranks}"
+            )
+        if self.pipeline_parallel_size > 1 and self._parse_speculative().is_on:
+            raise ConfigError(
+                f"speculative_config does not work with pipeline_parallel_size {self.pipeline_parallel_size} yet: "
+                "leave one of them out"
+            )
+
     def _validate_nodes(self, at_least: Callable[[str, int], None]) -> None:
         at_least("nnodes", 1)
         at_least("node_rank", 0)
@@ -258,10 +283,16 @@ class EngineArgs:
             raise ConfigError(f"node_rank must be below nnodes ({self.nnodes}), got {self.node_rank}")
         if self.master_port > 65535:
             raise ConfigError(f"master_port must be at most 65535, got {self.master_port}")
-        if self.nnodes > 1 and self.tensor_parallel_size != self.nnodes:
+        ranks, stages = self.tensor_parallel_size, self.pipeline_parallel_size
+        if self.nnodes > 1 and stages > 1 and (ranks, stages, self.nnodes) != (1, 2, 2):
             raise ConfigError(
-                f"tensor_parallel_size {self.tensor_parallel_size} on {self.nnodes} nodes is not supported yet: one "
-                f"rank a node, give {self.nnodes}"
+                f"pipeline_parallel_size {stages} with tensor_parallel_size {ranks} on {self.nnodes} nodes is not "
+                "supported yet: one rank a node, give pipeline_parallel_size 2 on 2 nodes or tensor_parallel_size alone"
+            )
+        if self.nnodes > 1 and ranks * stages != self.nnodes:
+            raise ConfigError(
+                f"tensor_parallel_size {ranks} on {self.nnodes} nodes is not supported yet: one rank a node, give "
+                f"{self.nnodes}"
             )
         if self.nnodes > 1 and self.data_parallel_size > 1:
             raise ConfigError("data_parallel_size above 1 on several nodes is not supported yet: give 1")
@@ -287,6 +318,7 @@ class EngineArgs:
         one_of("attention_backend", ATTENTION_BACKENDS)
         at_least("block_size", 1)
         at_least("tensor_parallel_size", 1)
+        at_least("pipeline_parallel_size", 1)
         at_least("data_parallel_size", 1)
         if self.data_parallel_size > MAX_RANKS:
             raise ConfigError(f"data_parallel_size must be at most {MAX_RANKS}, got {self.data_parallel_size}")
@@ -295,8 +327,7 @@ class EngineArgs:
                 f"kv_events_config works with one core only, and data_parallel_size is {self.data_parallel_size}: "
                 "leave one of them out"
             )
-        if self.tensor_parallel_size > MAX_RANKS:
-            raise ConfigError(f"tensor_parallel_size must be at most {MAX_RANKS}, got {self.tensor_parallel_size}")
+        self._validate_ranks()
         at_least("distributed_timeout_seconds", 1)
         self._validate_nodes(at_least)
         at_least("max_num_seqs", 1)

@@ -64,7 +64,8 @@ class EngineCore:
                 self.executor.prefix_cache_blocks, [group.window for group in layout.groups], layout.step_tokens,
             )  # fmt: skip
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1)
-            self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts)
+            stages = self.config.parallel.pipeline_parallel_size
+            self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts, stages)
             if self._kv_events is not None and cache.enable_prefix_caching:
                 self._kv_events.start([group.window for group in layout.groups])
                 self._kv_event_log = kv.log_events()

@@ -116,5 +116,5 @@ class CoreProcesses:
 
 def start_cores(args: EngineArgs) -> CoreProcess | CoreProcesses:
     """The processes of a server's engine."""
-    ranks, cores = args.tensor_parallel_size // args.nnodes, args.data_parallel_size
+    ranks, cores = args.tensor_parallel_size * args.pipeline_parallel_size // args.nnodes, args.data_parallel_size
     return CoreProcess(ranks, args.nnodes) if cores == 1 else CoreProcesses(cores, ranks)

@@ -30,7 +30,6 @@ ALWAYS = {
 
 # Options of which only some values are supported: name -> (those values, why).
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "pipeline_parallel_size": ((1,), "one device, for now"),
     "decode_context_parallel_size": ((1,), "one device, for now"),
     "prefill_context_parallel_size": ((1,), "one device, for now"),
     "api_server_count": ((1,), "one API process, for now"),

@@ -23,7 +23,8 @@ def make_executor(config: EngineConfig, ranks: Ranks | None = None) -> Executor:
 
 
 class MultiprocExecutor(UniProcExecutor):
-    """See `Executor`. Every rank is sent the same steps and samples for itself; rank 0's outputs count.
+    """See `Executor`. Every rank is sent the same steps, and those of the last stage sample, each for itself; the
+    outputs of the first of them count.
 
     A step that fails on one rank leaves the others in the middle of it: then the engine ends.
     """
@@ -47,21 +48,27 @@ class MultiprocExecutor(UniProcExecutor):
     def _start(self, config: EngineConfig) -> None:
         import msgspec
 
-        from octavo.layers.parallel import TensorParallel
         from octavo.worker.shared_masks import LeadingGrammars
+        from octavo.worker.stage import Pipes
 
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_sum = msgspec.msgpack.Decoder(tuple[int, int]).decode
-        ranks, size = self._ranks, config.parallel.world_size
-        self._group = ranks.group = group = ranks.open_group(config)
+        self._decode_results = msgspec.msgpack.Decoder(ModelRunnerOutput).decode
+        ranks, self._samples = self._ranks, config.parallel.first_of_last_stage
+        self._place = ranks.place = place = ranks.open_place(config)
         super().__init__(
             config,
-            tp=TensorParallel(0, size, group),
-            agree=group.smallest,
-            make_grammars=partial(LeadingGrammars, send=partial(ranks.send, Kind.MASK)),
+            tp=place.tp,
+            agree=place.world.smallest,
+            make_grammars=partial(LeadingGrammars, send=partial(ranks.send, Kind.MASK, first=max(1, self._samples))),
+            pipes=Pipes(place.before, place.after, self._results),
         )
         ranks.wait_ready()
         ranks.timeout = config.parallel.distributed_timeout_seconds
+
+    def _results(self) -> ModelRunnerOutput:
+        """Of the oldest step, from the rank of the last stage that tells them."""
+        return self._decode_results(self._ranks.next_results(self._samples))
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step on all ranks. Raises RuntimeError, as what it returns does, when a rank is lost."""
@@ -77,7 +84,7 @@ class MultiprocExecutor(UniProcExecutor):
         def wait() -> ModelRunnerOutput:
             try:
                 output = pending()
-                self._group.check()
+                self._place.check()
             except RuntimeError as error:
                 raise self._explained(error) from error
             ranks.end_step()

@@ -24,7 +24,7 @@ from octavo.system.channel import Channel, Kind
 from octavo.system.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
-    from octavo.layers.parallel import Group
+    from octavo.executor.places import Place
 
 logger = logging.getLogger(__name__)
 
@@ -169,21 +169,19 @@ class NodeRanks(Ranks):
                 self._has_said.discard(rank)
                 del role
 
-    def open_group(self, config: EngineConfig) -> Group:
+    def open_place(self, config: EngineConfig) -> Place:
         """See `Ranks`."""
-        from octavo.executor.channel_group import ChannelGroup
+        from octavo.executor.places import place_of_node
 
-        channels = [self._joined[rank, "tensors"] for rank in range(1, self.size)]
-        return ChannelGroup(channels, 0, self.size, config.parallel.distributed_timeout_seconds)
+        return place_of_node(config.parallel, 0, [self._joined[rank, "tensors"] for rank in range(1, self.size)])
 
 
 def run_headless(config: EngineConfig) -> None:
     """Be a rank of node 0's engine until that ends. Raises OctavoError."""
-    from octavo.executor.channel_group import ChannelGroup
     from octavo.executor.worker_proc import Inbox, run
-    from octavo.layers.parallel import TensorParallel
     from octavo.system.torch_import import import_torch
     from octavo.worker.shared_masks import FollowingGrammars
+    from octavo.worker.stage import Pipes
 
     parallel, token = config.parallel, cluster_token()
     rank, address = parallel.node_rank, (parallel.master_addr, parallel.master_port)
@@ -194,6 +192,7 @@ def run_headless(config: EngineConfig) -> None:
     inbox = Inbox(control)
     control.send(Kind.JOIN, fingerprint(config).encode())
     import_torch()
+    from octavo.executor.places import place_of_node
     from octavo.worker.worker import Worker
 
     with tempfile.TemporaryFile() as file:
@@ -202,16 +201,17 @@ def run_headless(config: EngineConfig) -> None:
         inbox.wait_for_group()
         args = (beats, heartbeat)
         threading.Thread(target=_beat_forever, args=args, name="heartbeat", daemon=True).start()
-        group = ChannelGroup([tensors], rank, parallel.world_size, parallel.distributed_timeout_seconds)
+        place = place_of_node(parallel, rank, [tensors])
         worker = Worker(
             config,
-            tp=TensorParallel(rank, parallel.world_size, group),
-            agree=group.smallest,
+            tp=place.tp,
+            agree=place.world.smallest,
             make_grammars=lambda _, vocab_size: FollowingGrammars(vocab_size, inbox.next_mask),
+            pipes=Pipes(place.before, place.after),
         )
         logger.info("rank %d is ready", rank)
         control.send(Kind.READY, b"")
-        run(worker, group, control, inbox, heartbeat)
+        run(worker, place, control, inbox, heartbeat)
     except (EOFError, RuntimeError) as error:
         heartbeat.fail(f"rank {rank} (node {rank}) failed: {error}")
         time.sleep(2 * BEAT_SECONDS)  # for the last beat, which tells why

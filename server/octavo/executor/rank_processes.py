@@ -20,8 +20,8 @@ from octavo.system.logging_setup import logging_options
 from octavo.system.parent import describe_exit
 
 if TYPE_CHECKING:
+    from octavo.executor.places import Place
     from octavo.interface.engine_config import EngineConfig
-    from octavo.layers.parallel import Group
 
 
 @dataclass
@@ -95,22 +95,20 @@ class RankProcesses(Ranks):
             self._processes.append(RankProcess(number, process, ours, Channel(ours), page))
             self._ranks.append(self._processes[-1])
 
-    def open_group(self, config: EngineConfig) -> Group:
-        """See `Ranks`: memory that all have mapped."""
-        from octavo.layers.parallel import SharedMemoryGroup
-        from octavo_kernels.cpu import create_shared_memory
+    def open_place(self, config: EngineConfig) -> Place:
+        """See `Ranks`: memory that they have mapped."""
+        from octavo.executor.places import create_memory, local_place
 
-        timeout = config.parallel.distributed_timeout_seconds
-        descriptor = create_shared_memory(self.size, timeout, has_cores=limits.cpu_count() >= self.size)
+        own, *others = create_memory(config.parallel, has_cores=limits.cpu_count() >= self.size)
         line = json.dumps({"config": config.to_dict(), **logging_options()}).encode() + b"\n"
-        for rank in self._processes:
+        for rank, descriptors in zip(self._processes, others, strict=True):
             assert rank.process.stdin is not None
             try:
-                socket.send_fds(rank.socket, [b"f"], [descriptor])
+                socket.send_fds(rank.socket, [b"f"], descriptors)
                 rank.process.stdin.write(line)
                 rank.process.stdin.flush()
             except OSError:  # it has ended already, as will be noticed
                 pass
-        group = SharedMemoryGroup(descriptor, 0, self.size)
-        os.close(descriptor)
-        return group
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return local_place(config.parallel, 0, own)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,8 +14,8 @@ from octavo.system.channel import Channel, Kind, frame
 from octavo.system.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
+    from octavo.executor.places import Place
     from octavo.interface.engine_config import EngineConfig
-    from octavo.layers.parallel import Group
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +51,10 @@ class Ranks:
         self.size = size
         self.lost: str | None = None  # why the ranks can compute no further step
         self.on_lost: Callable[[str], None] | None = None  # called then, once, by the thread that watches
-        self.group: Group | None = None  # by which they exchange tensors
+        self.place: Place | None = None  # of rank 0
         self.timeout = float("inf")  # seconds for a step
-        self._step: tuple[int, float] | None = None  # that rank 0 is in, and since when
+        self._steps: deque[tuple[int, float]] = deque()  # that are under way, and since when
+        self._received: defaultdict[tuple[int, Kind], deque[bytearray]] = defaultdict(deque)  # by rank, and not read
         self._ranks: list[Rank] = []
         self._closed, self._started = threading.Event(), threading.Event()
         self._error: Exception | None = None
@@ -83,20 +85,30 @@ class Ranks:
     def _start(self) -> None:
         raise NotImplementedError
 
-    def open_group(self, config: EngineConfig) -> Group:
-        """Tell all ranks what they are to do, and return by what they exchange tensors."""
+    def open_place(self, config: EngineConfig) -> Place:
+        """Tell all ranks what they are to do, and return rank 0's place among them."""
         raise NotImplementedError
 
     def wait_ready(self) -> None:
         """Wait until all have loaded their part. Raises RuntimeError when one is lost."""
         for rank in self._ranks:
-            while not self._read(rank):
-                self.check()
-                rank.channel.wait(WATCH_SECONDS)
+            self._next_of(rank, Kind.READY)
 
-    def _read(self, rank: Rank) -> list[tuple[Kind, bytearray]]:
+    def _next_of(self, rank: Rank, kind: Kind) -> bytearray:
+        """Wait for a message."""
+        queue = self._received[rank.number, kind]
+        while not queue:
+            self._read(rank)
+            if queue:
+                break
+            self.check()
+            rank.channel.wait(WATCH_SECONDS)
+        return queue.popleft()
+
+    def _read(self, rank: Rank) -> None:
         try:
-            return list(rank.channel.receive())
+            for kind, payload in rank.channel.receive():
+                self._received[rank.number, kind].append(payload)
         except EOFError:
             self.wait_for_news()
             raise RuntimeError(self.lost or f"{rank.name} has ended") from None
@@ -106,28 +118,36 @@ class Ranks:
         if self.lost is not None:
             raise RuntimeError(self.lost)
 
-    def send(self, kind: Kind, payload: bytes) -> None:
-        """Send all ranks a message. Raises RuntimeError when a rank is lost."""
-        data = frame(kind, payload)
-        for rank in self._ranks:
+    def send(self, kind: Kind, payload: bytes, first: int = 1) -> None:
+        """Send all ranks from ``first`` on a message. Raises RuntimeError when a rank is lost."""
+        data, ranks = frame(kind, payload), self._ranks[first - 1 :]
+        for rank in ranks:
             rank.channel.send_frame(data)
-        for rank in self._ranks:
+        for rank in ranks:
             while not rank.channel.flush(WATCH_SECONDS):
                 self.check()
 
     def sums(self) -> list[tuple[int, bytearray]]:
         """What ranks have sent since: their numbers, and messages of kind SUM."""
-        return [
-            (rank.number, payload) for rank in self._ranks for kind, payload in self._read(rank) if kind is Kind.SUM
-        ]
+        found = []
+        for rank in self._ranks:
+            self._read(rank)
+            queue = self._received[rank.number, Kind.SUM]
+            found += [(rank.number, queue.popleft()) for _ in range(len(queue))]
+        return found
+
+    def next_results(self, number: int) -> bytearray:
+        """Wait for what rank ``number`` has made of the oldest step that it has not told of. Raises RuntimeError when a
+        rank is lost."""
+        return self._next_of(self._ranks[number - 1], Kind.RESULTS)
 
     def begin_step(self, step_id: int) -> None:
         """Watch that a step ends in time."""
-        self._step = step_id, time.monotonic()
+        self._steps.append((step_id, time.monotonic()))
 
     def end_step(self) -> None:
-        """The step has ended."""
-        self._step = None
+        """The oldest step has ended."""
+        self._steps.popleft()
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
@@ -137,7 +157,7 @@ class Ranks:
             self._some_ended = True  # look again: it may have missed another one, whose end is the reason
         elif ended:
             return min(ended)[1]
-        step = self._step
+        step = next(iter(self._steps.copy()), None)
         if step is None or time.monotonic() - step[1] < self.timeout:
             return None
         return f"step {step[0]} was not done in {self.timeout:g} s: {'; '.join(map(_state, self._late()))}"
@@ -145,7 +165,7 @@ class Ranks:
     def _late(self) -> list[Rank]:
         """Those that do not even beat, else those that others wait for, else those that have done the fewest steps."""
         old = min(_BEAT_IS_OLD, max(1.0, self.timeout))
-        waited_for = self.group.late if self.group is not None else []
+        waited_for = self.place.late if self.place is not None else []
         least = min(rank.heartbeat.num_steps for rank in self._ranks)
         for is_late in (
             lambda rank: rank.heartbeat.seconds_since_beat() > old,
@@ -162,8 +182,8 @@ class Ranks:
         logger.error("%s: the other ranks end", problem)
         for rank in self._ranks:
             rank.end()
-        if self.group is not None:
-            self.group.stop()
+        if self.place is not None:
+            self.place.stop()
         if self.on_lost is not None:
             self.on_lost(problem)
 

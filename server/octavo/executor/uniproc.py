@@ -79,7 +79,7 @@ class UniProcExecutor:
         self.prefix_cache_blocks = self.worker.ledger.prefix_cache_blocks
         self.weight_bytes = self.worker.model.weight_bytes_by_kind()
         self.memory_shares = self.worker.ledger.shares()
-        self.max_in_flight = self.worker.max_in_flight
+        self.max_in_flight = self.worker.steps_in_flight
 
     @property
     def recording_obstacle(self) -> str | None:

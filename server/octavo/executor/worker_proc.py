@@ -3,7 +3,8 @@
     python -m octavo.executor.worker_proc RANK SOCKET HEARTBEATS     (octavo.executor.rank_processes does this)
 
 Configuration is one line of JSON on stdin, whose end means that the parent has exited: so does this process. Steps come
-as msgpack over the inherited SOCKET. It samples every token itself, as rank 0 does, and returns none.
+as msgpack over the inherited SOCKET. It samples every token itself, as rank 0 does, and returns none; of a pipeline the
+last stage samples, and its first rank returns what it has sampled.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from octavo.system.heartbeat import Heartbeat
 from octavo.system.parent import die_with_parent, read_line_from_stdin
 
 if TYPE_CHECKING:
+    from octavo.executor.places import Place
     from octavo.interface.step import PendingOutput
-    from octavo.layers.parallel import Group
     from octavo.worker.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Inbox:
         return mask
 
 
-def run(worker: Worker, group: Group, channel: Channel, inbox: Inbox, heartbeat: Heartbeat) -> None:
+def run(worker: Worker, place: Place, channel: Channel, inbox: Inbox, heartbeat: Heartbeat) -> None:
     """Compute steps until rank 0 has ended."""
     import msgspec
 
@@ -82,7 +83,8 @@ def run(worker: Worker, group: Group, channel: Channel, inbox: Inbox, heartbeat:
 
     decode, encode = msgspec.msgpack.Decoder(SchedulerOutput).decode, msgspec.msgpack.Encoder().encode
     in_flight: deque[PendingOutput] = deque()
-    total = TokenSum()
+    total, stage = TokenSum(), place.tp.stage
+    tells = stage.is_last and not stage.is_first and place.tp.rank == 0
     while True:
         payload = inbox.next_of(Kind.STEP, wait=not in_flight)
         if payload is not None:
@@ -90,8 +92,10 @@ def run(worker: Worker, group: Group, channel: Channel, inbox: Inbox, heartbeat:
             if len(in_flight) < worker.max_in_flight:
                 continue
         output = in_flight.popleft()()
-        group.check()
-        if total.add(output):
+        place.check()
+        if tells:
+            channel.send(Kind.RESULTS, encode(output))
+        if total.add(output) and stage.is_last and not tells:
             channel.send(Kind.SUM, encode((total.num_steps, total.value)))
         heartbeat.progress(total.num_steps)
 
@@ -133,30 +137,30 @@ def _serve(rank: int, sock: socket.socket, heartbeat: Heartbeat) -> None:
 
     gc.freeze()
     message: dict[str, Any] = json.loads(read_line_from_stdin())
-    _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, 6)
+    from octavo.executor.places import local_place
     from octavo.interface.engine_config import EngineConfig
-    from octavo.layers.parallel import SharedMemoryGroup, TensorParallel
     from octavo.system.logging_setup import setup_logging
     from octavo.worker.shared_masks import FollowingGrammars
+    from octavo.worker.stage import Pipes
 
     setup_logging(message["level"], message["log_format"], process=f"rank {rank}")
     config = EngineConfig.from_dict(message["config"])
-    size = config.parallel.tensor_parallel_size
     channel = Channel(sock)
     inbox = Inbox(channel)
-    group = SharedMemoryGroup(descriptors[0], rank, size)
-    os.close(descriptors[0])
+    place = local_place(config.parallel, rank, descriptors)
     worker = octavo.worker.worker.Worker(
         config,
-        tp=TensorParallel(rank, size, group),
-        agree=group.smallest,
+        tp=place.tp,
+        agree=place.world.smallest,
         make_grammars=lambda _, vocab_size: FollowingGrammars(vocab_size, inbox.next_mask),
+        pipes=Pipes(place.before, place.after),
     )
     gc.collect()
     gc.freeze()
     gc.enable()
     channel.send(Kind.READY, b"")
-    run(worker, group, channel, inbox, heartbeat)
+    run(worker, place, channel, inbox, heartbeat)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,8 @@ ENGINE_HELP = {
     "attention_backend": "Attention backend. auto: triton on a GPU; on a CPU cpu where its kernels are compiled, else "
     "reference. OCTAVO_KERNEL_BACKEND sets it too",
     "tensor_parallel_size": "Processes that share the model, each with a part of every layer (CPUs only, for now)",
+    "pipeline_parallel_size": "Parts of the layers that compute one after the other, each in a process of its own, or "
+    "in --tensor-parallel-size of them (CPUs only, for now)",
     "data_parallel_size": "Engines in this server, each with the whole model, that share its requests: the one with "
     "fewest tokens under way gets the next (CPUs only, for now; octavo serve)",
     "distributed_timeout_seconds": "Longest time for a step of several processes, after which those that are late are "
@@ -87,6 +89,7 @@ CHOICES = {
 ALIASES = {
     "quantization": ["-q"],
     "tensor_parallel_size": ["-tp"],
+    "pipeline_parallel_size": ["-pp"],
     "data_parallel_size": ["-dp"],
     "nnodes": ["-n"],
     "node_rank": ["-r"],

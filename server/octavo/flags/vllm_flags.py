@@ -11,7 +11,6 @@ from typing import Any
 from octavo.engine import vllm_arguments as vllm
 
 _SHORT = {
-    "pipeline_parallel_size": "-pp",
     "decode_context_parallel_size": "-dcp", "prefill_context_parallel_size": "-pcp", "api_server_count": "-asc",
     "compilation_config": "-O", "enable_expert_parallel": "-ep",
     "data_parallel_rank": "-dpn", "data_parallel_start_rank": "-dpr",

@@ -8,6 +8,7 @@ from typing import Any
 from octavo.interface.architectures import ENCODERS
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.pooling import PoolerConfig
+from octavo.interface.ranks import Stage
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ DEFAULT_ON_CPU = SpeculativeConfig("none")
 class ParallelConfig:
     """Which processes compute a model together; vLLM's names."""
 
-    tensor_parallel_size: int = 1  # ranks that hold a part of each layer
+    tensor_parallel_size: int = 1  # ranks that hold a part of each layer, or of each of a stage's
     distributed_timeout_seconds: int = 300  # for a step, after which the ranks that are late are named and all end
 
     data_parallel_size: int = 1  # cores of one server, each with the whole model
@@ -186,11 +187,22 @@ class ParallelConfig:
     node_rank: int = 0
     master_addr: str = "127.0.0.1"  # of node 0, where it listens for the others
     master_port: int = 29501
+    pipeline_parallel_size: int = 1  # stages that have a part of the layers each, one after the other
 
     @property
     def world_size(self) -> int:
-        """Ranks that compute one engine's steps."""
-        return self.tensor_parallel_size
+        """Ranks that compute one engine's steps: those of the first stage, then those of the second one, ..."""
+        return self.pipeline_parallel_size * self.tensor_parallel_size
+
+    @property
+    def first_of_last_stage(self) -> int:
+        """The rank whose samples count."""
+        return self.world_size - self.tensor_parallel_size
+
+    def place_of(self, rank: int) -> tuple[Stage, int]:
+        """The stage of a rank, and its number among those of the stage."""
+        number, within = divmod(rank, self.tensor_parallel_size)
+        return Stage(number, self.pipeline_parallel_size), within
 
     @property
     def num_processes(self) -> int:

@@ -1,6 +1,9 @@
-"""How sizes of a model are shared out to ranks."""
+"""How a model is shared out to ranks: layers to the stages of a pipeline, sizes of a layer to the ranks of a stage."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from octavo.errors import ConfigError
 
@@ -17,3 +20,44 @@ def divide(total: int, ranks: int, what: str) -> int:
             f"{', '.join(shown)}"
         )
     return total // ranks
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of ``size`` parts of a model's layers, which compute one after the other."""
+
+    number: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embeddings."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the head, and samples."""
+        return self.number == self.size - 1
+
+
+ONE_STAGE = Stage()
+
+
+def split_layers(num_layers: int, stages: int, whole: Sequence[range] = ()) -> list[range]:
+    """The layers of each stage, as evenly as can be; none of the ranges ``whole`` of layers is cut. Raises ConfigError
+    where there are fewer layers, or places to cut, than that takes."""
+    if stages > num_layers:
+        raise ConfigError(f"{num_layers} layers cannot be dealt to {stages} pipeline stages; give fewer")
+    cuts = [cut for cut in range(1, num_layers) if not any(one.start < cut < one.stop for one in whole)]
+    if len(cuts) < stages - 1:
+        raise ConfigError(
+            f"{num_layers} layers cannot be dealt to {stages} pipeline stages: layers read the keys and values of "
+            f"earlier ones, which leaves {len(cuts)} places to cut; give at most {len(cuts) + 1} stages"
+        )
+    ends = [0]
+    for number in range(1, stages):
+        even, most = -(-number * num_layers // stages), len(cuts) - (stages - 1 - number)
+        at = min(range(most), key=lambda i: abs(cuts[i] - even))
+        ends.append(cuts[at])
+        cuts = cuts[at + 1 :]
+    return [range(first, end) for first, end in zip(ends, [*ends[1:], num_layers], strict=True)]

@@ -110,6 +110,11 @@ class Attention(nn.Module):
         return q.view(-1, self.num_heads, self.head_size)
 
     @property
+    def shares_kv_with(self) -> Attention | None:
+        """The attention whose keys and values it reads; None: it has its own."""
+        return self._shared[3]
+
+    @property
     def has_cache(self) -> bool:
         """Whether it keeps keys and values of its own."""
         return self._shared[3] is None

@@ -13,12 +13,13 @@ A family whose blocks are wired differently (norms behind blocks, attention and 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import cast
+from collections.abc import Iterable
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
 import octavo_kernels
+from octavo.interface.ranks import Stage
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.embedding import VocabParallelEmbedding
 from octavo.layers.latent_attention import LatentSelfAttention
@@ -118,6 +119,10 @@ class ParallelDecoderLayer(DecoderLayer):
         return octavo_kernels.add(self.self_attn.o_proj(attended), self.mlp(x)), residual
 
 
+class Elsewhere(nn.Module):
+    """Stands in the place of a module that another stage of the pipeline has."""
+
+
 class Decoder(nn.Module):
     """Embedding, decoder layers and the final norm (None: there is none). Embeddings are multiplied by
     ``embedding_scale``.
@@ -125,6 +130,9 @@ class Decoder(nn.Module):
     ``taps`` are numbers of layers, in order, whose inputs are wanted of all rows, as EAGLE-3's drafters read them; the
     number of layers itself means the last one's output.
     """
+
+    # What comes behind the layers, and belongs to the last stage of a pipeline; the rest comes before them.
+    behind_layers: ClassVar[tuple[str, ...]] = ("norm",)
 
     def __init__(
         self,
@@ -138,6 +146,20 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = norm
         self.taps: tuple[int, ...] = ()
+        self.stage = Stage()
+
+    def keep(self, stage: Stage, layers: range) -> None:
+        """Keep what ``stage`` has, which are ``layers`` and maybe what comes before or behind them."""
+        self.stage = stage
+        for number in set(range(len(self.layers))).difference(layers):
+            self.layers[number] = Elsewhere()
+        for name, _ in list(self.named_children()):
+            if name != "layers" and not (stage.is_last if name in self.behind_layers else stage.is_first):
+                setattr(self, name, Elsewhere())
+
+    def own_layers(self) -> list[DecoderLayer]:
+        """Those of this stage."""
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """What enters the first layer: ``[T, H]``."""
@@ -148,22 +170,33 @@ class Decoder(nn.Module):
         """The tables with a row for each token."""
         return [self.embed_tokens]
 
-    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, *received: Tensor) -> DeferredHidden:
         """Everything up to the last layer's attention, and what `taps` ask for behind it, ``[T, H]`` each. The KV cache
-        is complete for these tokens afterwards."""
-        x, residual = self.embed(input_ids, positions), None
-        *layers, last = cast(Iterator[DecoderLayer], iter(self.layers))
+        is complete for these tokens afterwards.
+
+        ``received``: what the stage before this one has returned for them. A stage that is not the last returns what
+        its last layer does: ``x``, and ``residual`` where there is one."""
+        x, residual = self._received(*received) if received else (self.embed(input_ids, positions), None)
+        layers, last = self.own_layers(), None
+        if self.stage.is_last:
+            last = layers.pop()
         tapped = []
         for number, layer in enumerate(layers):
             if number in self.taps:
                 tapped.append(_total(x, residual))
             x, residual = layer(x, residual, positions, ctx)
+        if last is None:
+            return (x,) if residual is None else (x, residual)
         if len(layers) in self.taps:
             tapped.append(_total(x, residual))
         deferred = last.attend(x, residual, positions, ctx)
         if len(self.layers) in self.taps:
             tapped.append(_total(*last.finish(*deferred)))
         return (*deferred, *tapped)
+
+    @staticmethod
+    def _received(x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        return x, residual
 
     def finish(self, *deferred: Tensor) -> Tensor:
         """Hidden states ``[R, H]`` from any R rows of what `begin` returned, but for what was tapped."""

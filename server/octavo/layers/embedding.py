@@ -31,11 +31,14 @@ class VocabParallelEmbedding(nn.Module):
         rows = -(-vocab_size // tp.size)
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, hidden_size), requires_grad=False)
         self.dtype = torch.get_default_dtype()
+        self.is_for_head = False  # alone: on the last stage of a pipeline, which embeds no tokens
         self._packed: list[LinearBase] = []  # filled from the same tensor; in a list it is not registered
 
     def tie(self, head: LinearBase) -> None:
         """Fill a packed head from this table's tensor; leave the table to it, if it keeps the very same values."""
         self._packed = [head]
+        if self.is_for_head:
+            self.weight = None
 
     def pack(self, method: LinearMethod, table: PackedTable) -> None:
         """Let ``method`` hold the table, of which ``table`` says how it is stored, if it keeps its values."""
@@ -71,8 +74,7 @@ class VocabParallelEmbedding(nn.Module):
     def _load(self, source: WeightSource) -> None:
         if self._left_out(source.qtype):
             self.weight = None  # never touched, so it has cost no memory
-        else:
-            assert self.weight is not None
+        elif self.weight is not None:
             fill_tensor(self.weight[: self.shard.num_rows], source, self.shard.rows)
 
 

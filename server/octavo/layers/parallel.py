@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.interface.ranks import divide
+from octavo.interface.ranks import ONE_STAGE, Stage, divide
 from octavo_kernels.cpu import SharedMemory, argmax
 
 
@@ -48,6 +48,11 @@ class Group(Protocol):
 class SharedMemoryGroup(SharedMemory):
     """A `Group` of processes on one machine's CPUs, whose operations a recorded step may have."""
 
+    def __init__(self, descriptor: int, rank: int, ranks: int, first_rank: int = 0) -> None:
+        """``first_rank``: of the group, among all of the engine, as errors call it."""
+        super().__init__(descriptor, rank, ranks)
+        self._first_rank = first_rank
+
     def smallest(self, numbers: Sequence[int]) -> list[int]:
         """See `Group`."""
         found = super().smallest(numbers)
@@ -57,8 +62,11 @@ class SharedMemoryGroup(SharedMemory):
     def check(self) -> None:
         """See `Group`."""
         if self.stopped:
-            late = ", ".join(f"rank {rank}" for rank in self.late) or "a rank"
-            raise RuntimeError(f"{late} did not take part in an exchange ({self.stopped}); rank {self.rank} waited")
+            first = self._first_rank
+            late = ", ".join(f"rank {first + rank}" for rank in self.late) or "a rank"
+            raise RuntimeError(
+                f"{late} did not take part in an exchange ({self.stopped}); rank {first + self.rank} waited"
+            )
 
 
 class TorchGroup:
@@ -125,11 +133,13 @@ def best_in_order(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """Rank ``rank`` of ``size`` that together hold a model. ``group`` may be missing where nothing is computed."""
+    """Rank ``rank`` of ``size`` that together hold a model, or ``stage`` of one. ``group`` may be missing where nothing
+    is computed."""
 
     rank: int = 0
     size: int = 1
     group: Group | None = None
+    stage: Stage = ONE_STAGE
 
     def divide(self, total: int, what: str) -> int:
         """``total / size``; ConfigError when it does not divide."""

@@ -20,7 +20,8 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
-from octavo.layers.embedding import PackedTable, ParallelLMHead
+from octavo.layers.decoder import Elsewhere
+from octavo.layers.embedding import PackedTable, ParallelLMHead, VocabParallelEmbedding
 from octavo.layers.fusion import fuse_neighbours
 from octavo.layers.latent_attention import absorb_weights
 from octavo.layers.linear import ExactLinear
@@ -97,6 +98,9 @@ def build_model(
     try:
         with torch.device("meta" if without_memory else device):
             model = cls(config, tp)
+            if tp.stage.size > 1:
+                assert isinstance(model, CausalLM)
+                model.keep_stage()
             for name, module in list(model.named_modules()):
                 if isinstance(module, LinearBase):
                     module.stored_types = [_stored_type(modules, part) for part in _part_paths(model, name, module)]
@@ -123,8 +127,9 @@ def pack_embeddings(model: CausalLM, quantization: QuantizationConfig, modules: 
     """Hold tables of tokens as linear layers' weights would be held, where that takes less memory; a tied head has seen
     to that of its own."""
     paths = {module: name for name, module in model.named_modules()}
+    tied_to = model.lm_head.tied_to if isinstance(model.lm_head, ParallelLMHead) else None
     for embedding in model.model.token_tables():
-        if model.lm_head.tied_to is not embedding:
+        if isinstance(embedding, VocabParallelEmbedding) and tied_to is not embedding:
             layer = PackedTable([embedding.shard], False, embedding.tp)
             layer.stored_types = [_stored_type(modules, paths[embedding])]
             embedding.pack(quantization.linear_method(paths[embedding], layer), layer)
@@ -166,6 +171,7 @@ def taken_weights(
     Raises ModelError naming tensors that are missing, that have no place, or that have another shape or type.
     """
     slots = weight_slots(model)
+    elsewhere = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, Elsewhere))
     missing = {name for name, takers in slots.items() if not all(slot.optional for slot in takers)}
     taken, unknown = [], []
     stored_names: dict[str, str] = {}
@@ -176,7 +182,7 @@ def taken_weights(
             weight = model.as_weight(name, source)
             taken += [(slot, weight) for slot in slots[name]]
             missing.discard(name)
-        elif name is not None:
+        elif name is not None and not name.startswith(elsewhere):
             unknown.append(stored_name)
     if missing:
         lacking = _some(_as_stored(missing, stored_names))

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from octavo.core.kv_groups import KVCacheGroup
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
+from octavo.interface.ranks import split_layers
 from octavo.layers.attention import Attention, ForwardContext
-from octavo.layers.decoder import Decoder, DeferredHidden
+from octavo.layers.decoder import Decoder, DeferredHidden, Elsewhere
 from octavo.layers.embedding import PackedTable, ParallelLMHead
 from octavo.layers.latent_attention import LatentSelfAttention
 from octavo.layers.parallel import TensorParallel
@@ -153,14 +154,34 @@ class CausalLM(Model):
 
     model: Decoder
     lm_head: ParallelLMHead
+    # What all layers keep of a token in the model's dtype, and where this stage's begin; without stages: None.
+    specs_of_all: tuple[list[KVCacheSpec], int] | None = None
+
+    def keep_stage(self) -> None:
+        """Drop what other stages of the pipeline have: called before there are weights. Raises ConfigError."""
+        stage, decoder = self.tp.stage, self.model
+        attention = [m for m in self.modules() if isinstance(m, Attention)]
+        shared = [range(owner.layer, m.layer + 1) for m in attention if (owner := m.shares_kv_with) is not None]
+        layers = split_layers(len(decoder.layers), stage.size, shared)[stage.number]
+        first = sum(one.layer < layers.start for one in self._attention_layers())
+        self.specs_of_all = self.kv_cache_specs(), first
+        table, tied = decoder.embed_tokens, self.lm_head.is_tied
+        decoder.keep(stage, layers)
+        if not stage.is_last:
+            self.lm_head = Elsewhere()  # type: ignore[assignment]
+        elif tied and not stage.is_first:
+            decoder.embed_tokens = table
+            table.is_for_head = True
+        for number, one in enumerate(self._attention_layers()):
+            one.layer = number  # among the caches that are here
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """Hidden states ``[T, H]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (both int64)."""
         return self.finish(*self.begin(input_ids, positions, ctx))
 
-    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, *received: Tensor) -> DeferredHidden:
         """The first half of `forward`, see `Decoder.begin`: all that reads or writes the KV cache."""
-        return self.model.begin(input_ids, positions, ctx)
+        return self.model.begin(input_ids, positions, ctx, *received)
 
     def finish(self, *deferred: Tensor) -> Tensor:
         """The second half of `forward`: hidden states ``[R, H]`` from any R rows of what `begin` returned."""

@@ -201,6 +201,7 @@ class Gemma3nDecoder(PerLayerDecoder):
     first: Tensor
     placed: Tensor
     columns: Tensor
+    behind_layers: ClassVar[tuple[str, ...]] = ("norm", "altup_unembed_projections")
 
     def __init__(self, config: ModelConfig, tp: TensorParallel, *args: Any) -> None:
         super().__init__(config, tp, *args)

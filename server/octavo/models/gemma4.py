@@ -13,6 +13,7 @@ from torch import Tensor
 
 import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.ranks import Stage
 from octavo.layers.activation import activation_kind
 from octavo.layers.attention import Attention, ForwardContext, SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden, PreNormDecoderLayer
@@ -168,6 +169,12 @@ class PerLayerDecoder(Decoder):
         last = torch.arange((count - 1) * self.size, count * self.size, dtype=torch.int32)
         self.register_buffer("last_columns", last, persistent=False)
 
+    def keep(self, stage: Stage, layers: range) -> None:
+        """See `Decoder`. A stage receives the embeddings of its own layers and those behind them."""
+        super().keep(stage, layers)
+        first = (len(layers) - 1) * self.size
+        self.last_columns = torch.arange(first, first + self.size, dtype=torch.int32)
+
     def token_tables(self) -> list[VocabParallelEmbedding]:
         """See `Decoder`."""
         return [self.embed_tokens, self.embed_tokens_per_layer]
@@ -184,16 +191,24 @@ class PerLayerDecoder(Decoder):
         """What enters the first layer, of the usual embeddings ``[T, H]``."""
         return x
 
-    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
-        """See `Decoder`."""
-        x = self.embed(input_ids, positions)
-        embedded = self.embed_per_layer(input_ids, x)
-        x, residual = self.enter(x), None
-        *layers, last = cast(Iterator[DecoderLayer], iter(self.layers))
+    def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, *received: Tensor) -> DeferredHidden:
+        """See `Decoder`. What goes from stage to stage are ``x`` and the embeddings of the layers that follow."""
+        residual: Tensor | None = None
+        if received:
+            x, embedded = received
+        else:
+            x = self.embed(input_ids, positions)
+            embedded = self.embed_per_layer(input_ids, x)
+            x = self.enter(x)
+        layers, last = self.own_layers(), None
+        if self.stage.is_last:
+            last = layers.pop()
         for number, layer in enumerate(layers):
             own = embedded[:, number * self.size : (number + 1) * self.size]
             x, residual = layer.finish(*layer.attend(x, residual, positions, ctx), own)
-        own = octavo_kernels.take_columns(embedded, cast(Tensor, self.last_columns))
+        if last is None:
+            return x, embedded[:, len(layers) * self.size :]
+        own = octavo_kernels.take_columns(embedded, self.last_columns)
         return (*last.attend(x, residual, positions, ctx), own)
 
 

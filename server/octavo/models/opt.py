@@ -43,6 +43,8 @@ class OPTPostNormDecoderLayer(DecoderLayer):
 class OPTDecoder(Decoder):
     """Adds learned positions; the 350m's embeddings are narrower than its hidden states."""
 
+    behind_layers: ClassVar[tuple[str, ...]] = ("norm", "project_out")
+
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         hf, hidden = config.hf_config, config.hidden_size
         bias, affine = hf.get("enable_bias", True), hf.get("layer_norm_elementwise_affine", True)

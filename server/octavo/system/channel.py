@@ -36,6 +36,7 @@ class Kind(IntEnum):
     MASK = 9
     # from a rank, which says READY too
     SUM = 10
+    RESULTS = 14
     # between nodes
     JOIN = 11
     BEAT = 12

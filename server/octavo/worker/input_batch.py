@@ -5,6 +5,7 @@ A step gathers its rows by index; nothing is moved when others come and go.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -58,6 +59,12 @@ class InputBatch:
             self.block_tables[:, row, self.num_blocks[row] : end] = data.new_block_ids
             self.num_blocks[row] = end
             self.highest_block = max(self.highest_block, *map(max, data.new_block_ids))
+
+    def put_tokens(self, token_ids: Mapping[str, int], num_scheduled: Mapping[str, int]) -> None:
+        """The last token of what is computed next of sequences, and of how many tokens that is."""
+        rows = np.array([self.row_of[req_id] for req_id in token_ids], dtype=np.int64)
+        counts = np.array([num_scheduled[req_id] for req_id in token_ids], dtype=np.int64)
+        self.token_ids[rows, self.num_computed[rows] + counts - 1] = list(token_ids.values())
 
     def remove(self, req_id: str) -> int | None:
         """Give the row up; None when the sequence never had one."""

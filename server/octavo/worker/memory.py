@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from octavo.core.kv_groups import NO_BOUND, KVCacheLayout, make_layout
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from octavo.interface.kv_cache_spec import KVCacheSpec
+from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec
 from octavo.system import limits
 
 MIB = 1 << 20
@@ -204,13 +204,21 @@ def with_token_budget(asked: SchedulerConfig, kind: str) -> SchedulerConfig:
     return replace(asked, max_num_batched_tokens=budget)
 
 
-def kv_cache_layout(specs: Sequence[KVCacheSpec], config: EngineConfig, max_in_flight: int) -> KVCacheLayout:
-    """How ``config``'s cache holds the layers ``specs``, with up to ``max_in_flight`` steps under way."""
+def kv_cache_layout(
+    specs: Sequence[KVCacheSpec],
+    config: EngineConfig,
+    max_in_flight: int,
+    part_of: tuple[Sequence[KVCacheSpec], int] | None = None,
+) -> KVCacheLayout:
+    """How ``config``'s cache holds the layers ``specs``, with up to ``max_in_flight`` steps under way, or one on each
+    stage of a pipeline. ``part_of``: see `make_layout`."""
+    max_in_flight = max(max_in_flight, config.parallel.pipeline_parallel_size)
     scheduler, cache = config.scheduler, config.cache
     step = min(scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold or NO_BOUND)
     grouped = not cache.disable_hybrid_kv_cache_manager
     beyond = config.speculative.num_speculative_tokens if config.speculative.in_worker else 0
-    return make_layout(specs, scheduler.max_model_len, cache.block_size, max_in_flight * step + beyond, grouped)
+    tokens = max_in_flight * step + beyond
+    return make_layout(specs, scheduler.max_model_len, cache.block_size, tokens, grouped, part_of)
 
 
 def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> int:
@@ -238,7 +246,7 @@ def plan_memory(
     """The ledger of ``weights`` bytes on ``device``; see `plan_cpu_memory` and `plan_device_memory`."""
     asked = config.scheduler.max_model_len, config.fit_max_model_len
     if device.kind == "cpu":
-        exchanged = communication_bytes(config.parallel.tensor_parallel_size)
+        exchanged = communication_bytes(config.parallel.tensor_parallel_size) + handed_on_bytes(config)
         return plan_cpu_memory(config.cache, layout, weights, *asked, device.total, exchanged)
     return plan_device_memory(
         config.cache, layout, weights, *asked, device_total=device.total, in_use=device.in_use + weights,
@@ -249,6 +257,13 @@ def plan_memory(
 def communication_bytes(ranks: int) -> int:
     """What each of so many ranks on CPUs has of the memory by which they exchange tensors."""
     return 0 if ranks == 1 else EXCHANGED_BYTES
+
+
+def handed_on_bytes(config: EngineConfig) -> int:
+    """What the states take, about, that each stage of a pipeline on CPUs hands on: of a step for each stage."""
+    stages, width = config.parallel.pipeline_parallel_size, 2 * config.model.hidden_size  # hidden states and residual
+    row = width * DTYPE_BYTES[config.model.dtype]
+    return 0 if stages == 1 else stages * config.scheduler.max_num_batched_tokens * row
 
 
 def plan_without_cache(cache: CacheConfig, weights: int, max_model_len: int, total: int) -> MemoryLedger:

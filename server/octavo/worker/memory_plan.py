@@ -47,7 +47,7 @@ class Plan:
     @property
     def is_served(self) -> bool:
         """Whether the engine runs on so many devices today."""
-        return self.num_devices == 1 or (self.device.kind == "cpu" and self.stages == 1)
+        return self.num_devices == 1 or self.device.kind == "cpu"
 
     @property
     def concurrency(self) -> float:
@@ -67,14 +67,15 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     """The ledger that an engine of ``config`` on ``device``, or a rank of it, would print, or why it would not start.
     Ranks on a CPU share its memory. Raises ConfigError where the model cannot be shared so."""
     _check_float8(config, device)
-    config = replace(config, parallel=replace(config.parallel, tensor_parallel_size=ranks))
+    sizes = replace(config.parallel, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+    config = replace(config, parallel=sizes)
     memory = _on_stage(config, measure, ranks, stages)
     whole = memory if ranks * stages == 1 else measure(config, 1)
     kv_bytes = sum(spec.bytes_per_token() for spec in whole.specs)
     config = replace(config, scheduler=with_token_budget(config.scheduler, device.kind))
     found = Plan(config, device, ranks, memory, kv_bytes, None, stages=stages)
     try:
-        own = replace(device, total=device.total // ranks) if device.kind == "cpu" else device
+        own = replace(device, total=device.total // found.num_devices) if device.kind == "cpu" else device
         longest = check_fits(config, memory, own)
         config = config.with_max_model_len(longest)
         memory = _on_stage(config, measure, ranks, stages)  # tables of the model are as long as that

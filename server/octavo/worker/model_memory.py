@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.ranks import Stage
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import taken_weights
@@ -14,22 +15,22 @@ from octavo.worker.kv_cache import kv_cache_specs
 from octavo.worker.memory import ModelMemory, held_in
 
 
-def measure_built(config: EngineConfig, ranks: int) -> ModelMemory:
-    """See `octavo.worker.memory_plan.Measure`: by building the model without memory. Raises ModelError and
-    ConfigError."""
+def measure_built(config: EngineConfig, ranks: int, stage: Stage = Stage()) -> ModelMemory:
+    """See `octavo.worker.memory_plan.Measure`: by building the model, or a stage of it, without memory. Raises
+    ModelError and ConfigError."""
     device = torch.device(config.device)
     config = resolve_dtype(config, device)
     if device.type == "cpu":
         choose_kernels(config, device)
-    found = model_memory(config, device, ranks)
+    found = model_memory(config, device, ranks, stage)
     return found if config.drafter is None else found.with_drafter(measure_built(config.drafter, ranks))
 
 
-def model_memory(config: EngineConfig, device: torch.device, ranks: int = 1) -> ModelMemory:
-    """On one of ``ranks`` devices that share it. Raises ModelError and ConfigError as loading it would, but for what
-    reading its tensors shows."""
+def model_memory(config: EngineConfig, device: torch.device, ranks: int = 1, stage: Stage = Stage()) -> ModelMemory:
+    """On one of ``ranks`` devices that share it, or ``stage`` of it. Raises ModelError and ConfigError as loading it
+    would, but for what reading its tensors shows."""
     stored = stored_weights(config.model, config.load_format)
-    model = model_without_memory(config.model, device, TensorParallel(0, ranks), stored)
+    model = model_without_memory(config.model, device, TensorParallel(0, ranks, stage=stage), stored)
     if stored:
         taken_weights(model, stored, config.model)
     size = weight_size(model, stored, device)

@@ -15,6 +15,7 @@ from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOut
 from octavo.models.base import CausalLM
 from octavo.sample import devices
 from octavo.worker.draft_model import DraftModel
+from octavo.worker.input_batch import InputBatch
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.prediction_drafter import PredictionDrafter, StepStates
 from octavo.worker.request_states import RequestStates, add_logprobs
@@ -22,6 +23,13 @@ from octavo.worker.step import DeviceRunner, DraftRows, Logits, PendingTokens, S
 from octavo.worker.verification import append_round, put_drafts
 
 Late = tuple[dict[str, Any], str, Callable[[], Any]]  # part of an output, the sequence, waits for what belongs there
+
+
+def rows_of(batch: InputBatch, step: SchedulerOutput) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of a step's sequences, and how many tokens each computes: int64 [R]."""
+    scheduled = step.num_scheduled_tokens
+    rows = np.array([batch.row_of[req_id] for req_id in scheduled], dtype=np.int64)
+    return rows, np.fromiter(scheduled.values(), dtype=np.int64, count=len(rows))
 
 
 class ModelRunner:
@@ -48,8 +56,7 @@ class ModelRunner:
         put_drafts(self.requests.batch, step)
         requests, batch, runner = self.requests, self.requests.batch, self.device_runner
         req_ids, pooler = list(step.num_scheduled_tokens), requests.pooler
-        rows = np.array([batch.row_of[req_id] for req_id in req_ids], dtype=np.int64)
-        num_scheduled = np.fromiter(step.num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
+        rows, num_scheduled = rows_of(batch, step)
         positions = batch.num_computed[rows] + num_scheduled
         # A prompt that is pooled ends among those to be sampled, but no token is.
         sampled_ids = [req_id for req_id in step.sampled_req_ids if req_id not in pooler]
@@ -137,6 +144,8 @@ class ModelRunner:
                 self.drafter.add(requests.batch.row_of[data.req_id])
         for change in step.scheduled_cached_reqs:
             requests.batch.update_blocks(change)
+        if step.last_token_ids:
+            requests.batch.put_tokens(step.last_token_ids, step.num_scheduled_tokens)
         if self.drafter is not None:
             self.drafter.begin_step()
         self.device_runner.update_rows(step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import compress, repeat
 
@@ -120,6 +120,25 @@ class RequestStates:
                 output.grammar_errors.setdefault(req_id, NOTHING_ALLOWED)
             elif req_id not in output.grammar_errors:
                 output.errors[req_id] = NOTHING_TO_SAMPLE
+
+    def identities(self, req_ids: list[str]) -> dict[str, tuple[int, int]]:
+        """What tells these sequences from others that have their ids later; nothing where that makes no difference."""
+        batch = self.batch
+        rows = {req_id: batch.row_of[req_id] for req_id in req_ids} if len(self.grammars) else {}
+        return {req_id: (row, int(batch.row_generation[row])) for req_id, row in rows.items()}
+
+    def take_tokens(self, output: ModelRunnerOutput, sampled: Mapping[str, tuple[int, int]]) -> None:
+        """Tell the grammars what another stage has ``sampled`` (see `identities`), and put what they say of it into
+        ``output``."""
+        rows = {req_id: self.batch.row_of.get(req_id, -1) for req_id in sampled}
+        accepted = {
+            req_id: output.sampled_token_ids[req_id]
+            for req_id, row in rows.items()
+            if row >= 0 and sampled[req_id] == (row, self.batch.row_generation[row])
+        }
+        for req_id, error in self.grammars.accept(accepted).items():
+            output.grammar_errors[req_id] = error
+            output.errors.pop(req_id, None)
 
 
 def add_logprobs(

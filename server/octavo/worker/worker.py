@@ -51,6 +51,8 @@ from octavo.worker.pooler import PoolingHead, classify
 from octavo.worker.prediction_drafter import PredictionDrafter
 from octavo.worker.request_states import RequestStates
 from octavo.worker.shared_masks import MakeGrammars
+from octavo.worker.stage import Pipes
+from octavo.worker.stage_runner import StageRunner
 from octavo.worker.step import DeviceRunner
 from octavo.worker.step_sizes import (
     decode_sizes,
@@ -80,10 +82,12 @@ class Worker:
         tp: TensorParallel = TensorParallel(),
         agree: Agree = lambda own: own,
         make_grammars: MakeGrammars = SequenceGrammars,
+        pipes: Pipes = Pipes(),
     ) -> None:
-        """``overlap``: let steps overlap on a CPU too, with the runner of GPUs. ``agree`` is called once, before the KV
-        cache is allocated. Raises ConfigError when the engine cannot run."""
-        self.tp, self._agree, self._make_grammars = tp, agree, make_grammars
+        """``overlap``: let steps overlap on a CPU too, with the runner of GPUs. ``agree`` is called before the KV cache
+        is allocated, as often on all ranks. Raises ConfigError when the engine cannot run."""
+        self.runner: ModelRunner | EncoderRunner
+        self.tp, self._agree, self._make_grammars, self._pipes = tp, agree, make_grammars, pipes
         self.device = choose_device(config.device)
         try:
             self._start(config, overlap)
@@ -98,19 +102,19 @@ class Worker:
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
         self._num_processes = config.parallel.num_processes
-        if self._num_processes > 1 and not on_cpu:
-            which = "tensor_parallel_size" if self.tp.size > 1 else "data_parallel_size"
-            raise ConfigError(f"{which} above 1 is not supported yet on GPUs: give 1")
+        if not on_cpu:
+            self._check_processes()
         use_gpu_runner = overlap or not on_cpu
         config = _with_speculation(config, use_gpu_runner)
         self.max_in_flight = 2 if use_gpu_runner else 1
+        self.steps_in_flight = max(self.max_in_flight, self.tp.stage.size)  # of the whole pipeline
         if on_cpu:
             torch.set_num_threads(max(1, limits.cpu_count() // self._num_processes))
         elif not octavo_kernels.can_be_captured(self.device):
             config = replace(config, enforce_eager=True)
         self._captures = not (on_cpu or config.enforce_eager)
         own_len = config.scheduler.max_model_len
-        config = config.with_max_model_len(self._check_fits(config))  # tables of the model are as long as that
+        config = config.with_max_model_len(self._longest(config))  # tables of the model are as long as that
         started = time.perf_counter()
         self.model = load_model(config.model, config.load_format, self.device, self.tp)
         limits.trim_memory()  # give back what only loading needed
@@ -125,7 +129,7 @@ class Worker:
         specs += draft_specs
         scheduler = with_token_budget(config.scheduler, self.device.type)
         config = replace(config, scheduler=scheduler)
-        layout = kv_cache_layout(specs, config, self.max_in_flight)
+        layout = kv_cache_layout(specs, config, self.max_in_flight, self.model.specs_of_all)
         self.model.set_groups(layout.groups_of(range(num_layers)))
         draft_bytes = 0
         if draft_model:
@@ -152,7 +156,9 @@ class Worker:
             gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture, parts)
         max_rows = scheduler.max_num_batched_tokens
         max_logits = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
-        runner: DeviceRunner = gpu_runner or CPURunner(self.model, requests, kv_cache, max_rows, max_logits)
+        runner: DeviceRunner = gpu_runner or CPURunner(
+            self.model, requests, kv_cache, max_rows, max_logits, self._pipes.before
+        )
         drafter: DraftModel | PredictionDrafter | None = None
         if isinstance(draft_model, StateReader):
             draft_model.attach(self.model)
@@ -161,7 +167,11 @@ class Worker:
             windows = [group.window for group in layout.groups if group.window is not None]
             part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
             drafter = DraftModel(draft_model, requests, part, max_rows, min(windows, default=None))
-        self.runner: ModelRunner | EncoderRunner = ModelRunner(self.model, requests, runner, kv_cache, drafter)
+        self.runner = (
+            ModelRunner(self.model, requests, runner, kv_cache, drafter)
+            if self.tp.stage.is_last
+            else StageRunner(self.model, requests, runner, kv_cache, self._pipes)
+        )
         if gpu_runner and not on_cpu:
             self._prepare(gpu_runner)
 
@@ -188,13 +198,25 @@ class Worker:
         for line in self.ledger.lines(model.weight_bytes_by_kind()):
             logger.info(line)
         self._agree((self.ledger.num_blocks, longest))
-        self.max_in_flight = 1 if on_cpu else 2
+        self.max_in_flight = self.steps_in_flight = 1 if on_cpu else 2
         self.runner = EncoderRunner(model, self.config, self.device)
         self.runner.warm_up()
 
+    def _check_processes(self) -> None:
+        if self._num_processes > 1:
+            sizes = {"tensor_parallel_size": self.tp.size, "pipeline_parallel_size": self.tp.stage.size}
+            which = next((name for name, size in sizes.items() if size > 1), "data_parallel_size")
+            raise ConfigError(f"{which} above 1 is not supported yet on GPUs: give 1")
+
+    def _longest(self, config: EngineConfig) -> int:
+        """The longest sequence that fits on every stage, as far as is known before anything is read: they have other
+        weights each, and all make the same groups of layers of it."""
+        own = self._check_fits(config)
+        return self._agree((own,))[0] if self.tp.stage.size > 1 else own
+
     def _check_fits(self, config: EngineConfig) -> int:
         """See `octavo.worker.memory.check_fits`."""
-        measure, device = remembered(measure_built), self._device_memory()
+        measure, device = remembered(partial(measure_built, stage=self.tp.stage)), self._device_memory()
         memory = measure(config, self.tp.size)
         try:
             return check_fits(config, memory, device)
@@ -275,6 +297,7 @@ def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfi
     """``config`` with what it leaves to the device decided. Raises ConfigError for what that cannot do."""
     if config.speculative.method == "auto":
         fits = not config.model.is_encoder and config.model.max_model_len > DEFAULT_ON_CPU.num_speculative_tokens
+        fits = fits and config.parallel.pipeline_parallel_size == 1
         default = DEFAULT_ON_CPU if fits and not use_gpu_runner else SpeculativeConfig()
         config = replace(config, speculative=default)
     method = config.speculative.method

@@ -136,6 +136,7 @@ class Row:
     fingerprints: list[int]
     poisoned: bool = False
     drafts: list[int] = field(default_factory=list)  # on the device
+    num_told: int = 0  # tokens that the first stage of a pipeline knows
 
 
 @dataclass
@@ -150,6 +151,7 @@ class SimulatedDevice:
     windows: tuple[int | None, ...] = (None,)  # of the groups: what "attention" of each looks at
     drafter: SimulatedDrafter | None = None  # on the device, which verifies its guesses without a word to the host
     max_surplus: int = 0  # tokens that steps in flight may compute beyond a sequence's end
+    is_pipeline: bool = False  # whose first stage knows the tokens alone that it is told
     rows: dict[str, Row] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -169,6 +171,10 @@ class SimulatedDevice:
                 row.block_ids[group][index] = block_id
             for blocks, new in zip(row.block_ids, change.new_block_ids, strict=bool(change.new_block_ids)):
                 blocks += new
+        for req_id, token in step.last_token_ids.items():
+            row = self.rows[req_id]
+            row.num_told = row.num_computed + step.num_scheduled_tokens[req_id]
+            assert row.tokens[row.num_told - 1] == token, f"{req_id} is told another token than was sampled"
         drafts_of = self._take_drafts(step)
         self._write(step.num_scheduled_tokens, failing)
         output = ModelRunnerOutput()
@@ -222,8 +228,9 @@ class SimulatedDevice:
         fingerprint = root_fingerprint(request.cache_salt)
         fingerprints = [fingerprint := extend(fingerprint, token) for token in data.token_ids]
         row = Row(
-            data, list(data.token_ids), [blocks[:] for blocks in data.block_ids], data.num_computed_tokens, fingerprints
-        )
+            data, list(data.token_ids), [blocks[:] for blocks in data.block_ids], data.num_computed_tokens,
+            fingerprints, num_told=len(data.token_ids),
+        )  # fmt: skip
         self.rows[data.req_id] = row
 
     def _write(self, num_scheduled: dict[str, int], failing: bool) -> None:
@@ -231,7 +238,8 @@ class SimulatedDevice:
         for req_id, num_tokens in num_scheduled.items():
             row = self.rows[req_id]
             end = row.num_computed + num_tokens
-            assert num_tokens > 0 and end <= len(row.tokens), f"{req_id} is given tokens that it does not have"
+            known = row.num_told if self.is_pipeline else len(row.tokens)
+            assert num_tokens > 0 and end <= known, f"{req_id} is given tokens that it does not have"
             for group, blocks in enumerate(row.block_ids):
                 assert end <= len(blocks) * self.block_size, f"{req_id} writes beyond its block table"
                 for position in range(max(row.num_computed, row.data.num_kv_tokens), end):

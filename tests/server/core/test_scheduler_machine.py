@@ -46,6 +46,7 @@ configs = st.fixed_dictionaries(
         "policy": st.sampled_from(["fcfs", "priority"]),
         "prefix_caching": st.sampled_from([True, True, True, False]),
         "max_in_flight": st.sampled_from([1, 2, 2, 3]),
+        "num_stages": st.sampled_from([1, 1, 1, 2, 3]),  # of a pipeline, with a step in flight for each
         # Of groups of layers; windows of the prompts' length, of blocks, and of less than one
         "windows": st.sampled_from([(None,), (None,), (None, 5), (None, 1, 9), (None, None, 17), (3,), (8, 20)]),
         "num_speculative_tokens": st.integers(0, 4),
@@ -67,6 +68,7 @@ tight_configs = st.fixed_dictionaries(
         "policy": st.sampled_from(["fcfs", "priority"]),
         "prefix_caching": st.booleans(),
         "max_in_flight": st.sampled_from([2, 3]),
+        "num_stages": st.sampled_from([1, 1, 2, 3]),
         "windows": st.sampled_from([(1,), (2,), (3,), (None, 1), (None, 2), (1, 4), (None, 1, 9)]),
         "num_speculative_tokens": st.integers(0, 4),
         "in_worker": st.booleans(),
@@ -105,7 +107,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(config=configs)
     def start(self, config: dict) -> None:
         size, max_model_len = config["block_size"], config["max_model_len"]
-        self.max_in_flight, windows = config["max_in_flight"], config["windows"]
+        self.num_stages, windows = config["num_stages"], config["windows"]
+        self.max_in_flight = config["max_in_flight"] if self.num_stages == 1 else self.num_stages
         step_tokens = self.max_in_flight * config["max_num_batched_tokens"]
         step_tokens += config["num_speculative_tokens"] * config["in_worker"]
         most = KVCacheManager(1, size, windows=windows, step_tokens=step_tokens).most_blocks(max_model_len)
@@ -115,13 +118,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.kv = KVCacheManager(num_blocks, size, config["prefix_caching"], windows=windows, step_tokens=step_tokens)
         self.requests: dict[str, EngineCoreRequest] = {}
         self.drafter = SimulatedDrafter(config["drafter"], self.requests)
-        num_drafts = config["num_speculative_tokens"]
+        num_drafts = config["num_speculative_tokens"] if self.num_stages == 1 else 0
         lengths = DraftLengths() if config["adaptive"] else None
         drafter = SimulatedWorkerDrafts(self.drafter) if config["in_worker"] else self.drafter
         self.waits = config["overlap"] and not config["in_worker"]  # for tokens in flight, to guess what follows them
         overlap = config["overlap"]
         self.drafts = Drafts(drafter, num_drafts, EOS + 1, lengths, overlap) if num_drafts else None
-        self.scheduler = Scheduler(self.config, self.kv, self.drafts)
+        self.scheduler = Scheduler(self.config, self.kv, self.drafts, self.num_stages)
         self.cells = memoryview(bytearray(num_blocks - 1))  # the block map, which others read at any time
         self.kv.share_block_map(self.cells)
         self.events, self.mirror = self.kv.log_events(), CacheMirror(size)
@@ -129,6 +132,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device = SimulatedDevice(
             num_blocks, size, self.config.max_num_seqs, max_model_len, self.requests, windows,
             self.drafter if on_device else None, self.max_in_flight * (num_drafts + 1) * on_device,
+            self.num_stages > 1,
         )  # fmt: skip
         self.results: deque[ModelRunnerOutput] = deque()
         self.samples: dict[tuple[str, int], SampleLog] = {}
@@ -235,13 +239,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _schedule(self, failing: bool = False, nan_row: int | None = None, which: int = 1) -> bool:
         decoding = [r for r in self.scheduler.running.values() if self._wants_to_decode(r)]
         prompt_tokens_left = {r.req_id: r.num_prompt_tokens - r.num_computed_tokens for r in self._requests()}
-        past_prompts = (r for i, r in self.scheduler.running.items() if i not in self.scheduler._prefilling)
+        past_prompts = [r for i, r in self.scheduler.running.items() if i not in self.scheduler._prefilling]
         waiting = self.waits and any(r.num_output_placeholders for r in past_prompts)
+        most_decoding = -(-len(past_prompts) // self.num_stages)
+        waiting |= len(decoding) > most_decoding
         step = self.scheduler.schedule(now=1.0)
         assert self.scheduler.num_in_flight == len(self.results) + bool(step.num_scheduled_tokens)
         if not step.num_scheduled_tokens:
             return False
         self._check_step(step, decoding, prompt_tokens_left, waiting)
+        if self.num_stages > 1:
+            assert len({r.req_id for r in past_prompts} & step.num_scheduled_tokens.keys()) <= most_decoding
+            *earlier, this = [{id(s.request): s.sampled for s in one} for one in self.scheduler._in_flight]
+            assert not any(one.get(i) for one in earlier for i in this), "a sequence whose token is in flight"
         if self.drafts is not None:
             total = step.total_num_scheduled_tokens
             self.drafts.observe_step(total, 1.0 + which % 7 * total, alone=which % 2 == 0)
@@ -264,6 +274,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_output = request.num_output_tokens + request.num_output_placeholders
         hoped = request.num_prompt_tokens + num_output + request.num_drafts * (self.device.drafter is not None)
         ends = num_output >= request.max_tokens or hoped >= self.config.max_model_len
+        ends |= self.num_stages > 1
         return (
             request.num_computed_tokens == hoped - 1
             and num_output > 0

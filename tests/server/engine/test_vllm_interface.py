@@ -54,7 +54,8 @@ def test_arguments_that_mean_something_are_effective(llm: LLM) -> None:
     [
         ({"tensor_parallel_size": 2}, ["tensor_parallel_size 2", "9 attention heads", "1, 3, 9"]),
         ({"nnodes": 3}, ["tensor_parallel_size 1 on 3 nodes", "give 3"]),
-        ({"pipeline_parallel_size": 2}, ["pipeline_parallel_size=2", "1"]),
+        ({"pipeline_parallel_size": 31}, ["pipeline_parallel_size 31", "30 layers"]),
+        ({"decode_context_parallel_size": 2}, ["decode_context_parallel_size=2", "1"]),
         ({"tokenizer_mode": "slow"}, ["tokenizer_mode='slow'", "tokenizer.json"]),
         ({"enable_chunked_prefill": False}, ["enable_chunked_prefill", "chunks"]),
         ({"enable_lora": True}, ["enable_lora", "not supported yet"]),

@@ -227,12 +227,12 @@ def test_a_node_that_goes_before_all_have_come_may_come_again(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_two_nodes_serve_and_end_together(victim: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("flag", "victim"), [("-tp", 0), ("-tp", 1), ("-pp", 1)])
+def test_two_nodes_serve_and_end_together(flag: str, victim: int, tmp_path: Path) -> None:
     """On addresses of their own. Node 0 is not ready without the other, and goes on waiting after one that has another
     token, and one that has other flags."""
     port, env = free_port(), {"OCTAVO_CLUSTER_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
-    shared = ["-tp", "2", "--nnodes", "2", "--master-addr", "127.0.0.2", "--master-port", str(port)]
+    shared = [flag, "2", "--nnodes", "2", "--master-addr", "127.0.0.2", "--master-port", str(port)]
     command = [
         sys.executable, "-m", "octavo.cli.main", "serve", str(tiny_model(tmp_path / "other")), "--load-format", "dummy",
         *shared, "--node-rank", "1", "--headless",

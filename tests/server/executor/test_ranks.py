@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from support.serving import Engine
+from support.serving import Engine, are_gone, rank_pids
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
@@ -33,22 +33,6 @@ PARAMS = [
     SamplingParams(temperature=1.0, seed=8, max_tokens=40, ignore_eos=True, n=2, top_p=0.9),
 ]
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}
-
-
-def rank_pids(parent: int) -> list[int]:
-    """The processes that a process, or one of its threads, has started."""
-    children = Path(f"/proc/{parent}/task").glob("*/children")
-    return [int(pid) for path in children for pid in path.read_text().split()]
-
-
-def are_gone(pids: list[int], seconds: float = 10.0) -> bool:
-    until = time.monotonic() + seconds
-    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
-        if time.monotonic() > until:
-            print("left:", left)
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def answers(llm: LLM) -> list[list[tuple[int, ...]]]:
@@ -99,10 +83,20 @@ llm.generate("The capital", params[0], use_tqdm=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])
-def test_a_rank_that_is_lost_ends_the_server(victim: int, number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flag", "victim", "number"),
+    [
+        ("-tp", 1, signal.SIGKILL),
+        ("-tp", 0, signal.SIGKILL),
+        ("-tp", 1, signal.SIGSTOP),
+        ("-pp", 1, signal.SIGKILL),
+        pytest.param("-pp", 0, signal.SIGKILL, marks=pytest.mark.long),
+        ("-pp", 1, signal.SIGSTOP),
+    ],
+)
+def test_a_rank_that_is_lost_ends_the_server(flag: str, victim: int, number: signal.Signals, tmp_path: Path) -> None:
     """In the middle of requests: they end, nothing is left, the log names the rank."""
-    with Engine(tmp_path, "-tp", "2", "--distributed-timeout-seconds", "3") as engine:
+    with Engine(tmp_path, flag, "2", "--distributed-timeout-seconds", "3") as engine:
         core = engine.core_pid
         (rank,) = rank_pids(core)
         crowd = engine.crowd(3, 1000)

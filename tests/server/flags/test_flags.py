@@ -125,7 +125,7 @@ def test_flags_of_vllm_that_change_nothing(capsys):
     parse("--trust-remote-code", "--swap-space", "4", "--compilation-config", "3")
     told = capsys.readouterr().err
     assert told.count("has no effect") == told.count("\n") == 3 and "--swap-space" in told
-    for flags in (["-pp", "2"], ["--tokenizer-mode", "slow"], ["--default-chat-template-kwargs", "[1]"]):
+    for flags in (["-dcp", "2"], ["--tokenizer-mode", "slow"], ["--default-chat-template-kwargs", "[1]"]):
         with pytest.raises(SystemExit):
             parse(*flags)
         assert flags[1] in capsys.readouterr().err
@@ -180,11 +180,14 @@ def one_error(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "--enable-lora"], r"--enable-lora is not supported yet \(LoRA adapters\)"),
         (["serve", "--lora_modules", "a=b", "c=d"], "--lora-modules is not supported yet"),
         (["bench", "throughput", "--enable-lora"], "--enable-lora is not supported yet"),
-        (["bench", "latency", "-pp", "2"], "--pipeline-parallel-size/-pp: 2 is not supported yet"),
+        (["bench", "latency", "-dcp", "2"], "--decode-context-parallel-size/-dcp: 2 is not supported yet"),
         (["serve", "-ep"], "--enable-expert-parallel is not supported yet"),
         (["serve", "--speculative-max-model-len", "4"], "--speculative-max-model-len is not supported yet"),
         (["serve", "--no-enable-chunked-prefill"], "--no-enable-chunked-prefill is not supported yet"),
-        (["serve", "-pp", "2"], "--pipeline-parallel-size/-pp: 2 is not supported yet (one device, for now): give 1"),
+        (
+            ["serve", "-pcp", "2"],
+            "--prefill-context-parallel-size/-pcp: 2 is not supported yet (one device, for now): give 1",
+        ),
         (["srve"], "there is no command 'srve'; did you mean serve?"),
         (["dance"], "there is no command 'dance'; there are serve, chat, dashboard, bench, fetch"),
     ],

@@ -14,6 +14,7 @@ from support.family_cases import FAMILY_CASES, FIRST_CASES
 from support.internlm import save_internlm2, save_internlm3
 from support.paged import load, logits_of
 from support.split_cases import CASES, SMALL, TOKENS
+from support.stages import StagedModel
 from support.tiny_models import make_model
 from torch import Tensor
 
@@ -118,6 +119,16 @@ def check_processes(ranks: int, cases: list[dict[str, Any]], out: Path) -> None:
                     assert kl(expected, logits[i]) <= kl(exact[i], expected), f"rank {rank} of {name}"
 
 
+def check_stages(path: Path, has_no_cut: bool) -> None:
+    """Two stages give the bits of one, or are refused where layers read the keys of others that would be elsewhere."""
+    if has_no_cut:
+        with pytest.raises(ConfigError, match="layers read the keys and values of earlier ones"):
+            StagedModel(2, lambda tp: load(path, tp=tp))
+        return
+    found, expected = answers(StagedModel(2, lambda tp: load(path, tp=tp))), answers(load(path))
+    assert all(map(torch.equal, found, expected)), path.name
+
+
 @pytest.mark.slow
 def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
     """Of every family: generating models, encoders with heads and without, decoders with a head of classes."""
@@ -132,6 +143,8 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
     for name, labels in CLASSIFIERS.items():
         config = getattr(transformers, name)(**SMALL | SPECIAL | {"num_key_value_heads": 2, "num_labels": labels})
         encoder_of(config, head=True).save_pretrained(tmp_path / name)
+    for name in [*names, *CLASSIFIERS]:
+        check_stages(tmp_path / name, has_no_cut=name == "shared-keys")
     names += [*ENCODERS, *CLASSIFIERS]
     check_processes(2, [case_of(tmp_path / name, TOKENS) for name in names], tmp_path / "out")
 

@@ -13,6 +13,7 @@ from support.emulated_tp import EmulatedTP, case_of, logits_of_processes
 from support.gguf_files import write_gguf
 from support.paged import load, logits_of, model_config
 from support.quantized_files import awq, bitsandbytes_4bit, compressed, fp8, gptq, mxfp4, nvfp4, quantize_checkpoint
+from support.stages import StagedModel
 from support.tiny_models import FAMILIES, make_model
 from torch import Tensor
 
@@ -74,6 +75,8 @@ def test_shards_of_quantised_checkpoints(name: str, tmp_path: Path) -> None:
             alone = logits_of(whole, TOKENS)
             assert kl(alone, found[1]) <= 1e-4
             assert all(weight_bytes(rank) < 0.6 * weight_bytes(whole) for rank in emulated.ranks)
+            staged = StagedModel(2, lambda tp: load(folder, "float32", tp, None))
+            assert all(map(torch.equal, logits_of(staged, TOKENS), alone))
 
 
 def test_ranks_need_not_divide_groups_of_columns(tmp_path: Path) -> None:
@@ -104,6 +107,9 @@ def test_shards_of_gguf_files(qtype: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert all(weight_bytes(rank) < 0.51 * weight_bytes(whole) for rank in emulated.ranks)
     found = emulated.run(lambda model: logits_of(model, TOKENS))
     assert kl(logits_of(whole, TOKENS), found[0]) <= 1e-4
+    staged = StagedModel(2, lambda tp: load(tmp_path / "m.gguf", "float32", tp, None))
+    assert all(map(torch.equal, logits_of(staged, TOKENS), logits_of(whole, TOKENS)))
+    assert all(weight_bytes(stage) < 0.8 * weight_bytes(whole) for stage in staged.stages)
 
 
 def test_blocks_of_a_gguf_file_are_not_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ layers up to the last attention and another what follows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -53,6 +53,7 @@ class RecordedSteps:
         # What keeps steps from being recorded; None: nothing.
         self.obstacle = obstacle_to_recording(model.row_multiple)
         self._decode_inputs: DecodeInputs | None = None
+        self._received: list[Tensor] = []  # from the stage before
 
     @property
     def can_record(self) -> bool:
@@ -70,6 +71,13 @@ class RecordedSteps:
         else:
             self._fill_decode(rows)
         return self._replay(total, len(rows), np.arange(total), wants_logits)
+
+    def receive(self, states: Sequence[Tensor]) -> None:
+        """Have the next step go on from the ``states [T, ...]`` of the stage before."""
+        if not self._received:
+            self._received = [state.new_empty(len(self._inputs.positions), state.shape[1]) for state in states]
+        for ours, theirs in zip(self._received, states, strict=True):
+            ours[: len(theirs)] = theirs
 
     def _fill_decode(self, rows: np.ndarray) -> None:
         if self._decode_inputs is None:
@@ -94,6 +102,16 @@ class RecordedSteps:
         if not self.can_record or total > len(self._inputs.positions):
             return None
         self._inputs.fill(step)
+        return self._replay_layers(total, sequences)
+
+    def run_decode(self, rows: np.ndarray) -> DeferredHidden | None:
+        """`run` for a step in which each of the sequences ``rows`` int64 [R] computes one token."""
+        if not self.can_record:
+            return None
+        self._fill_decode(rows)
+        return self._replay_layers(len(rows), len(rows))
+
+    def _replay_layers(self, total: int, sequences: int) -> DeferredHidden | None:
         if self._layers is None:
             self._layers = self._record(lambda: [*self._run_layers()])
             if self._layers is None:
@@ -137,7 +155,7 @@ class RecordedSteps:
 
     def _run_layers(self) -> DeferredHidden:
         context = ForwardContext(self._inputs.metadata, self._kv_caches)
-        return self._model.begin(self._inputs.input_ids, self._inputs.positions, context)
+        return self._model.begin(self._inputs.input_ids, self._inputs.positions, context, *self._received)
 
     def _record(self, step: Callable[[], T]) -> Program[T] | None:
         if self.can_record:

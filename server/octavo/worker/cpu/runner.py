@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from octavo.interface.step import SchedulerOutput
 from octavo.layers.attention import ForwardContext
@@ -15,6 +16,7 @@ from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.request_states import RequestStates
+from octavo.worker.stage import StageLink
 from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
 from octavo.worker.verification import verify, verify_best
 from octavo_kernels.cpu import Prefault
@@ -24,14 +26,21 @@ class CPURunner:
     """A `DeviceRunner` whose results are there when its methods return."""
 
     def __init__(
-        self, model: CausalLM, requests: RequestStates, kv_cache: KVCache, max_rows: int, max_logits: int
+        self,
+        model: CausalLM,
+        requests: RequestStates,
+        kv_cache: KVCache,
+        max_rows: int,
+        max_logits: int,
+        before: StageLink | None = None,
     ) -> None:
-        """See `RecordedSteps`."""
+        """See `RecordedSteps`. ``before``: from the stage before, if there is one."""
         self.model, self.requests, self.kv_caches = model, requests, kv_cache.layers
         self.sampler = Sampler()
         self.recorded_steps: RecordedSteps | None = RecordedSteps(
             model, requests.batch, kv_cache.layers, max_rows, max_logits
         )
+        self._before, self._received = before, list[Tensor]()
         self._row_multiple = model.row_multiple
         self._prefault = Prefault(kv_cache.blocks)
 
@@ -41,8 +50,12 @@ class CPURunner:
         return self.recorded_steps.obstacle if self.recorded_steps else None
 
     def update_rows(self, step: SchedulerOutput) -> None:
-        """Have the pages of the blocks after those in use faulted in."""
+        """Have the pages of the blocks after those in use faulted in, and wait for the stage before."""
         self._prefault.mark_used(self.requests.batch.highest_block)
+        if self._before is not None:
+            self._received = self._before.receive()
+            if self.recorded_steps:
+                self.recorded_steps.receive(self._received)
 
     def decode(self, sampled: SampledRows, drafts: DraftRows | None = None) -> PendingTokens | None:
         """None: steps cannot be recorded."""
@@ -70,8 +83,17 @@ class CPURunner:
         hidden = self.recorded_steps.run(inputs) if self.recorded_steps else None
         if hidden is None:
             context = ForwardContext(inputs.metadata, self.kv_caches)
-            hidden = self.model.begin(inputs.input_ids, inputs.positions, context)
+            padding = (0, 0, 0, len(inputs.input_ids) - inputs.num_tokens)
+            received = [functional.pad(tensor, padding) for tensor in self._received]
+            hidden = self.model.begin(inputs.input_ids, inputs.positions, context, *received)
+            if self.model.tp.stage.size > 1:
+                hidden = tuple(tensor[: inputs.num_tokens] for tensor in hidden)
         return hidden
+
+    def run_decode(self, rows: np.ndarray) -> DeferredHidden | None:
+        """`run` for a step in which each of the sequences ``rows`` int64 [R] computes one token. None: steps cannot be
+        recorded."""
+        return self.recorded_steps.run_decode(rows) if self.recorded_steps else None
 
     def compute_logits(self, hidden: DeferredHidden, indices: np.ndarray) -> Tensor:
         """float32 [len(indices), V]."""

@@ -1,0 +1,165 @@
+"""Engines whose layers are dealt to stages: they answer as one process does, bit for bit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.serving import are_gone, tiny_model
+from support.tiny_models import FAMILIES, make_model
+
+from octavo import LLM, SamplingParams, StructuredOutputsParams
+from octavo.core.kv_groups import groups_of_stage, make_groups
+from octavo.engine.args import EngineArgs
+from octavo.errors import ConfigError
+from octavo.executor.places import create_memory, local_place
+from octavo.interface.engine_config import ParallelConfig
+from octavo.interface.kv_cache_spec import KVCacheSpec
+from octavo.interface.ranks import split_layers
+
+PROMPTS = [{"prompt_token_ids": ids} for ids in ([5, 6, 7, 8], [*range(3, 60)], [9] * 33, [*range(100, 140)])]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=3),
+    SamplingParams(temperature=0.8, seed=7, max_tokens=40, ignore_eos=True, logprobs=2, repetition_penalty=1.1),
+    SamplingParams(temperature=1.0, seed=8, max_tokens=40, ignore_eos=True, n=3, top_p=0.9, presence_penalty=0.5),
+    SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, prompt_logprobs=2),
+]
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 128, "max_num_batched_tokens": 24,
+    "max_num_seqs": 8,
+}  # fmt: skip
+
+
+def answers(llm: LLM, prompts: Sequence[Any] = PROMPTS, params: Any = PARAMS) -> list[Any]:
+    """All that a request gives: tokens, and log-probabilities to the last bit."""
+    outputs = llm.generate(list(prompts), params, use_tqdm=False)
+    return [
+        (output.prompt_logprobs, [(sample.token_ids, sample.logprobs) for sample in output.outputs])
+        for output in outputs
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "stages", "ranks"),
+    [("llama", 2, 1), ("gemma3", 2, 2), pytest.param("gemma3", 3, 1, marks=pytest.mark.long)],
+)
+def test_stages_answer_as_one_does(family: str, stages: int, ranks: int, tmp_path: Path) -> None:
+    """Greedy and sampled, of several samples, with penalties and log-probabilities of prompts, in chunks; the same with
+    fewer blocks than all need, and where prefixes are found. Every step is recorded, and a stage holds its layers."""
+    config_class, settings = FAMILIES[family]
+    make_model(config_class, settings | {"num_hidden_layers": 5}).save_pretrained(tmp_path)
+    expected = answers(LLM(str(tmp_path), tensor_parallel_size=ranks, **OPTIONS))
+    blocks = 12 if family == "llama" else 60
+    llm = LLM(
+        str(tmp_path), num_gpu_blocks_override=blocks, tensor_parallel_size=ranks, pipeline_parallel_size=stages,
+        **OPTIONS,
+    )  # fmt: skip
+    executor = llm.engine.executor
+    assert executor.max_in_flight == stages
+    assert answers(llm) == expected and executor.recording_obstacle is None
+    assert answers(llm) == expected and llm.totals.prefix_cache_hits
+    assert family != "llama" or llm.totals.num_preemptions
+    layers = [layer for layer in executor.worker.model.model.layers if list(layer.parameters())]
+    assert len(layers) == len(executor.worker.runner.kv_cache.layers) == -(-5 // stages)
+    pids = [rank.process.pid for rank in executor._ranks._ranks]
+    assert len(pids) == stages * ranks - 1
+    del llm, executor
+    gc.collect()
+    assert are_gone(pids)
+
+
+@pytest.mark.slow
+def test_the_embedded_model_on_two_stages() -> None:
+    """In the file's own codes; with a grammar, which the first stage follows and the last one obeys."""
+    schema = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}
+    grammar = StructuredOutputsParams(json=schema)
+    params = [
+        SamplingParams(temperature=0, max_tokens=20, logprobs=2),
+        SamplingParams(max_tokens=40, structured_outputs=grammar, seed=1, temperature=1.5),
+        SamplingParams(temperature=0, max_tokens=5, prompt_logprobs=1),
+    ]
+    prompts = ["The capital of France is", "My age as JSON: ", "One two three four"]
+    found, expected = (
+        answers(LLM(max_model_len=256, pipeline_parallel_size=stages), prompts, params) for stages in (2, 1)
+    )
+    assert found == expected
+
+
+@given(
+    num_layers=st.integers(1, 40), stages=st.integers(1, 8),
+    whole=st.lists(st.tuples(st.integers(0, 39), st.integers(1, 12)), max_size=3),
+)  # fmt: skip
+def test_layers_are_dealt_evenly_and_what_belongs_together_stays(
+    num_layers: int, stages: int, whole: list[tuple[int, int]]
+) -> None:
+    ranges = [range(first, min(first + size, num_layers)) for first, size in whole if first < num_layers]
+    cuts = [cut for cut in range(1, num_layers) if not any(one.start < cut < one.stop for one in ranges)]
+    if len(cuts) < stages - 1:
+        with pytest.raises(ConfigError, match=f"{num_layers} layers cannot be dealt to {stages} pipeline stages"):
+            split_layers(num_layers, stages, ranges)
+        return
+    found = split_layers(num_layers, stages, ranges)
+    assert [layer for part in found for layer in part] == list(range(num_layers)) and all(found)
+    assert all(part.start in (0, *cuts) for part in found)
+    if not ranges:
+        sizes = list(map(len, found))
+        assert max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes)
+
+
+@given(windows=st.lists(st.sampled_from([None, None, 8, 24]), min_size=2, max_size=30), stages=st.integers(2, 4))
+def test_groups_are_the_same_on_every_stage(windows: list[int | None], stages: int) -> None:
+    """As many of each window, in one order; no layer is missing, and none has another's window."""
+    specs = [KVCacheSpec(2, 16, "float32", window=window) for window in windows]
+    whole, first = make_groups(specs, 64), 0
+    for part in split_layers(len(specs), min(stages, len(specs))):
+        groups = groups_of_stage(whole, part)
+        assert [group.window for group in groups] == [group.window for group in whole]
+        assert sorted(layer for group in groups for layer in group.layers) == list(range(len(part)))
+        assert all(windows[first + layer] == group.window for group in groups for layer in group.layers)
+        first += len(part)
+
+
+def test_states_go_from_stage_to_stage() -> None:
+    """Of steps of any size, two on the way, in memory that grows; whoever waits for one that has ended is told."""
+    parallel = ParallelConfig(pipeline_parallel_size=2)
+    first, last = (local_place(parallel, rank, own) for rank, own in enumerate(create_memory(parallel, False)))
+    assert first.before is None and last.after is None and first.after is not None and last.before is not None
+    sent = [
+        [torch.randn(rows, 5), torch.randn(rows, 17).to(torch.bfloat16)][: 1 + rows % 2]
+        for rows in (1, 3, 200, 2, 1000, 1000, 7)
+    ]
+    for before, states in zip([None, *sent], [*sent, None], strict=True):
+        if states is not None:
+            first.after.send(states)
+        if before is not None:
+            assert all(map(torch.equal, last.before.receive(), before))
+    first.after.send(sent[0])
+    first.after._channel.close()
+    with pytest.raises(RuntimeError, match="rank 0 has ended"):
+        [last.before.receive() for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"pipeline_parallel_size": 3}, "3 is more than the 2 layers"),
+        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be an integer >= 1"),
+        ({"pipeline_parallel_size": 2, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+         "speculative_config does not work with pipeline_parallel_size 2"),
+        ({"pipeline_parallel_size": 2, "nnodes": 2, "tensor_parallel_size": 2}, "one rank a node"),
+        ({"pipeline_parallel_size": 3, "nnodes": 3}, "on 3 nodes is not supported yet"),
+        ({"pipeline_parallel_size": 40, "tensor_parallel_size": 2}, "at most 48 ranks, not 80"),
+    ],
+)  # fmt: skip
+def test_what_stages_cannot_do_is_refused(arguments: dict[str, Any], said: str, tmp_path: Path) -> None:
+    tiny_model(tmp_path)
+    arguments.setdefault("load_format", "dummy")
+    with pytest.raises(ConfigError, match=said):
+        EngineArgs(str(tmp_path), **arguments).create_engine_config()
