@@ -1,4 +1,5 @@
-"""What ranks cost on CPUs: two ranks of one thread against one of two, and against vLLM's CPU build with two.
+"""What ranks cost on CPUs: two of one thread, that share each layer or have half of the layers each, against one of
+two, and against vLLM's CPU build with two.
 
     python benchmarks/tensor_parallel.py [--layers 16] [--rounds 3] [--users 20] [--tokens 64] [--vllm]
 
@@ -29,7 +30,7 @@ SHAPE = {
 # Runs in each engine's own interpreter: both have this API.
 RUN = """
 import json, sys, time
-engine, model, ranks, users, tokens, seed = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+engine, model, ranks, stages, users, tokens, seed = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 import random
 if __name__ == "__main__":
     started = time.perf_counter()
@@ -37,8 +38,8 @@ if __name__ == "__main__":
         from vllm import LLM, SamplingParams
     else:
         from octavo import LLM, SamplingParams
-    llm = LLM(model, tensor_parallel_size=ranks, max_model_len=512, max_num_seqs=users, skip_tokenizer_init=True,
-              enable_prefix_caching=False)
+    llm = LLM(model, tensor_parallel_size=ranks, pipeline_parallel_size=stages, max_model_len=512,
+              max_num_seqs=users, skip_tokenizer_init=True, enable_prefix_caching=False)
     ready = time.perf_counter() - started
     draw = random.Random(seed)
     prompts = [{"prompt_token_ids": [draw.randrange(3, 128000) for _ in range(64)]} for _ in range(users)]
@@ -95,7 +96,7 @@ def run_once(python: str, env: dict[str, str], *args: object) -> dict[str, float
         )
     result = next((line for line in done.stdout.splitlines() if line.startswith("RESULT ")), None)
     if result is None:
-        raise SystemExit(f"{args[0]} with {args[2]} ranks failed: {done.stderr.strip().splitlines()[-1:]}")
+        raise SystemExit(f"{args[0]} with {args[2]} x {args[3]} ranks failed: {done.stderr.strip().splitlines()[-1:]}")
     found: dict[str, float] = json.loads(result.removeprefix("RESULT "))
     return found
 
@@ -111,9 +112,10 @@ def main() -> int:
     parser.add_argument("--vllm", action="store_true", help="vLLM's CPU build too")
     args = parser.parse_args()
     model = make_checkpoint(args.folder, args.layers)
-    engines: dict[str, tuple[str, dict[str, str], str, int]] = {
-        "octavo -tp 1": (sys.executable, {}, "octavo", 1),
-        "octavo -tp 2": (sys.executable, {}, "octavo", 2),
+    engines: dict[str, tuple[str, dict[str, str], str, int, int]] = {
+        "octavo -tp 1": (sys.executable, {}, "octavo", 1, 1),
+        "octavo -tp 2": (sys.executable, {}, "octavo", 2, 1),
+        "octavo -pp 2": (sys.executable, {}, "octavo", 1, 2),
     }
     if args.vllm:
         sys.path.insert(0, str(Path(__file__).parent / "peers"))
@@ -121,13 +123,13 @@ def main() -> int:
 
         root = peers_folder()
         env = vllm_environment(root, 2) | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-        engines["vLLM -tp 2"] = (str(vllm_binary(root).parent / "python"), env, "vllm", 2)
+        engines["vLLM -tp 2"] = (str(vllm_binary(root).parent / "python"), env, "vllm", 2, 1)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     for number in range(args.rounds):
         names = random.Random(number).sample(list(engines), len(engines))
         for name in names:
-            python, env, engine, ranks = engines[name]
-            result = run_once(python, env, engine, model, ranks, args.users, args.tokens, number)
+            python, env, engine, ranks, stages = engines[name]
+            result = run_once(python, env, engine, model, ranks, stages, args.users, args.tokens, number)
             found[name].append(result)
             print(f"{name:13} {result['rate']:7.1f} tokens/s decoding, {result['whole']:7.1f} with prompts, "
                   f"ready in {result['ready']:.2f} s", flush=True)  # fmt: skip
@@ -135,6 +137,8 @@ def main() -> int:
     ready = {name: statistics.median(result["ready"] for result in results) for name, results in found.items()}
     print(f"two ranks of one thread: {rates['octavo -tp 2'] / rates['octavo -tp 1']:.2f}x one of two; "
           f"ready {ready['octavo -tp 2'] - ready['octavo -tp 1']:+.2f} s")  # fmt: skip
+    print(f"two stages of one thread: {rates['octavo -pp 2'] / rates['octavo -tp 1']:.2f}x; "
+          f"ready {ready['octavo -pp 2'] - ready['octavo -tp 1']:+.2f} s")  # fmt: skip
     if args.vllm:
         print(f"octavo -tp 2: {rates['octavo -tp 2'] / rates['vLLM -tp 2']:.2f}x vLLM -tp 2")
     return 0

@@ -4,19 +4,20 @@ else by building it without memory, which takes torch."""
 from __future__ import annotations
 
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.ranks import ONE_STAGE, Stage
 from octavo.plan.held import cache_specs, count_parameters, memory_of, on_device_dtype
 from octavo.plan.shapes import shapes_of
 from octavo.plan.stored import stored_types
 from octavo.worker.memory import ModelMemory
 
 
-def measure(config: EngineConfig, ranks: int) -> ModelMemory:
+def measure(config: EngineConfig, ranks: int, stage: Stage = ONE_STAGE) -> ModelMemory:
     """See `octavo.worker.memory_plan.Measure`. Raises ModelError and ConfigError."""
-    found = measure_in_numbers(config, ranks)
+    found = measure_in_numbers(config, ranks) if stage == ONE_STAGE else None
     if found is None:
         from octavo.worker.model_memory import measure_built
 
-        found = measure_built(config, ranks)
+        found = measure_built(config, ranks, stage)
     elif config.drafter is not None:
         found = found.with_drafter(measure(config.drafter, ranks))
     return found

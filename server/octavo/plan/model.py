@@ -20,6 +20,7 @@ from octavo.fetch.web import cached_web_model, fetch_web_headers, hidden
 from octavo.interface.architectures import MODELS, has_recurrent_layers
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.model_files import ModelFiles
+from octavo.interface.ranks import ONE_STAGE, Stage
 from octavo.plan.measure import measure
 from octavo.system.file_reading import read_json
 from octavo.worker.memory import ModelMemory
@@ -83,7 +84,9 @@ def _unsupported(args: EngineArgs, files: ModelFiles, error: str) -> PlannedMode
         return PlannedModel(config, name, measure, text)
     said = describe(files)
 
-    def measure_stored(asked: EngineConfig, ranks: int) -> ModelMemory:
+    def measure_stored(asked: EngineConfig, ranks: int, stage: Stage = ONE_STAGE) -> ModelMemory:
+        if stage != ONE_STAGE:
+            return measure(asked, ranks, stage)
         memory = measure(asked, ranks)
         share = memory.weights / memory.parameters if asked.model.quantization else said.num_bytes / said.num_parameters
         return replace(memory, weights=int(said.num_parameters * share / ranks), parameters=said.num_parameters)

@@ -9,7 +9,7 @@ from octavo.plan.prices import Cost
 from octavo.plan.speed import Speed, step_seconds
 from octavo.plan.workload import Outlook
 from octavo.worker.advice import Suggestion
-from octavo.worker.memory import gib
+from octavo.worker.memory import ModelMemory, gib
 from octavo.worker.memory_plan import Plan
 
 
@@ -37,6 +37,8 @@ def as_json(plan: Plan, suggestions: list[Suggestion], reasons: list[str], serve
         "fits": ledger is not None,
         "tensor_parallel_size": plan.ranks,
         "pipeline_parallel_size": plan.stages,
+        "layers_per_stage": [stage.num_layers or plan.config.model.num_layers for stage in plan.of_stages],
+        "weights_bytes_per_stage": [stage.weights for stage in plan.of_stages],
         "other_bytes": dict(ledger.parts) if ledger else {},
         "reasons": reasons,
         "suggestions": [suggestion.as_json() for suggestion in suggestions],
@@ -56,6 +58,9 @@ def as_text(
     """Lines for people: the ledger as the engine prints it, what fits, what could be changed."""
     model, memory = plan.config.model, plan.memory
     lines = [f"{model.model}: {memory.parameters / 1e9:.3g} billion parameters, {architecture}"]
+    if plan.stages > 1:
+        layers, weights = (", ".join(said) for said in zip(*map(_stage, plan.of_stages), strict=True))
+        lines.append(f"{'stages':14} {plan.stages:10,} of {layers} layers; weights of a device of each: {weights}")
     if plan.ledger is not None:
         lines += plan.ledger.lines({memory.weight_dtype: memory.weights - memory.drafter})
         if plan.ledger.kv_cache:
@@ -68,6 +73,10 @@ def as_text(
     if suggestions:
         lines += ["what to change:"] + [f"  {suggestion.text}" for suggestion in suggestions]
     return lines
+
+
+def _stage(memory: ModelMemory) -> tuple[str, str]:
+    return str(memory.num_layers), gib(memory.weights)
 
 
 def _capacity(plan: Plan) -> list[str]:

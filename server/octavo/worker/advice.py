@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.errors import OctavoError
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.ranks import ONE_STAGE, Stage
 from octavo.worker.memory import DeviceMemory, ModelMemory, available_on, gib, with_token_budget
 from octavo.worker.memory_plan import Measure, Plan, make_plan
 
@@ -230,12 +231,12 @@ def remembered(measure: Measure) -> Measure:
     """``measure``, asked once for what does not differ to it: most changes leave the model as it is."""
     seen: list[tuple[Any, ModelMemory]] = []
 
-    def ask(config: EngineConfig, ranks: int) -> ModelMemory:
-        key = (config.model, config.device, config.cache.kv_cache_dtype, config.cache.block_size, ranks)
+    def ask(config: EngineConfig, ranks: int, stage: Stage = ONE_STAGE) -> ModelMemory:
+        key = (config.model, config.device, config.cache.kv_cache_dtype, config.cache.block_size, ranks, stage)
         for known, memory in seen:
             if known == key:
                 return memory
-        seen.append((key, measure(config, ranks)))
+        seen.append((key, measure(config, ranks) if stage == ONE_STAGE else measure(config, ranks, stage)))
         return seen[-1][1]
 
     return ask

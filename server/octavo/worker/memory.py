@@ -64,12 +64,17 @@ class MemoryLedger:
     prefix_cache_blocks: int | None = None  # see `octavo.core.block_pool.BlockPool`
     drafter: int = 0  # of the weights: those of the model that guesses tokens
 
-    def cut_to(self, num_blocks: int, max_model_len: int) -> MemoryLedger:
+    def limits(self) -> tuple[int, int, int]:
+        """What ranks agree on: the numbers for `cut_to`."""
+        most = self.prefix_cache_blocks
+        return self.num_blocks, self.max_model_len, self.num_blocks if most is None else most
+
+    def cut_to(self, num_blocks: int, max_model_len: int, prefix_cache_blocks: int) -> MemoryLedger:
         """The same for a KV cache of so many blocks, which other ranks have room for too."""
         kv_cache, most = self.kv_cache - (self.num_blocks - num_blocks) * self.block_bytes, self.prefix_cache_blocks
         return replace(
             self, num_blocks=num_blocks, max_model_len=max_model_len, kv_cache=kv_cache,
-            prefix_cache_blocks=None if most is None else min(most, num_blocks - 1),
+            prefix_cache_blocks=None if most is None else min(prefix_cache_blocks, num_blocks - 1),
         )  # fmt: skip
 
     def shares(self) -> dict[str, int]:
@@ -149,6 +154,7 @@ class ModelMemory:
     weight_dtype: str  # as they lie in memory: "bfloat16", "int8", "gguf" (in the file's own codes)
     specs: list[KVCacheSpec]  # of the layers' KV cache
     drafter: int = 0  # of the bytes: those of the model that guesses tokens
+    num_layers: int = 0  # of a stage of a pipeline
 
     def with_drafter(self, drafter: ModelMemory) -> ModelMemory:
         """With a model beside it whose layers come after its own."""

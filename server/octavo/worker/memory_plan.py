@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES
+from octavo.interface.ranks import ONE_STAGE, Stage, split_layers
 from octavo.worker.memory import (
     DeviceMemory,
     MemoryLedger,
@@ -21,8 +21,12 @@ from octavo.worker.memory import (
 )
 from octavo.worker.step_estimate import graph_bytes, history_bytes, step_bytes
 
-# What a model takes of one of ``ranks`` devices.
-Measure = Callable[[EngineConfig, int], ModelMemory]
+
+class Measure(Protocol):
+    """What a model takes of one of ``ranks`` devices that share it, or ``stage`` of it."""
+
+    def __call__(self, config: EngineConfig, ranks: int, stage: Stage = ONE_STAGE, /) -> ModelMemory:
+        """Raises ModelError and ConfigError."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Plan:
     ledger: MemoryLedger | None  # None: it does not fit
     problem: str = ""  # why not
     stages: int = 1
+    of_stages: tuple[ModelMemory, ...] = ()  # of a device of each; ``memory`` is that with room for the fewest blocks
 
     @property
     def num_devices(self) -> int:
@@ -69,20 +74,23 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     _check_float8(config, device)
     sizes = replace(config.parallel, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
     config = replace(config, parallel=sizes)
-    memory = _on_stage(config, measure, ranks, stages)
-    whole = memory if ranks * stages == 1 else measure(config, 1)
+    memories = _of_stages(config, measure, ranks, stages)
+    whole = memories[0] if ranks * stages == 1 else measure(config, 1)
     kv_bytes = sum(spec.bytes_per_token() for spec in whole.specs)
     config = replace(config, scheduler=with_token_budget(config.scheduler, device.kind))
-    found = Plan(config, device, ranks, memory, kv_bytes, None, stages=stages)
+    largest = max(memories, key=lambda memory: memory.weights)
+    found = Plan(config, device, ranks, largest, kv_bytes, None, stages=stages, of_stages=tuple(memories))
     try:
         own = replace(device, total=device.total // found.num_devices) if device.kind == "cpu" else device
-        longest = check_fits(config, memory, own)
-        config = config.with_max_model_len(longest)
-        memory = _on_stage(config, measure, ranks, stages)  # tables of the model are as long as that
-        ledger = _ledger(config, memory, own)
+        config = config.with_max_model_len(min(check_fits(config, memory, own) for memory in memories))
+        memories = _of_stages(config, measure, ranks, stages)  # tables of the model are as long as that
+        ledgers = [_ledger(config, memory, own) for memory in memories]
     except ConfigError as error:
         return replace(found, problem=str(error))
-    return replace(found, config=config.with_max_model_len(ledger.max_model_len), memory=memory, ledger=ledger)
+    ledger, memory = min(zip(ledgers, memories, strict=True), key=lambda pair: pair[0].num_blocks)
+    ledger = ledger.cut_to(*map(min, zip(*(one.limits() for one in ledgers), strict=True)))
+    config = config.with_max_model_len(ledger.max_model_len)
+    return replace(found, config=config, memory=memory, ledger=ledger, of_stages=tuple(memories))
 
 
 def _check_float8(config: EngineConfig, device: DeviceMemory) -> None:
@@ -97,22 +105,37 @@ def _check_float8(config: EngineConfig, device: DeviceMemory) -> None:
         raise ConfigError("quantization fp8 needs a GPU of compute capability 8.9 or above; use int8 on this one")
 
 
-def _on_stage(config: EngineConfig, measure: Measure, ranks: int, stages: int) -> ModelMemory:
-    """What the first stage takes, which has no fewer layers than another one, and not the head."""
-    model, hf = config.model, config.model.hf_config
+def _of_stages(config: EngineConfig, measure: Measure, ranks: int, stages: int) -> list[ModelMemory]:
+    """What a rank of each stage takes: where the engine runs them as it deals the layers, else by their numbers."""
     if stages == 1:
-        return measure(config, ranks)
-    if stages > model.num_layers:
-        raise ConfigError(f"{model.num_layers} layers cannot be dealt to {stages} pipeline stages; give fewer")
-    count = -(-model.num_layers // stages)
-    layers: dict[str, Any] = {"num_hidden_layers": count}
-    if isinstance(hf.get("layer_types"), list):
-        layers["layer_types"] = hf["layer_types"][:count]
-    part = measure(replace(config, model=replace(model, hf_config={**hf, **layers})), ranks)
-    head = 0
-    if config.device != "cpu" and not hf.get("tie_word_embeddings"):
-        head = model.vocab_size * model.hidden_size * DTYPE_BYTES[model.dtype] // ranks
-    return replace(part, weights=part.weights - head, parameters=measure(config, ranks).parameters)
+        return [measure(config, ranks)]
+    of_all = measure(config, ranks).parameters
+    if config.device == "cpu":
+        found = [measure(config, ranks, Stage(number, stages)) for number in range(stages)]
+    else:
+        found = _estimated(config, measure, ranks, stages)
+    return [replace(memory, parameters=of_all) for memory in found]
+
+
+def _estimated(config: EngineConfig, measure: Measure, ranks: int, stages: int) -> list[ModelMemory]:
+    """By models of so many layers, without what another stage has of tokens: the table, or the head."""
+    model, hf = config.model, config.model.hf_config
+    table = model.vocab_size * model.hidden_size * DTYPE_BYTES[model.dtype] // ranks
+    of_count: dict[int, ModelMemory] = {}
+    found = []
+    for number, part in enumerate(split_layers(model.num_layers, stages)):
+        count = len(part)
+        if count not in of_count:
+            layers: dict[str, Any] = {"num_hidden_layers": count}
+            if isinstance(hf.get("layer_types"), list):
+                layers["layer_types"] = hf["layer_types"][:count]
+            of_count[count] = measure(replace(config, model=replace(model, hf_config={**hf, **layers})), ranks)
+        elsewhere = (number > 0) + (number < stages - 1)
+        if hf.get("tie_word_embeddings"):  # one is both
+            elsewhere = 1 if 0 < number < stages - 1 else 0
+        whole = of_count[count]
+        found.append(replace(whole, weights=whole.weights - elsewhere * table, num_layers=count))
+    return found
 
 
 def _ledger(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> MemoryLedger:

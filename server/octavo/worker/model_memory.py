@@ -10,6 +10,7 @@ from octavo.layers.parallel import TensorParallel
 from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import taken_weights
 from octavo.loader.weight_bytes import model_without_memory, weight_size
+from octavo.models.base import CausalLM
 from octavo.worker.device import choose_kernels, resolve_dtype
 from octavo.worker.kv_cache import kv_cache_specs
 from octavo.worker.memory import ModelMemory, held_in
@@ -38,4 +39,5 @@ def model_memory(config: EngineConfig, device: torch.device, ranks: int = 1, sta
     rounded = device.type != "cpu" and config.model.quantization in ("int8", "fp8") and not described
     weight_dtype = held_in(config.model, model.is_quantized or rounded)
     specs = kv_cache_specs(model, config, device)
-    return ModelMemory(config.model.model, size.nbytes, size.parameters, weight_dtype, specs)
+    num_layers = len(model.model.own_layers()) if isinstance(model, CausalLM) else 0
+    return ModelMemory(config.model.model, size.nbytes, size.parameters, weight_dtype, specs, num_layers=num_layers)

@@ -141,8 +141,8 @@ class Worker:
         shortened = self.ledger.shortened(own_len, config.cache)
         if shortened:
             logger.warning(shortened)
-        num_blocks, longest = self._agree((self.ledger.num_blocks, self.ledger.max_model_len))
-        self.ledger = self.ledger.cut_to(num_blocks, longest)
+        self.ledger = self.ledger.cut_to(*self._agree(self.ledger.limits()))
+        longest = self.ledger.max_model_len
         self.config = config = config.with_max_model_len(longest)
         scheduler = self.config.scheduler
         ledger, device = self.ledger, self.device

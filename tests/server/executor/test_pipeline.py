@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from support.serving import are_gone, tiny_model
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams, StructuredOutputsParams
+from octavo.cli.main import main
 from octavo.core.kv_groups import groups_of_stage, make_groups
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
@@ -61,14 +63,22 @@ def test_stages_answer_as_one_does(family: str, stages: int, ranks: int, tmp_pat
         str(tmp_path), num_gpu_blocks_override=blocks, tensor_parallel_size=ranks, pipeline_parallel_size=stages,
         **OPTIONS,
     )  # fmt: skip
-    executor = llm.engine.executor
-    assert executor.max_in_flight == stages
+    executor, under_way = llm.engine.executor, list[int]()
+    others = executor._ranks
+    begin_step = others.begin_step
+
+    def watched(step_id: int) -> None:
+        begin_step(step_id)
+        under_way.append(len(others._steps))
+
+    others.begin_step = watched
     assert answers(llm) == expected and executor.recording_obstacle is None
+    assert max(under_way) == stages and sum(count == stages for count in under_way) > len(under_way) / 2
     assert answers(llm) == expected and llm.totals.prefix_cache_hits
     assert family != "llama" or llm.totals.num_preemptions
     layers = [layer for layer in executor.worker.model.model.layers if list(layer.parameters())]
     assert len(layers) == len(executor.worker.runner.kv_cache.layers) == -(-5 // stages)
-    pids = [rank.process.pid for rank in executor._ranks._ranks]
+    pids = [rank.process.pid for rank in others._ranks]
     assert len(pids) == stages * ranks - 1
     del llm, executor
     gc.collect()
@@ -76,8 +86,9 @@ def test_stages_answer_as_one_does(family: str, stages: int, ranks: int, tmp_pat
 
 
 @pytest.mark.slow
-def test_the_embedded_model_on_two_stages() -> None:
-    """In the file's own codes; with a grammar, which the first stage follows and the last one obeys."""
+def test_the_embedded_model_on_two_stages(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the file's own codes; with a grammar, which the first stage follows and the last one obeys. `octavo plan` says
+    before what each stage holds."""
     schema = {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}
     grammar = StructuredOutputsParams(json=schema)
     params = [
@@ -86,10 +97,13 @@ def test_the_embedded_model_on_two_stages() -> None:
         SamplingParams(temperature=0, max_tokens=5, prompt_logprobs=1),
     ]
     prompts = ["The capital of France is", "My age as JSON: ", "One two three four"]
-    found, expected = (
-        answers(LLM(max_model_len=256, pipeline_parallel_size=stages), prompts, params) for stages in (2, 1)
-    )
-    assert found == expected
+    llm = LLM(max_model_len=256, pipeline_parallel_size=2)
+    assert answers(llm, prompts, params) == answers(LLM(max_model_len=256), prompts, params)
+    assert main(["plan", "--cpu", "-pp", "2", "--max-model-len", "256", "--json"]) == 0
+    said, executor = json.loads(capsys.readouterr().out), llm.engine.executor
+    assert said["served"] and said["layers_per_stage"] == [15, 15]
+    assert said["weights_bytes_per_stage"][0] == executor.worker.ledger.weights
+    assert said["num_blocks"] == executor.num_blocks - 1 and said["max_model_len"] == 256
 
 
 @given(

@@ -288,6 +288,7 @@ def test_layers_are_dealt_to_stages(llama: str, capsys: pytest.CaptureFixture[st
     assert said["weights_bytes"] == pytest.approx(2 * (16 * 218_112_000 + 525_336_576), rel=0.001)
     assert said["block_bytes"] == 16 * 131_072 // 2 and said["kv_bytes_per_token"] == 131_072
     assert said["pipeline_parallel_size"] == 2 and not said["served"]
+    assert said["layers_per_stage"] == [16, 16] and said["weights_bytes"] in said["weights_bytes_per_stage"]
     assert main(["plan", llama, "--gpu", "l4", "--gpus", "4", "-pp", "2"]) == 0
     out = capsys.readouterr().out
     assert "tensor and pipeline parallelism is not there yet" in out and " 2 x 2 " in out
