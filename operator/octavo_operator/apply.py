@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,8 +18,20 @@ from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.rejected_writes import RejectedWrites
 from octavo_operator.kube.resources import RESOURCES
 from octavo_operator.kube.store import ObjectRef, Observed, Store
-from octavo_operator.plan import APPLIED, Action, Annotate, Apply, Delete, Plan, RemoveForeignFields, ownership_of
+from octavo_operator.plan import (
+    APPLIED,
+    Action,
+    Annotate,
+    Apply,
+    CreateToken,
+    Delete,
+    Evict,
+    Plan,
+    RemoveForeignFields,
+    ownership_of,
+)
 from octavo_operator.rejections import NameConflictError, is_transient
+from octavo_operator.render.names import TOKEN_KEY
 from octavo_operator.status import Event
 
 logger = logging.getLogger("octavo.operator.apply")
@@ -28,6 +41,7 @@ Json = dict[str, Any]
 
 # No pods without their network policy, nor with a service account of this name that is not ours.
 _BEFORE_PODS = ("NetworkPolicy", "ServiceAccount")
+_WITH_PODS = ("Deployment", "LeaderWorkerSet")
 
 
 class TerminatingError(Exception):
@@ -73,7 +87,7 @@ class Applier:
                 continue
             if errors and isinstance(action, Annotate):
                 continue
-            if prerequisite_failed and kind == "Deployment" and isinstance(action, Apply) and not action.exists:
+            if prerequisite_failed and kind in _WITH_PODS and isinstance(action, Apply) and not action.exists:
                 continue
             try:
                 await self._write_unless_rejected(owner, action)
@@ -133,6 +147,10 @@ class Applier:
                 await self._apply(owner, manifest, why, exists)
             case Annotate(target, annotations):
                 await self._annotate(target, annotations)
+            case CreateToken(manifest):
+                await self._create_token(owner, manifest)
+            case Evict(pod):
+                await self._evict(owner, pod)
             case Delete(target):
                 logger.info("%s/%s: deleting %s %s", *owner.key, target.kind, target.name)
                 await self._client.delete(target.kind, target.namespace, target.name, target.uid)
@@ -177,6 +195,35 @@ class Applier:
                 raise StaleObjectError(f"{target.kind} {target.name}") from error
             raise
         self._store.put(Observed.of(target.kind, target.api_version, answer))
+
+    async def _create_token(self, owner: Owner, manifest: Json) -> None:
+        """Needs no right to read Secrets: one that is there already is left alone."""
+        meta = manifest["metadata"]
+        body = {**manifest, "stringData": {TOKEN_KEY: secrets.token_urlsafe(32)}}
+        params = {"fieldManager": FIELD_MANAGER}
+        try:
+            await self._client.call("POST", RESOURCES["Secret"].path(meta["namespace"]), body, params=params)
+        except ApiError as error:
+            if error.status != 409 or error.is_namespace_terminating:
+                raise
+            return
+        logger.info("%s/%s: Secret %s created", *owner.key, meta["name"])
+
+    async def _evict(self, owner: Owner, pod: Json) -> None:
+        """Does nothing when it is gone, or another one has its name."""
+        meta = pod["metadata"]
+        body = {
+            "apiVersion": "policy/v1", "kind": "Eviction",
+            "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+            "deleteOptions": {"preconditions": {"uid": meta["uid"]}},
+        }  # fmt: skip
+        try:
+            await self._client.call("POST", RESOURCES["Pod"].path(meta["namespace"], meta["name"], "eviction"), body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            return
+        logger.info("%s/%s: evicted %s, whose group has places for some of its pods only", *owner.key, meta["name"])
 
     async def _annotate(self, target: Observed, annotations: dict[str, str]) -> None:
         """Does nothing when the pod is gone, or has no annotations any more."""
@@ -249,5 +296,9 @@ def _identity(action: Action) -> tuple[ObjectRef, str]:
             return (target.kind, target.name), f"replace {digest(spec)}"
         case Delete(target):
             return (target.kind, target.name), f"delete {target.uid}"
+        case Evict(pod):
+            return ("Pod", pod["metadata"]["name"]), f"evict {pod['metadata']['uid']}"
+        case CreateToken(manifest):
+            return ("Secret", manifest["metadata"]["name"]), "create"
         case Annotate(target, annotations):
             return (target.kind, target.name), f"annotate {target.uid} {digest(annotations)}"

@@ -20,6 +20,7 @@ from octavo_operator.claims import Claims, claimant
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Events, Problem
 from octavo_operator.gateway_links import GatewayLinks
+from octavo_operator.group_rivals import rivals
 from octavo_operator.image_rollout import ImageRollout
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.lease import LeaderElector
@@ -165,7 +166,8 @@ class Controller:
             )
         children = self.store.children(key)
         pods, fetching = pods_of(children), pods_of(children, names.PREFETCH)
-        pod_events, events_due = await self._pod_events.read(key, [*pods, *fetching], time.time())
+        others = [*pods_of(children, names.WORKER), *fetching]
+        pod_events, events_due = await self._pod_events.read(key, [*pods, *others], time.time())
         start = self.pod_starts.last(key, pods, deployment.status.get("start"))
         return await self._carry_out(
             deployment, lambda problem: self._compute(deployment, pod_events, start, problem), events_due
@@ -284,12 +286,13 @@ class Controller:
         return reconcile(
             deployment, self.store.children(key), self._config, self._apis, time.time(), problem,
             self.scaling(deployment), self._image_rollout.turn(deployment), self._applier.contests.problem(key),
-            pod_events, start, self._links.gateways_of(deployment),
+            pod_events, start, self._links.gateways_of(deployment), lambda: rivals(self.store, key),
         )  # fmt: skip
 
     def _record(self, owner: Owner, status: Json) -> None:
         if isinstance(owner, LLMDeployment | InvalidLLMDeployment):
-            pods = pods_of(self.store.children(owner.key))
+            children = self.store.children(owner.key)
+            pods = [*pods_of(children), *pods_of(children, names.WORKER)]
             self.metrics.record(owner.key, Snapshot.of(owner, status, pods))
         else:
             self.metrics.record_gateway((owner.namespace, owner.name), status)

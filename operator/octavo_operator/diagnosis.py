@@ -31,6 +31,10 @@ _BY_SEVERITY = (
 )  # fmt: skip
 
 
+DOWNLOAD = frozenset({"GatedModel", "Unauthorized", "ModelNotFound", "CacheFull", "DownloadFailed"})  # reasons
+NO_PLACE = frozenset({"InsufficientGPU", "InsufficientResources", "Unschedulable"})  # reasons
+
+
 def most_severe(problems: list[Problem]) -> Problem | None:
     """The one to report when pods differ."""
     return min(problems, key=lambda problem: _BY_SEVERITY.index(problem.reason), default=None)

@@ -15,12 +15,14 @@ from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.api.engine import FOLLOW
 from octavo_operator.api.resources import Accelerator
 from octavo_operator.api.schema import SpecError, from_json
+from octavo_operator.children import pods_of
 from octavo_operator.claims import claimant
 from octavo_operator.config import OperatorConfig
 from octavo_operator.kube.store import Store
 from octavo_operator.plan import recorded_image, replaced_image
-from octavo_operator.render import TEMPLATE_PROBLEMS
-from octavo_operator.rollout import is_complete
+from octavo_operator.render import TEMPLATE_PROBLEMS, names
+from octavo_operator.render.workload import KIND as GROUPS
+from octavo_operator.workload import Workload
 
 Json = dict[str, Any]
 
@@ -93,14 +95,23 @@ class ImageRollout:
         return ImageTurn(image, True, tuple(map(str, members_before(one, self._fleet, self._config.image_rollouts))))
 
     def _member(self, namespace: str, name: str) -> Member | None:
-        seen, live = self._store.get(KIND, namespace, name), self._store.get("Deployment", namespace, name)
-        if seen is None or live is None or seen.owner != live.owner:
+        seen = self._store.get(KIND, namespace, name)
+        if seen is None:
             return None
-        return member(seen.body, live.body, self._config)
+        body = seen.body
+        if _nodes(body) > 1 and (live := self._store.get(GROUPS, namespace, names.group(name))):
+            children = self._store.children((namespace, name))
+            workload = Workload.of(live.body, pods_of(children), pods_of(children, names.WORKER))
+        elif live := self._store.get("Deployment", namespace, name):
+            workload = Workload.of(live.body)
+        if live is None or seen.owner != live.owner:
+            return None
+        return member(body, workload, self._config)
 
 
-def member(body: Json, live: Json, config: OperatorConfig) -> Member | None:
-    """The state of an LLMDeployment (`body`) with its Deployment (`live`); None: it does not follow."""
+def member(body: Json, workload: Workload, config: OperatorConfig) -> Member | None:
+    """The state of an LLMDeployment (`body`) with its workload; None: it does not follow."""
+    live = workload.live or {}
     meta, engine = body["metadata"], (body.get("spec") or {}).get("engine") or {}
     if "deletionTimestamp" in meta or engine.get("image") or claimant(body) not in (None, config.operator_id):
         return None
@@ -113,11 +124,16 @@ def member(body: Json, live: Json, config: OperatorConfig) -> Member | None:
         engine.get("imagePriority") or 0,
         meta.get("creationTimestamp", ""),
         recorded_image(live) != config.image(_accelerator(body)),
-        is_complete(live),
+        workload.is_complete,
         any(one["type"] == "Degraded" and one["reason"] in TEMPLATE_PROBLEMS for one in conditions),
         replaced_image(live) is not None,
-        bool(live["spec"].get("replicas", 1)) and not (live.get("status") or {}).get("availableReplicas"),
+        bool(workload.wanted) and not workload.available,
     )
+
+
+def _nodes(body: Json) -> int:
+    nodes: int = ((body.get("spec") or {}).get("parallelism") or {}).get("nodes") or 1
+    return nodes
 
 
 def _accelerator(body: Json) -> Accelerator | None:

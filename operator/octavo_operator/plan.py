@@ -15,7 +15,7 @@ from octavo_operator.diff import digest, first_difference, overlay, without
 from octavo_operator.kube.field_ownership import is_allowed
 from octavo_operator.kube.resources import CHILD_KINDS
 from octavo_operator.kube.store import ObjectRef, Observed
-from octavo_operator.render.names import ENGINE, ROUTER
+from octavo_operator.render.names import ENGINE, ROUTER, group
 
 Manifest = dict[str, Any]
 
@@ -63,6 +63,20 @@ class Delete:
 
 
 @dataclass(frozen=True)
+class CreateToken:
+    """Creates a Secret with a random token, unless there is one of that name: it is never read, nor changed."""
+
+    manifest: Manifest  # without the token
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Evicts a pod, as long as budgets allow it."""
+
+    pod: Manifest
+
+
+@dataclass(frozen=True)
 class Annotate:
     """Sets annotations of a pod: its kubelet then updates the volumes at once, not within a minute or two. Not done
     when an earlier action has failed."""
@@ -71,7 +85,7 @@ class Annotate:
     annotations: dict[str, str]
 
 
-Action = Apply | RemoveForeignFields | Delete | Annotate
+Action = Apply | RemoveForeignFields | Delete | CreateToken | Evict | Annotate
 
 
 @dataclass(frozen=True)
@@ -83,12 +97,18 @@ class Plan:
     waits: bool = False  # for children of a deleted owner of the same name to be gone
 
     def changes_pods(self, name: str) -> bool:
-        """Whether the Deployment `name` is yet to be updated to the current spec. Reverts do not count: a webhook may
-        change it at each write, and the update is complete all the same."""
+        """Whether the Deployment or LeaderWorkerSet of `name` is yet to be updated to the current spec. Reverts do not
+        count: a webhook may change it at each write, and the update is complete all the same."""
+        refs = workload_refs(name)
         return any(
-            isinstance(action, Apply) and not action.is_revert and _ref(action.manifest) == ("Deployment", name)
+            isinstance(action, Apply) and not action.is_revert and _ref(action.manifest) in refs
             for action in self.actions
         )
+
+
+def workload_refs(name: str) -> tuple[ObjectRef, ObjectRef]:
+    """What may run the engine's pods of an LLMDeployment."""
+    return ("Deployment", name), ("LeaderWorkerSet", group(name))
 
 
 def compute_plan(owner: Owner, desired: Iterable[Manifest], observed: Iterable[Observed]) -> Plan:
@@ -250,7 +270,7 @@ def recorded_image(live: Manifest) -> str | None:
     if record and record.get("image"):
         return str(record["image"])
     # Made by a version that did not record it.
-    containers = ((live["spec"].get("template") or {}).get("spec") or {}).get("containers") or []
+    containers = ((live.get("spec", {}).get("template") or {}).get("spec") or {}).get("containers") or []
     return next((container.get("image") for container in containers if container.get("name") == ENGINE), None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -14,11 +14,15 @@ from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.children import child, pods_of
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Events, Problem, claim_pending
+from octavo_operator.group_places import HELD, Places, Rivals, find_places
 from octavo_operator.image_rollout import ImageTurn
 from octavo_operator.kube.resources import IMAGE_VOLUMES
-from octavo_operator.kube.store import Observed
+from octavo_operator.kube.store import ObjectRef, Observed
 from octavo_operator.plan import (
+    Action,
+    CreateToken,
     Delete,
+    Evict,
     Plan,
     compute_plan,
     kept_annotation,
@@ -27,7 +31,9 @@ from octavo_operator.plan import (
     recorded_template,
     replaced_image,
     template_annotation,
+    workload_refs,
 )
+from octavo_operator.prefetch import Prefetch
 from octavo_operator.prefetch import observe as observe_prefetch
 from octavo_operator.render import InvalidTemplateError, expected_template, names, render
 from octavo_operator.render.autoscaling import autoscaler_kind
@@ -37,9 +43,14 @@ from octavo_operator.render.router.objects import (
     expected_router_template,
     unchanged_files,
 )
-from octavo_operator.rollout import MAKE_ROOM, make_room
+from octavo_operator.render.template_checks import GROUPS_NOT_INSTALLED
+from octavo_operator.render.token import expected_token, needs_token
+from octavo_operator.render.workload import KIND as GROUPS
+from octavo_operator.render.workload import is_grouped
+from octavo_operator.rollout import MAKE_ROOM, Room, make_room
 from octavo_operator.routing import Routers, kept_objects, observe
 from octavo_operator.status import Observation, expected_status, invalid_status
+from octavo_operator.workload import Workload, groups, live_of
 
 Json = dict[str, Any]
 
@@ -63,8 +74,9 @@ def parse(body: Json) -> LLMDeployment | InvalidLLMDeployment:
 
 def reconcile_invalid(deployment: InvalidLLMDeployment, children: list[Observed], now: float) -> Outcome:
     """Changes nothing until the spec is valid; running pods stay."""
-    live = child(children, "Deployment", deployment.name)
-    return Outcome(status=invalid_status(deployment, live, now))
+    live = live_of(deployment.name, children, grouped=True)
+    workload = Workload.of(live, pods_of(children), pods_of(children, names.WORKER))
+    return Outcome(status=invalid_status(deployment, workload, now))
 
 
 def reconcile(
@@ -80,23 +92,28 @@ def reconcile(
     pod_events: Events = MappingProxyType({}),
     start: Json | None = None,
     gateways: Sequence[str] = (),
+    rivals: Callable[[], Rivals] = Rivals,
 ) -> Outcome:
     """`children`: observed objects of the LLMDeployment; `apis`: optional kinds and features that the cluster has;
     `problem`: of the last execution of the plan, for the status; `image_turn`: of one that follows the operator's
     engine image; `contested`: an object that others keep changing; `pod_events`: of hanging pods; `start`: of
-    the last pod that became ready; `gateways`: names of the LLMGateways that serve it."""
+    the last pod that became ready; `gateways`: names of the LLMGateways that serve it;
+    `rivals`: groups of others that wait for places."""
     if deployment.deleting:
         return Outcome()
     scaling = dataclasses.replace(scaling, holds=deployment.routers_hold or bool(gateways))
-    live = child(children, "Deployment", deployment.name)
-    pods = pods_of(children)
+    grouped = is_grouped(deployment, apis)
+    live = live_of(deployment.name, children, grouped)
+    is_other_kind = live is not None and (live["kind"] == GROUPS) != grouped  # parallelism.nodes was changed
+    pods, workers = pods_of(children), pods_of(children, names.WORKER)
     claim = next((one.body for one in children if one.kind == "PersistentVolumeClaim"), None)
     room, requeue_after = make_room(deployment, live, pods, now)
+    places = find_places(deployment, live, groups(pods, workers), rivals, now)
     plan, pending = Plan(), True
     routers = observe(deployment, children, pod_events, now)
-    template, current, record, invalid = _choose_template(deployment, live, config, image_turn, IMAGE_VOLUMES in apis)
+    template, current, record, invalid = _choose_template(deployment, live, config, image_turn, apis)
     problem = invalid or problem
-    prefetch = observe_prefetch(deployment, live, current, children, pod_events, now)
+    prefetch = observe_prefetch(deployment, None if is_other_kind else live, current, children, pod_events, now)
     if prefetch.holds and live is not None:
         template, record = recorded_template(live), kept_annotation(live)
     if template is not None:
@@ -104,23 +121,18 @@ def reconcile(
         desired = render(
             deployment, config, template=template, unavailable=unavailable, apis=apis, stage=routers.stage,
             routers=_choose_routers(deployment, routers, children, config, image_turn), gateways=gateways,
+            held=places.num_held,
         )  # fmt: skip
-        for manifest in desired:
-            if (manifest["kind"], manifest["metadata"]["name"]) == ("Deployment", deployment.name):
-                made_room = {MAKE_ROOM: str(room)} if room else {}
-                manifest["metadata"]["annotations"] = {**record, **made_room}
+        _annotate(desired, deployment.name, record, room, places)
         if prefetch.job:
             desired.append(prefetch.job)
         plan = compute_plan(deployment, desired, children)
         kept = kept_objects(deployment, routers.stage)
-        # Running pods may need objects that the current spec does not.
-        actions = [
-            one
-            for one in plan.actions
-            if not isinstance(one, Delete)
-            or one.target.kind == "Job"
-            or (current and not prefetch.holds and (one.target.kind, one.target.name) not in kept)
-        ]
+        actions = [one for one in plan.actions if _may_be_done(one, current, prefetch, kept)]
+        if grouped and (live is None or is_other_kind or needs_token(deployment, [*pods, *workers])):
+            actions.insert(0, CreateToken(expected_token(deployment)))
+        if places.evicted:
+            actions.append(Evict(places.evicted))
         plan = dataclasses.replace(plan, actions=actions)
         pending = plan.changes_pods(deployment.name) or current is None or prefetch.holds
         if plan.conflicts and problem is None:
@@ -135,14 +147,31 @@ def reconcile(
     if problem is None:
         problem, claim_due = claim_pending(claim, pods, now)
         requeue_after = min((one for one in (requeue_after, claim_due) if one is not None), default=None)
-    for due in (image_turn.requeue_after if image_turn else None, routers.requeue_after, prefetch.requeue_after):
+    dues = [one.requeue_after for one in (image_turn, routers, prefetch, places) if one is not None]
+    for due in dues:
         if due:
             requeue_after = min(due, requeue_after or due)
     seen = Observation(
         live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, current, image_turn,
-        contested, pod_events, routers, prefetch, start,
+        contested, pod_events, routers, prefetch, start, workers, places,
     )  # fmt: skip
     return Outcome(plan, expected_status(deployment, seen, config.cluster_domain, now), requeue_after)
+
+
+def _annotate(desired: list[Json], name: str, record: dict[str, str], room: Room | None, places: Places) -> None:
+    """Adds to the workload of an LLMDeployment what is to be known of it later."""
+    notes = {**record, **({MAKE_ROOM: str(room)} if room else {}), **({HELD: str(places.held)} if places.held else {})}
+    for manifest in desired:
+        meta = manifest["metadata"]
+        if (manifest["kind"], meta["name"]) in workload_refs(name):
+            meta["annotations"] = {**meta.get("annotations", {}), **notes}
+
+
+def _may_be_done(action: Action, current: Json | None, prefetch: Prefetch, kept: frozenset[ObjectRef]) -> bool:
+    """Running pods may need objects that the current spec does not."""
+    if not isinstance(action, Delete) or action.target.kind == "Job":
+        return True
+    return current is not None and not prefetch.holds and (action.target.kind, action.target.name) not in kept
 
 
 def _choose_template(
@@ -150,15 +179,21 @@ def _choose_template(
     live: Json | None,
     config: OperatorConfig,
     image_turn: ImageTurn | None,
-    image_volumes: bool,
+    apis: frozenset[str],
 ) -> tuple[Json | None, Json | None, dict[str, str], Problem | None]:
     """The pod template to render (None: there is none), that of the current spec (None: the spec yields none), the
     annotation that records the template, and what is wrong with the spec."""
     may_update = image_turn is not None and image_turn.may_update
     try:
+        if deployment.spec.parallelism.nodes > 1 and GROUPS not in apis:
+            raise InvalidTemplateError(
+                "parallelism.nodes: this cluster has no LeaderWorkerSets (leaderworkerset.x-k8s.io/v1), which groups "
+                "of pods need; install LeaderWorkerSet, and the groups start, or set nodes to 1",
+                GROUPS_NOT_INSTALLED,
+            )
         template = pinned_template(deployment, live)
         if template is None or live is None or may_update:
-            template = expected_template(deployment, config, image_volumes)
+            template = expected_template(deployment, config, IMAGE_VOLUMES in apis)
             replaced = recorded_image(live) if live and may_update else None
             image = config.image(deployment.spec.accelerator)
             return template, template, template_annotation(deployment, template, image, replaced), None

@@ -18,10 +18,13 @@ from typing import Any
 from octavo_operator.api import GROUP, LLMDeployment
 from octavo_operator.diagnosis import is_finished
 from octavo_operator.render.deployment import has_exclusive_cache
+from octavo_operator.render.workload import KIND as GROUPS
 from octavo_operator.times import parse_time
+from octavo_operator.workload import Workload
 
 MAKE_ROOM = f"{GROUP}/make-room"  # annotation of the Deployment: the rollout in which old pods are stopped first
 _REVISION = "deployment.kubernetes.io/revision"  # counted by the Deployment controller
+_GROUP_REVISION = "leaderworkerset.sigs.k8s.io/template-revision-hash"
 STEP_SECONDS = 30.0  # before another pod is stopped: the scheduler retries every few seconds
 _OVERDUE_SECONDS = 30.0  # by which a terminating pod may exceed its grace period and still be waited for
 
@@ -50,12 +53,12 @@ def make_room(
 ) -> tuple[Room | None, float | None]:
     """Whether old pods are stopped first in the current rollout, and seconds until that is to be computed again."""
     spec = deployment.spec.rollout
-    if spec.type != "Auto" or has_exclusive_cache(deployment) or live is None:
-        return None, None
+    if spec.type != "Auto" or has_exclusive_cache(deployment) or live is None or live.get("kind") == GROUPS:
+        return None, None  # groups end before their successors begin
     annotations = live["metadata"].get("annotations") or {}
     rollout = annotations.get(_REVISION, "")
     decided = Room.of(annotations.get(MAKE_ROOM))
-    if decided and (decided.rollout != rollout or is_complete(live)):
+    if decided and (decided.rollout != rollout or Workload.of(live).is_complete):
         decided = None
     staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"] and not is_finished(pod)]
     stuck = _stuck(live, staying)
@@ -86,21 +89,11 @@ def make_room(
     return wanted, None
 
 
-def is_complete(live: Json) -> bool:
-    """All replicas are available and of the latest template, and no old pod is left."""
-    status = live.get("status") or {}
-    wanted = live["spec"].get("replicas", 1)
-    return bool(
-        status.get("observedGeneration", 0) >= live["metadata"].get("generation", 1)
-        and status.get("updatedReplicas", 0) == wanted
-        and status.get("replicas", 0) == wanted
-        and status.get("availableReplicas", 0) == wanted
-    )
-
-
 def revision(pod: Json) -> str | None:
     """Hash of the pod template that the pod was created from."""
-    return (pod["metadata"].get("labels") or {}).get("pod-template-hash")
+    labels = pod["metadata"].get("labels") or {}
+    found: str | None = labels.get("pod-template-hash") or labels.get(_GROUP_REVISION)
+    return found
 
 
 def _stuck(live: Json, pods: list[Json]) -> tuple[float, bool] | None:

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from octavo_operator.api import InvalidLLMDeployment, LLMDeployment, Owner
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
 from octavo_operator.autoscaling.decision import rounded_capacity
 from octavo_operator.diagnosis import (
+    DOWNLOAD,
+    NO_PLACE,
     Events,
     Problem,
     diagnose,
@@ -28,12 +31,16 @@ from octavo_operator.diagnosis import (
     is_finished,
     most_severe,
 )
+from octavo_operator.group_endings import ending
+from octavo_operator.group_places import Places
 from octavo_operator.image_rollout import ImageTurn
 from octavo_operator.prefetch import Prefetch
 from octavo_operator.render import names
-from octavo_operator.rollout import is_complete, revision
+from octavo_operator.render.workload import KIND as GROUPS
+from octavo_operator.rollout import revision
 from octavo_operator.routing import KIND as ROUTER_READY
 from octavo_operator.routing import NOT_READY, Routers, router_ready
+from octavo_operator.workload import Workload
 
 Json = dict[str, Any]
 
@@ -51,8 +58,8 @@ class Event:
 class Observation:
     """The input of a status. `problem`: of the operator's own work (invalid patch, rejected object)."""
 
-    live: Json | None  # the Deployment
-    pods: list[Json]
+    live: Json | None  # the Deployment or LeaderWorkerSet
+    pods: list[Json]  # those that serve
     claim: Json | None = None
     problem: Problem | None = None
     made_room: bool = False
@@ -67,17 +74,23 @@ class Observation:
     routers: Routers = field(default_factory=Routers)
     prefetch: Prefetch = field(default_factory=Prefetch)
     start: Json | None = None  # of the last pod that became ready
+    workers: list[Json] = field(default_factory=list)  # the other pods of groups
+    places: Places = field(default_factory=Places)  # of groups
+
+    @cached_property
+    def workload(self) -> Workload:
+        """Numbers of replicas."""
+        return Workload.of(self.live, self.pods, self.workers)
 
 
 def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain: str, now: float) -> Json:
     """The whole status. lastTransitionTime of a condition changes only with its status."""
-    counts = (seen.live or {}).get("status") or {}
     problem = seen.problem or _find_problem(deployment, seen) or seen.prefetch.problem
     conditions = [_available(deployment, seen, problem), _progressing(deployment, seen, problem)]
     conditions.append(
         degraded(problem or seen.contested or _router_problem(seen) or _pool_problem(deployment, seen.apis))
     )
-    if router := router_ready(deployment, seen.routers, counts.get("availableReplicas", 0)):
+    if router := router_ready(deployment, seen.routers, seen.workload.available):
         conditions.insert(-1, make_condition(ROUTER_READY, *router))
     if deployment.spec.model.is_fetched:
         conditions.insert(0, _model_cached(deployment, seen, problem))
@@ -88,12 +101,12 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
     conditions.insert(0, _ready(deployment, seen, conditions, problem))
     set_times(conditions, deployment, now)
     out: Json = {
-        **_counts(deployment, counts),
+        **_counts(deployment, seen.workload),
         "selector": names.selector_text(deployment),
         "url": names.url(deployment, cluster_domain),
         "conditions": conditions,
     }
-    if image := _image(seen.live):
+    if image := _image(seen.workload.template):
         out["image"] = image
     if seen.start:
         out["start"] = seen.start
@@ -104,11 +117,10 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
     return out
 
 
-def invalid_status(deployment: InvalidLLMDeployment, live: Json | None, now: float) -> Json:
+def invalid_status(deployment: InvalidLLMDeployment, workload: Workload, now: float) -> Json:
     """The status with an invalid spec: pods are counted, everything else stays."""
-    counts = (live or {}).get("status") or {}
     problem = Problem("InvalidSpec", f"{deployment.error}; correct it. Running pods are unchanged")
-    available = counts.get("availableReplicas", 0)
+    available = workload.available
     conditions = [
         make_condition("Ready", False, problem.reason, problem.message),
         make_condition("Available", True, "Serving", f"{available} replicas serve requests")
@@ -120,12 +132,11 @@ def invalid_status(deployment: InvalidLLMDeployment, live: Json | None, now: flo
     set_times(conditions, deployment, now)
     fields = ("selector", "url", "image", "replicaCapacity", "start")
     kept = {name: value for name, value in deployment.status.items() if name in fields}
-    return {**_counts(deployment, counts), **kept, "conditions": conditions}
+    return {**_counts(deployment, workload), **kept, "conditions": conditions}
 
 
-def _counts(deployment: LLMDeployment | InvalidLLMDeployment, counts: Json) -> Json:
-    kinds = ("replicas", "readyReplicas", "availableReplicas", "updatedReplicas")
-    return {"observedGeneration": deployment.generation, **{name: counts.get(name, 0) for name in kinds}}
+def _counts(deployment: LLMDeployment | InvalidLLMDeployment, workload: Workload) -> Json:
+    return {"observedGeneration": deployment.generation, **workload.counts}
 
 
 def set_times(conditions: list[Json], owner: Owner, now: float) -> None:
@@ -182,16 +193,22 @@ def make_condition(kind: str, status: bool | None, reason: str, message: str) ->
 
 def _find_problem(deployment: LLMDeployment, seen: Observation) -> Problem | None:
     gpu = deployment.spec.accelerator.resource if deployment.spec.accelerator else None
-    found = [(pod, problem) for pod in seen.pods if (problem := diagnose(pod, gpu, _events(seen, pod)))]
-    if one := most_severe([problem for _, problem in found]):
+    pods = [*seen.pods, *seen.workers]
+    found = [(pod, problem) for pod in pods if (problem := diagnose(pod, gpu, _events(seen, pod)))]
+    one = most_severe([problem for _, problem in found])
+    if seen.places.problem and (one is None or one.reason in NO_PLACE):
+        return seen.places.problem
+    if one:
         count = sum(problem.reason == one.reason for _, problem in found)
-        total = sum(not is_finished(pod) for pod in seen.pods)
+        total = sum(not is_finished(pod) for pod in pods)
         where = f"{count} of {total} pods: " if total > 1 else ""
         return Problem(one.reason, where + one.message)
-    counts = (seen.live or {}).get("status") or {}
-    if counts.get("availableReplicas", 0) < deployment.replicas and (one := eviction_problem(seen.pods)):
+    is_grouped = (seen.live or {}).get("kind") == GROUPS
+    if is_grouped and (one := ending(deployment, pods, seen.workload.ready >= deployment.replicas)):
         return one
-    for condition in counts.get("conditions") or []:
+    if seen.workload.available < deployment.replicas and (one := eviction_problem(pods)):
+        return one
+    for condition in seen.workload.conditions:
         message = condition.get("message", "")
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             if "exceeded quota" in message:
@@ -224,12 +241,12 @@ def _events(seen: Observation, pod: Json) -> list[Json]:
 
 
 def _image_pull_progress(seen: Observation) -> str | None:
-    return next((text for pod in seen.pods if (text := image_pull_progress(_events(seen, pod)))), None)
+    pods = [*seen.pods, *seen.workers]
+    return next((text for pod in pods if (text := image_pull_progress(_events(seen, pod)))), None)
 
 
 def _available(deployment: LLMDeployment, seen: Observation, problem: Problem | None) -> Json:
-    counts = (seen.live or {}).get("status") or {}
-    available = counts.get("availableReplicas", 0)
+    available = seen.workload.available
     if available and seen.routers.stage.is_routed and not seen.routers.available:
         cause = f": {seen.routers.problem.message}" if seen.routers.problem else ""
         count = f"{available} of {deployment.replicas} replicas serve, and no router{cause}"
@@ -255,21 +272,20 @@ def _available(deployment: LLMDeployment, seen: Observation, problem: Problem | 
 
 
 def _progressing(deployment: LLMDeployment, seen: Observation, problem: Problem | None) -> Json:
-    if seen.live is None or seen.pending or _outdated(seen.live, deployment):
+    workload = seen.workload
+    if seen.live is None or seen.pending or workload.wanted != deployment.replicas - seen.places.num_held:
         if seen.problem:
             return make_condition("Progressing", False, seen.problem.reason, seen.problem.message)
         if seen.prefetch.holds:
             what = f"{_fetched(deployment)} is being fetched; then the pods are replaced"
             return make_condition("Progressing", True, "Prefetching", what)
         return make_condition("Progressing", True, "Applying", "the spec is being applied")
-    counts = seen.live.get("status") or {}
-    if is_complete(seen.live):
+    if workload.is_complete:
         return make_condition("Progressing", False, "Complete", "all pods are of the latest spec")
     if seen.problem:
         return make_condition("Progressing", False, seen.problem.reason, seen.problem.message)
     done = (
-        f"{counts.get('updatedReplicas', 0)} of {deployment.replicas} replicas are of the latest spec, "
-        f"{counts.get('availableReplicas', 0)} available"
+        f"{workload.updated} of {deployment.replicas} replicas are of the latest spec, {workload.available} available"
     )
     if text := _image_pull_progress(seen):
         done += f"; {text}"
@@ -309,9 +325,6 @@ def degraded(problem: Problem | None) -> Json:
     return make_condition("Degraded", False, "AsExpected", "no problem")
 
 
-_DOWNLOAD = frozenset({"GatedModel", "Unauthorized", "ModelNotFound", "CacheFull", "DownloadFailed"})
-
-
 def _model_cached(deployment: LLMDeployment, seen: Observation, problem: Problem | None) -> Json:
     wanted = _fetch_arguments(seen.template or {})  # pods of an earlier spec may have fetched another model
     states = [
@@ -326,7 +339,7 @@ def _model_cached(deployment: LLMDeployment, seen: Observation, problem: Problem
         return make_condition("ModelCached", True, "Fetched", cached)
     if seen.prefetch.is_done:
         return make_condition("ModelCached", True, "Fetched", cached)
-    if problem and problem.reason in _DOWNLOAD:
+    if problem and problem.reason in DOWNLOAD:
         return make_condition("ModelCached", False, problem.reason, problem.message)
     if seen.prefetch.holds or any("running" in state for state in states):
         return make_condition("ModelCached", False, "Fetching", f"{_fetched(deployment)} is being fetched")
@@ -375,11 +388,6 @@ def _ready(deployment: LLMDeployment, seen: Observation, conditions: list[Json],
     return make_condition("Ready", True, "Ready", f"{count} of {count} replicas serve requests")
 
 
-def _outdated(live: Json, deployment: LLMDeployment) -> bool:
-    """Whether the Deployment does not have the spec's number of replicas yet."""
-    return bool(live["spec"].get("replicas") != deployment.replicas)
-
-
-def _image(live: Json | None) -> str | None:
-    containers = ((live or {}).get("spec") or {}).get("template", {}).get("spec", {}).get("containers") or []
+def _image(template: Json) -> str | None:
+    containers = (template.get("spec") or {}).get("containers") or []
     return next((container.get("image") for container in containers if container["name"] == names.ENGINE), None)

@@ -21,6 +21,7 @@ RWX = {"mode": "pvc", "pvc": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}}
 THEIRS = {"mode": "pvc", "pvc": {"existingClaim": "c"}}
 NODE = {"mode": "node", "node": {"path": "/var/lib/octavo", "maxSize": "1Ti"}}
 HF = "hf://org/name"
+GROUPED = {"parallelism": {"tensor": 2, "nodes": 2}}
 
 
 def model(**more: Any) -> dict[str, Any]:
@@ -199,8 +200,37 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("imagePolicy", {"engine": {"imagePolicy": "Latest"}}, {"engine": {"image": "a:1", "imagePolicy": "Pinned"}}),
     ("accelerator.count", {"accelerator": {"count": 2}}, {"accelerator": {"count": 1}}),
     ("accelerator.count", {"accelerator": {"mig": "1g.10gb", "count": 2}}, {"accelerator": {"mig": "1g.10gb"}}),
-    ("parallelism.tensor", {"parallelism": {"tensor": 2}, "accelerator": {}}, {"parallelism": {"tensor": 2}}),
-    ("parallelism.data", {"parallelism": {"data": 2}, "accelerator": {}}, {"parallelism": {"data": 2, "tensor": 3}}),
+    ("nodes x accelerator.count", {"parallelism": {"tensor": 2}, "accelerator": {}}, {"parallelism": {"tensor": 2}}),
+    (
+        "nodes x accelerator.count",
+        {"parallelism": {"tensor": 8, "pipeline": 2, "nodes": 4}, "accelerator": {"count": 2}},
+        {"parallelism": {"tensor": 8, "pipeline": 2, "nodes": 2}, "accelerator": {"count": 8}},
+    ),
+    (
+        "divisible by parallelism.nodes",
+        {"parallelism": {"tensor": 3, "nodes": 2}},
+        {"parallelism": {"tensor": 4, "nodes": 2}},
+    ),
+    (
+        "tensor x pipeline must be at most 48",
+        {"parallelism": {"tensor": 25, "pipeline": 2}},
+        {"parallelism": {"tensor": 24, "pipeline": 2}},
+    ),
+    ("parallelism.nodes", {"parallelism": {"nodes": 0}}, {"parallelism": {"nodes": 1}}),
+    (
+        "rollout.type Recreate",
+        {**GROUPED, "rollout": {"type": "Recreate"}},
+        {**GROUPED, "rollout": {"type": "RollingUpdate"}},
+    ),
+    ("rollout.minReadySeconds", {**GROUPED, "rollout": {"minReadySeconds": 5}}, {"rollout": {"minReadySeconds": 5}}),
+    ("parallelism.nodes: the pods", {**GROUPED, **model(cache=PVC)}, {**GROUPED, **model(cache=RWX)}),
+    (
+        "scheduling.groupTopologyKey",
+        {"scheduling": {"groupTopologyKey": "example.com/rack"}},
+        {**GROUPED, "scheduling": {"groupTopologyKey": "example.com/rack"}},
+    ),
+    ("scheduling.groupTopologyKey", {**GROUPED, "scheduling": {"groupTopologyKey": "a b"}}, GROUPED),
+    ("scheduling.gang", {**GROUPED, "scheduling": {"gang": "volcano"}}, {**GROUPED, "scheduling": {"gang": "none"}}),
     ("parallelism.data", {"parallelism": {"data": 0}}, {"parallelism": {"data": 1}, "accelerator": {}}),
     ("parallelism.tensor", {"parallelism": {"tensor": 0}}, {"parallelism": {"tensor": 1}, "accelerator": {}}),
     ("parallelism.tensor", {"parallelism": {"tensor": 49}}, {"parallelism": {"tensor": 48}}),

@@ -29,7 +29,7 @@ from octavo_operator.render.restricted import violations
 CONFIG = OperatorConfig(
     engine_image="example.com/engine:1", management_namespaces=("monitoring",), node_cache_paths=("/var/lib/octavo",)
 )
-APIS = frozenset({"PodMonitor", "ServiceMonitor", "InferencePool"})
+APIS = frozenset({"LeaderWorkerSet", "PodMonitor", "ServiceMonitor", "InferencePool"})
 GOLDEN = Path(__file__).parent / "golden"
 
 CASES: dict[str, dict[str, Any]] = {
@@ -81,6 +81,13 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "ranks": {"parallelism": {"tensor": 3, "data": 2}, "resources": {"requests": {"cpu": 6}}},
+    "group": {
+        "parallelism": {"tensor": 2, "pipeline": 2, "nodes": 2},
+        "scheduling": {"groupTopologyKey": "example.com/rack"},
+        "replicas": 2,
+        "auth": {"apiKeySecretRef": {"name": "keys"}},
+        "networkPolicy": {"egress": []},
+    },
     "one-writer": {
         "model": {"uri": "org/name", "cache": {"mode": "pvc", "pvc": {"size": "1Gi", "retain": True}}},
         "suspend": True,

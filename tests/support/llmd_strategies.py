@@ -47,6 +47,9 @@ def _valid(spec: Json) -> Json:
     """What rules over several groups allow: without a replica, routers hold requests."""
     if "accelerator" in spec:  # several ranks are for CPUs
         spec = {name: value for name, value in spec.items() if name != "parallelism"}
+    if "parallelism" in spec:  # as many ranks as the engine has at most
+        tensor, pipeline = spec["parallelism"].get("tensor", 1), spec["parallelism"].get("pipeline", 1)
+        spec["parallelism"] = {**spec["parallelism"], "pipeline": min(pipeline, 48 // tensor)}
     at_zero = (spec.get("autoscaling") or {}).get("minReplicas") == 0
     return {**spec, "routing": {"strategy": "prefix"}} if at_zero else spec
 
@@ -69,7 +72,7 @@ specs = st.fixed_dictionaries(
             env=st.sampled_from([[{"name": "A", "value": "1"}], [{"name": "HF_HOME", "value": "/tmp/x"}]]),
         ),
         "accelerator": st.sampled_from([{}, {"count": 1}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
-        "parallelism": _some(tensor=st.integers(1, 48), data=st.integers(1, 48)),
+        "parallelism": _some(tensor=st.integers(1, 48), pipeline=st.integers(1, 48), data=st.integers(1, 48)),
         "resources": _some(
             requests=st.fixed_dictionaries({}, optional={"cpu": _quantity, "memory": _bytes}),
             limits=st.sampled_from([{"memory": "9Gi"}, {"memory": "9Gi", "cpu": "2Gi"}]),

@@ -92,6 +92,9 @@ app.kubernetes.io/component: operator
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [leaderworkerset.x-k8s.io]
+  resources: [leaderworkersets]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, patch, delete]
@@ -119,6 +122,12 @@ app.kubernetes.io/component: operator
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch]  # patch: annotations, so that a gateway's routers see a new model at once
+- apiGroups: [""]
+  resources: [pods/eviction]
+  verbs: [create]  # of a group of pods that has places for some of them only
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]  # with a token for groups of pods (parallelism.nodes); none is ever read
 - apiGroups: [""]
   resources: [events]
   verbs: [create, list]

@@ -75,7 +75,7 @@ class ForeignField:
     kind: str = spec_field(
         "Kind of the object.",
         enum=[
-            "Service", "Deployment", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget",
+            "Service", "Deployment", "LeaderWorkerSet", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget",
             "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject", "InferencePool",
         ],
     )  # fmt: skip

@@ -30,11 +30,6 @@ class Accelerator:
             "!(has(self.resourceName) && has(self.mig))",
             "accelerator: mig names a resource of its own; leave resourceName out",
         ),
-        Rule(
-            "self.count <= 1",
-            "accelerator.count: the engine uses one GPU per replica, further ones would be idle; set 1 and add "
-            "replicas",
-        ),
     )
     resource_name: str | None = spec_field(
         "Extended resource of the device plugin. Default: nvidia.com/gpu.",
@@ -47,7 +42,7 @@ class Accelerator:
         default=None,
         pattern=r"^[0-9]+g\.[0-9]+gb(\.me)?$",
     )
-    count: int = spec_field("GPUs per replica.", default=1, minimum=1)
+    count: int = spec_field("GPUs per pod.", default=1, minimum=1)
 
     @property
     def resource(self) -> str:
@@ -120,4 +115,17 @@ class Scheduling:
     )
     scheduler_name: str | None = spec_field(
         "Scheduler of the pods. Default: the cluster's.", default=None, maxLength=253
+    )
+    group_topology_key: str | None = spec_field(
+        "Label of nodes, such as a rack's or a network block's, of which all nodes of a group have one value, and no "
+        "other group has it. Only with parallelism.nodes above 1.",
+        default=None,
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        maxLength=317,
+    )
+    gang: str = spec_field(
+        "How the pods of a group get their places. none: one by one; a group that has found only some after "
+        "rollout.surgePatienceSeconds gives them back.",
+        default="none",
+        enum=["none"],
     )

@@ -90,9 +90,35 @@ class LLMDeploymentSpec:
             "engine.env: HF_TOKEN is set by model.credentialsSecretRef; give one of the two",
         ),
         Rule(
-            "!has(self.accelerator) || (self.parallelism.tensor == 1 && self.parallelism.data == 1)",
-            "parallelism.tensor and parallelism.data: the engine has several ranks on CPUs alone, for now; leave "
-            "accelerator out, or set 1",
+            "!has(self.accelerator) || self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data == "
+            "self.parallelism.nodes * self.accelerator.count",
+            "parallelism.tensor x pipeline x data must be parallelism.nodes x accelerator.count: each rank has a GPU; "
+            "change one of them",
+        ),
+        Rule(
+            "has(self.accelerator) || self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data % "
+            "self.parallelism.nodes == 0",
+            "parallelism.tensor x pipeline x data must be divisible by parallelism.nodes: each node has as many ranks; "
+            "change one of them",
+        ),
+        Rule(
+            "self.parallelism.nodes == 1 || self.rollout.type != 'Recreate'",
+            "rollout.type Recreate: groups of pods (parallelism.nodes above 1) are replaced one by one; use Auto or "
+            "RollingUpdate",
+        ),
+        Rule(
+            "self.parallelism.nodes == 1 || self.rollout.minReadySeconds == 0",
+            "rollout.minReadySeconds: groups of pods (parallelism.nodes above 1) have none; set 0",
+        ),
+        Rule(
+            "self.parallelism.nodes == 1 || !has(self.model.cache.pvc) || "
+            "self.model.cache.pvc.accessModes.exists(m, m == 'ReadWriteMany')",
+            "parallelism.nodes: the pods of a group mount the cache on several nodes, and one that is ReadWriteOnce "
+            "serves one; use cache.pvc.accessModes [ReadWriteMany], cache.mode node or emptyDir",
+        ),
+        Rule(
+            "self.parallelism.nodes > 1 || !has(self.scheduling.groupTopologyKey)",
+            "scheduling.groupTopologyKey is about groups of pods; set parallelism.nodes above 1, or remove it",
         ),
     )
     model: Model = spec_field("Model to serve.")

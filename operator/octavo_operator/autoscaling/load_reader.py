@@ -18,11 +18,13 @@ import aiohttp
 from octavo_operator.api import KIND, LLMDeployment, SpecError
 from octavo_operator.autoscaling.decision import Decision, decide, estimate_capacity, rounded_capacity, update_capacity
 from octavo_operator.autoscaling.metrics_page import MAX_BYTES, Load, MetricsPageError, parse, startup_seconds
-from octavo_operator.children import child, pods_of
+from octavo_operator.children import pods_of
 from octavo_operator.claims import claimant
 from octavo_operator.diagnosis import Problem, diagnose, is_finished
+from octavo_operator.group_places import num_held
 from octavo_operator.kube.store import Key, Store
 from octavo_operator.render import names
+from octavo_operator.workload import live_of
 
 logger = logging.getLogger("octavo.operator.autoscaling")
 
@@ -201,7 +203,7 @@ class LoadReader:
         autoscaling = deployment.spec.autoscaling
         assert autoscaling is not None
         children = self._store.children((deployment.namespace, deployment.name))
-        live = child(children, "Deployment", deployment.name)
+        live = live_of(deployment.name, children, deployment.spec.parallelism.nodes > 1)
         targets, complete = scrape_targets(deployment, pods_of(children), live)
         answers = await asyncio.gather(*(self._scrape_pod(target) for target in targets))
         loads = [answer for answer in answers if isinstance(answer, Load)]
@@ -281,7 +283,7 @@ def scrape_targets(deployment: LLMDeployment, pods: list[Json], live: Json | Non
         out.append(ScrapeTarget(pod["metadata"]["uid"], pod["metadata"]["name"], metrics_url(pod), ready))
     conditions = ((live or {}).get("status") or {}).get("conditions") or []
     not_created = any(c["type"] == "ReplicaFailure" and c["status"] == "True" for c in conditions)
-    if staying < deployment.replicas and not not_created:
+    if staying < deployment.replicas - num_held(live) and not not_created:
         complete = False  # a pod is missing, and its requests may be anywhere
     return out, complete
 

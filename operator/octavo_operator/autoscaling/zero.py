@@ -17,7 +17,7 @@ from typing import Any
 from octavo_operator.api import LLMDeployment
 from octavo_operator.autoscaling.decision import Decision
 from octavo_operator.render import TEMPLATE_PROBLEMS, names
-from octavo_operator.rollout import is_complete
+from octavo_operator.workload import Workload
 
 Json = dict[str, Any]
 
@@ -88,12 +88,9 @@ def sample_seconds(deployment: LLMDeployment) -> float:
     return min(max(autoscaling.idle_seconds / 6 if autoscaling else 0.0, 2.0), 20.0)
 
 
-def is_settled(deployment: LLMDeployment, live: Json | None) -> bool:
-    """Whether the Deployment `live` has all replicas of the latest spec, and they serve."""
-    if live is None or live["spec"].get("replicas") != deployment.replicas:
-        return False
-    available = (live.get("status") or {}).get("availableReplicas", 0)
-    return is_complete(live) and available == deployment.replicas
+def is_settled(deployment: LLMDeployment, workload: Workload) -> bool:
+    """Whether all replicas are of the latest spec, and serve."""
+    return workload.is_complete and workload.available == deployment.replicas
 
 
 def start_failure(deployment: LLMDeployment) -> str | None:

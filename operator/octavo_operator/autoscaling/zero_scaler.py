@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from octavo_operator import workload
 from octavo_operator.api import FIELD_MANAGER, KIND, LLMDeployment
 from octavo_operator.autoscaling.condition import NOTHING_HOLDS
 from octavo_operator.autoscaling.load_reader import LoadReader, MetricUnavailableError
@@ -29,7 +30,7 @@ from octavo_operator.autoscaling.zero import (
     start_failure,
     watch_idle,
 )
-from octavo_operator.children import child, pods_of
+from octavo_operator.children import pods_of
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.store import Key, Store
 from octavo_operator.render import names
@@ -212,8 +213,7 @@ class ZeroScaler:
         await asyncio.gather(*resuming, return_exceptions=True)
 
     async def _sample(self, key: Key, deployment: LLMDeployment) -> Sample:
-        live = child(self._store.children(key), "Deployment", key[1])
-        if not is_settled(deployment, live):
+        if not is_settled(deployment, workload.find(deployment, self._store.children(key))):
             return Sample(False, None, ())
         try:
             engines = await self._reader.read(key)

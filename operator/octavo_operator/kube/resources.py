@@ -31,6 +31,8 @@ RESOURCES = {
     "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
     "Service": Resource("v1", "services"),
     "Deployment": Resource("apps/v1", "deployments"),
+    "LeaderWorkerSet": Resource("leaderworkerset.x-k8s.io/v1", "leaderworkersets"),
+    "Secret": Resource("v1", "secrets"),
     "Job": Resource("batch/v1", "jobs"),
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "PodMonitor": Resource("monitoring.coreos.com/v1", "podmonitors"),
@@ -48,11 +50,11 @@ RESOURCES = {
 
 CHILD_KINDS = (
     "ServiceAccount", "PersistentVolumeClaim", "ConfigMap", "NetworkPolicy", "Service", "Job", "Deployment",
-    "PodDisruptionBudget", "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject",
+    "LeaderWorkerSet", "PodDisruptionBudget", "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject",
     "InferencePool", "Ingress", "HTTPRoute",
 )  # fmt: skip
 OPTIONAL_KINDS = (  # CRDs, not everywhere
-    gateway.KIND, "PodMonitor", "ServiceMonitor", "ScaledObject", "InferencePool", "HTTPRoute",
+    gateway.KIND, "LeaderWorkerSet", "PodMonitor", "ServiceMonitor", "ScaledObject", "InferencePool", "HTTPRoute",
 )  # fmt: skip
 IMAGE_VOLUMES, IMAGE_VOLUMES_VERSION = "ImageVolume", (1, 35)  # a feature of the API server, and since when it is on
 WATCHED_KINDS = (KIND, gateway.KIND, *CHILD_KINDS, "Pod")

@@ -169,6 +169,10 @@ class Store:
         """The LLMDeployments or the LLMGateways of a namespace."""
         return [self._objects[kind, namespace, name][0] for name in sorted(self._owners.get((kind, namespace), ()))]
 
+    def of_kind(self, kind: str) -> list[Observed]:
+        """All objects of a kind. Looks at every object there is."""
+        return [one for identity, (one, _) in self._objects.items() if identity[0] == kind]
+
     def __len__(self) -> int:
         return len(self._objects)
 

@@ -8,7 +8,7 @@ from typing import Any
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render.autoscaling import expected_autoscaler
-from octavo_operator.render.deployment import expected_deployment
+from octavo_operator.render.group_policy import expected_group_policy
 from octavo_operator.render.network import (
     expected_network_policy,
     expected_router_policy,
@@ -35,6 +35,7 @@ from octavo_operator.render.support import (
     expected_service_account,
 )
 from octavo_operator.render.template_checks import TEMPLATE_PROBLEMS, InvalidTemplateError
+from octavo_operator.render.workload import expected_workload, is_grouped
 
 Manifest = dict[str, Any]
 
@@ -49,13 +50,14 @@ def render(
     stage: Stage | None = None,
     routers: RouterPods | None = None,
     gateways: Sequence[str] = (),
+    held: int = 0,
 ) -> list[Manifest]:
     """Manifests of all children, in the order in which they are to be applied.
 
     `template`: an earlier pod template, instead of the one that this operator would render. `unavailable`: in this
     rollout old pods are stopped first, so many at a time. `apis`: optional kinds that the cluster has. `stage`: of the
     way to or from routers; None: the one that the spec leads to. `routers`: earlier ones, as `template`. `gateways`:
-    names of the LLMGateways that serve it. Raises InvalidTemplateError.
+    names of the LLMGateways that serve it. `held`: groups that are not to run. Raises InvalidTemplateError.
     """
     if template is None:
         template = expected_template(deployment, config)
@@ -70,7 +72,8 @@ def render(
         expected_cache_claim(deployment),
         expected_network_policy(deployment, config, stage),
         expected_service(deployment, stage),
-        expected_deployment(deployment, template, unavailable),
+        expected_group_policy(deployment) if is_grouped(deployment, apis) else None,
+        expected_workload(deployment, template, unavailable, held, apis),
         expected_disruption_budget(deployment),
         expected_autoscaler(deployment, config, apis),
         *(_router_objects(deployment, config, routers, apis) if stage.has_routers else ()),

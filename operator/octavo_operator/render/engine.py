@@ -46,6 +46,7 @@ def arguments(deployment: LLMDeployment) -> list[str]:
         ("--max-model-len", engine.max_model_len, None),
         ("--max-num-seqs", engine.max_num_seqs, None),
         ("--tensor-parallel-size", spec.parallelism.tensor, 1),
+        ("--pipeline-parallel-size", spec.parallelism.pipeline, 1),
         ("--data-parallel-size", spec.parallelism.data, 1),
         ("--gpu-memory-utilization", f"{engine.gpu_memory_utilization / 100:g}", "0.9"),
         ("--speculative-config", _speculative(engine.speculative), None),
@@ -53,6 +54,8 @@ def arguments(deployment: LLMDeployment) -> list[str]:
     ):
         if value != default:
             out += [flag, str(value)]
+    if spec.parallelism.expert:
+        out.append("--enable-expert-parallel")
     if not engine.prefix_caching:
         out.append("--no-enable-prefix-caching")
     return [*out, *engine.args]

@@ -15,7 +15,10 @@ MODEL_PATH = "/models"
 ENGINE, FETCH = "engine", "fetch"  # the containers
 ROUTER = "router"  # component and container
 PREFETCH = "prefetch"  # component of a Job and its pod
+WORKER = "worker"  # component of the pods of a group but its leader, whose is the engine's
 ROUTER_METRICS_PORT = 8002
+GROUP_PORT = 29501  # of a leader, where the other pods of its group come
+TOKEN_KEY = "token"  # in the Secret of a group's pods
 PICKER = "picker"  # container beside the router
 PICKER_PORT = 9001  # where it tells what it holds, and its metrics
 CONTROL_PORT = 9003  # where the operator alone tells it whom to refuse, and what is about to be stopped
@@ -45,6 +48,16 @@ def router(name: str) -> str:
 def pods_service(name: str) -> str:
     """Name of the headless Service of the engine pods, by which routers find them."""
     return f"{name}-pods"
+
+
+def group(name: str) -> str:
+    """Name of the LeaderWorkerSet. Not the LLMDeployment's: its controller makes a headless Service of that name."""
+    return f"{name}-group"
+
+
+def cluster_token(name: str) -> str:
+    """Name of the Secret by which the pods of a group know each other."""
+    return f"{name}-cluster-token"
 
 
 def selector_text(deployment: LLMDeployment) -> str:

@@ -8,6 +8,7 @@ from octavo_operator.api import LLMDeployment
 from octavo_operator.api.common import GATEWAY_LABEL
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import names
+from octavo_operator.render.group_policy import group_egress, group_ingress
 from octavo_operator.render.router.objects import Stage
 
 Json = dict[str, Any]
@@ -84,11 +85,15 @@ def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig, s
     body: Json = {
         "podSelector": {"matchLabels": names.selector(deployment)},
         "policyTypes": ["Ingress"],
-        "ingress": [api, {"ports": [{"port": "management", "protocol": "TCP"}], "from": management_from}],
+        "ingress": [
+            api,
+            {"ports": [{"port": "management", "protocol": "TCP"}], "from": management_from},
+            *group_ingress(deployment),
+        ],
     }
     if policy.egress is not None:
         body["policyTypes"] = ["Ingress", "Egress"]
-        body["egress"] = [dict(rule) for rule in policy.egress]
+        body["egress"] = [*(dict(rule) for rule in policy.egress), *group_egress(deployment)]
     return names.manifest(deployment, "networking.k8s.io/v1", "NetworkPolicy", {"spec": body})
 
 

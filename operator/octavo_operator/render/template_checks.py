@@ -18,10 +18,11 @@ Json = dict[str, Any]
 BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH, IMAGE_VOLUMES_UNSUPPORTED, NODE_CACHE_NOT_ALLOWED = (
     "BadPodPatch", "PrivilegedPod", "UnknownArgument", "ReadOnlyPath", "ImageVolumesUnsupported", "NodeCacheNotAllowed",
 )  # fmt: skip
+GROUPS_NOT_INSTALLED = "LeaderWorkerSetNotInstalled"
 TEMPLATE_PROBLEMS = frozenset(
     {
         BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH, IMAGE_VOLUMES_UNSUPPORTED,
-        NODE_CACHE_NOT_ALLOWED,
+        NODE_CACHE_NOT_ALLOWED, GROUPS_NOT_INSTALLED,
     }
 )  # fmt: skip
 
