@@ -22,6 +22,8 @@ from octavo_operator.group_places import (
     find_places,
     partly_placed_since,
 )
+from octavo_operator.group_rivals import rivals
+from octavo_operator.kube.store import Observed, Store
 from octavo_operator.render.workload import KIND
 from octavo_operator.workload import Group, groups
 
@@ -104,6 +106,23 @@ def test_a_group_before_the_last_is_made_anew_and_ends_no_other() -> None:
     assert found.evicted and found.evicted["metadata"]["name"] == "g-0-0"
     assert found.problem and found.problem.reason == UNSCHEDULABLE
     assert "group 0: 1 of 2 pods" in found.problem.message
+
+
+def test_rivals_are_the_groups_of_others() -> None:
+    store = Store()
+    for name, held in (("a", None), ("b", Held(1, 2, 700, 1)), ("c", Held(1, 2, 900, 1, True))):
+        labels = {"octavo.dev/llmdeployment": name}
+        meta = {"name": f"{name}-group", "namespace": "n", "uid": name, "resourceVersion": "1", "labels": labels}
+        body = {"metadata": {**meta, **live_with(held)["metadata"]}, "spec": {"leaderWorkerTemplate": {"size": 2}}}
+        store.put(Observed.of(KIND, "leaderworkerset.x-k8s.io/v1", body))
+        for number, placed in enumerate((1000.0, None)):
+            one = pod(0, number, 1000.0, placed)
+            component = {"app.kubernetes.io/component": ("engine", "worker")[number]}
+            one["metadata"] |= {"name": f"{name}-{number}", "namespace": "n", "uid": f"{name}{number}"}
+            one["metadata"] |= {"resourceVersion": "1", "labels": {**one["metadata"]["labels"], **labels, **component}}
+            store.put(Observed.of("Pod", "v1", one))
+    assert rivals(store, ("n", "a")) == Rivals((1000.0, 1000.0), 700.0)
+    assert rivals(store, ("n", "b")) == Rivals((1000.0, 1000.0), 0.0), "what is tried again is not given up"
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import functools
 import logging
 from typing import Any
@@ -18,7 +19,7 @@ from octavo_operator.apply import Applier
 from octavo_operator.config import OperatorConfig
 from octavo_operator.kube.client import ApiError
 from octavo_operator.kube.store import Observed, Store
-from octavo_operator.plan import Apply, CreateToken, Delete
+from octavo_operator.plan import Apply, CreateToken, Delete, Evict, Plan
 from octavo_operator.reconcile import Outcome, reconcile
 from octavo_operator.render import render
 from octavo_operator.render.restricted import violations
@@ -291,6 +292,40 @@ def test_another_version_of_the_operator_replaces_no_group() -> None:
     assert not [one for one in outcome.plan.actions if isinstance(one, Apply) and one.manifest["kind"] == KIND]
 
 
+def died(body: Json, code: int, words: str, *, reason: str = "Error") -> Json:
+    """A pod that LeaderWorkerSet deletes since its container has ended once: it runs again, and is ready."""
+    ended = {"exitCode": code, "reason": reason, "message": words}
+    state = {
+        "name": "engine",
+        "restartCount": 1,
+        "ready": True,
+        "state": {"running": {}},
+        "lastState": {"terminated": ended},
+    }
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    body["status"]["containerStatuses"] = [state]
+    return body
+
+
+def test_why_a_group_ended_is_told_until_it_serves_again() -> None:
+    made = applied(look(GROUPED), KIND)
+    live, (leader, worker) = alive(made), group(made, 1)
+    first = [Observed.of("Pod", "v1", one) for one in group(made, 0)]
+    going = [Observed.of("Pod", "v1", one) for one in (leader, died(worker, 1, "octavo: no such flag --x"))]
+    ended = look(GROUPED, live, *first, *going)
+    assert reason(ended, "Degraded") == ("True", "CrashLoop")
+    assert ended.status and "no such flag --x" in str(ended.status["conditions"])
+
+    def later(*pods: Json, generation: int = 1) -> tuple[str, str]:
+        deployment = dataclasses.replace(parsed(**GROUPED), status=ended.status, generation=generation)
+        seen = [live, *first, *(Observed.of("Pod", "v1", one) for one in pods)]
+        return reason(reconcile(deployment, seen, CONFIG, APIS, 0.0), "Degraded")
+
+    assert later() == ("True", "CrashLoop"), "its successor is not there yet"
+    assert later(*group(made, 1)) == ("False", "AsExpected")
+    assert later(generation=2) == ("False", "AsExpected"), "another spec may be better"
+
+
 # The token.
 
 
@@ -310,7 +345,7 @@ class SecretsOnly:
 
 def tokens(server: SecretsOnly) -> list[Any]:
     (action,) = [one for one in look(GROUPED).plan.actions if isinstance(one, CreateToken)]
-    plan = look(GROUPED).plan.__class__([action])
+    plan = Plan([action])
 
     async def run() -> list[Any]:
         applier = Applier(server, Store(), lambda: True)  # type: ignore[arg-type]
@@ -360,3 +395,32 @@ def test_a_deployments_numbers_are_its_own() -> None:
     assert Workload.of(live).is_complete
     live["metadata"]["generation"] = 4
     assert not Workload.of(live).is_complete
+
+
+class OnePod:
+    """An API server that evicts, and has nothing else to say."""
+
+    def __init__(self, status: int = 201) -> None:
+        self.status, self.asked = status, []  # type: ignore[var-annotated]
+
+    async def call(self, method: str, path: str, body: Any = None, **_: Any) -> Any:
+        self.asked.append((method, path, body["deleteOptions"]["preconditions"]["uid"]))
+        if self.status != 201:
+            raise ApiError(self.status, {"message": "no"})
+        return {}
+
+
+@pytest.mark.parametrize(("status", "errors"), [(201, 0), (404, 0), (409, 0), (429, 1), (403, 1)])
+def test_a_pod_is_evicted_if_it_is_still_the_one(status: int, errors: int) -> None:
+    server = OnePod(status)
+    leader = group(applied(look(GROUPED), KIND), 0)[0]
+
+    async def run() -> int:
+        applier = Applier(server, Store(), lambda: True)  # type: ignore[arg-type]
+        try:
+            return len(await applier.execute(parsed(**GROUPED), Plan([Evict(leader)])))
+        except ApiError:  # the server is overloaded, or a budget forbids it: later
+            return 1
+
+    assert asyncio.run(run()) == errors
+    assert server.asked == [("POST", "/api/v1/namespaces/default/pods/toy-group-0/eviction", "toy-group-0")]
