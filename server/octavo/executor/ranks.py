@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.2
 _BEAT_IS_OLD = 3.0  # seconds; a rank beats twice a second
+_PIECE = 16 << 20  # bytes
 
 
 class Rank(Protocol):
@@ -42,6 +43,14 @@ class Rank(Protocol):
 
     def close(self) -> None:
         """`end`, and give back what is kept of it."""
+
+
+def send_results(channel: Channel, payload: bytes) -> None:
+    """Send rank 0 a step's results, in pieces that a connection takes: log-probabilities of a whole vocabulary may be
+    hundreds of megabytes. Each ends with a byte that says whether one follows."""
+    for start in range(0, len(payload), _PIECE):
+        end = start + _PIECE
+        channel.send(Kind.RESULTS, payload[start:end] + bytes([end < len(payload)]))
 
 
 class Ranks:
@@ -137,9 +146,14 @@ class Ranks:
         return found
 
     def next_results(self, number: int) -> bytearray:
-        """Wait for what rank ``number`` has made of the oldest step that it has not told of. Raises RuntimeError when a
-        rank is lost."""
-        return self._next_of(self._ranks[number - 1], Kind.RESULTS)
+        """Wait for what rank ``number`` has made of the oldest step that it has not told of, see `send_results`. Raises
+        RuntimeError when a rank is lost."""
+        rank, whole, more = self._ranks[number - 1], bytearray(), True
+        while more:
+            part = self._next_of(rank, Kind.RESULTS)
+            more = bool(part.pop())
+            whole += part
+        return whole
 
     def begin_step(self, step_id: int) -> None:
         """Watch that a step ends in time."""

@@ -78,6 +78,7 @@ def run(worker: Worker, place: Place, channel: Channel, inbox: Inbox, heartbeat:
     """Compute steps until rank 0 has ended."""
     import msgspec
 
+    from octavo.executor.ranks import send_results
     from octavo.executor.token_sums import TokenSum
     from octavo.interface.step import SchedulerOutput
 
@@ -94,7 +95,7 @@ def run(worker: Worker, place: Place, channel: Channel, inbox: Inbox, heartbeat:
         output = in_flight.popleft()()
         place.check()
         if tells:
-            channel.send(Kind.RESULTS, encode(output))
+            send_results(channel, encode(output))
         if total.add(output) and stage.is_last and not tells:
             channel.send(Kind.SUM, encode((total.num_steps, total.value)))
         heartbeat.progress(total.num_steps)

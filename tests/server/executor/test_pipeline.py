@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import socket
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +23,14 @@ from octavo.core.kv_groups import groups_of_stage, make_groups
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.executor.places import create_memory, local_place
+from octavo.executor.ranks import Ranks, send_results
 from octavo.interface.engine_config import ParallelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.ranks import split_layers
+from octavo.interface.step import ModelRunnerOutput, NewRequestData
+from octavo.system.channel import Channel
+from octavo.worker.input_batch import InputBatch
+from octavo.worker.request_states import RequestStates
 
 PROMPTS = [{"prompt_token_ids": ids} for ids in ([5, 6, 7, 8], [*range(3, 60)], [9] * 33, [*range(100, 140)])]
 PARAMS = [
@@ -158,6 +165,50 @@ def test_states_go_from_stage_to_stage() -> None:
     first.after._channel.close()
     with pytest.raises(RuntimeError, match="rank 0 has ended"):
         [last.before.receive() for _ in range(2)]
+
+
+def test_results_of_any_size_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.executor.ranks._PIECE", 100)
+    ours, theirs = map(Channel, socket.socketpair())
+    ranks = Ranks(2)
+    ranks._ranks.append(SimpleNamespace(number=1, name="rank 1", channel=ours))
+    sent = [bytes(range(256))[:size] for size in (1, 99, 100, 101, 200, 256)]
+    for payload in sent:
+        send_results(theirs, payload)
+    assert [ranks.next_results(1) for _ in sent] == sent
+
+
+def test_a_grammar_is_not_told_the_token_of_an_earlier_sequence() -> None:
+    """One that has had the same id, and whose token was in flight when it was aborted."""
+    told: list[dict[str, list[int]]] = []
+    states = RequestStates.__new__(RequestStates)
+    states.batch = InputBatch(4, 32, 16)
+    states.grammars = _Grammars(told)
+
+    def add(req_id: str) -> None:
+        params = SamplingParams(max_tokens=3)
+        states.batch.add(NewRequestData(req_id, [1, 2], 2, params, frozenset(), 0, [[1]], 0, 0))
+
+    add("a")
+    add("b")
+    sampled = states.identities(["a", "b"])
+    states.batch.remove("a")
+    add("a")
+    output = ModelRunnerOutput(sampled_token_ids={"a": [7], "b": [8]}, errors={"b": "nothing could be sampled"})
+    states.take_tokens(output, sampled)
+    assert told == [{"b": [8]}] and output.grammar_errors == {"b": "no"} and not output.errors
+
+
+class _Grammars:
+    def __init__(self, told: list[dict[str, list[int]]]) -> None:
+        self._told = told
+
+    def __len__(self) -> int:
+        return 2
+
+    def accept(self, tokens: dict[str, list[int]]) -> dict[str, str]:
+        self._told.append(tokens)
+        return {"b": "no"}
 
 
 @pytest.mark.parametrize(
