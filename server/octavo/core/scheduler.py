@@ -174,8 +174,6 @@ class Scheduler:
         """Tokens to compute for it now: those known or in flight and not yet scheduled, within ``budget``."""
         num_known = num_hoped = len(request.all_token_ids) + request.num_output_placeholders
         if request.num_output_placeholders:
-            if self._num_stages > 1:
-                return 0  # the first stage is told the token with its next step
             if request.num_drafts:
                 if self._drafts is None or not self._drafts.on_device:
                     return 0  # how many tokens are in flight is known once they are back
@@ -230,7 +228,7 @@ class Scheduler:
                 self._drafts.begin_step(len(decoding))
             if step.draft_budget > 0 and self._drafts.waits(decoding):
                 return []
-        if self._num_stages > 1:  # a step for each stage, of like cost
+        if self._num_stages > 1:  # a step for each stage, of like cost; its first one is told the token before
             ready = [r for r in decoding if not r.num_output_placeholders and r.req_id not in self.held]
             return ready[: -(-len(decoding) // self._num_stages)]
         return decoding
