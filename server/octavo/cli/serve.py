@@ -14,7 +14,7 @@ from octavo.engine.core_launcher import CoreOptions, CoreProcess, CoreProcesses,
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.listening import bind, check_ports
 from octavo.errors import ConfigError
-from octavo.executor.nodes import run_headless
+from octavo.executor.headless import NodeState, run_headless
 from octavo.executor.signed_channel import cluster_token
 from octavo.fetch.cache import mark_as_served
 from octavo.fetch.model_names import check_model_name
@@ -49,7 +49,7 @@ def run(namespace: argparse.Namespace) -> int:
     for name in (engine_args.model, engine_args.tokenizer):
         check_model_name(name, engine_args.download_dir)
     if args.headless:
-        return _run_rank(engine_args, args)
+        return _run_node(engine_args, args)
     check_ports(args)
     if engine_args.nnodes > 1:
         cluster_token()
@@ -64,11 +64,15 @@ def run(namespace: argparse.Namespace) -> int:
         process.stop()
 
 
-def _run_rank(engine_args: EngineArgs, args: ServerArgs) -> int:
-    """A node beside node 0: a rank, and nothing that listens."""
+def _run_node(engine_args: EngineArgs, args: ServerArgs) -> int:
+    """A node beside node 0: a rank, and a port for probes."""
     setup_logging(args.log_level, args.log_format, process=f"rank {engine_args.node_rank}")
     cluster_token()  # before a model is fetched
-    run_headless(engine_args.create_engine_config())
+    from octavo.entrypoints.node_health import answer_probes
+
+    state = NodeState()
+    answer_probes(state, args, bind(args))
+    run_headless(engine_args.create_engine_config(), state)
     return 1  # it ends with node 0 only
 
 
@@ -92,7 +96,8 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess | Cor
     phases.done("loading the tokenizer")
     import uvloop
 
-    from octavo.entrypoints.server import Started, allow_many_connections, quiet_access_log, serve
+    from octavo.entrypoints.server import Started, allow_many_connections, serve
+    from octavo.entrypoints.transport.http_server import quiet_access_log
 
     phases.done("importing the server")
     quiet_access_log()

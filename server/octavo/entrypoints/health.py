@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from dataclasses import asdict
+from typing import Protocol
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -62,10 +63,29 @@ class Version(msgspec.Struct):
     version: str
 
 
-async def _check_alive(state: ServerState) -> None:
+class Probed(Protocol):
+    """What answers to probes: a server, or a node beside one."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it can never be alive again."""
+
+    def why_not_alive(self) -> str | None:
+        """Why the liveness probe fails; None if it does not."""
+
+    def why_not_ready(self) -> str | None:
+        """Why the readiness probe fails; None if it does not."""
+
+
+def _probed(request: Request) -> Probed:
+    state: Probed = request.app.state.server
+    return state
+
+
+async def _check_alive(state: Probed) -> None:
     """Raises a 503 if the core is dead, frozen or stalled."""
     reason = state.why_not_alive()
-    if reason is not None and state.engine.dead is None:
+    if reason is not None and not state.has_ended:
         # This process itself may have been blocked: read what has arrived meanwhile, and check again.
         await asyncio.sleep(0.05)
         reason = state.why_not_alive()
@@ -73,7 +93,7 @@ async def _check_alive(state: ServerState) -> None:
         raise APIError(503, f"Not alive: {reason}", code="not_alive")
 
 
-def _check_ready(state: ServerState) -> None:
+def _check_ready(state: Probed) -> None:
     reason = state.why_not_ready()
     if reason is not None:
         raise APIError(503, f"Not ready: {reason}", code="not_ready", headers={"retry-after": "1"})
@@ -81,19 +101,19 @@ def _check_ready(state: ServerState) -> None:
 
 async def livez(request: Request) -> Response:
     """200 while the engine makes progress, loads, or is idle."""
-    await _check_alive(state_of(request))
+    await _check_alive(_probed(request))
     return Response("ok", media_type="text/plain")
 
 
 async def readyz(request: Request) -> Response:
     """200 while requests are admitted."""
-    _check_ready(state_of(request))
+    _check_ready(_probed(request))
     return Response("ok", media_type="text/plain")
 
 
 async def health(request: Request) -> Response:
     """Alive and ready."""
-    state = state_of(request)
+    state = _probed(request)
     await _check_alive(state)
     _check_ready(state)
     return Response(media_type="text/plain")

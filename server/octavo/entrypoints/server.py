@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import resource
 import signal
 import socket
-import ssl
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from starlette.applications import Starlette
 
 from octavo.engine.async_llm import AsyncLLM
@@ -23,8 +20,8 @@ from octavo.engine.core_launcher import CoreProcess, CoreProcesses
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.state import Phase, ServerState, served_names
+from octavo.entrypoints.transport.http_server import FLUSH_SECONDS, HttpServer, make_http_server
 from octavo.entrypoints.transport.protocol import LimitedHttpProtocol
-from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.log_line import LoadLog
 from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
@@ -36,17 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MAX_DESCRIPTORS = 65_535
-_KEEP_ALIVE_SECONDS = 75  # longer than the idle time of common proxies, so that they close first
-_FLUSH_SECONDS = 3  # for responses of aborted requests, after the drain
-_QUIET_PATHS = ("/health", "/livez", "/readyz", "/ping", "/metrics", "/load")
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handlers: `serve` below decides when it stops."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def allow_many_connections() -> None:
@@ -81,7 +67,7 @@ async def serve(
     tracer = Tracer(args.otlp_traces_endpoint, metrics.model_name) if args.otlp_traces_endpoint else None
     engine = AsyncLLM(config, tokenizer, process, metrics, load_log, tracer)
     stop = _StopSignals(loop)
-    servers: list[_Uvicorn] = []
+    servers: list[HttpServer] = []
     apps: list[Starlette] = []
     tasks: list[asyncio.Task[Any]] = []
     try:
@@ -90,7 +76,7 @@ async def serve(
         state = ServerState(engine, args, metrics, HttpMetrics(metrics.registry))
         metrics.watch_progress(state.progress)
         apps += [build_app(state)] + ([build_management_app(state)] if args.management_port is not None else [])
-        servers = [_Uvicorn(_uvicorn_config(app, args, main=i == 0)) for i, app in enumerate(apps)]
+        servers = [make_http_server(app, args, main=i == 0) for i, app in enumerate(apps)]
         tasks = [
             asyncio.create_task(server.serve(sockets=[sock])) for server, sock in zip(servers, sockets, strict=True)
         ]
@@ -116,7 +102,7 @@ async def serve(
             server.should_exit = True
             server.force_exit = stop.second.is_set()
         if tasks:
-            await asyncio.wait(tasks, timeout=2 * _FLUSH_SECONDS)
+            await asyncio.wait(tasks, timeout=2 * FLUSH_SECONDS)
         for app in apps:
             if (batches := getattr(app.state, "batches", None)) is not None:
                 await batches.close()
@@ -176,41 +162,6 @@ async def _drain(state: ServerState, stop: _StopSignals, connections: Iterable[A
         logger.warning("aborting %d requests", state.num_responding)
         state.engine.abort_all()
         await asyncio.sleep(0.1)
-
-
-def _uvicorn_config(app: Any, args: ServerArgs, main: bool) -> uvicorn.Config:
-    config = uvicorn.Config(
-        app,
-        http=LimitedHttpProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level=None,
-        access_log=not args.disable_access_log,
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=_FLUSH_SECONDS,
-        backlog=2048,
-    )
-    if main and args.ssl_certfile:
-        config.ssl_keyfile, config.ssl_certfile = args.ssl_keyfile, args.ssl_certfile
-        config.ssl_ca_certs, config.ssl_cert_reqs = args.ssl_ca_certs, args.ssl_cert_reqs
-    try:
-        config.load()
-    except (OSError, ssl.SSLError, ValueError) as error:
-        raise ConfigError(f"cannot use ssl_certfile {args.ssl_certfile!r} with its key: {error}") from None
-    return config
-
-
-def quiet_access_log() -> None:
-    """Leave probes and monitors out of the access log, and uvicorn's own messages below warnings."""
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.access").addFilter(_is_logged)
-
-
-def _is_logged(record: logging.LogRecord) -> bool:
-    args = record.args
-    return not (isinstance(args, tuple) and len(args) > 2 and str(args[2]).partition("?")[0].endswith(_QUIET_PATHS))
 
 
 def _address(sock: socket.socket, args: ServerArgs) -> str:

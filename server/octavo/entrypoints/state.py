@@ -65,6 +65,11 @@ class ServerState:
         """The name in responses and metrics."""
         return self.model_names[0]
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the core has."""
+        return self.engine.dead is not None
+
     def why_not_alive(self) -> str | None:
         """Why the liveness probe fails; None if it does not, or while the model is loading."""
         if self.engine.dead is not None:

@@ -1,24 +1,21 @@
-"""The ranks of an engine on other nodes, one on each: node 0 waits for them, and they connect to it."""
+"""The ranks of an engine on other nodes, one on each: node 0 waits for them. Their side: `octavo.executor.headless`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-import os
-import signal
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from octavo.errors import ConfigError, OctavoError
+from octavo.errors import ConfigError
 from octavo.executor.ranks import WATCH_SECONDS, Ranks
-from octavo.executor.signed_channel import ROLES, Greeted, RefusedError, SignedChannel, accept, cluster_token, connect
+from octavo.executor.signed_channel import ROLES, Greeted, SignedChannel, accept, cluster_token
 from octavo.interface.engine_config import EngineConfig
 from octavo.system.channel import Channel, Kind
 from octavo.system.heartbeat import Heartbeat
@@ -28,9 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BEAT_SECONDS = 0.5
 _SILENT_SECONDS = 6.0  # without a beat, after which a node is lost
-_CONNECT_SECONDS = 600.0  # that a node waits for node 0
 _MOST_HANDSHAKES = 16  # at the same time
 
 
@@ -174,63 +169,3 @@ class NodeRanks(Ranks):
         from octavo.executor.places import place_of_node
 
         return place_of_node(config.parallel, 0, [self._joined[rank, "tensors"] for rank in range(1, self.size)])
-
-
-def run_headless(config: EngineConfig) -> None:
-    """Be a rank of node 0's engine until that ends. Raises OctavoError."""
-    from octavo.executor.worker_proc import Inbox, run
-    from octavo.system.torch_import import import_torch
-    from octavo.worker.shared_masks import FollowingGrammars
-    from octavo.worker.stage import Pipes
-
-    parallel, token = config.parallel, cluster_token()
-    rank, address = parallel.node_rank, (parallel.master_addr, parallel.master_port)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: os._exit(0))
-    control = _connect(address, token, rank, "control", _CONNECT_SECONDS)
-    tensors, beats = (_connect(address, token, rank, role, 10.0) for role in ROLES[1:])
-    inbox = Inbox(control)
-    control.send(Kind.JOIN, fingerprint(config).encode())
-    import_torch()
-    from octavo.executor.places import place_of_node
-    from octavo.worker.worker import Worker
-
-    with tempfile.TemporaryFile() as file:
-        heartbeat = Heartbeat(file.fileno(), create=True)
-    try:
-        inbox.wait_for_group()
-        args = (beats, heartbeat)
-        threading.Thread(target=_beat_forever, args=args, name="heartbeat", daemon=True).start()
-        place = place_of_node(parallel, rank, [tensors])
-        worker = Worker(
-            config,
-            tp=place.tp,
-            agree=place.world.smallest,
-            make_grammars=lambda _, vocab_size: FollowingGrammars(vocab_size, inbox.next_mask),
-            pipes=Pipes(place.before, place.after),
-        )
-        logger.info("rank %d is ready", rank)
-        control.send(Kind.READY, b"")
-        run(worker, place, control, inbox, heartbeat)
-    except (EOFError, RuntimeError) as error:
-        heartbeat.fail(f"rank {rank} (node {rank}) failed: {error}")
-        time.sleep(2 * BEAT_SECONDS)  # for the last beat, which tells why
-        raise OctavoError(f"the engine of node 0 has ended: {error}") from error
-    except OctavoError as error:
-        heartbeat.fail(f"rank {rank} (node {rank}): {error}")
-        time.sleep(2 * BEAT_SECONDS)
-        raise
-
-
-def _connect(address: tuple[str, int], token: bytes, rank: int, role: str, seconds: float) -> SignedChannel:
-    try:
-        return connect(address, token, rank, role, seconds)
-    except ConnectionError as error:
-        raise RefusedError(str(error)) from None
-
-
-def _beat_forever(beats: SignedChannel, heartbeat: Heartbeat) -> None:
-    while True:
-        heartbeat.beat()
-        beats.send(Kind.BEAT, heartbeat.num_steps.to_bytes(8, "little") + heartbeat.failure.encode())
-        time.sleep(BEAT_SECONDS)

@@ -31,7 +31,7 @@ SERVER_HELP = {
     "allow_duplicate_request_ids": "Allow the id of a running request again (for meshes that pass X-Request-Id on)",
     "shutdown_timeout": "Seconds that running requests get to finish after SIGTERM",
     "health_stall_seconds": "Seconds of work without a step after which /health fails",
-    "headless": "Serve nothing: be one of the other nodes of an engine, as --node-rank says",
+    "headless": "Be one of the other nodes of an engine, as --node-rank says: --port answers probes and nothing else",
     "watchdog_seconds": "Seconds of work without a step after which the engine writes its stacks and ends; 0: never",
     "chat_template": "Chat template: a file, or the template itself (default: the model's own)",
     "trust_request_chat_template": "Allow requests to bring their own chat template",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -230,12 +231,12 @@ def test_a_node_that_goes_before_all_have_come_may_come_again(tmp_path: Path, mo
 @pytest.mark.parametrize(("flag", "victim"), [("-tp", 0), ("-tp", 1), ("-pp", 1)])
 def test_two_nodes_serve_and_end_together(flag: str, victim: int, tmp_path: Path) -> None:
     """On addresses of their own. Node 0 is not ready without the other, and goes on waiting after one that has another
-    token, and one that has other flags."""
+    token, and one that has other flags. The other node tells probes how it is, and serves nothing else."""
     port, env = free_port(), {"OCTAVO_CLUSTER_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
     shared = [flag, "2", "--nnodes", "2", "--master-addr", "127.0.0.2", "--master-port", str(port)]
     command = [
         sys.executable, "-m", "octavo.cli.main", "serve", str(tiny_model(tmp_path / "other")), "--load-format", "dummy",
-        *shared, "--node-rank", "1", "--headless",
+        *shared, "--node-rank", "1", "--headless", "--host", "127.0.0.3", "--port", str(port),
     ]  # fmt: skip
 
     def node(*flags: str, token: str = "secret") -> subprocess.Popen[str]:
@@ -260,6 +261,8 @@ def test_two_nodes_serve_and_end_together(flag: str, victim: int, tmp_path: Path
         last = wrong.stderr.read().splitlines()[-1]
         assert last.startswith("octavo: error: ") and says in last
         nodes.append(node())
+        status, why = probe(port)
+        assert status == 503 and why.startswith("not_ready: ") and probe(port, "/livez")[0] == 200
 
     thread = threading.Thread(target=other_nodes)
     thread.start()
@@ -267,6 +270,8 @@ def test_two_nodes_serve_and_end_together(flag: str, victim: int, tmp_path: Path
         with engine:
             thread.join()
             assert engine.complete("hello") == 200
+            assert [probe(port, f"/{name}")[0] for name in ("health", "livez", "readyz")] == [200] * 3
+            assert probe(port, "/v1/models")[0] == 404 and probe(port, method="POST")[0] == 405
             time.sleep(1)  # a rank tells twice a second how far it is
             metrics = urllib.request.urlopen(f"http://{engine.metrics_address}/metrics").read().decode()
             assert re.search(r'octavo:rank_steps_total\{[^}]*rank="1"\} [1-9]', metrics)
@@ -274,6 +279,9 @@ def test_two_nodes_serve_and_end_together(flag: str, victim: int, tmp_path: Path
             time.sleep(0.5)
             started = time.monotonic()
             os.kill((engine.core_pid, nodes[0].pid)[victim], signal.SIGKILL)
+            while victim == 0 and (said := probe(port))[0] == 200:
+                pass
+            assert victim or (said[0] == 503 and "the engine of node 0 has ended" in said[1])
             assert engine.process.wait(10) == 1
             assert nodes[0].wait(10) == (1, -signal.SIGKILL)[victim]
             assert time.monotonic() - started < 10
@@ -284,6 +292,21 @@ def test_two_nodes_serve_and_end_together(flag: str, victim: int, tmp_path: Path
     finally:
         for process in nodes:
             process.kill()
+
+
+def probe(port: int, path: str = "/health", method: str = "GET") -> tuple[int, str]:
+    """The other node's answer, and what it says is wrong. Waits until it listens."""
+    url, until = f"http://127.0.0.3:{port}{path}", time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=5) as answer:
+                return answer.status, ""
+        except urllib.error.HTTPError as error:
+            said = json.load(error)["error"]
+            return error.code, f"{said['code']}: {said['message']}"
+        except OSError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 def wait_for(port: int) -> None:
