@@ -105,8 +105,10 @@ def test_pods_of_groups_are_restricted_and_nodes_of_one_engine(spec: Json) -> No
         token = next(one for one in engine["env"] if one["name"] == "OCTAVO_CLUSTER_TOKEN")
         assert token["valueFrom"]["secretKeyRef"] == {"name": "toy-cluster-token", "key": "token"}
         assert ("OCTAVO_API_KEY" in [one["name"] for one in engine["env"]]) is (not index and "auth" in spec)
-        ports = [one["name"] for one in engine.get("ports", [])]
-        assert ports == ([] if index else ["http", "management", "group"])
+        ports = [one["name"] for one in engine["ports"]]
+        assert ports == (["management"] if index else ["http", "management", "group"])
+        assert engine["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "management", "scheme": "HTTP"}
+        assert ("lifecycle" in engine) is not bool(index)
 
 
 @given(grouped)

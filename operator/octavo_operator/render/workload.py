@@ -86,14 +86,14 @@ def _leader(template: Json, nodes: int) -> Json:
 
 
 def _worker(template: Json, nodes: int) -> Json:
-    """Its name for the leader may be known after it has started: the engine tries until then."""
+    """Its name for the leader may be known after it has started: the engine tries until then. It answers probes."""
     rank = ["--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr", "$(LWS_LEADER_ADDRESS)", "--headless"]
     out = _member(template, nodes, rank)
     out["metadata"]["labels"][names.COMPONENT_LABEL] = names.WORKER
     out["spec"].pop("topologySpreadConstraints", None)  # of replicas, which leaders stand for
     engine = _engine(out)
-    for field in ("ports", "lifecycle", "startupProbe", "readinessProbe", "livenessProbe"):  # it serves nothing
-        engine.pop(field, None)
+    engine.pop("lifecycle", None)  # it has no clients to wait for
+    engine["ports"] = [one for one in engine.get("ports", []) if one.get("name") != "http"]
     engine["env"] = [one for one in engine["env"] if one["name"] not in _LEADERS_ONLY]
     return out
 
