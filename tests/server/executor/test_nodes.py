@@ -228,7 +228,7 @@ def test_a_node_that_goes_before_all_have_come_may_come_again(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flag", "victim"), [("-tp", 0), ("-tp", 1), ("-pp", 1)])
+@pytest.mark.parametrize(("flag", "victim"), [("-tp", 0), pytest.param("-tp", 1, marks=pytest.mark.long), ("-pp", 1)])
 def test_two_nodes_serve_and_end_together(flag: str, victim: int, tmp_path: Path) -> None:
     """On addresses of their own. Node 0 is not ready without the other, and goes on waiting after one that has another
     token, and one that has other flags. The other node tells probes how it is, and serves nothing else."""
