@@ -25,6 +25,7 @@ SCRATCH = "{scratch}"
 # Arguments of python. Properties draw ten times as much as in `make test`, and tests marked `long` run.
 PARTS = {
     "server": [*PYTEST, "tests/server"],
+    "remote": [*PYTEST, "tests/server/engine"],
     "kernels": [*PYTEST, "tests/kernels"],
     "others": [*PYTEST, "tests", "--ignore=tests/server", "--ignore=tests/kernels"],
     "cluster": ["tests/cluster/suite.py"],
@@ -42,6 +43,7 @@ ENVIRONMENT = {
     "OCTAVO_KILLS": "20",
     "OCTAVO_SCALE": "200",
 }
+OWN = {"remote": {"OCTAVO_TEST_EXECUTOR": "mp", "HYPOTHESIS_PROFILE": "ci"}}  # models in processes of their own
 COUNTED = {"passed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped"}
 
 
@@ -66,8 +68,9 @@ def run(name: str, scratch: str) -> dict[str, object]:
     }
     command = [sys.executable, *(word.replace(SCRATCH, scratch) for word in PARTS[name])]
     start, lines = time.monotonic(), []
+    env = {**os.environ, **_peers(), **ENVIRONMENT, **OWN.get(name, {})}
     with subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **_peers(), **ENVIRONMENT}, text=True, errors="replace",
+        command, cwd=ROOT, env=env, text=True, errors="replace",
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as process:  # fmt: skip
         assert process.stdout is not None

@@ -100,6 +100,19 @@ class SharedMemory:
             )  # fmt: skip
         return out
 
+    def broadcast(self, x: Tensor) -> None:
+        """Replace ``x [T, N]``, contiguous, by rank 0's."""
+        if not x.is_contiguous():
+            raise ValueError(f"x: must be contiguous, not with strides {x.stride()}")
+        width = x.shape[1] * x.element_size()  # a row is one element of rank 0, and none of the others
+        rows = _SLOT // width
+        if not rows:
+            raise ValueError(f"x: a row of {width} bytes does not fit a slot of {_SLOT}")
+        for first in range(0, len(x), rows):
+            self._run(
+                "all_gather", x.numel(), x.data_ptr(), 0, x.data_ptr(), *self._exchange, len(x), 1, 1, first, width
+            )
+
     def best(self, index: Tensor | None, value: Tensor | None, offset: int, rows: int) -> tuple[Tensor, Tensor]:
         """`argmax` of all ranks' columns, from those int64 and float32 [rows] of this rank's, of which ``offset`` is
         the first (None: it has none)."""

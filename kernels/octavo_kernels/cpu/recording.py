@@ -62,6 +62,11 @@ class Program(Generic[T]):
             self._words[self._sequences] = sequences
         self._library.run_at(self._address, len(self._words), threads)
 
+    @property
+    def kinds(self) -> list[str]:
+        """The names of all operations, in their order."""
+        return [NAMES[int(self._words[at])] for at, _ in _operations(self._words)]
+
     def by_kind(self, label: Callable[[str, int], str] = lambda kind, number: kind) -> dict[str, Program[None]]:
         """The operations of each kind as a program of its own, for profiling. Their results are meaningless.
 

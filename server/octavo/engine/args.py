@@ -37,6 +37,7 @@ _FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # alias: torch's n
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
 _FITTING_LENGTHS = (None, "auto", -1)
 MAX_RANKS = 48
+BACKENDS = ("mp", "uni")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -78,6 +79,7 @@ class EngineArgs:
     node_rank: int = 0
     master_addr: str = "127.0.0.1"
     master_port: int = 29501
+    distributed_executor_backend: str | None = None
     hf_overrides: dict[str, Any] | None = None  # fields of config.json to be read with these values
     kv_events_config: dict[str, Any] | None = None  # see `KVEventsConfig`
     speculative_config: dict[str, Any] | None = None  # see `SpeculativeConfig`
@@ -182,7 +184,7 @@ class EngineArgs:
             )
         return ParallelConfig(
             ranks, self.distributed_timeout_seconds, self.data_parallel_size, self.nnodes, self.node_rank,
-            self.master_addr, self.master_port, stages,
+            self.master_addr, self.master_port, stages, self.distributed_executor_backend,
         )  # fmt: skip
 
     def _speculative(self, model: ModelConfig) -> SpeculativeConfig:
@@ -262,6 +264,11 @@ class EngineArgs:
         return name if name in DTYPES[1:] else "float32"
 
     def _validate_ranks(self) -> None:
+        if self.distributed_executor_backend not in (None, *BACKENDS):
+            raise ConfigError(
+                f"distributed_executor_backend must be one of {', '.join(BACKENDS)}, got "
+                f"{self.distributed_executor_backend!r}"
+            )
         if self.tensor_parallel_size > MAX_RANKS:
             raise ConfigError(f"tensor_parallel_size must be at most {MAX_RANKS}, got {self.tensor_parallel_size}")
         if (ranks := self.tensor_parallel_size * self.pipeline_parallel_size) > MAX_RANKS:
@@ -269,6 +276,8 @@ class EngineArgs:
                 f"pipeline_parallel_size {self.pipeline_parallel_size}: an engine has at most {MAX_RANKS} ranks, not "
                 f"{ranks}"
             )
+        if self.distributed_executor_backend == "uni" and ranks > 1:
+            raise ConfigError(f"distributed_executor_backend uni is one process, and there are {ranks} ranks: give mp")
         if self.pipeline_parallel_size > 1 and self._parse_speculative().is_on:
             raise ConfigError(
                 f"speculative_config does not work with pipeline_parallel_size {self.pipeline_parallel_size} yet: "
@@ -289,10 +298,10 @@ class EngineArgs:
                 f"pipeline_parallel_size {stages} with tensor_parallel_size {ranks} on {self.nnodes} nodes is not "
                 "supported yet: one rank a node, give pipeline_parallel_size 2 on 2 nodes or tensor_parallel_size alone"
             )
-        if self.nnodes > 1 and ranks * stages != self.nnodes:
+        if ranks * stages % self.nnodes:
             raise ConfigError(
-                f"tensor_parallel_size {ranks} on {self.nnodes} nodes is not supported yet: one rank a node, give "
-                f"{self.nnodes}"
+                f"tensor_parallel_size {ranks} on {self.nnodes} nodes: each has as many ranks, give {self.nnodes} or a "
+                "multiple of it"
             )
         if self.nnodes > 1 and self.data_parallel_size > 1:
             raise ConfigError("data_parallel_size above 1 on several nodes is not supported yet: give 1")

@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING
 from octavo.engine.block_map import create_block_map
 from octavo.engine.core_launcher import CoreOptions
 from octavo.errors import OctavoError
-from octavo.executor.nodes import NodeRanks
+from octavo.executor.multiproc import start_ranks
 from octavo.executor.rank_processes import RankProcesses
-from octavo.executor.ranks import Ranks
 from octavo.system.channel import Channel, Kind
 from octavo.system.heartbeat import Heartbeat
 from octavo.system.parent import die_with_parent, read_line_from_stdin
@@ -174,7 +173,7 @@ def _beat_forever(
 
 
 def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
-    """Run the core on two inherited descriptors, as the first of ``num_ranks``; returns the exit status."""
+    """Run the core on two inherited descriptors, the first of ``num_ranks`` here; returns the exit status."""
     die_with_parent(os.getppid())  # elsewhere than on Linux the end of stdin has to suffice
     gc.disable()  # nothing imported or loaded is garbage, and collecting takes a sixth of the startup
     # The front end decides when this process stops: it drains on SIGTERM and then closes stdin.
@@ -185,7 +184,7 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
     channel, heartbeat = Channel(socket.socket(fileno=socket_fd)), Heartbeat(heartbeat_fd, create=False)
     for descriptor in (socket_fd, heartbeat_fd):  # a compiler started later must not hold them open
         os.set_inheritable(descriptor, False)
-    ranks: Ranks | None = RankProcesses(num_ranks, heartbeat_fd) if num_ranks > 1 else None
+    local = RankProcesses(range(1, num_ranks), heartbeat_fd) if num_ranks > 1 else None
     # The slow imports (torch, by the worker) come before the configuration does.
     import msgspec
 
@@ -204,15 +203,14 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
     imported = time.perf_counter()
     message = json.loads(read_line_from_stdin())
     options = CoreOptions(**message["options"])
-    setup_logging(
-        options.log_level, options.log_format, process=options.name if ranks is None else f"{options.name} rank 0"
-    )
+    config = EngineConfig.from_dict(message["config"])
+    name = options.name if config.parallel.world_size == 1 else f"{options.name} rank 0"
+    setup_logging(options.log_level, options.log_format, process=name)
     logger.info("imports took %.2f s", imported - started)
 
-    end, config = _End(channel), EngineConfig.from_dict(message["config"])
+    end = _End(channel)
     try:
-        if config.parallel.nnodes > 1:
-            ranks = NodeRanks(config, heartbeat_fd)
+        ranks = start_ranks(config, heartbeat_fd, local)
         if ranks is not None:
             ranks.on_lost = end.on_lost
         core = EngineCore(config, ranks=ranks)

@@ -39,7 +39,6 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "runner": (("auto", "generate", "pooling"), "a model does all that its files say"),
     "convert": (("auto", "none", "embed", "classify"), "a model does all that its files say"),
     "task": (("auto", "generate", "embed", "classify", "score"), "a model does all that its files say"),
-    "distributed_executor_backend": (("mp",), "ranks beside the first have processes of their own"),
     "chat_template_content_format": (("auto", "string"), "texts of several parts are joined"),
     "guided_decoding_backend": (("auto", "guidance", "xgrammar", "outlines"), "one backend handles all grammars"),
     "logprobs_mode": (("raw_logprobs",), "before penalties and temperature"),

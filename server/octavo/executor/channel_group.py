@@ -15,18 +15,27 @@ from octavo.system.channel import Kind
 class ChannelGroup(TorchGroup):
     """See `octavo.layers.parallel.Group`: everything is gathered, and added up in the order of ranks on each."""
 
-    def __init__(self, channels: Sequence[SignedChannel], rank: int, ranks: int, timeout_seconds: float) -> None:
-        """``channels``: of rank 0 to the others in their order, of another to rank 0."""
+    def __init__(
+        self, channels: Sequence[SignedChannel], rank: int, ranks: int, timeout_seconds: float, member: str = "rank"
+    ) -> None:
+        """``channels``: of rank 0 to the others in their order, of another to rank 0. ``member``: what errors call one,
+        where each of these speaks for a node."""
         self.rank, self.ranks = rank, ranks
-        self.late: list[int] = []
-        self._channels, self._timeout = channels, timeout_seconds
+        self._late: list[int] = []
+        self._channels, self._timeout, self._member = channels, timeout_seconds, member
+
+    @property
+    def late(self) -> list[int]:
+        """See `Group`."""
+        return self._late
 
     def stop(self) -> None:
         """See `Group`."""
         for channel in self._channels:
             channel.close()
 
-    def _gather(self, x: Tensor) -> list[Tensor]:
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """See `TorchGroup`."""
         own = x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         if self.rank:
             self._send(own)
@@ -47,16 +56,18 @@ class ChannelGroup(TorchGroup):
             channel.send(Kind.TENSOR, bytes(data))
         for channel in self._channels:
             if not channel.flush(self._timeout):
-                raise RuntimeError(f"rank {self.rank} could not send within {self._timeout:g} s")
+                raise RuntimeError(f"{self._member} {self.rank} could not send within {self._timeout:g} s")
 
     def _receive(self, channel: SignedChannel, rank: int) -> bytearray:
-        self.late = [rank]
+        self._late = [rank]
         try:
             while not (frames := list(channel.receive())):
                 if not channel.wait(self._timeout):
-                    raise RuntimeError(f"rank {rank} did not take part in an exchange within {self._timeout:g} s")
+                    raise RuntimeError(
+                        f"{self._member} {rank} did not take part in an exchange within {self._timeout:g} s"
+                    )
         except EOFError as error:
-            raise RuntimeError(f"rank {rank}: {error}") from None
+            raise RuntimeError(f"{self._member} {rank}: {error}") from None
         ((_, payload),) = frames
-        self.late = []
+        self._late = []
         return payload

@@ -1,16 +1,19 @@
-"""A node of an engine beside node 0: it joins node 0, is a rank of it until that ends, and says how it is meanwhile."""
+"""A node of an engine beside node 0: its ranks take part until that ends, and it says how they are meanwhile."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
+from functools import partial
 
 from octavo.errors import OctavoError
-from octavo.executor.nodes import fingerprint
+from octavo.executor.nodes import fingerprint, pack_beats
+from octavo.executor.rank_processes import RankProcesses
 from octavo.executor.signed_channel import ROLES, RefusedError, SignedChannel, cluster_token, connect
 from octavo.interface.engine_config import EngineConfig
 from octavo.system.channel import Kind
@@ -27,7 +30,7 @@ class NodeState:
     """How far a node is; probes read it in another thread."""
 
     def __init__(self) -> None:
-        self.waits: str | None = "it looks for the model"  # why its rank takes no steps; None: it does
+        self.waits: str | None = "it looks for the model"  # why its ranks take no steps; None: they do
         self.heartbeats: list[Heartbeat] = []  # of its ranks, once they are to beat
         self.has_ended = False  # node 0 has, or a rank
 
@@ -48,68 +51,94 @@ class NodeState:
 
 
 def run_headless(config: EngineConfig, state: NodeState) -> None:
-    """Be a rank of node 0's engine until that ends. Raises OctavoError."""
+    """Be one or several ranks of node 0's engine until that ends. Raises OctavoError."""
+    parallel = config.parallel
+    first, count = parallel.node_rank * parallel.ranks_per_node, parallel.ranks_per_node
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
+    with tempfile.TemporaryFile() as file:
+        pages = [Heartbeat(file.fileno(), create=i == 0, rank=i) for i in range(count)]
+        local = RankProcesses(range(first + 1, first + count), file.fileno()) if count > 1 else None
+    if local is not None:
+        local.on_lost = partial(_end, pages[0], state)
+    try:
+        _join(config, state, pages, local)
+    except (EOFError, RuntimeError) as error:
+        if local is not None:
+            local.wait_for_news()
+        reason = local.lost if local is not None and local.lost else str(error)
+        _tell(pages[0], state, f"rank {first} (node {parallel.node_rank}) failed: {reason}")
+        raise OctavoError(f"the engine of node 0 has ended: {reason}") from error
+    except OctavoError as error:
+        _tell(pages[0], state, f"rank {first} (node {parallel.node_rank}): {error}")
+        raise
+    finally:
+        if local is not None:
+            local.close()
+
+
+def _join(config: EngineConfig, state: NodeState, pages: list[Heartbeat], local: RankProcesses | None) -> None:
     from octavo.executor.worker_proc import Inbox, run
     from octavo.system.torch_import import import_torch
     from octavo.worker.shared_masks import FollowingGrammars
     from octavo.worker.stage import Pipes
 
     parallel, token = config.parallel, cluster_token()
-    rank, address = parallel.node_rank, (parallel.master_addr, parallel.master_port)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: os._exit(0))
+    node, address = parallel.node_rank, (parallel.master_addr, parallel.master_port)
     state.waits = f"node 0 does not answer yet at {address[0]}:{address[1]}"
-    control = _connect(address, token, rank, "control", _CONNECT_SECONDS)
-    tensors, beats = (_connect(address, token, rank, role, 10.0) for role in ROLES[1:])
-    inbox = Inbox(control)
+    control = _connect(address, token, node, "control", _CONNECT_SECONDS)
+    tensors, beats = (_connect(address, token, node, role, 10.0) for role in ROLES[1:])
+    inbox = Inbox(control, local.send if local is not None else None)
     control.send(Kind.JOIN, fingerprint(config).encode())
     import_torch()
     from octavo.executor.places import place_of_node
     from octavo.worker.worker import Worker
 
-    with tempfile.TemporaryFile() as file:
-        heartbeat = Heartbeat(file.fileno(), create=True)
-    try:
-        state.waits = "other nodes have not come yet"
-        inbox.wait_for_group()
-        state.waits = "it loads its part of the model"
-        heartbeat.beat()
-        state.heartbeats = [heartbeat]
-        args = (beats, heartbeat)
-        threading.Thread(target=_beat_forever, args=args, name="heartbeat", daemon=True).start()
-        place = place_of_node(parallel, rank, [tensors])
-        worker = Worker(
-            config,
-            tp=place.tp,
-            agree=place.world.smallest,
-            make_grammars=lambda _, vocab_size: FollowingGrammars(vocab_size, inbox.next_mask),
-            pipes=Pipes(place.before, place.after),
-        )
-        logger.info("rank %d is ready", rank)
-        control.send(Kind.READY, b"")
-        state.waits = None
-        run(worker, place, control, inbox, heartbeat)
-    except (EOFError, RuntimeError) as error:
-        state.end(f"the engine of node 0 has ended: {error}")
-        heartbeat.fail(f"rank {rank} (node {rank}) failed: {error}")
-        time.sleep(2 * BEAT_SECONDS)  # for the last beat, which tells why
-        raise OctavoError(f"the engine of node 0 has ended: {error}") from error
-    except OctavoError as error:
-        state.end(str(error))
-        heartbeat.fail(f"rank {rank} (node {rank}): {error}")
-        time.sleep(2 * BEAT_SECONDS)
-        raise
+    state.waits = "other nodes have not come yet"
+    inbox.wait_for_group()
+    state.waits = "it loads its part of the model"
+    threading.Thread(target=_beat_forever, args=(beats, pages), name="heartbeat", daemon=True).start()
+    place = place_of_node(parallel, node, [tensors], None if local is None else local.share_memory(config))
+    if local is not None:
+        local.place = place
+    worker = Worker(
+        config,
+        tp=place.tp,
+        agree=place.world.smallest,
+        make_grammars=lambda _, vocab_size: FollowingGrammars(vocab_size, inbox.next_mask),
+        pipes=Pipes(place.before, place.after),
+    )
+    if local is not None:
+        local.wait_ready()
+    control.send(Kind.READY, b"")
+    state.heartbeats, state.waits = pages, None
+    logger.info("node %d is ready", node)
+    run(worker, place, control, inbox, pages[0], local)
 
 
-def _connect(address: tuple[str, int], token: bytes, rank: int, role: str, seconds: float) -> SignedChannel:
+def _connect(address: tuple[str, int], token: bytes, node: int, role: str, seconds: float) -> SignedChannel:
     try:
-        return connect(address, token, rank, role, seconds)
+        return connect(address, token, node, role, seconds)
     except ConnectionError as error:
         raise RefusedError(str(error)) from None
 
 
-def _beat_forever(beats: SignedChannel, heartbeat: Heartbeat) -> None:
+def _beat_forever(beats: SignedChannel, pages: list[Heartbeat]) -> None:
     while True:
-        heartbeat.beat()
-        beats.send(Kind.BEAT, heartbeat.num_steps.to_bytes(8, "little") + heartbeat.failure.encode())
+        pages[0].beat()
+        beats.send(Kind.BEAT, pack_beats(pages))
         time.sleep(BEAT_SECONDS)
+
+
+def _tell(page: Heartbeat, state: NodeState, reason: str) -> None:
+    """Tell probes and node 0 why this node ends."""
+    state.end(reason)
+    page.fail(reason)
+    time.sleep(2 * BEAT_SECONDS)  # for the last beat
+
+
+def _end(page: Heartbeat, state: NodeState, reason: str) -> None:
+    """End this process, whatever it waits for; called by the thread that watches its other ranks."""
+    _tell(page, state, reason)
+    print(f"octavo: error: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)

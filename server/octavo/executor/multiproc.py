@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from functools import partial
 
 from octavo.errors import OctavoError
 from octavo.executor.nodes import NodeRanks
 from octavo.executor.rank_processes import RankProcesses
 from octavo.executor.ranks import Ranks
+from octavo.executor.remote import RemoteExecutor
 from octavo.executor.token_sums import TokenSum
 from octavo.executor.uniproc import Executor, UniProcExecutor
 from octavo.interface.engine_config import EngineConfig
@@ -19,7 +19,29 @@ from octavo.system.channel import Kind
 
 def make_executor(config: EngineConfig, ranks: Ranks | None = None) -> Executor:
     """The executor that ``config`` asks for; ``ranks``: started already. Raises ConfigError and ModelError."""
-    return UniProcExecutor(config) if config.parallel.world_size == 1 else MultiprocExecutor(config, ranks)
+    ranks = ranks or start_ranks(config)
+    if ranks is None:
+        return UniProcExecutor(config)
+    if config.parallel.world_size == 1:
+        assert isinstance(ranks, RankProcesses)
+        return RemoteExecutor(config, ranks)
+    return MultiprocExecutor(config, ranks)
+
+
+def start_ranks(
+    config: EngineConfig, heartbeats: int | None = None, local: RankProcesses | None = None
+) -> Ranks | None:
+    """The processes that the engine has beside its own; None: none. ``heartbeats``: see `RankProcesses`; ``local``:
+    those here that are started already. Raises ConfigError."""
+    parallel = config.parallel
+    count = parallel.ranks_per_node
+    if count > 1 and local is None:
+        local = RankProcesses(range(1, count), heartbeats)
+    if parallel.nnodes > 1:
+        return NodeRanks(config, heartbeats, local)
+    if parallel.world_size == 1 and parallel.distributed_executor_backend == "mp":
+        return RankProcesses(range(1), heartbeats)
+    return local
 
 
 class MultiprocExecutor(UniProcExecutor):
@@ -29,9 +51,8 @@ class MultiprocExecutor(UniProcExecutor):
     A step that fails on one rank leaves the others in the middle of it: then the engine ends.
     """
 
-    def __init__(self, config: EngineConfig, ranks: Ranks | None = None) -> None:
-        parallel = config.parallel
-        self._ranks = ranks or (NodeRanks(config) if parallel.nnodes > 1 else RankProcesses(parallel.world_size))
+    def __init__(self, config: EngineConfig, ranks: Ranks) -> None:
+        self._ranks = ranks
         self._close = weakref.finalize(self, self._ranks.close)
         try:
             self._start(config)
@@ -43,7 +64,6 @@ class MultiprocExecutor(UniProcExecutor):
             self._close()
             raise
         self._total = TokenSum()
-        self._sums: deque[tuple[int, int]] = deque(maxlen=8)  # rank 0's, with their numbers of steps
 
     def _start(self, config: EngineConfig) -> None:
         import msgspec
@@ -52,7 +72,6 @@ class MultiprocExecutor(UniProcExecutor):
         from octavo.worker.stage import Pipes
 
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decode_sum = msgspec.msgpack.Decoder(tuple[int, int]).decode
         self._decode_results = msgspec.msgpack.Decoder(ModelRunnerOutput).decode
         ranks, self._samples = self._ranks, config.parallel.first_of_last_stage
         self._place = ranks.place = place = ranks.open_place(config)
@@ -89,7 +108,7 @@ class MultiprocExecutor(UniProcExecutor):
                 raise self._explained(error) from error
             ranks.end_step()
             if self._total.add(output):
-                self._compare()
+                self._total.compare(ranks.sums())
             return output
 
         return wait
@@ -102,15 +121,3 @@ class MultiprocExecutor(UniProcExecutor):
     def is_lost(self) -> bool:
         """Whatever failed, the other ranks are in the middle of it."""
         return True
-
-    def _compare(self) -> None:
-        """Raise RuntimeError where a rank has sampled other tokens than this one."""
-        self._sums.append((self._total.num_steps, self._total.value))
-        ours = dict(self._sums)
-        for number, payload in self._ranks.sums():
-            steps, value = self._decode_sum(payload)
-            if ours.get(steps, value) != value:
-                raise RuntimeError(
-                    f"ranks have sampled different tokens within {steps} steps: the sum of rank 0 is "
-                    f"{ours[steps]:016x}, that of rank {number} {value:016x}"
-                )

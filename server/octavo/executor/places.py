@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.executor.channel_group import ChannelGroup
+from octavo.executor.node_group import NodeGroup
 from octavo.executor.signed_channel import SignedChannel
 from octavo.executor.stage_links import ChannelLink, MemoryLink
 from octavo.interface.engine_config import ParallelConfig
@@ -50,6 +51,8 @@ def create_memory(parallel: ParallelConfig, has_cores: bool) -> list[list[int]]:
     """The descriptors that each rank of one machine makes its `Place` of: memory that all ranks have; of several stages
     also that of its own, then a socket and memory for the link with the stage before and with the stage after."""
     ranks, timeout = parallel.tensor_parallel_size, parallel.distributed_timeout_seconds
+    if parallel.nnodes > 1:
+        ranks = parallel.ranks_per_node
     if parallel.pipeline_parallel_size == 1:
         return [[one] for one in _copies(create_shared_memory(ranks, timeout, has_cores), ranks)]
     size = parallel.world_size
@@ -68,6 +71,8 @@ def local_place(parallel: ParallelConfig, rank: int, descriptors: Sequence[int])
     """That of a rank among others of one machine, of what `create_memory` has made for it; takes the descriptors."""
     (stage, within), ranks = parallel.place_of(rank), parallel.tensor_parallel_size
     world, *rest = descriptors
+    if parallel.nnodes > 1:
+        return _place_on_node(parallel, rank, world, None)
     group = _open(world, rank, parallel.world_size)
     if stage.size == 1:
         return Place(rank, group, TensorParallel(within, ranks, group))
@@ -84,9 +89,15 @@ def local_place(parallel: ParallelConfig, rank: int, descriptors: Sequence[int])
     )  # fmt: skip
 
 
-def place_of_node(parallel: ParallelConfig, rank: int, channels: Sequence[SignedChannel]) -> Place:
-    """That of the one rank of a node. ``channels``: see `ChannelGroup`."""
-    timeout = parallel.distributed_timeout_seconds
+def place_of_node(
+    parallel: ParallelConfig, node: int, channels: Sequence[SignedChannel], shared: Sequence[int] | None = None
+) -> Place:
+    """That of the first rank of a node. ``channels``: see `ChannelGroup`; ``shared``: what `create_memory` has made for
+    it (None: the node has no other rank)."""
+    timeout, rank = parallel.distributed_timeout_seconds, node * parallel.ranks_per_node
+    if shared is not None:
+        across = ChannelGroup(channels, node, parallel.nnodes, timeout, "node")
+        return _place_on_node(parallel, rank, shared[0], across)
     world, (stage, within) = ChannelGroup(channels, rank, parallel.world_size, timeout), parallel.place_of(rank)
     if stage.size == 1:
         return Place(rank, world, TensorParallel(within, parallel.world_size, world))
@@ -94,6 +105,13 @@ def place_of_node(parallel: ParallelConfig, rank: int, channels: Sequence[Signed
     if stage.is_first:
         return Place(rank, world, tp, after=ChannelLink(channels[0], 1, timeout))
     return Place(rank, world, tp, before=ChannelLink(channels[0], 0, timeout))
+
+
+def _place_on_node(parallel: ParallelConfig, rank: int, shared: int, across: ChannelGroup | None) -> Place:
+    node, within = divmod(rank, parallel.ranks_per_node)
+    local = _open(shared, within, parallel.ranks_per_node, rank - within)
+    group = NodeGroup(local, across, node, parallel.nnodes)
+    return Place(rank, group, TensorParallel(rank, parallel.world_size, group))
 
 
 def _open(descriptor: int, rank: int, ranks: int, first: int = 0) -> SharedMemoryGroup:

@@ -1,4 +1,4 @@
-"""Starts the other ranks of an engine as child processes. Imports little: their own imports take longest, so they are
+"""Starts the other ranks of a machine as child processes. Imports little: their own imports take longest, so they are
 started first."""
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.executor.ranks import Ranks
+from octavo.executor.ranks import Ranks, Watched
 from octavo.system import limits
 from octavo.system.channel import Channel
 from octavo.system.heartbeat import MAX_PAGES, Heartbeat
@@ -39,6 +40,11 @@ class RankProcess:
         """As errors call it."""
         return f"rank {self.number} (process {self.process.pid})"
 
+    @property
+    def watched(self) -> list[Watched]:
+        """See `Rank`."""
+        return [Watched(self.number, self.name, self.heartbeat)]
+
     def ended(self) -> tuple[int, str] | None:
         """See `Rank`: one that was killed is the reason of the others' ends."""
         code = self.process.poll()
@@ -61,19 +67,20 @@ class RankProcess:
 
 
 class RankProcesses(Ranks):
-    """``python -m octavo.executor.worker_proc RANK SOCKET HEARTBEATS`` each.
+    """``python -m octavo.executor.worker_proc RANK SOCKET HEARTBEATS INDEX`` each.
 
     They read one line of JSON from their stdin and end when stdin does, or this process, or, on Linux, the thread here
     that has started them.
     """
 
-    def __init__(self, size: int, heartbeats: int | None = None) -> None:
-        """``heartbeats``: the file of heartbeats, of which rank 0 has the first (None: a new one)."""
-        if not 1 < size <= MAX_PAGES:
-            raise ValueError(f"size: 2 to {MAX_PAGES} ranks, not {size}")
-        super().__init__(size)
-        self._heartbeats = heartbeats
-        self._processes: list[RankProcess] = []
+    def __init__(self, numbers: range, heartbeats: int | None = None) -> None:
+        """``numbers``: of the ranks to be started, those after this process's own; ``heartbeats``: the file of this
+        machine's heartbeats, of which this process has the first (None: a new one)."""
+        if not 0 < len(numbers) < MAX_PAGES:
+            raise ValueError(f"numbers: 1 to {MAX_PAGES - 1} ranks, not {len(numbers)}")
+        super().__init__(len(numbers) + 1)
+        self._heartbeats, self._numbers = heartbeats, numbers
+        self.processes: list[RankProcess] = []
         self._start_thread()
 
     def _start(self) -> None:
@@ -84,31 +91,47 @@ class RankProcesses(Ranks):
             return self._start_processes(file.fileno())
 
     def _start_processes(self, heartbeats: int) -> None:
-        for number in range(1, self.size):
+        for index, number in enumerate(self._numbers, 1):
             ours, theirs = socket.socketpair()
             with theirs:
                 inherited = theirs.fileno(), heartbeats
-                command = [sys.executable, "-m", "octavo.executor.worker_proc", str(number), *map(str, inherited)]
+                command = [sys.executable, "-m", "octavo.executor.worker_proc", *map(str, (number, *inherited, index))]
                 # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, pass_fds=inherited)
-            page = Heartbeat(heartbeats, create=False, rank=number)
-            self._processes.append(RankProcess(number, process, ours, Channel(ours), page))
-            self._ranks.append(self._processes[-1])
+            page = Heartbeat(heartbeats, create=False, rank=index)
+            self.processes.append(RankProcess(number, process, ours, Channel(ours), page))
+            self._ranks.append(self.processes[-1])
 
-    def open_place(self, config: EngineConfig) -> Place:
-        """See `Ranks`: memory that they have mapped."""
-        from octavo.executor.places import create_memory, local_place
+    def hand_over(self) -> list[RankProcess]:
+        """The processes, which somebody else watches from now on. They end with the thread here all the same."""
+        self.is_watching = False
+        return self.processes
 
-        own, *others = create_memory(config.parallel, has_cores=limits.cpu_count() >= self.size)
+    def configure(self, config: EngineConfig, shared: Sequence[Sequence[int]] = ()) -> None:
+        """Tell all what they are to do. ``shared``: descriptors for each, which are closed here."""
         line = json.dumps({"config": config.to_dict(), **logging_options()}).encode() + b"\n"
-        for rank, descriptors in zip(self._processes, others, strict=True):
+        for rank, descriptors in zip(self.processes, shared or [()] * len(self.processes), strict=True):
             assert rank.process.stdin is not None
             try:
-                socket.send_fds(rank.socket, [b"f"], descriptors)
+                if descriptors:
+                    socket.send_fds(rank.socket, [b"f"], descriptors)
                 rank.process.stdin.write(line)
                 rank.process.stdin.flush()
             except OSError:  # it has ended already, as will be noticed
                 pass
             for descriptor in descriptors:
                 os.close(descriptor)
-        return local_place(config.parallel, 0, own)
+
+    def share_memory(self, config: EngineConfig) -> Sequence[int]:
+        """`configure` all with memory that they have mapped; returns this process's own descriptors of it."""
+        from octavo.executor.places import create_memory
+
+        own, *others = create_memory(config.parallel, has_cores=limits.cpu_count() >= self.size)
+        self.configure(config, others)
+        return own
+
+    def open_place(self, config: EngineConfig) -> Place:
+        """See `Ranks`."""
+        from octavo.executor.places import local_place
+
+        return local_place(config.parallel, 0, self.share_memory(config))

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from octavo.errors import OctavoError
 from octavo.system.channel import Channel, Kind, frame
@@ -24,16 +24,27 @@ _BEAT_IS_OLD = 3.0  # seconds; a rank beats twice a second
 _PIECE = 16 << 20  # bytes
 
 
+class Watched(NamedTuple):
+    """A rank and its heartbeat."""
+
+    number: int
+    name: str  # as errors call it
+    heartbeat: Heartbeat
+
+
 class Rank(Protocol):
-    """One of them."""
+    """One of them, or all of another node, of which the first speaks for the others."""
 
     number: int
     channel: Channel
-    heartbeat: Heartbeat
 
     @property
     def name(self) -> str:
         """As errors call it."""
+
+    @property
+    def watched(self) -> list[Watched]:
+        """It, or each of its node's."""
 
     def ended(self) -> tuple[int, str] | None:
         """None while it lives; else why not, and the less the number the likelier it is the reason of others' ends."""
@@ -65,6 +76,7 @@ class Ranks:
         self._steps: deque[tuple[int, float]] = deque()  # that are under way, and since when
         self._received: defaultdict[tuple[int, Kind], deque[bytearray]] = defaultdict(deque)  # by rank, and not read
         self._ranks: list[Rank] = []
+        self.is_watching = True  # else somebody else does
         self._closed, self._started = threading.Event(), threading.Event()
         self._error: Exception | None = None
         self._some_ended = False
@@ -86,7 +98,7 @@ class Ranks:
         finally:
             self._started.set()
         while not self._closed.wait(WATCH_SECONDS):
-            problem = self._problem()
+            problem = self._problem() if self.is_watching else None
             if problem is not None:
                 self._lose(problem)
                 return
@@ -115,9 +127,13 @@ class Ranks:
         return queue.popleft()
 
     def _read(self, rank: Rank) -> None:
+        for kind, payload in self.read(rank):
+            self._received[rank.number, kind].append(payload)
+
+    def read(self, rank: Rank) -> list[tuple[Kind, bytearray]]:
+        """What one of them has sent. Raises RuntimeError when it has ended."""
         try:
-            for kind, payload in rank.channel.receive():
-                self._received[rank.number, kind].append(payload)
+            return list(rank.channel.receive())
         except EOFError:
             self.wait_for_news()
             raise RuntimeError(self.lost or f"{rank.name} has ended") from None
@@ -127,9 +143,9 @@ class Ranks:
         if self.lost is not None:
             raise RuntimeError(self.lost)
 
-    def send(self, kind: Kind, payload: bytes, first: int = 1) -> None:
+    def send(self, kind: Kind, payload: bytes, first: int = 0) -> None:
         """Send all ranks from ``first`` on a message. Raises RuntimeError when a rank is lost."""
-        data, ranks = frame(kind, payload), self._ranks[first - 1 :]
+        data, ranks = frame(kind, payload), [rank for rank in self._ranks if rank.number >= first]
         for rank in ranks:
             rank.channel.send_frame(data)
         for rank in ranks:
@@ -148,7 +164,8 @@ class Ranks:
     def next_results(self, number: int) -> bytearray:
         """Wait for what rank ``number`` has made of the oldest step that it has not told of, see `send_results`. Raises
         RuntimeError when a rank is lost."""
-        rank, whole, more = self._ranks[number - 1], bytearray(), True
+        rank = next(rank for rank in self._ranks if rank.number == number)
+        whole, more = bytearray(), True
         while more:
             part = self._next_of(rank, Kind.RESULTS)
             more = bool(part.pop())
@@ -176,17 +193,18 @@ class Ranks:
             return None
         return f"step {step[0]} was not done in {self.timeout:g} s: {'; '.join(map(_state, self._late()))}"
 
-    def _late(self) -> list[Rank]:
+    def _late(self) -> list[Watched]:
         """Those that do not even beat, else those that others wait for, else those that have done the fewest steps."""
         old = min(_BEAT_IS_OLD, max(1.0, self.timeout))
         waited_for = self.place.late if self.place is not None else []
-        least = min(rank.heartbeat.num_steps for rank in self._ranks)
+        everyone = [watched for rank in self._ranks for watched in rank.watched]
+        least = min(rank.heartbeat.num_steps for rank in everyone)
         for is_late in (
             lambda rank: rank.heartbeat.seconds_since_beat() > old,
             lambda rank: rank.number in waited_for,
             lambda rank: rank.heartbeat.num_steps == least,
         ):
-            late = [rank for rank in self._ranks if is_late(rank)]
+            late = [rank for rank in everyone if is_late(rank)]
             if late:
                 return late
         return []
@@ -214,6 +232,6 @@ class Ranks:
             rank.close()
 
 
-def _state(rank: Rank) -> str:
+def _state(rank: Watched) -> str:
     beat, steps = rank.heartbeat.seconds_since_beat(), rank.heartbeat.num_steps
     return f"{rank.name} is late, with {steps} steps done and its last heartbeat {beat:.1f} s ago"

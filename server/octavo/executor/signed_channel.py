@@ -1,7 +1,7 @@
 """Connections between the nodes of an engine: TCP, on which each side shows that it knows the group's token, and each
 frame carries a code over its content and its place in the stream.
 
-Handshake, of which all parts but the last have fixed sizes: the one that connects sends a greeting, its rank, what the
+Handshake, of which all parts but the last have fixed sizes: the one that connects sends a greeting, its node, what the
 connection is for and a nonce; the other answers with a nonce of its own; then the first sends HMAC-SHA256(token, all of
 that), and the other the same over another label, or why it refuses. Keys of both directions are derived likewise. So
 neither side does anything for one that does not know the token, and no frame can be changed, repeated or left out.
@@ -25,7 +25,7 @@ TOKEN = "OCTAVO_CLUSTER_TOKEN"
 MAX_FRAME = 64 << 20  # bytes
 ROLES = ("control", "tensors", "beats")  # what connections are for; each node makes one of each
 _GREETING = b"octavo-1"
-_HELLO = struct.Struct("=8sIB32s")  # greeting, rank, role, nonce
+_HELLO = struct.Struct("=8sIB32s")  # greeting, node, role, nonce
 _SIZE, _HEAD, _CODE = 32, struct.Struct("=IB"), 16
 _SECONDS = 5.0  # for a handshake
 _ACCEPTED, _WRONG_TOKEN, _NOT_EXPECTED = range(3)
@@ -47,7 +47,7 @@ def cluster_token() -> bytes:
 class Greeted:
     """Who has connected."""
 
-    rank: int
+    node: int
     role: str
     channel: SignedChannel
 
@@ -100,11 +100,11 @@ def _derive(token: bytes, label: bytes, nonces: bytes) -> bytes:
 
 def accept(sock: socket.socket, token: bytes, expected: set[tuple[int, str]]) -> Greeted | None:
     """The handshake with one that has connected; None, and the connection is closed, if it does not end well.
-    ``expected``: ranks and roles that are still wanted."""
+    ``expected``: nodes and roles that are still wanted."""
     try:
         sock.settimeout(_SECONDS)
         hello = _read(sock, _HELLO.size)
-        greeting, rank, role, _ = _HELLO.unpack(hello)
+        greeting, node, role, _ = _HELLO.unpack(hello)
         if greeting != _GREETING or role >= len(ROLES):
             raise EOFError
         nonce = secrets.token_bytes(_SIZE)
@@ -113,7 +113,7 @@ def accept(sock: socket.socket, token: bytes, expected: set[tuple[int, str]]) ->
         if not hmac.compare_digest(_read(sock, _SIZE), _derive(token, b"client", shared)):
             sock.sendall(bytes([_WRONG_TOKEN]))
             raise EOFError
-        if (rank, ROLES[role]) not in expected:
+        if (node, ROLES[role]) not in expected:
             sock.sendall(bytes([_NOT_EXPECTED]))
             raise EOFError
         sock.sendall(bytes([_ACCEPTED]) + _derive(token, b"server", shared))
@@ -122,25 +122,25 @@ def accept(sock: socket.socket, token: bytes, expected: set[tuple[int, str]]) ->
         return None
     _set_options(sock)
     keys = _derive(token, b"to node 0", shared), _derive(token, b"from node 0", shared)
-    return Greeted(rank, ROLES[role], SignedChannel(sock, keys[1], keys[0]))
+    return Greeted(node, ROLES[role], SignedChannel(sock, keys[1], keys[0]))
 
 
-def connect(address: tuple[str, int], token: bytes, rank: int, role: str, seconds: float) -> SignedChannel:
+def connect(address: tuple[str, int], token: bytes, node: int, role: str, seconds: float) -> SignedChannel:
     """Connect to node 0, which may come later, for at most ``seconds``. Raises RefusedError and ConnectionError."""
     until = time.monotonic() + seconds
     while True:
         try:
-            return _connect(address, token, rank, role)
+            return _connect(address, token, node, role)
         except (OSError, EOFError) as error:
             if time.monotonic() > until:
                 raise ConnectionError(f"node 0 did not answer at {address[0]}:{address[1]}: {error}") from error
             time.sleep(0.5)
 
 
-def _connect(address: tuple[str, int], token: bytes, rank: int, role: str) -> SignedChannel:
+def _connect(address: tuple[str, int], token: bytes, node: int, role: str) -> SignedChannel:
     sock = socket.create_connection(address, timeout=_SECONDS)
     try:
-        hello = _HELLO.pack(_GREETING, rank, ROLES.index(role), secrets.token_bytes(_SIZE))
+        hello = _HELLO.pack(_GREETING, node, ROLES.index(role), secrets.token_bytes(_SIZE))
         sock.sendall(hello)
         shared = hello + _read(sock, _SIZE)
         sock.sendall(_derive(token, b"client", shared))
@@ -148,7 +148,7 @@ def _connect(address: tuple[str, int], token: bytes, rank: int, role: str) -> Si
         if answer == _WRONG_TOKEN:
             raise RefusedError(f"node 0 at {address[0]}:{address[1]} has another {TOKEN}: set the same on every node")
         if answer == _NOT_EXPECTED:
-            raise EOFError(f"it does not wait for rank {rank}, or has it already")
+            raise EOFError(f"it does not wait for node {node}, or has it already")
         if not hmac.compare_digest(_read(sock, _SIZE), _derive(token, b"server", shared)):
             raise RefusedError(f"what answers at {address[0]}:{address[1]} does not know {TOKEN}")
     except BaseException:

@@ -1,6 +1,6 @@
-"""The process of a rank beside rank 0: it computes the same steps with its part of the model.
+"""The process of a rank beside the first of a machine: it computes the same steps with its part of the model.
 
-    python -m octavo.executor.worker_proc RANK SOCKET HEARTBEATS     (octavo.executor.rank_processes does this)
+    python -m octavo.executor.worker_proc RANK SOCKET HEARTBEATS INDEX     (octavo.executor.rank_processes does this)
 
 Configuration is one line of JSON on stdin, whose end means that the parent has exited: so does this process. Steps come
 as msgpack over the inherited SOCKET. It samples every token itself, as rank 0 does, and returns none; of a pipeline the
@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import OctavoError
@@ -29,6 +30,7 @@ from octavo.system.parent import die_with_parent, read_line_from_stdin
 
 if TYPE_CHECKING:
     from octavo.executor.places import Place
+    from octavo.executor.ranks import Ranks
     from octavo.interface.step import PendingOutput
     from octavo.worker.worker import Worker
 
@@ -40,8 +42,9 @@ BEAT_SECONDS = 0.5
 class Inbox:
     """What rank 0 has sent: steps, and the bitmasks that are used in them."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, forward: Callable[[Kind, bytes], None] | None = None) -> None:
+        """``forward``: called with everything that comes, for the other ranks of this machine."""
+        self._channel, self._forward = channel, forward
         self._waiting: dict[Kind, deque[bytearray]] = {Kind.STEP: deque(), Kind.MASK: deque()}
 
     def next_of(self, kind: Kind, *, wait: bool = True) -> bytearray | None:
@@ -50,6 +53,8 @@ class Inbox:
         queue = self._waiting[kind]
         while not queue:
             for found, payload in self._channel.receive():
+                if self._forward is not None:
+                    self._forward(found, bytes(payload))
                 self._waiting[found].append(payload)
             if queue or not wait:
                 break
@@ -74,8 +79,10 @@ class Inbox:
         return mask
 
 
-def run(worker: Worker, place: Place, channel: Channel, inbox: Inbox, heartbeat: Heartbeat) -> None:
-    """Compute steps until rank 0 has ended."""
+def run(
+    worker: Worker, place: Place, channel: Channel, inbox: Inbox, heartbeat: Heartbeat, others: Ranks | None = None
+) -> None:
+    """Compute steps until rank 0 has ended. ``others``: of this machine, whose sums of tokens are compared here."""
     import msgspec
 
     from octavo.executor.ranks import send_results
@@ -84,7 +91,7 @@ def run(worker: Worker, place: Place, channel: Channel, inbox: Inbox, heartbeat:
 
     decode, encode = msgspec.msgpack.Decoder(SchedulerOutput).decode, msgspec.msgpack.Encoder().encode
     in_flight: deque[PendingOutput] = deque()
-    total, stage = TokenSum(), place.tp.stage
+    total, stage = TokenSum(place.rank), place.tp.stage
     tells = stage.is_last and not stage.is_first and place.tp.rank == 0
     while True:
         payload = inbox.next_of(Kind.STEP, wait=not in_flight)
@@ -98,6 +105,8 @@ def run(worker: Worker, place: Place, channel: Channel, inbox: Inbox, heartbeat:
             send_results(channel, encode(output))
         if total.add(output) and stage.is_last and not tells:
             channel.send(Kind.SUM, encode((total.num_steps, total.value)))
+            if others is not None:
+                total.compare(others.sums())
         heartbeat.progress(total.num_steps)
 
 
@@ -107,14 +116,14 @@ def _beat_forever(heartbeat: Heartbeat) -> None:
         time.sleep(BEAT_SECONDS)
 
 
-def main(rank: int, socket_fd: int, heartbeats: int) -> int:
+def main(rank: int, socket_fd: int, heartbeats: int, index: int) -> int:
     """Run a rank on two inherited descriptors; returns the exit status."""
     die_with_parent(os.getppid())
     gc.disable()  # nothing imported or loaded is garbage
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when this process ends
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faulthandler.enable()
-    sock, heartbeat = socket.socket(fileno=socket_fd), Heartbeat(heartbeats, create=False, rank=rank)
+    sock, heartbeat = socket.socket(fileno=socket_fd), Heartbeat(heartbeats, create=False, rank=index)
     for descriptor in (socket_fd, heartbeats):
         os.set_inheritable(descriptor, False)
     threading.Thread(target=_beat_forever, args=(heartbeat,), name="heartbeat", daemon=True).start()
@@ -138,8 +147,8 @@ def _serve(rank: int, sock: socket.socket, heartbeat: Heartbeat) -> None:
 
     gc.freeze()
     message: dict[str, Any] = json.loads(read_line_from_stdin())
-    _, descriptors, _, _ = socket.recv_fds(sock, 1, 6)
     from octavo.executor.places import local_place
+    from octavo.executor.remote import serve
     from octavo.interface.engine_config import EngineConfig
     from octavo.system.logging_setup import setup_logging
     from octavo.worker.shared_masks import FollowingGrammars
@@ -147,6 +156,9 @@ def _serve(rank: int, sock: socket.socket, heartbeat: Heartbeat) -> None:
 
     setup_logging(message["level"], message["log_format"], process=f"rank {rank}")
     config = EngineConfig.from_dict(message["config"])
+    if config.parallel.world_size == 1:
+        return serve(config, Channel(sock), heartbeat)
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, 6)
     channel = Channel(sock)
     inbox = Inbox(channel)
     place = local_place(config.parallel, rank, descriptors)

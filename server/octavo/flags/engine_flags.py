@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from octavo.engine.args import (
     ATTENTION_BACKENDS,
+    BACKENDS,
     DTYPE_NAMES,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -62,11 +63,13 @@ ENGINE_HELP = {
     "fewest tokens under way gets the next (CPUs only, for now; octavo serve)",
     "distributed_timeout_seconds": "Longest time for a step of several processes, after which those that are late are "
     "named and the server ends",
-    "nnodes": "Machines that share the model, one process on each (CPUs only, for now). OCTAVO_CLUSTER_TOKEN must be "
+    "nnodes": "Machines that share the model, as many ranks on each (CPUs only, for now). OCTAVO_CLUSTER_TOKEN must be "
     "the same secret on all",
     "node_rank": "Number of this machine; all but 0 are --headless",
     "master_addr": "Address of node 0, on which it listens for the others",
     "master_port": "Port there",
+    "distributed_executor_backend": "mp: the model is computed in processes of its own, a single rank too; uni: "
+    "within the engine's process (default: the first rank within it, the others in their own)",
     "hf_overrides": "Fields of config.json to be read with other values, as a JSON object",
     "kv_events_config": "Publish what the prefix cache gains and loses over ZeroMQ, in vLLM's form, as a JSON object: "
     '{"enable_kv_cache_events": true}, with endpoint (tcp://127.0.0.1:5557), replay_endpoint, topic, buffer_steps, hwm '
@@ -84,6 +87,7 @@ CHOICES = {
     "kv_cache_dtype": KV_CACHE_DTYPES, "device": ("auto", "cpu", "cuda"),
     "attention_backend": ATTENTION_BACKENDS, "quantization": QUANTIZATIONS,
     "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
+    "distributed_executor_backend": BACKENDS,
 }  # fmt: skip
 
 ALIASES = {

@@ -183,11 +183,12 @@ class ParallelConfig:
     distributed_timeout_seconds: int = 300  # for a step, after which the ranks that are late are named and all end
 
     data_parallel_size: int = 1  # cores of one server, each with the whole model
-    nnodes: int = 1  # machines, each with as many of the ranks
+    nnodes: int = 1  # machines, each with as many of the ranks, in their order
     node_rank: int = 0
     master_addr: str = "127.0.0.1"  # of node 0, where it listens for the others
     master_port: int = 29501
     pipeline_parallel_size: int = 1  # stages that have a part of the layers each, one after the other
+    distributed_executor_backend: str | None = None  # mp: also a single rank has a process of its own
 
     @property
     def world_size(self) -> int:
@@ -205,9 +206,14 @@ class ParallelConfig:
         return Stage(number, self.pipeline_parallel_size), within
 
     @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each machine."""
+        return self.world_size // self.nnodes
+
+    @property
     def num_processes(self) -> int:
         """Processes that share the machine."""
-        return self.world_size // self.nnodes * self.data_parallel_size
+        return self.ranks_per_node * self.data_parallel_size
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,15 @@ class TorchGroup:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group, self.rank, self.ranks = group, group.rank(), group.size()
-        self.late: list[int] = []  # not known
+
+    @property
+    def late(self) -> list[int]:
+        """See `Group`; not known."""
+        return []
 
     def all_reduce(self, x: Tensor) -> None:
         """See `Group`."""
-        x.copy_(sum_in_order(self._gather(x)))
+        x.copy_(sum_in_order(self.gather(x)))
 
     def all_gather(self, x: Tensor, total: int, wants: Tensor | None = None) -> Tensor:
         """See `Group`."""
@@ -87,18 +91,18 @@ class TorchGroup:
         own = x[:, :most]
         if own.shape[1] < most:
             own = functional.pad(own, (0, most - own.shape[1]))
-        return torch.cat(self._gather(own), dim=1)[:, :total].contiguous()
+        return torch.cat(self.gather(own), dim=1)[:, :total].contiguous()
 
     def best(self, index: Tensor | None, value: Tensor | None, offset: int, rows: int) -> tuple[Tensor, Tensor]:
         """See `Group`."""
         mine = torch.full((rows, 2), -1.0, dtype=torch.float64)  # holds both exactly
         if index is not None and value is not None:
             mine[:, 0], mine[:, 1] = index + offset, value
-        return best_in_order(self._gather(mine))
+        return best_in_order(self.gather(mine))
 
     def smallest(self, numbers: Sequence[int]) -> list[int]:
         """See `Group`."""
-        return torch.stack(self._gather(torch.tensor(numbers))).amin(dim=0).tolist()
+        return torch.stack(self.gather(torch.tensor(numbers))).amin(dim=0).tolist()
 
     def check(self) -> None:
         """See `Group`; a call that fails raises by itself."""
@@ -107,7 +111,8 @@ class TorchGroup:
         """See `Group`."""
         self._group.abort()
 
-    def _gather(self, x: Tensor) -> list[Tensor]:
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Every rank's ``x``, which all have of one shape, in their order."""
         parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.ranks)]
         self._group.allgather([parts], [x.contiguous()]).wait()
         return parts

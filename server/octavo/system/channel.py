@@ -41,6 +41,10 @@ class Kind(IntEnum):
     JOIN = 11
     BEAT = 12
     TENSOR = 13
+    # between the core and a worker in a process of its own
+    RESULT = 15
+    GRAMMAR = 16
+    GRAMMARS = 17
 
 
 def frame(kind: Kind, payload: bytes) -> bytes:

@@ -106,3 +106,32 @@ def test_what_keeps_steps_from_being_recorded_is_a_metric(models: dict[str, Path
         ]  # fmt: skip
         assert len(reasons) == (said is not None), reasons
         assert said is None or (said in reasons[0] and reasons[0].endswith(" 1.0")), reasons
+
+
+# Of each layer up to its attention, and from there to the next one
+ATTENTION = {
+    "none": ["rms_norm", "dense_linear", "rope_and_cache", "paged_attention"],
+    "int8": ["quantize", "quantized_linear", "rope_and_cache", "paged_attention"],
+}
+REST = {
+    "none": ["dense_linear", "rms_norm", "dense_linear", "silu_and_mul", "dense_linear"],
+    "int8": ["quantize", "quantized_linear", "quantize", "quantized_linear", "quantized_linear", "quantize",
+             "quantized_linear"],
+}  # fmt: skip
+# `quantize` has the norm or the activation in it; what follows the last attention is of sampled rows alone
+ENDS = {
+    "none": (["dense_embedding"], ["rms_norm", "dense_linear", "argmax"]),
+    "int8": (["embedding"], ["rms_norm", "quantize", "quantized_head"]),
+}
+
+
+@pytest.mark.parametrize("quantization", ATTENTION)
+def test_a_step_of_one_rank_holds_these_operations_in_this_order(quantization: str, models: dict[str, Path]) -> None:
+    """What only engines of several ranks need costs one rank nothing."""
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "max_num_seqs": 4, "num_gpu_blocks_override": 32}
+    llm = LLM(str(models["llama"]), dtype="float32", quantization=quantization, **options)
+    generate(llm)
+    steps = llm.engine.executor.worker.runner.device_runner.recorded_steps  # type: ignore[attr-defined]
+    attention, rest, (first, last) = ATTENTION[quantization], REST[quantization], ENDS[quantization]
+    layers = [*attention, *rest] * (llm.config.model.hf_config["num_hidden_layers"] - 1) + attention
+    assert steps._step.kinds == [*first, *layers, "embedding", "embedding", *rest, *last]

@@ -19,15 +19,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.serving import Engine, free_port, tiny_model
+from support.serving import Engine, are_gone, free_port, rank_pids, tiny_model
 
 from octavo.engine.args import EngineArgs
 from octavo.executor.channel_group import ChannelGroup
+from octavo.executor.node_group import NodeGroup
 from octavo.executor.nodes import NodeRanks, fingerprint
 from octavo.executor.signed_channel import Greeted, RefusedError, SignedChannel, accept, connect
 from octavo.interface.engine_config import ParallelConfig
-from octavo.layers.parallel import sum_in_order
+from octavo.layers.parallel import SharedMemoryGroup, sum_in_order
 from octavo.system.channel import Kind
+from octavo_kernels.cpu import argmax, create_shared_memory
 
 TOKEN = b"a secret"
 WANTED = {(rank, role) for rank in (1, 2) for role in ("control", "tensors", "beats")}
@@ -54,7 +56,7 @@ class Listener:
         client = connect(self.address, TOKEN, rank, role, 5)
         thread.join()
         greeted = self.greeted[-1]
-        assert greeted is not None and (greeted.rank, greeted.role) == (rank, role)
+        assert greeted is not None and (greeted.node, greeted.role) == (rank, role)
         return greeted.channel, client
 
 
@@ -94,7 +96,7 @@ def test_a_wrong_token_is_refused_on_both_sides(listener: Listener) -> None:
 
 def test_a_rank_that_is_not_expected_is_not_taken(listener: Listener) -> None:
     thread = listener.take()
-    with pytest.raises(ConnectionError, match="rank 3"):
+    with pytest.raises(ConnectionError, match="node 3"):
         connect(listener.address, TOKEN, 3, "control", 0)
     thread.join()
     assert listener.greeted == [None]
@@ -196,6 +198,41 @@ def test_ranks_add_up_in_order(listener: Listener) -> None:
         groups[0].all_reduce(results[0])
 
 
+def test_ranks_of_several_nodes_add_up_in_order(listener: Listener) -> None:
+    """Two on each of three nodes: within a node through shared memory, which shows nowhere."""
+    pairs = [listener.pair(node) for node in (1, 2)]
+    across = [ChannelGroup([server for server, _ in pairs], 0, 3, 200, "node")]
+    across += [ChannelGroup([client], node, 3, 200, "node") for node, (_, client) in enumerate(pairs, 1)]
+    groups: list[NodeGroup] = []
+    for node in range(3):
+        descriptor = create_shared_memory(2, 200.0, has_cores=False)
+        for i in range(2):
+            local = SharedMemoryGroup(descriptor, i, 2, 2 * node)
+            groups.append(NodeGroup(local, None if i else across[node], node, 3))
+        os.close(descriptor)
+    assert [group.rank for group in groups] == list(range(6))
+    torch.manual_seed(0)
+    values = [torch.randn(1100, 1000).to(torch.bfloat16) * 10**rank for rank in range(6)]  # more than a slot
+    whole = torch.randn(5, 11)
+    found: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def run(group: NodeGroup) -> None:
+        mine, own = values[group.rank].clone(), whole[:, 2 * group.rank : 2 * group.rank + 2]
+        group.all_reduce(mine)
+        gathered, best = group.all_gather(own, 11), group.best(*argmax(own.contiguous()), 2 * group.rank, 5)
+        found[group.rank] = mine, gathered, *best, torch.tensor(group.smallest([group.rank + 5, 9 - group.rank]))
+        group.check()
+
+    threads = [threading.Thread(target=run, args=(group,)) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(200)
+    expected = sum_in_order(values), whole, *argmax(whole), torch.tensor([5, 4])
+    for rank in range(6):
+        assert all(ours.equal(theirs) for ours, theirs in zip(found[rank], expected, strict=True)), rank
+
+
 def test_a_node_that_goes_before_all_have_come_may_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCTAVO_CLUSTER_TOKEN", TOKEN.decode())
     args = EngineArgs(
@@ -228,12 +265,17 @@ def test_a_node_that_goes_before_all_have_come_may_come_again(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flag", "victim"), [("-tp", 0), pytest.param("-tp", 1, marks=pytest.mark.long), ("-pp", 1)])
-def test_two_nodes_serve_and_end_together(flag: str, victim: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("victim", "flags"),
+    [(0, ("-tp", "2")), pytest.param(1, ("-tp", "2"), marks=pytest.mark.long), (1, ("-pp", "2")), (3, ("-tp", "4"))],
+)
+def test_two_nodes_serve_and_end_together(victim: int, flags: tuple[str, str], tmp_path: Path) -> None:
     """On addresses of their own. Node 0 is not ready without the other, and goes on waiting after one that has another
-    token, and one that has other flags. The other node tells probes how it is, and serves nothing else."""
+    token, and one that has other flags. One of its ranks is killed: of each node the first, or another of the second.
+    The other node tells probes how it is, and serves nothing else."""
     port, env = free_port(), {"OCTAVO_CLUSTER_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
-    shared = [flag, "2", "--nnodes", "2", "--master-addr", "127.0.0.2", "--master-port", str(port)]
+    ranks = int(flags[1])
+    shared = [*flags, "--nnodes", "2", "--master-addr", "127.0.0.2", "--master-port", str(port)]
     command = [
         sys.executable, "-m", "octavo.cli.main", "serve", str(tiny_model(tmp_path / "other")), "--load-format", "dummy",
         *shared, "--node-rank", "1", "--headless", "--host", "127.0.0.3", "--port", str(port),
@@ -274,21 +316,26 @@ def test_two_nodes_serve_and_end_together(flag: str, victim: int, tmp_path: Path
             assert probe(port, "/v1/models")[0] == 404 and probe(port, method="POST")[0] == 405
             time.sleep(1)  # a rank tells twice a second how far it is
             metrics = urllib.request.urlopen(f"http://{engine.metrics_address}/metrics").read().decode()
-            assert re.search(r'octavo:rank_steps_total\{[^}]*rank="1"\} [1-9]', metrics)
+            for rank in range(1, ranks):
+                assert re.search(rf'octavo:rank_steps_total\{{[^}}]*rank="{rank}"\}} [1-9]', metrics)
             crowd = engine.crowd(2, 1000)
             time.sleep(0.5)
             started = time.monotonic()
-            os.kill((engine.core_pid, nodes[0].pid)[victim], signal.SIGKILL)
+            children = [*rank_pids(engine.core_pid), *rank_pids(nodes[0].pid)]
+            assert len(children) == ranks - 2
+            os.kill((engine.core_pid, nodes[0].pid, *children)[min(victim, ranks - 1)], signal.SIGKILL)
             while victim == 0 and (said := probe(port))[0] == 200:
                 pass
-            assert victim or (said[0] == 503 and "the engine of node 0 has ended" in said[1])
+            assert victim or (said[0] == 503 and "rank 1 (node 1) failed" in said[1])
             assert engine.process.wait(10) == 1
-            assert nodes[0].wait(10) == (1, -signal.SIGKILL)[victim]
+            assert nodes[0].wait(10) == (-signal.SIGKILL if victim == 1 else 1)
+            assert are_gone(children)
             assert time.monotonic() - started < 10
             for request in crowd:
                 request.join(5)
                 assert not request.is_alive()
-            assert victim == 0 or "rank 1 (node 1) has closed its connection" in engine.log
+            said_there = {1: "rank 1 (node 1) has closed", 3: f"rank 3 (process {children[-1] if children else 0}) was"}
+            assert said_there.get(victim, "") in engine.log
     finally:
         for process in nodes:
             process.kill()
