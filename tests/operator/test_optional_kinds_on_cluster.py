@@ -115,6 +115,42 @@ def test_an_inference_pool_follows_the_spec_where_the_kind_is(cluster: Cluster, 
         cluster.kubectl("delete", "crd", name, "--ignore-not-found", "--timeout=60s")
 
 
+def test_groups_start_when_their_kind_comes_and_what_runs_stays_until_then(
+    cluster: Cluster, namespace: str, operator: Any
+) -> None:
+    crd = foreign_crds.leader_worker_set()
+    name = crd["metadata"]["name"]
+    if cluster.try_kubectl("get", "crd", name).returncode == 0:
+        pytest.skip("this cluster has LeaderWorkerSets already")
+
+    def pods() -> list[str]:
+        return [pod["metadata"]["uid"] for pod in cluster.get("pods", namespace=namespace)["items"]]
+
+    cluster.apply(toy(IMAGE), namespace=namespace)
+    cluster.kubectl("wait", "--for=condition=Ready", "llmd/toy", "-n", namespace, "--timeout=60s", timeout=70)
+    before = pods()
+    patch = json.dumps({"spec": {"parallelism": {"tensor": 2, "nodes": 2}}})
+    cluster.kubectl("patch", "llmd/toy", "-n", namespace, "--type=merge", "-p", patch)
+    without = "LeaderWorkerSetNotInstalled"
+    eventually(lambda: condition(cluster, namespace, "Degraded").get("reason") == without, 20)
+    assert (pods(), condition(cluster, namespace, "Available")["status"]) == (before, "True")
+    assert not cluster.get("statefulsets", namespace=namespace)["items"]
+    try:
+        cluster.apply(crd, namespace="default")
+        made = eventually(lambda: cluster.get("leaderworkerset", "toy-group", namespace=namespace), 40)
+        assert made["spec"]["leaderWorkerTemplate"]["size"] == 2
+        eventually(lambda: not cluster.get("deployments", namespace=namespace)["items"], 20)
+        token = cluster.get("secret", "toy-cluster-token", namespace=namespace)
+        assert token["metadata"]["ownerReferences"][0]["kind"] == "LLMDeployment"
+        assert len(token["data"]["token"]) > 40
+        assert token["data"]["token"] not in operator.log()
+        for verb in ("get", "list", "watch", "patch", "update", "delete"):
+            answer = cluster.try_kubectl("auth", "can-i", verb, "secrets", "-A", f"--as={operator.user}")
+            assert answer.stdout.strip() == "no", verb
+    finally:
+        cluster.kubectl("delete", "crd", name, "--ignore-not-found", "--timeout=60s")
+
+
 def test_a_gateway_is_reached_from_outside_by_ingress_and_route(
     cluster: Cluster, namespace: str, operator: Any
 ) -> None:

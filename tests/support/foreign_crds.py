@@ -71,6 +71,22 @@ _ROUTE = _object(
     )),
 )  # fmt: skip
 _ROUTE_STATUS = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_WHOLE = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}  # a pod template: Kubernetes' own
+_COUNT = {"x-kubernetes-int-or-string": True}
+_GROUPS = _object(
+    "leaderWorkerTemplate",
+    replicas={"type": "integer", "default": 1},
+    startupPolicy={**_TEXT, "enum": ["LeaderCreated", "LeaderReady"], "default": "LeaderCreated"},
+    networkConfig=_object("subdomainPolicy", subdomainPolicy={**_TEXT, "enum": ["Shared", "UniquePerReplica"]}),
+    rolloutStrategy=_object(
+        "type", type={**_TEXT, "enum": ["RollingUpdate"]},
+        rollingUpdateConfiguration=_object(partition={"type": "integer"}, maxSurge=_COUNT, maxUnavailable=_COUNT),
+    ),
+    leaderWorkerTemplate=_object(
+        "workerTemplate", size={"type": "integer", "minimum": 1}, leaderTemplate=_WHOLE, workerTemplate=_WHOLE,
+        restartPolicy={**_TEXT, "enum": ["Default", "RecreateGroupOnPodRestart", "None"]},
+    ),
+)  # fmt: skip
 
 
 def monitoring() -> list[Json]:
@@ -93,8 +109,13 @@ def http_route() -> Json:
     return _crd("gateway.networking.k8s.io", "HTTPRoute", _ROUTE, _ROUTE_STATUS)
 
 
+def leader_worker_set() -> Json:
+    """The CustomResourceDefinition of LeaderWorkerSet. Nobody makes its pods."""
+    return _crd("leaderworkerset.x-k8s.io", "LeaderWorkerSet", _GROUPS)
+
+
 def manifests() -> list[Json]:
-    """All of them."""
+    """All of them but LeaderWorkerSet, which takes the place of a Deployment."""
     return [*monitoring(), inference_pool(), http_route()]
 
 
