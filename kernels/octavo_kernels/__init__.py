@@ -60,6 +60,7 @@ __all__ = [
     "backend_name",
     "can_be_captured",
     "check_device",
+    "concat",
     "copy_blocks",
     "decode_inputs",
     "dense_embedding",
@@ -179,6 +180,11 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
 def take_columns(x: Tensor, columns: Tensor) -> Tensor:
     """Columns ``columns`` int32 [I], each below K, of ``x [T, K]``: ``[T, I]``."""
     return backend_for(x).take_columns(x, columns)
+
+
+def concat(*parts: Tensor) -> Tensor:
+    """``parts``, ``[T, H]`` each, side by side: ``[T, n H]``. Values that are not finite may spoil those beside."""
+    return backend_for(parts[0]).concat(*parts)
 
 
 def mix_streams(

@@ -35,6 +35,14 @@ def test_mixed_streams(isa, assert_close, second, depth, width, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_parts_lie_side_by_side(isa, count, dtype):
+    parts = [torch.randn(3, 37).to(dtype) for _ in range(count)]
+    expected = torch.cat(parts, dim=1)
+    assert torch.equal(cpu.concat(*parts), expected) and torch.equal(reference.concat(*parts), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 16, 37])
 def test_magnitudes_are_matched(isa, assert_close, width, dtype):
     """Of each stream, below the floor too; rows of what they are matched with lie apart."""

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from support.overlapped import tiny
+from support.overlapped import PARAMS, overlapped, prompts_of, tiny
+from support.speculation import all_of
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from octavo import LLM
+from octavo import LLM, SamplingParams
 from octavo.core.scheduler import Scheduler
+from octavo.plan.measure import measure
+from octavo.worker.gpu.runner import GPURunner
+from octavo.worker.memory import this_machine
+from octavo.worker.memory_plan import make_plan
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.prediction_drafter import PredictionDrafter
 
@@ -257,25 +263,74 @@ class MedusaHeads:
 def with_head(target: Path, config: dict[str, Any], k: int, adapting: bool = False, **changes: Any) -> LLM:
     """``adapting``: guess only as much as pays; otherwise wherever there is room."""
     llm = tiny(target, speculative_config=config | {"num_speculative_tokens": k}, **changes)
+    return llm if adapting else not_adapting(llm)
+
+
+def not_adapting(llm: LLM) -> LLM:
     scheduler = llm.engine.scheduler
     assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
-    if not adapting:
-        scheduler._drafts._lengths = None
+    scheduler._drafts._lengths = None
     return llm
 
 
+def check_head(
+    family: str,
+    path: Path,
+    config: dict[str, Any],
+    oracle: Callable[[list[int], list[int]], list[Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    k: int = 3,
+    **changes: Any,
+) -> None:
+    """That requests of every kind get what they get without, and that what is guessed is what ``oracle`` says (logits
+    [V] of the guesses after some tokens, given those before each): in chunks of a prompt, with a cached prefix, on a
+    CPU and on the runner of GPUs, here on a CPU, too."""
+    changes = {"max_num_batched_tokens": 48, "max_num_seqs": 32} | changes
+    plain, llm = tiny(path, **changes), with_head(path, config, k, **changes)
+    prompts, params = prompts_of(family, len(PARAMS)), [SamplingParams(**values) for values in PARAMS]
+    expected = all_of(plain.generate(prompts, params, use_tqdm=False))
+    assert all_of(llm.generate(prompts, params, use_tqdm=False)) == expected
+    llm.engine.check_integrity()
+    ledger = llm.engine.executor.worker.ledger
+    plan = make_plan(replace(llm.config, device="cpu"), this_machine(), measure)
+    assert plan.ledger is not None and plan.ledger.shares() == ledger.shares() and ledger.drafter > 0
+    assert llm.reset_prefix_cache()  # the state before a cached prefix's end was made with what followed there
+    watch, greedy = Watch(llm, monkeypatch), SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+    long = [{"prompt_token_ids": (prompts[1]["prompt_token_ids"] + list(range(60, 150)))[:100]}]  # chunks
+    answer = all_of(plain.generate(long, greedy, use_tqdm=False))
+    for _ in range(2):  # then with a cached prefix
+        assert all_of(llm.generate(long, greedy, use_tqdm=False)) == answer
+    assert len(watch.made) >= 8 and any(len(guessed) == k for _, guessed, _ in watch.made)
+    check_guesses(watch, oracle)
+    on_device = not_adapting(overlapped(llm))
+    assert all_of(on_device.generate(prompts, params, use_tqdm=False)) == expected
+    on_device.engine.check_integrity()
+    assert on_device.reset_prefix_cache()
+    seen = DeviceWatch(on_device, monkeypatch)
+    for _ in range(2):
+        seen.made.clear()
+        assert all_of(on_device.generate(long, greedy, use_tqdm=False)) == answer
+        tokens = long[0]["prompt_token_ids"] + [token for _, samples in answer for token in samples[0][1]]
+        made = [(known, guessed) for known, guessed in seen.made if known < len(tokens)]
+        assert len(made) >= 4 and any(len(guessed) == k for _, guessed in made)
+        for known, guessed in made:
+            assert guessed == [int(one.argmax()) for one in oracle(tokens[: known + 1], guessed)]
+
+
 class Watch:
-    """Keeps what a drafter guesses: the tokens before, its guesses, their logits."""
+    """Keeps what a drafter guesses: the tokens before, its guesses, their logits, which are computed for that."""
 
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         runner = llm.engine.executor.worker.runner
         assert isinstance(runner, ModelRunner) and isinstance(runner.drafter, PredictionDrafter)
         self.made: list[tuple[list[int], list[int], list[Tensor]]] = []
-        propose, guess, logits = runner.drafter.propose, runner.drafter.model.guess, list[Tensor]()
+        drafter, logits = runner.drafter, list[Tensor]()
+        propose, run = drafter.propose, drafter.steps.run
 
-        def watched_guess(state: Tensor, number: int) -> Tensor:
-            logits.append(guess(state, number))
-            return logits[-1]
+        def watched_run(*args: Any) -> Any:
+            state, found = run(*args)
+            logits.append(found.values.clone())
+            return state, found
 
         def watched(*args: Any) -> dict[str, list[int]]:
             logits.clear()
@@ -288,8 +343,27 @@ class Watch:
                 self.made.append((tokens, guessed, [one[at] for one in logits[: len(guessed)]]))
             return drafts
 
-        monkeypatch.setattr(runner.drafter, "propose", watched)
-        monkeypatch.setattr(runner.drafter.model, "guess", watched_guess)
+        monkeypatch.setattr(drafter, "propose", watched)
+        monkeypatch.setattr(drafter.steps, "run", watched_run)
+        monkeypatch.setattr(drafter, "_wants_logits", lambda *args: True)
+
+
+class DeviceWatch:
+    """Keeps what a drafter on the device guesses for a lone sequence: how many of its tokens were computed, guesses."""
+
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        runner = llm.engine.executor.worker.runner
+        assert isinstance(runner, ModelRunner) and isinstance(runner.device_runner, GPURunner)
+        drafter, batch = runner.device_runner.drafter, runner.device_runner.batch
+        assert drafter is not None
+        self.made: list[tuple[int, list[int]]] = []
+        guess = drafter.guess
+
+        def watched(rows: np.ndarray, most: int, *more: Any) -> None:
+            guess(rows, most, *more)
+            self.made += [(int(batch.num_computed[row]), batch.drafts[row, :most].tolist()) for row in rows if most]
+
+        monkeypatch.setattr(drafter, "guess", watched)
 
 
 def check_guesses(watch: Watch, oracle: Callable[[list[int], list[int]], list[Tensor]]) -> None:

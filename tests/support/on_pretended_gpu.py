@@ -324,16 +324,28 @@ class Repeats:
         pass
 
 
-def drafts(gpu: PretendedGpu, lengths: range = range(8), by_model: bool = False) -> dict[str, Any]:
+# What guesses in the worker: its config.json, or that of the model that it is a part of.
+SMALL = QWEN3 | {"vocab_size": 4096}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "draft_model": SMALL | {"num_hidden_layers": 1},
+    "eagle": SMALL | {"architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1},
+    "eagle3": SMALL | {"architectures": ["Eagle3LlamaForCausalLM"], "num_hidden_layers": 1, "fc_norm": True,
+                       "eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+    "medusa": {"num_heads": 7},
+    "mtp": DEEPSEEK | {"num_nextn_predict_layers": 2},
+}  # fmt: skip
+
+
+def drafts(gpu: PretendedGpu, lengths: range = range(8), method: str = "ngram") -> dict[str, Any]:
     """Guesses of such lengths, in batches of many sizes, beside prompts, and with sampling that is not captured: what
     was compiled for them, what steps of nothing but guesses launch beside graphs, and what they leave in memory."""
+    by_worker = method in DRAFTERS
     with tempfile.TemporaryDirectory() as folder:
-        small = QWEN3 | {"vocab_size": 4096}
-        Path(folder, "config.json").write_text(json.dumps(small | {"num_hidden_layers": 1}))
-        of_model = {"method": "draft_model", "model": folder, "num_speculative_tokens": 7}
+        Path(folder, "config.json").write_text(json.dumps(DRAFTERS.get(method)))
+        asked = {"method": method, "num_speculative_tokens": 7} | ({} if method == "mtp" else {"model": folder})
         llm = engine(
-            small, max_model_len=2048, num_gpu_blocks_override=2000, max_num_seqs=48,
-            speculative_config=of_model if by_model else LOOKUP,
+            DRAFTERS["mtp"] if method == "mtp" else SMALL, max_model_len=2048, num_gpu_blocks_override=2000,
+            max_num_seqs=48, speculative_config=asked if by_worker else LOOKUP,
         )  # fmt: skip
     known, scheduler = set(gpu.kernels), llm.engine.scheduler
     assert isinstance(scheduler, Scheduler)
@@ -343,7 +355,7 @@ def drafts(gpu: PretendedGpu, lengths: range = range(8), by_model: bool = False)
     kept: list[int] = []
     plain = EngineCore.step
     for k in lengths:
-        drafts = Drafts(WorkerDrafts() if by_model else Repeats(), k, 4096, overlap=True) if k else None
+        drafts = Drafts(WorkerDrafts() if by_worker else Repeats(), k, 4096, overlap=True) if k else None
         scheduler._drafts = scheduler._results._drafts = drafts
         found += ask(llm, [20], max_tokens=30)  # histories and pinned memory have grown
         before = gpu.allocated
@@ -467,7 +479,7 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "gpt-oss": gpt_oss,
     "latents": latents,
     "drafts": drafts,
-    "drafts of a model": lambda gpu: drafts(gpu, range(0, 8, 3), by_model=True),
+    **{f"drafts of {method}": lambda gpu, method=method: drafts(gpu, range(0, 8, 3), method) for method in DRAFTERS},
     "gemma 3n": lambda gpu: gemma(gpu, "Gemma3nForCausalLM", activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0]),
     "gemma 4": lambda gpu: gemma(gpu, "Gemma4ForCausalLM", global_head_dim=512),
     "experts in fp8": lambda gpu: experts(gpu, quantization="fp8"),

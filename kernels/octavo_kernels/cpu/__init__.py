@@ -42,7 +42,7 @@ from octavo_kernels.cpu.quant import (
     silu_and_mul_quantize,
 )
 from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
-from octavo_kernels.cpu.streams import match_rms_, mix_streams, sparsify_
+from octavo_kernels.cpu.streams import concat, match_rms_, mix_streams, sparsify_
 from octavo_kernels.cpu.varlen import rope_, varlen_attention
 from octavo_kernels.reference import (
     decode_inputs,
@@ -70,6 +70,7 @@ __all__ = [
     "add",
     "argmax",
     "attention_problem",
+    "concat",
     "copy_blocks",
     "create_shared_memory",
     "decode_inputs",

@@ -33,7 +33,7 @@ from octavo_kernels.reference.quant import (
 )
 from octavo_kernels.reference.sampling import sample, top_logprobs
 from octavo_kernels.reference.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
-from octavo_kernels.reference.streams import match_rms_, mix_streams, sparsify_
+from octavo_kernels.reference.streams import concat, match_rms_, mix_streams, sparsify_
 from octavo_kernels.reference.varlen import rope_, varlen_attention
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "activate",
     "add",
     "attention_problem",
+    "concat",
     "copy_blocks",
     "decode_inputs",
     "dense_embedding",

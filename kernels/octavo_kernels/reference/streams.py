@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def concat(*parts: Tensor) -> Tensor:
+    """See `octavo_kernels.concat`."""
+    return torch.cat(parts, dim=-1)
+
+
 def mix_streams(
     x: Tensor, constants: Tensor, y: Tensor | None = None, matrix: Tensor | None = None, given: Tensor | None = None
 ) -> Tensor:

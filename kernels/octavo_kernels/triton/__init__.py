@@ -11,6 +11,7 @@ import triton
 
 from octavo_kernels.reference import (
     add,
+    concat,
     dense_embedding,
     dense_linear,
     gated_linear_quantize,
@@ -53,6 +54,7 @@ __all__ = [
     "activate",
     "add",
     "attention_problem",
+    "concat",
     "copy_blocks",
     "decode_inputs",
     "dense_embedding",

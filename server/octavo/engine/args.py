@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from octavo.engine.draft_check import check_draft, prediction_layer
+from octavo.engine.draft_check import check_draft, prediction_layers
 from octavo.engine.draft_heads import draft_head
 from octavo.engine.kv_events_config import parse_kv_events_config
 from octavo.engine.speculative_config import parse_speculative_config
@@ -191,13 +191,17 @@ class EngineArgs:
         config = self._parse_speculative()
         if config.is_on and model.is_encoder:
             raise ConfigError(f"speculative_config: {model.model} generates no text; leave it out")
+        if config.method == "mtp":
+            layers = prediction_layers(model, config.num_speculative_tokens)
+            count = config.num_speculative_tokens or layers.num_layers
+            config = replace(config, draft=layers, num_speculative_tokens=count)
         if config.num_speculative_tokens >= model.max_model_len:
             raise ConfigError(
                 f"speculative_config: num_speculative_tokens {config.num_speculative_tokens} must be below "
                 f"max_model_len ({model.max_model_len})"
             )
         if config.method == "mtp":
-            return replace(config, draft=prediction_layer(model))
+            return config
         return replace(config, draft=self._draft(config, model)) if config.model is not None else config
 
     def _parse_speculative(self) -> SpeculativeConfig:

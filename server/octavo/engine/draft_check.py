@@ -10,6 +10,8 @@ from octavo.interface.architectures import PREDICTION_LAYERS
 from octavo.interface.engine_config import ModelConfig
 from octavo.text.tokenizer import Tokenizer
 
+_MOST_LAYERS = 64  # as many tokens are guessed at most
+
 
 def check_draft(draft: ModelConfig, target: ModelConfig, ids_only: bool) -> None:
     """Raises ConfigError, of one line, for a draft model that cannot guess for ``target``. ``ids_only``: there are no
@@ -37,8 +39,9 @@ def check_draft(draft: ModelConfig, target: ModelConfig, ids_only: bool) -> None
         )
 
 
-def prediction_layer(model: ModelConfig) -> ModelConfig:
-    """The layer for multi-token prediction of ``model``, as a model of its own. Raises ConfigError."""
+def prediction_layers(model: ModelConfig, num_tokens: int) -> ModelConfig:
+    """The layers for multi-token prediction of ``model``, as a model of their own: as many as there are, up to
+    ``num_tokens`` unless that is 0. Raises ConfigError."""
     way_out = "give another method, or none"
     architecture = PREDICTION_LAYERS.get(model.architecture)
     if architecture is None:
@@ -53,7 +56,17 @@ def prediction_layer(model: ModelConfig) -> ModelConfig:
             f"speculative_config: method mtp needs layers for it in {model.model}, and {what} "
             f"(num_nextn_predict_layers); {way_out}"
         )
-    own = {"architectures": [architecture], "prediction_layer": model.num_layers, "num_hidden_layers": 1}
+    count = model.hf_config["num_nextn_predict_layers"]
+    if type(count) is not int or not 0 < count <= _MOST_LAYERS:
+        raise ConfigError(
+            f"speculative_config: num_nextn_predict_layers of {model.model} must be an integer from 1 to "
+            f"{_MOST_LAYERS}, got {count!r}; {way_out}"
+        )
+    own = {
+        "architectures": [architecture],
+        "prediction_layer": model.num_layers,
+        "num_hidden_layers": min(count, num_tokens or count),
+    }
     own |= {"first_k_dense_replace": 0, "tie_word_embeddings": False}
     return replace(model, hf_config={**model.hf_config, **own})
 

@@ -68,7 +68,7 @@ def parse_speculative_config(values: Any) -> SpeculativeConfig:
         depth = values.get("suffix_decoding_max_tree_depth", SpeculativeConfig.suffix_decoding_max_tree_depth)
         values.setdefault("num_speculative_tokens", depth)
     if method == "mtp":
-        values.setdefault("num_speculative_tokens", 1)  # as vLLM: one layer is trained for one token
+        values.setdefault("num_speculative_tokens", 0)  # as many as there are layers, as vLLM: each is trained for one
     if "num_speculative_tokens" not in values:
         raise ConfigError("speculative_config needs num_speculative_tokens, 4 for a start")
     _check_model(method, values)

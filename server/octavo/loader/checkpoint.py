@@ -41,7 +41,7 @@ def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple
     cls = model_class(config.architecture)
     stored = iterate_weights(config.files)
     if (number := config.hf_config.get("prediction_layer")) is not None:
-        stored = _prediction_layer(stored, number)
+        stored = _prediction_layers(stored, number, config.num_layers)
     elif cls.leaves_out_mtp_layers:
         stored = (entry for entry in stored if _layer_of(entry[0]) < config.num_layers)
     weights = list(chain.from_iterable(cls.experts_apart(name, source, config) for name, source in stored))
@@ -49,29 +49,34 @@ def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple
     return weights
 
 
-def _prediction_layer(stored: Iterable[tuple[str, WeightSource]], number: int) -> Iterator[tuple[str, WeightSource]]:
-    """The tensors of layer ``number``, as those of a model of one layer; embedding and head are the whole model's where
-    the layer has no copies."""
+def _prediction_layers(
+    stored: Iterable[tuple[str, WeightSource]], first: int, count: int
+) -> Iterator[tuple[str, WeightSource]]:
+    """The tensors of ``count`` layers from number ``first`` on, as those of a model of these alone; embedding and heads
+    are the whole model's where the layers have no copies."""
     own, shared = dict[str, WeightSource](), dict[str, WeightSource]()
+    heads = ["lm_head.", *(f"model.more_heads.{i}." for i in range(count - 1))]
     for name, source in stored:
-        module, part = re.match(r"(model\.layers\.\d+|[^.]*)\.(.*)", name + ".").groups()  # type: ignore[union-attr]
-        if module == f"model.layers.{number}":
-            for theirs, ours in _OF_PREDICTION:
-                if part.startswith(theirs):
-                    own[(ours + part.removeprefix(theirs)).removesuffix(".")] = source
-                    break
-        elif name.startswith(("model.embed_tokens.", "lm_head.")):
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+        layer = int(match[1]) - first if match else -1
+        if match and 0 <= layer < count:
+            own[_of_prediction(match[2], layer, heads[layer])] = source
+        elif name.startswith("model.embed_tokens."):
             shared[name] = source
+        elif name.startswith("lm_head."):
+            shared |= {head + name.removeprefix("lm_head."): source for head in heads}
     yield from {**shared, **own}.items()
 
 
-# What the modules of a layer of multi-token prediction are to a model of one layer.
-_OF_PREDICTION = [
-    ("shared_head.head.", "lm_head."),
-    ("shared_head.norm.", "model.norm."),
-    *((f"{name}.", f"model.{name}.") for name in ("embed_tokens", "enorm", "hnorm", "eh_proj")),
-    ("", "model.layers.0."),
-]
+def _of_prediction(part: str, layer: int, head: str) -> str:
+    """The name of a tensor of layer ``layer`` among those for prediction, which the checkpoint calls ``part`` there."""
+    module, _, leaf = part.partition(".")
+    if module == "shared_head":
+        kind, _, leaf = leaf.partition(".")
+        return head + leaf if kind == "head" else f"model.norms.{layer}.{leaf}"
+    if module in ("enorm", "hnorm", "eh_proj"):
+        return f"model.{module}.{layer}.{leaf}"
+    return f"model.{part}" if module == "embed_tokens" else f"model.layers.{layer}.{part}"
 
 
 def _check_counts(config: ModelConfig, names: list[str]) -> None:

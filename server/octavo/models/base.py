@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from octavo.core.kv_groups import KVCacheGroup
@@ -187,9 +186,9 @@ class CausalLM(Model):
         """The second half of `forward`: hidden states ``[R, H]`` from any R rows of what `begin` returned."""
         return self.model.finish(*deferred[: len(deferred) - len(self.model.taps)])
 
-    def tapped(self, *deferred: Tensor) -> Tensor:
-        """What the decoder's `taps` ask for, side by side ``[R, n H]``, of any R rows of what `begin` returned."""
-        return torch.cat(deferred[len(deferred) - len(self.model.taps) :], dim=-1)
+    def tapped(self, *deferred: Tensor) -> tuple[Tensor, ...]:
+        """What the decoder's `taps` ask for, ``[R, H]`` each, of any R rows of what `begin` returned."""
+        return deferred[len(deferred) - len(self.model.taps) :]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits ``[R, vocab_size]`` of ``hidden [R, H]``: float32 on the CPU, in the model's dtype elsewhere."""

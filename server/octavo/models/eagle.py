@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
-import torch
 from torch import Tensor, nn
 
 import octavo_kernels
@@ -26,8 +25,8 @@ from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.base import CausalLM
 from octavo.models.draft_vocabulary import DraftVocabulary
 from octavo.models.llama import LlamaForCausalLM
-from octavo.models.mtp import PredictionModel
 from octavo.models.qwen3 import Qwen3ForCausalLM
+from octavo.models.state_reader import StateReader
 
 
 class NoNorm(nn.Module):
@@ -58,7 +57,7 @@ class EagleDecoder(Decoder):
 
     def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """See `octavo.models.state_reader.StateReader`."""
-        x, residual = self.fc(torch.cat([self.embed_tokens(input_ids), before], dim=-1)), None
+        x, residual = self.fc(octavo_kernels.concat(self.embed_tokens(input_ids), before)), None
         return self._run(x, residual, 0, positions, ctx)
 
     def _run(self, x: Tensor, residual: Tensor | None, first: int, positions: Tensor, ctx: ForwardContext) -> Tensor:
@@ -68,7 +67,7 @@ class EagleDecoder(Decoder):
         return x if residual is None else octavo_kernels.add(residual, x)
 
 
-class EagleModel(PredictionModel):
+class EagleModel(StateReader, LlamaForCausalLM):
     """Of EAGLE-1 and 2."""
 
     model: EagleDecoder  # type: ignore[assignment]
@@ -111,9 +110,19 @@ class EagleModel(PredictionModel):
         attention = self.create_attention(layer, rotary)
         return PreNormDecoderLayer(norm, attention, cast(RMSNorm, self.create_norm()), self.create_mlp())
 
-    def guess(self, state: Tensor, number: int) -> Tensor:
+    def predict(
+        self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext, number: int = 0
+    ) -> Tensor:
         """See `StateReader`."""
-        return self.compute_logits(state)
+        return self.model.predict(input_ids, before, positions, ctx)
+
+    def head(self, number: int) -> ParallelLMHead:
+        """See `StateReader`."""
+        return self.lm_head
+
+    def head_input(self, state: Tensor, number: int) -> Tensor:
+        """See `StateReader`."""
+        return state
 
 
 class Eagle3Layer(PreNormDecoderLayer):
@@ -134,7 +143,7 @@ class Eagle3Layer(PreNormDecoderLayer):
         """From embeddings and states, ``[T, H]`` each; returns as `DecoderLayer.forward`."""
         normed = self.hidden_norm(states)[0]
         deferred: DeferredHidden = (
-            self.self_attn(torch.cat([self.embed_norm(tokens)[0], normed], dim=-1), positions, ctx),
+            self.self_attn(octavo_kernels.concat(self.embed_norm(tokens)[0], normed), positions, ctx),
             normed if self.residual_is_normed else states,
         )
         return self.finish(*deferred)
@@ -162,14 +171,12 @@ class Eagle3Decoder(EagleDecoder):
         vocabulary = (hf["draft_vocab_size"], hf["vocab_size"], "d2t")
         self.vocabulary = DraftVocabulary(*vocabulary) if hf["maps_tokens"] else None
 
-    def join(self, states: Tensor) -> Tensor:
-        """The tapped states ``[R, n Ht]`` as one, ``[R, H]``."""
-        if self.input_norm is not None:
-            states = self.input_norm(states)[0]
+    def join(self, tapped: tuple[Tensor, ...]) -> Tensor:
+        """The tapped states ``[R, Ht]`` as one, ``[R, H]``."""
         if self.fc_norm is not None:
-            parts = states.chunk(len(self.fc_norm), dim=-1)
-            states = torch.cat([norm(part.contiguous())[0] for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
-        joined: Tensor = self.fc(states)
+            tapped = tuple(norm(state)[0] for norm, state in zip(self.fc_norm, tapped, strict=True))
+        states = octavo_kernels.concat(*tapped)
+        joined: Tensor = self.fc(states if self.input_norm is None else self.input_norm(states)[0])
         return joined
 
     def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
@@ -210,13 +217,9 @@ class Eagle3Model(EagleModel):
         super().attach(target)
         target.model.taps = tuple(self.config.hf_config["taps"])
 
-    def read(self, target: CausalLM, deferred: DeferredHidden) -> Tensor:
-        """What ``target``'s layers were given, ``[T, n Ht]``."""
-        return target.tapped(*deferred)
-
-    def join(self, states: Tensor) -> Tensor:
-        """See `StateReader`."""
-        return self.model.join(states)
+    def read(self, target: CausalLM, deferred: DeferredHidden, hidden: Tensor) -> Tensor:
+        """See `StateReader`: made of what layers of ``target`` were given."""
+        return self.model.join(target.tapped(*deferred))
 
     def create_decoder(
         self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], embedding_scale: float
@@ -233,10 +236,13 @@ class Eagle3Model(EagleModel):
             return LlamaForCausalLM.create_layer(self, layer, rotary)
         return Eagle3Layer(self, self.create_attention(layer, rotary), self.config, self.tp)
 
-    def guess(self, state: Tensor, number: int) -> Tensor:
+    def head_input(self, state: Tensor, number: int) -> Tensor:
         """See `StateReader`."""
-        logits, vocabulary = self.compute_logits(self.model.head_input(state)), self.model.vocabulary
-        return logits if vocabulary is None else cast(Tensor, vocabulary(logits))
+        return self.model.head_input(state)
+
+    def draft_vocabulary(self) -> DraftVocabulary | None:
+        """See `StateReader`."""
+        return self.model.vocabulary
 
 
 class Eagle3Qwen3Model(Eagle3Model, Qwen3ForCausalLM):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import ClassVar, cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import octavo_kernels
@@ -33,7 +32,7 @@ class ResidualBlocks(nn.Module):
     def forward(self, state: Tensor) -> Tensor:
         """Of ``[R, H]``, the same."""
         for layer in self.layers:
-            state = octavo_kernels.add(state, F.silu(layer(state)))
+            state = octavo_kernels.add(state, octavo_kernels.activate(layer(state), "silu"))
         return state
 
 
@@ -58,12 +57,30 @@ class MedusaModel(StateReader):
         if not len(self.lm_heads):
             self.lm_heads.append(target.lm_head)
 
-    def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+    @property
+    def num_reads(self) -> int:
+        """See `StateReader`."""
+        return 0
+
+    @property
+    def num_kinds(self) -> int:
+        """See `StateReader`: each head makes a guess of its own."""
+        return len(self.blocks)
+
+    def predict(
+        self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext, number: int = 0
+    ) -> Tensor:
         """See `StateReader`: all heads read the target's last state."""
         return before
 
-    def guess(self, state: Tensor, number: int) -> Tensor:
+    def head(self, number: int) -> ParallelLMHead:
         """See `StateReader`."""
-        head = self.lm_heads[number if len(self.lm_heads) > 1 else 0]
-        logits = cast(Tensor, head(self.blocks[number](state)))
-        return logits if self.vocabulary is None else cast(Tensor, self.vocabulary(logits))
+        return cast(ParallelLMHead, self.lm_heads[number if len(self.lm_heads) > 1 else 0])
+
+    def head_input(self, state: Tensor, number: int) -> Tensor:
+        """See `StateReader`."""
+        return cast(Tensor, self.blocks[number](state))
+
+    def draft_vocabulary(self) -> DraftVocabulary | None:
+        """See `StateReader`."""
+        return self.vocabulary

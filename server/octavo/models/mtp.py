@@ -2,20 +2,21 @@
 more from a token and the hidden state before it.
 
 As the DeepSeek V3 report describes it: both are normed, brought together by a projection, and go through one decoder
-layer; a norm and the model's head, of which the checkpoint has copies there, make logits of what comes out.
+layer; a norm and the model's head, of which the checkpoint has copies there, make logits of what comes out. Where there
+are several layers, each reads the states of the one before, and the token one place further on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import Decoder, DecoderLayer
-from octavo.layers.embedding import VocabParallelEmbedding
+from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from octavo.layers.linear import ReplicatedLinear
 from octavo.layers.parallel import TensorParallel
 from octavo.models.deepseek import DeepseekV3ForCausalLM
@@ -25,42 +26,67 @@ from octavo.models.state_reader import StateReader
 
 
 class PredictionDecoder(Decoder):
-    """Its one layer, and what makes the layer's input."""
+    """The layers, and what makes the input of each and what its head reads."""
 
     def __init__(
-        self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], norms: Sequence[nn.Module], size: int
+        self,
+        embed_tokens: VocabParallelEmbedding,
+        layers: list[DecoderLayer],
+        create_norm: Callable[[], nn.Module],
+        size: int,
+        more_heads: list[ParallelLMHead],
     ) -> None:
-        super().__init__(embed_tokens, layers, norms[0])  # type: ignore[arg-type]
-        self.enorm, self.hnorm = norms[1:]
-        self.eh_proj = ReplicatedLinear(2 * size, size, False, TensorParallel())
+        """``more_heads``: of all layers but the first."""
+        super().__init__(embed_tokens, layers, None)
+        self.more_heads = nn.ModuleList(more_heads)
+        self.enorm, self.hnorm, self.norms = (nn.ModuleList(create_norm() for _ in layers) for _ in range(3))
+        self.eh_proj = nn.ModuleList(ReplicatedLinear(2 * size, size, False, TensorParallel()) for _ in layers)
 
-    def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+    def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext, number: int) -> Tensor:
         """See `octavo.models.state_reader.StateReader`."""
-        tokens, states = self.enorm(self.embed_tokens(input_ids))[0], self.hnorm(before)[0]
-        x, residual = self.layers[0](self.eh_proj(torch.cat([tokens, states], dim=-1)), None, positions, ctx)
+        tokens, states = self.enorm[number](self.embed_tokens(input_ids))[0], self.hnorm[number](before)[0]
+        x = self.eh_proj[number](octavo_kernels.concat(tokens, states))
+        x, residual = self.layers[number](x, None, positions, ctx)
         return x if residual is None else octavo_kernels.add(residual, x)
 
 
 class PredictionModel(StateReader, LlamaForCausalLM):
-    """A family's layer behind its last one, as a model of one layer."""
+    """A family's layers behind its last one, as a model of these alone."""
 
     model: PredictionDecoder
+
+    @property
+    def num_reads(self) -> int:
+        """See `StateReader`."""
+        return self.config.num_layers
 
     def create_decoder(
         self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], embedding_scale: float
     ) -> Decoder:
         """See `LlamaForCausalLM`."""
-        norms = [self.create_norm() for _ in range(3)]
-        return PredictionDecoder(embed_tokens, layers, norms, self.config.hidden_size)
+        size = self.config.hidden_size
+        heads = [ParallelLMHead(self.config.vocab_size, size, self.tp) for _ in layers[1:]]
+        return PredictionDecoder(embed_tokens, layers, self.create_norm, size, heads)
 
-    def predict(self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
+    def predict(
+        self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext, number: int = 0
+    ) -> Tensor:
         """See `StateReader`."""
-        return self.model.predict(input_ids, before, positions, ctx)
+        return self.model.predict(input_ids, before, positions, ctx, number)
 
-    def guess(self, state: Tensor, number: int) -> Tensor:
+    def head(self, number: int) -> ParallelLMHead:
         """See `StateReader`."""
-        assert self.model.norm is not None
-        return self.compute_logits(self.model.norm(state)[0])
+        layer = self._layer(number)
+        return cast(ParallelLMHead, self.model.more_heads[layer - 1]) if layer else self.lm_head
+
+    def head_input(self, state: Tensor, number: int) -> Tensor:
+        """See `StateReader`."""
+        return cast(Tensor, self.model.norms[self._layer(number)](state)[0])
+
+    def _layer(self, number: int) -> int:
+        """That makes guess ``number``: the last one all that are beyond their number, since its keys and values have no
+        gap there."""
+        return min(number, self.config.num_layers - 1)
 
 
 class DeepSeekMTPModel(PredictionModel, DeepseekV3ForCausalLM):

@@ -109,6 +109,7 @@ class StepInputs:
         max_seq_len = int(seq_lens.max())
         num_columns = -(-max_seq_len // batch.block_size)
 
+        self.rows = rows
         self.starts = starts
         self.seq_lens = seq_lens
         self.input_ids = torch.from_numpy(input_ids)

@@ -63,14 +63,14 @@ class ModelRunner:
         bitmask = requests.grammars.start_fill(sampled_ids)
         num_drafts = sum(map(len, step.scheduled_spec_decode_tokens.values()))
         is_decode = len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens - num_drafts
-        if is_decode and not len(pooler) and not self._reads_states:
+        if is_decode and not len(pooler):
             sampled = SampledRows(req_ids, rows, positions, bitmask)
             drafts = DraftRows(step.scheduled_spec_decode_tokens, sampled)
             tokens = runner.decode(sampled, drafts)
             if tokens is not None:
                 batch.num_computed[rows] = positions - drafts.num_rejected
                 output = ModelRunnerOutput()
-                self._draft(output, step, rows, None)
+                self._draft(output, step, rows, self._states(rows, num_scheduled))
                 return self._read_back(output, sampled, tokens, [])
         inputs = runner.make_inputs(rows, num_scheduled)
         ended = set(step.sampled_req_ids)
@@ -79,15 +79,14 @@ class ModelRunner:
         sampled = SampledRows([req_ids[i] for i in order], rows[which], positions[which], bitmask)
         drafts = DraftRows(step.scheduled_spec_decode_tokens, sampled)
         indices = drafts.indices(inputs.starts[which + 1])
-        output, late, tokens, states = ModelRunnerOutput(), list[Late](), None, None
-        if order and not len(pooler) and not len(requests.prompt_logprobs) and not self._reads_states:
-            tokens = self._sample(runner.run_to_logits(inputs, indices, sampled), sampled, drafts)
+        output, late, tokens = ModelRunnerOutput(), list[Late](), None
+        if (order or self._reads_states) and not len(pooler) and not len(requests.prompt_logprobs):
+            logits = runner.run_to_logits(inputs, indices, sampled)
+            tokens = self._sample(logits, sampled, drafts) if order else None
         else:
             hidden = runner.run(inputs)
-            if len(requests.prompt_logprobs) or self._reads_states:
+            if len(requests.prompt_logprobs):
                 hidden = tuple(tensor.clone() for tensor in hidden)  # their logits are further work of the device
-            if isinstance(self.drafter, PredictionDrafter):
-                states = StepStates(rows, inputs.starts[:-1], self.drafter.model.read(self.model, hidden))
             if len(requests.prompt_logprobs):
                 logits_of = partial(runner.compute_logits, hidden)
                 started = requests.prompt_logprobs.start(batch, req_ids, inputs, logits_of)
@@ -99,7 +98,7 @@ class ModelRunner:
                 tokens = self._sample(Logits(runner.compute_logits(hidden, indices)), sampled, drafts)
         batch.num_computed[rows] = positions
         batch.num_computed[sampled.rows] -= drafts.num_rejected
-        self._draft(output, step, sampled.rows, states)
+        self._draft(output, step, sampled.rows, self._states(rows, num_scheduled))
         return self._read_back(output, sampled, tokens, late)
 
     def _sample(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
@@ -108,8 +107,12 @@ class ModelRunner:
 
     @property
     def _reads_states(self) -> bool:
-        """Whether a drafter wants the states of all rows."""
+        """Whether a drafter on the host wants the states of all rows."""
         return isinstance(self.drafter, PredictionDrafter)
+
+    def _states(self, rows: np.ndarray, counts: np.ndarray) -> StepStates | None:
+        states = self.device_runner.states
+        return None if states is None else StepStates(rows, np.cumsum(counts) - counts, states)
 
     def _draft(
         self, output: ModelRunnerOutput, step: SchedulerOutput, rows: np.ndarray, states: StepStates | None
@@ -121,15 +124,15 @@ class ModelRunner:
         started = time.perf_counter()
         if isinstance(self.drafter, DraftModel):
             output.draft_token_ids = self.drafter.propose(rows, step.num_draft_tokens)
-        elif states is not None:
+        else:
+            assert states is not None
             output.draft_token_ids = self.drafter.propose(step.num_draft_tokens, states)
         output.draft_seconds = time.perf_counter() - started
 
     @property
     def recording_obstacle(self) -> str | None:
         """See `DeviceRunner`."""
-        drafter = self.drafter.recording_obstacle if isinstance(self.drafter, DraftModel) else None
-        return self.device_runner.recording_obstacle or drafter
+        return self.device_runner.recording_obstacle or (self.drafter.recording_obstacle if self.drafter else None)
 
     def update_rows(self, step: SchedulerOutput) -> None:
         """In the order of the SchedulerOutput's contract: drop rows, copy blocks, add rows and blocks."""

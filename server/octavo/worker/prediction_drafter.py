@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.layers.attention import ForwardContext
 from octavo.models.state_reader import StateReader
 from octavo.sample.sampler import Sampler
+from octavo.worker.cpu.reader_steps import ReaderSteps
 from octavo.worker.draft_model import DraftStates
-from octavo.worker.input_batch import StepInputs
 from octavo.worker.request_states import RequestStates
-from octavo.worker.step import SampledRows, pad_indices
+from octavo.worker.step import Logits, SampledRows
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +38,19 @@ class StepStates:
 class PredictionDrafter:
     """Guesses with ``model``, whose part of the blocks are ``kv_caches``."""
 
-    def __init__(self, model: StateReader, requests: RequestStates, kv_caches: list[Tensor]) -> None:
-        self.model, self._kv_caches = model, kv_caches
-        self._states, self._main = DraftStates(requests), requests.batch
+    def __init__(self, model: StateReader, requests: RequestStates, kv_caches: list[Tensor], max_rows: int) -> None:
+        """``max_rows``: maximum number of tokens of a step."""
+        self._model, self._states, self._main = model, DraftStates(requests), requests.batch
         self._batch = self._states.batch
+        self.steps = ReaderSteps(model, self._batch, kv_caches, max_rows, len(self._batch.num_computed))
         self._sampler = Sampler()
         self._failed = False
         self._before = self._main.num_computed.copy()
+
+    @property
+    def recording_obstacle(self) -> str | None:
+        """See `octavo.worker.step.DeviceRunner`."""
+        return self.steps.obstacle
 
     def begin_step(self) -> None:
         """The rows are as they are before a step."""
@@ -62,57 +67,64 @@ class PredictionDrafter:
             return {}
 
     def _propose(self, wanted: dict[str, int], step: StepStates) -> dict[str, list[int]]:
-        main, rows, before = self._main, step.rows, self._before[step.rows]
+        main, rows, before, reads = self._main, step.rows, self._before[step.rows], self._model.num_reads
         counts = main.num_computed[rows] - before  # without rejected drafts
         # The states of these, in order; the last of each sequence has the token that was sampled after it.
         ends = np.cumsum(counts)
         index = np.arange(counts.sum()) + np.repeat(step.starts - ends + counts, counts)
-        self._batch.num_computed[rows] = before
-        state = self._run(rows, counts, self.model.join(step.hidden[torch.from_numpy(index)]))
+        state = step.hidden[torch.from_numpy(index)]
         which = {main_row: i for i, main_row in enumerate(rows.tolist())}
         some = [(req_id, which[main.row_of[req_id]], count) for req_id, count in wanted.items() if count > 0]
-        if not some:
-            return {}
         req_ids, at = [one[0] for one in some], np.array([one[1] for one in some], dtype=np.int64)
-        rows, known = rows[at], main.num_computed[rows[at]] + 1
-        room = np.minimum(main.num_blocks[rows] * main.block_size, main.token_ids.shape[1] - 1) - known + 1
-        most = np.minimum(np.array([one[2] for one in some]), room)
-        self._states.known[rows] = known
-        state, drafts, ready = state[torch.from_numpy(ends[at] - 1)], dict[str, list[int]](), np.arange(len(at))
-        ready = ready[most > 0]
-        state = state[torch.from_numpy(ready)]
-        for guessed in range(int(most.max(initial=0))):
-            sampled = SampledRows([req_ids[i] for i in ready], rows[ready], known[ready] + guessed, lambda: None)
-            tokens, invalid = self._sample(state, sampled, guessed)
+        own, known = rows[at], main.num_computed[rows[at]] + 1
+        room = np.minimum(main.num_blocks[own] * main.block_size, main.token_ids.shape[1] - 1) - known + 1
+        most = np.minimum(np.array([one[2] for one in some], dtype=np.int64), room)
+        self._states.known[own] = known
+        ready = np.flatnonzero(most > 0)
+        places = ends[at[ready]] - 1
+        drafts, wants_logits = dict[str, list[int]](), self._wants_logits(req_ids, own, known, ready)
+        for number in range(max(reads, most.max(initial=0))):
+            if number < reads:
+                self._batch.num_computed[rows] = before
+                state, logits = self.steps.run(rows, counts, state, number, places, wants_logits)
+            else:
+                if number == reads:  # from here on of the last tokens alone
+                    state = state[torch.from_numpy(places)]
+                self._batch.num_computed[own[ready]] = known[ready] - 1 + number - reads
+                ones, each = np.ones(len(ready), dtype=np.int64), np.arange(len(ready))
+                state, logits = self.steps.run(own[ready], ones, state, number, each, wants_logits)
+            if not len(ready):
+                continue
+            tokens, invalid = self._sample(logits, [req_ids[i] for i in ready], own[ready], known[ready] + number)
             for i, token in zip(ready, tokens, strict=True):
                 drafts.setdefault(req_ids[i], []).append(token)
-            stays = ~invalid & (most[ready] > guessed + 1)
-            ready, state = ready[stays], state[torch.from_numpy(np.flatnonzero(stays))]
-            if not len(ready):
+            stays = ~invalid & (most[ready] > number + 1)
+            ready, places = ready[stays], places[stays]
+            if number >= reads:
+                state = state[torch.from_numpy(np.flatnonzero(stays))]
+            if not len(ready) and number + 1 >= reads:
                 break
-            self._batch.num_computed[rows[ready]] = known[ready] - 1 + guessed
-            state = self._run(rows[ready], np.ones(len(ready), dtype=np.int64), state)
         return drafts
 
-    def _run(self, rows: np.ndarray, counts: np.ndarray, before: Tensor) -> Tensor:
-        """The states ``[T, H]`` after ``counts`` tokens of ``rows`` from those that the view has computed on, given the
-        states before ``[T, H]``."""
-        inputs = StepInputs(self._batch, rows, counts, self.model.row_multiple)
-        total = inputs.num_tokens
-        positions = inputs.positions[:total].numpy()
-        inputs.input_ids[:total] = torch.from_numpy(
-            self._batch.token_ids[np.repeat(rows, counts), positions + 1].astype(np.int64)
-        )
-        padded = before.new_zeros(len(inputs.input_ids), before.shape[1])
-        padded[:total] = before
-        context = ForwardContext(inputs.metadata, self._kv_caches)
-        return self.model.predict(inputs.input_ids, padded, inputs.positions, context)[:total]
+    def _wants_logits(self, req_ids: list[str], rows: np.ndarray, known: np.ndarray, ready: np.ndarray) -> bool:
+        """Whether guessing takes more than each row's best token."""
+        sampled = SampledRows([req_ids[i] for i in ready], rows[ready], known[ready], _no_bitmask)
+        return bool(len(ready)) and self._states.wants_logits(sampled)
 
-    def _sample(self, state: Tensor, sampled: SampledRows, number: int) -> tuple[list[int], np.ndarray]:
-        """Guess ``number``: a token for each row of ``state``, written behind the known ones, and which are invalid."""
-        padded = torch.from_numpy(pad_indices(np.arange(len(state)), self.model.row_multiple))
-        logits = self.model.guess(state[padded], number)[: len(state)]
-        result = self._sampler(logits, self._states.sampling_metadata(sampled), None)
-        tokens = result.sampled_token_ids.tolist()
-        self._batch.token_ids[sampled.rows, sampled.positions] = tokens
-        return tokens, result.invalid.numpy()
+    def _sample(
+        self, logits: Logits, req_ids: list[str], rows: np.ndarray, positions: np.ndarray
+    ) -> tuple[list[int], np.ndarray]:
+        """A token for each of ``rows``, written behind the known ones, and which are invalid."""
+        if logits.best_only is not None:
+            tokens, values = logits.best_only
+            invalid = np.array([value - value != 0.0 for value in values])
+        else:
+            sampled = SampledRows(req_ids, rows, positions, _no_bitmask)
+            result = self._sampler(logits.values, self._states.sampling_metadata(sampled), None)
+            tokens, invalid = result.sampled_token_ids.tolist(), result.invalid.numpy()
+        self._batch.token_ids[rows, positions] = tokens
+        return tokens, invalid
+
+
+def _no_bitmask() -> Tensor | None:
+    return None

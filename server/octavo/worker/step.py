@@ -114,6 +114,8 @@ class DeviceRunner(Protocol):
     def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
         """Draw a token for each sequence; its next step may be made before the token is read back."""
 
+    states: Tensor | None  # what a drafter on the host reads of the step that ran last, ``[T, H]`` or more rows
+
     def guess(self, step: SchedulerOutput) -> None:
         """Have a drafter on the device guess, once all of ``step`` is under way."""
 

@@ -16,8 +16,10 @@ _CHUNKS_OF_LATENTS = 48 << 20  # beside these: sums as wide as latents, of many 
 
 def step_bytes(config: EngineConfig) -> int:
     """The largest step: max_num_batched_tokens tokens."""
-    rows = max(config.scheduler.max_num_seqs, _LOGITS_ROWS)
-    return _step(config, config.scheduler.max_num_batched_tokens, rows)
+    rows, tokens = max(config.scheduler.max_num_seqs, _LOGITS_ROWS), config.scheduler.max_num_batched_tokens
+    states = 4 if config.speculative.in_worker and config.speculative.method != "draft_model" else 0  # of each token
+    beside = states * tokens * DTYPE_BYTES[config.model.dtype] * config.model.hidden_size
+    return _step(config, tokens, rows) + beside
 
 
 def graph_bytes(config: EngineConfig) -> int:

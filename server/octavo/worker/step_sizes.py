@@ -73,9 +73,22 @@ def result_bytes(
     streams = hf.get("altup_num_inputs")  # which go on beside the active one and its norm
     deferred = model.hidden_size * (streams + 2 if streams else 1) + (hf.get("hidden_size_per_layer_input") or 0)
     deferred += model.num_heads * max(model.head_sizes)
-    kept = sum(sizes) * (4 * model.hidden_size + 32) + sum(prefills) * 4 * deferred
-    kept += 4 * sum(drafter) * 16
-    return (3 * len(sizes) + len(prefills) + 4 * len(drafter)) * GRAPH_BYTES + kept
+    reads, kinds = _readings(config)
+    states = 4 * model.hidden_size if config.speculative.method == "eagle3" else 0  # others are the results themselves
+    kept = sum(sizes) * (4 * model.hidden_size + states + 40) + sum(prefills) * 4 * deferred
+    graphs = (3 + reads) * len(sizes) + len(prefills) + 2 * kinds * len(drafter)
+    return graphs * GRAPH_BYTES + kept
+
+
+def _readings(config: EngineConfig) -> tuple[int, int]:
+    """How many graphs of a size have a drafter read the step, and how many kinds of guesses it makes."""
+    speculative = config.speculative
+    if speculative.draft is None or speculative.method == "draft_model":
+        return 0, 2
+    if speculative.method == "medusa":
+        return 1, int(speculative.draft.hf_config["num_heads"])
+    layers = speculative.draft.num_layers if speculative.method == "mtp" else 1
+    return layers, layers + 1
 
 
 def history_bytes(max_slots: int, vocab_size: int, max_model_len: int) -> int:

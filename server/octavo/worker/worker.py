@@ -12,7 +12,7 @@ import torch
 
 import octavo_kernels
 from octavo.core.drafts import num_sampled_rows
-from octavo.core.kv_groups import KVCacheLayout
+from octavo.core.kv_groups import KVCacheGroup, KVCacheLayout
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import DEFAULT_ON_CPU, EngineConfig, SpeculativeConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
@@ -53,7 +53,6 @@ from octavo.worker.request_states import RequestStates
 from octavo.worker.shared_masks import MakeGrammars
 from octavo.worker.stage import Pipes
 from octavo.worker.stage_runner import StageRunner
-from octavo.worker.step import DeviceRunner
 from octavo.worker.step_sizes import (
     decode_sizes,
     draft_sizes,
@@ -131,10 +130,8 @@ class Worker:
         config = replace(config, scheduler=scheduler)
         layout = kv_cache_layout(specs, config, self.max_in_flight, self.model.specs_of_all)
         self.model.set_groups(layout.groups_of(range(num_layers)))
-        draft_bytes = 0
-        if draft_model:
-            draft_model.set_groups(layout.groups_of(range(num_layers, len(specs))))
-            draft_bytes = draft_model.num_weight_bytes()
+        groups = layout.groups_of(range(num_layers, len(specs)))
+        draft_bytes = _attach(draft_model, self.model, groups, use_gpu_runner) if draft_model else 0
         self.ledger = self._plan_memory(config, layout, num_layers, draft_model, draft_bytes)
         for line in self.ledger.lines(self.model.weight_bytes_by_kind()):
             logger.info(line)
@@ -149,31 +146,27 @@ class Worker:
         kv_cache = allocate_kv_cache(layout, ledger.num_blocks, device)
         head = PoolingHead(self.config.model, device, partial(classify, self.model, self.config.model.pooler.token_ids))
         requests = RequestStates(self.config, device, use_gpu_runner, head, len(layout.groups), self._make_grammars)
+        part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
         gpu_runner = None
         if use_gpu_runner:
             capture = CudaCapture() if self._captures else run_eagerly
-            parts = (draft_model, kv_cache.layers[num_layers:]) if isinstance(draft_model, CausalLM) else None
-            gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture, parts)
+            guessing = (draft_model, part.layers) if draft_model else None
+            gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture, guessing)
+            self.runner = ModelRunner(self.model, requests, gpu_runner, kv_cache)
+            if not on_cpu:
+                self._prepare(gpu_runner)
+            return
         max_rows = scheduler.max_num_batched_tokens
         max_logits = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
-        runner: DeviceRunner = gpu_runner or CPURunner(
-            self.model, requests, kv_cache, max_rows, max_logits, self._pipes.before
-        )
-        drafter: DraftModel | PredictionDrafter | None = None
-        if isinstance(draft_model, StateReader):
-            draft_model.attach(self.model)
-            drafter = PredictionDrafter(draft_model, requests, kv_cache.layers[num_layers:])
-        elif isinstance(draft_model, CausalLM) and gpu_runner is None:
-            windows = [group.window for group in layout.groups if group.window is not None]
-            part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
-            drafter = DraftModel(draft_model, requests, part, max_rows, min(windows, default=None))
+        reader = draft_model if isinstance(draft_model, StateReader) else None
+        runner = CPURunner(self.model, requests, kv_cache, max_rows, max_logits, self._pipes.before, reader)
+        windows = [group.window for group in layout.groups if group.window is not None]
+        drafter = _drafter(draft_model, requests, part, (max_rows, max_logits), min(windows, default=None))
         self.runner = (
             ModelRunner(self.model, requests, runner, kv_cache, drafter)
             if self.tp.stage.is_last
             else StageRunner(self.model, requests, runner, kv_cache, self._pipes)
         )
-        if gpu_runner and not on_cpu:
-            self._prepare(gpu_runner)
 
     def _load_drafter(self, config: EngineConfig | None) -> tuple[Model | None, list[KVCacheSpec]]:
         """The draft model, and what its layers keep of a token; without ``config`` there is none."""
@@ -255,10 +248,11 @@ class Worker:
         if self.device.type == "cpu":
             return replace(plan_memory(config, layout, weights, self._device_memory()), drafter=draft_bytes)
         assert isinstance(self.model, CausalLM)
-        dummy = DummySteps(self.model, layout, scheduler, self.device)
+        reader = drafter if isinstance(drafter, StateReader) else None
+        dummy = DummySteps(self.model, layout, scheduler, self.device, reader=reader, readers_layer=num_layers)
         peak = peak_of(dummy.run_largest, self.device)
         guessing: DummySteps | None = None
-        if isinstance(drafter, CausalLM):
+        if isinstance(drafter, CausalLM) and reader is None:
             guessing = DummySteps(drafter, layout, scheduler, self.device, num_layers)
             peak = max(peak, peak_of(guessing.run_largest, self.device))
         graphs = 0
@@ -300,10 +294,29 @@ def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfi
         fits = fits and config.parallel.pipeline_parallel_size == 1
         default = DEFAULT_ON_CPU if fits and not use_gpu_runner else SpeculativeConfig()
         config = replace(config, speculative=default)
-    method = config.speculative.method
-    if use_gpu_runner and config.speculative.in_worker and method != "draft_model":
-        raise ConfigError(
-            f"speculative_config: method {method} works on CPUs only, for now; give ngram, suffix or draft_model, or "
-            "take the CPU (device cpu)"
-        )
     return config
+
+
+def _drafter(
+    model: Model | None, requests: RequestStates, part: KVCache, sizes: tuple[int, int], window: int | None
+) -> DraftModel | PredictionDrafter | None:
+    """What guesses with ``model`` on a CPU, if there is one. ``sizes``: tokens of a step and rows of logits at most;
+    ``window``: the shortest of any layer, if there are windows."""
+    if isinstance(model, StateReader):
+        return PredictionDrafter(model, requests, part.layers, max(sizes))
+    return DraftModel(model, requests, part, sizes[0], window) if isinstance(model, CausalLM) else None
+
+
+def _attach(model: Model, target: CausalLM, groups: list[KVCacheGroup], on_gpu: bool) -> int:
+    """Have ``model`` guess for ``target``, with ``groups`` of its layers. Returns the bytes of its weights. Raises
+    ConfigError where a draft model on a GPU, which reads the last two tokens, would write what a window has passed."""
+    model.set_groups(groups)
+    size = model.num_weight_bytes()
+    if isinstance(model, StateReader):
+        model.attach(target)
+    elif on_gpu and any(group.layers and group.window == 1 for group in groups):
+        raise ConfigError(
+            f"speculative_config: method draft_model needs windows of 2 positions or more on GPUs, and model "
+            f"{model.config.model} has layers with a window of 1; give another method"
+        )
+    return size

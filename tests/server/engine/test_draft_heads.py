@@ -15,13 +15,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.draft_heads import MIDDLE, Head, MedusaHeads, with_head
+from support.draft_heads import MIDDLE, Head, MedusaHeads, not_adapting, with_head
 from support.examples import examples_of
 from support.family_cases import FAMILY_CASES
-from support.overlapped import PARAMS, prompts_of, tiny
+from support.overlapped import PARAMS, overlapped, prompts_of, tiny
 from support.speculation import all_of
 from support.tiny_models import FAMILIES, make_model
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo import LLM, SamplingParams
 from octavo.engine.args import EngineArgs
@@ -30,6 +31,7 @@ from octavo.interface.structured_output import StructuredOutputsParams
 from octavo.models.eagle import Eagle3Model
 from octavo.worker.model_memory import measure_built
 from octavo.worker.model_runner import ModelRunner
+from octavo.worker.step import Logits
 
 METHODS: dict[str, Any] = {
     "eagle": Head, "eagle3": lambda target: Head(target, (0, 1, 2), draft_vocab=200),
@@ -53,10 +55,10 @@ SAMPLE = {("preempted", "eagle", 5), ("windows", "eagle3", 2), ("small steps", "
     ],
 )
 def test_requests_of_every_kind_get_what_they_get_without(
-    case: str, method: str, k: int, tmp_path: Path, tiny_checkpoints: dict[str, Path]
+    case: str, method: str, k: int, tmp_path: Path, tiny_checkpoints: dict[str, Path], expected: dict[str, list[Any]]
 ) -> None:
     """Penalties, bias, top-k, top-p, min-p, stops, min_tokens, n = 3, prompt_logprobs: all in one batch, then again
-    with cached prefixes."""
+    with cached prefixes; with two steps in flight, on the runner of GPUs, too."""
     family, changes = CASES[case]
     kind, fields = FAMILIES[family]
     config, path = METHODS[method](make_model(kind, fields)).save(tmp_path), tiny_checkpoints[family]
@@ -65,13 +67,22 @@ def test_requests_of_every_kind_get_what_they_get_without(
     if case == "preempted":
         params += [SamplingParams(temperature=0.8, seed=seed, max_tokens=110, ignore_eos=True) for seed in (9, 10)]
     prompts = prompts_of(family, len(params))
-    plain, llm = tiny(path, **changes), with_head(path, config, k, **changes)
-    for _ in range(2):
-        expected = all_of(plain.generate(prompts, params, use_tqdm=False))
-        assert all_of(llm.generate(prompts, params, use_tqdm=False)) == expected
-    llm.engine.check_integrity()
-    assert llm.totals.spec_decode.num_draft_tokens > 0
-    assert case != "preempted" or llm.totals.num_preemptions > 0
+    if case not in expected:
+        plain = tiny(path, **changes)
+        expected[case] = [all_of(plain.generate(prompts, params, use_tqdm=False)) for _ in range(2)]
+    for make in (lambda llm: llm, overlapped):
+        llm = not_adapting(make(with_head(path, config, k, adapting=True, **changes)))
+        for answers in expected[case]:
+            assert all_of(llm.generate(prompts, params, use_tqdm=False)) == answers
+        llm.engine.check_integrity()
+        assert llm.totals.spec_decode.num_draft_tokens > 0
+        assert case != "preempted" or llm.totals.num_preemptions > 0
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[Any]]:
+    """Of each case, what requests get without guesses: at first, and with cached prefixes."""
+    return {}
 
 
 @pytest.fixture(scope="module")
@@ -117,15 +128,19 @@ def test_right_guesses_are_all_accepted_in_as_few_steps_as_that_takes(
     k: int, exact: tuple[Path, dict[str, Any]]
 ) -> None:
     path, config = exact
-    llm, prompt = with_head(path, config, k), [{"prompt_token_ids": [1, *range(20, 55)]}]
-    params = SamplingParams(temperature=0, max_tokens=41, ignore_eos=True)
-    expected = all_of(tiny(path).generate(prompt, params, use_tqdm=False))
+    prompt, params = [1, *range(20, 55)], SamplingParams(temperature=0, max_tokens=41, ignore_eos=True)
+    expected = all_of(tiny(path).generate([{"prompt_token_ids": prompt}], params, use_tqdm=False))
     assert len(set(expected[0][1][0][1])) > 3, "it does not say the same all the time"
-    for _ in range(2):  # without and with a cached prefix
-        before = llm.engine.num_steps
-        assert all_of(llm.generate(prompt, params, use_tqdm=False)) == expected
-        assert llm.engine.num_steps - before == 1 + -(-40 // (k + 1)), "the prompt's step, and k + 1 tokens a step"
-    assert llm.totals.spec_decode.num_accepted_tokens == llm.totals.spec_decode.num_draft_tokens > 0
+    for in_flight in (1, 2):
+        llm = with_head(path, config, k)
+        llm = llm if in_flight == 1 else not_adapting(overlapped(llm))
+        for _ in range(2):  # without and with a cached prefix
+            before = llm.engine.num_steps
+            assert all_of(llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)) == expected
+            steps = llm.engine.num_steps - before - 1 - -(-40 // (k + 1))
+            assert steps == 0 or in_flight == 2, "beside the prompt's step, and k + 1 tokens a step"
+            assert steps <= 2, "those that are in flight when the last token is seen"
+        assert llm.totals.spec_decode.num_accepted_tokens == llm.totals.spec_decode.num_draft_tokens > 0
 
 
 def test_a_wrong_head_is_left_alone_soon(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
@@ -142,20 +157,64 @@ def test_a_drafter_that_fails_costs_no_request(
 ) -> None:
     path, (kind, fields) = tiny_checkpoints["llama"], FAMILIES["llama"]
     llm = with_head(path, Head(make_model(kind, fields), (0, 1, 2)).save(tmp_path), 4)
-    drafter = llm.engine.executor.worker.runner.drafter
-    guess, calls = drafter.model.guess, []
+    steps = llm.engine.executor.worker.runner.drafter.steps
+    run, calls = steps.run, []
 
-    def failing(state: Tensor, number: int) -> Tensor:
+    def failing(*args: Any) -> tuple[Tensor, Logits]:
         calls.append(1)
         if len(calls) % 3 == 0:
             raise RuntimeError("no")
-        return guess(state, number) * (float("nan") if len(calls) % 3 == 1 else 1.0)
+        state, logits = run(*args)
+        assert not len(args[4]) or logits.best_only is None, "one of them is drawn"
+        return state, logits._replace(values=logits.values * (float("nan") if len(calls) % 3 == 1 else 1.0))
 
-    monkeypatch.setattr(drafter.model, "guess", failing)
+    monkeypatch.setattr(steps, "run", failing)
     params = SamplingParams(temperature=0.5, seed=1, max_tokens=20, ignore_eos=True)
     expected = tiny(path).generate(prompts_of("fails", 3), params, use_tqdm=False)
     assert all_of(llm.generate(prompts_of("fails", 3), params, use_tqdm=False)) == all_of(expected)
     assert len(calls) > 3
+
+
+class Operations(TorchDispatchMode):
+    """Counts torch's."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_guesses_are_replayed_from_recordings(
+    method: str, tmp_path: Path, tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are those that are made operation by operation, of which there are many more; at a temperature, too."""
+    config = METHODS[method](make_model(*FAMILIES["llama"])).save(tmp_path)
+    common: dict[str, Any] = {"max_tokens": 16, "ignore_eos": True}
+    params = [SamplingParams(temperature=0, **common), SamplingParams(temperature=0.7, seed=1, **common)]
+    made: dict[bool, list[Any]] = {}
+    counts = dict[bool, int]()
+    for recorded in (True, False):
+        llm = with_head(tiny_checkpoints["llama"], config, 4)
+        drafter = llm.engine.executor.worker.runner.drafter
+        drafter.steps.obstacle = None if recorded else "none are to be"
+        seen, few, propose = made.setdefault(recorded, []), list[int](), drafter.propose
+
+        def watched(*args: Any, seen: Any = seen, few: Any = few, propose: Any = propose) -> Any:
+            with Operations() as operations:
+                drafts = propose(*args)
+            seen.append(drafts)
+            few.append(operations.count)
+            return drafts
+
+        monkeypatch.setattr(drafter, "propose", watched)
+        for prompt, one in zip(prompts_of("recorded", 2), params, strict=True):
+            llm.generate([prompt], one, use_tqdm=False)
+        assert llm.engine.executor.recording_obstacle == (None if recorded else "none are to be")
+        counts[recorded] = few[4]  # a step of the first one
+    assert made[True] == made[False] and sum(map(len, made[True])) > 10
+    assert counts[True] <= 30 and counts[False] > 2 * counts[True]
 
 
 FEW = ("qwen2", "mixtral", "qwen3-moe", "gpt-oss", "deepseek-v3", "opt", "gemma3")
@@ -175,9 +234,11 @@ def test_what_is_read_of_layers_is_what_transformers_gives_them(
     head = Head(model, tuple(range(count))).save(tmp_path / "head")
     llm = with_head(tmp_path / "model", head, 2, quantization="none")
     runner = llm.engine.executor.worker.runner
-    assert isinstance(runner, ModelRunner) and isinstance(runner.drafter.model, Eagle3Model)
-    join = runner.drafter.model.join
-    monkeypatch.setattr(runner.drafter.model, "join", lambda states: read.append(states.clone()) or join(states))
+    assert isinstance(runner, ModelRunner) and isinstance(runner.drafter._model, Eagle3Model)
+    decoder = runner.drafter._model.model
+    join = decoder.join
+    monkeypatch.setattr(decoder, "join", lambda taps: read.append(torch.cat(taps, -1)) or join(taps))
+    runner.device_runner.recorded_steps = None
     prompt = prompts_of("taps", 1)[0]["prompt_token_ids"][:30] + list(range(5, 30))
     llm.generate([{"prompt_token_ids": prompt}], SamplingParams(max_tokens=1), use_tqdm=False)
     with torch.inference_mode():
@@ -244,4 +305,5 @@ def test_heads_beside_packed_weights_and_grammars(tmp_path: Path) -> None:
         config = heads.save(tmp_path / heads.__class__.__name__) | {"num_speculative_tokens": 3}
         llm = LLM(speculative_config=config, **sizes)
         assert all_of(llm.generate(texts, [grammar, other, grammar], use_tqdm=False)) == expected
+        assert llm.engine.executor.recording_obstacle is None
         assert llm.totals.spec_decode.num_draft_tokens > 0

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.draft_heads import Head, Watch, check_guesses, with_head
+from support.draft_heads import Head, check_head
 from support.family_cases import FAMILY_CASES
-from support.overlapped import PARAMS, prompts_of, tiny
-from support.speculation import all_of
+from support.overlapped import tiny
 from support.tiny_models import FAMILIES, make_model
 
-from octavo import SamplingParams
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError, ModelError
-from octavo.plan.measure import measure
-from octavo.worker.memory import this_machine
-from octavo.worker.memory_plan import make_plan
 
 HEADS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: target's family, format, settings
     "eagle": ("llama", "vllm", {}),
@@ -44,27 +38,8 @@ def test_heads_guess_as_described_and_change_nothing(
 ) -> None:
     family, form, settings = HEADS[name]
     kind, fields = FAMILIES[family]
-    head, k = Head(make_model(kind, fields), **settings), 3
-    path, config = tiny_checkpoints[family], head.save(tmp_path, form)
-    changes: dict[str, Any] = {"max_num_batched_tokens": 48, "max_num_seqs": 32}
-    plain, llm = tiny(path, **changes), with_head(path, config, k, **changes)
-    prompts = prompts_of(family, len(PARAMS))
-    params = [SamplingParams(**values) for values in PARAMS]
-    expected = all_of(plain.generate(prompts, params, use_tqdm=False))
-    assert all_of(llm.generate(prompts, params, use_tqdm=False)) == expected
-    llm.engine.check_integrity()
-    worker, engine_config = llm.engine.executor.worker, replace(llm.config, device="cpu")
-    plan = make_plan(engine_config, this_machine(), measure)
-    assert plan.ledger is not None and plan.ledger.shares() == worker.ledger.shares() and worker.ledger.drafter > 0
-    assert llm.reset_prefix_cache()  # the state before a cached prefix's end was made with what followed there
-    watch = Watch(llm, monkeypatch)
-    greedy = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
-    long = [{"prompt_token_ids": (prompts[1]["prompt_token_ids"] + list(range(60, 150)))[:100]}]  # chunks
-    expected = all_of(plain.generate(long, greedy, use_tqdm=False))
-    for _ in range(2):  # then with a cached prefix
-        assert all_of(llm.generate(long, greedy, use_tqdm=False)) == expected
-    assert len(watch.made) >= 8 and any(len(guessed) == k for _, guessed, _ in watch.made)
-    check_guesses(watch, head.guesses)
+    head = Head(make_model(kind, fields), **settings)
+    check_head(family, tiny_checkpoints[family], head.save(tmp_path, form), head.guesses, monkeypatch)
 
 
 def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.draft_heads import MedusaHeads, Watch, check_guesses, with_head
-from support.overlapped import PARAMS, prompts_of, tiny
-from support.speculation import all_of
+from support.draft_heads import MedusaHeads, check_head
+from support.overlapped import tiny
 from support.tiny_models import FAMILIES, make_model
 
-from octavo import SamplingParams
 from octavo.errors import ConfigError, ModelError
 
 HEADS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: target's family, format, settings
@@ -32,21 +30,7 @@ def test_heads_guess_as_described_and_change_nothing(
     family, form, settings = HEADS[name]
     kind, fields = FAMILIES[family]
     heads = MedusaHeads(make_model(kind, fields), **settings)
-    path, config = tiny_checkpoints[family], heads.save(tmp_path, form)
-    changes: dict[str, Any] = {"max_num_batched_tokens": 48, "max_num_seqs": 32}
-    plain, llm = tiny(path, **changes), with_head(path, config, 3, **changes)
-    prompts, params = prompts_of(family, len(PARAMS)), [SamplingParams(**values) for values in PARAMS]
-    expected = all_of(plain.generate(prompts, params, use_tqdm=False))
-    assert all_of(llm.generate(prompts, params, use_tqdm=False)) == expected
-    llm.engine.check_integrity()
-    watch = Watch(llm, monkeypatch)
-    greedy = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
-    long = [{"prompt_token_ids": (prompts[1]["prompt_token_ids"] + list(range(60, 150)))[:100]}]  # chunks
-    expected = all_of(plain.generate(long, greedy, use_tqdm=False))
-    for _ in range(2):  # then with a cached prefix
-        assert all_of(llm.generate(long, greedy, use_tqdm=False)) == expected
-    assert len(watch.made) >= 8 and any(len(guessed) == 3 for _, guessed, _ in watch.made)
-    check_guesses(watch, heads.guesses)
+    check_head(family, tiny_checkpoints[family], heads.save(tmp_path, form), heads.guesses, monkeypatch)
 
 
 def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:

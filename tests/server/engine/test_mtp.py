@@ -1,17 +1,17 @@
-"""A checkpoint's layer for multi-token prediction guesses as the description says, and changes no token."""
+"""A checkpoint's layers for multi-token prediction guess as the description says, and change no token."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.draft_heads import check_head
 from support.family_cases import FAMILY_CASES
-from support.overlapped import PARAMS, overlapped, prompts_of, tiny
+from support.overlapped import prompts_of, tiny
 from support.quantized_files import fp8, quantize_checkpoint
 from support.speculation import all_of
 from support.tiny_models import make_model
@@ -22,113 +22,102 @@ from octavo import SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError, ModelError
-from octavo.plan.measure import measure
-from octavo.worker.memory import this_machine
-from octavo.worker.memory_plan import make_plan
-from octavo.worker.model_runner import ModelRunner
-
-FAMILIES = {"deepseek-v3": "model.layers.2.", "glm4-moe": "model.layers.2."}
 
 
 class Oracle(torch.nn.Module):
-    """The layer behind the last one, in plain torch with transformers' decoder layer in it."""
+    """The layers behind the last one, in plain torch with transformers' decoder layers in it.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    What a layer has read of a token stays as it was, though it may have read a guess there that was wrong."""
+
+    def __init__(self, model: PreTrainedModel, count: int) -> None:
         super().__init__()
-        *layers, last = model.model.layers
-        self.layer, self.main = last, model.model
-        self.main.layers = torch.nn.ModuleList(layers)
+        layers, self.main, self.count = list(model.model.layers), model.model, count
+        self.main.layers, self.own = torch.nn.ModuleList(layers[:-count]), layers[-count:]
         vocab, size = model.lm_head.weight.shape
         self.eps = model.config.rms_norm_eps
         draw = torch.Generator().manual_seed(5)
-        self.tensors = {
-            name: torch.randn(*shape, generator=draw) * 0.4
-            for name, shape in {
-                "eh_proj": (size, 2 * size), "shared_head.head": (vocab, size), "embed_tokens": (vocab, size),
-            }.items()
-        }  # fmt: skip
-        self.tensors |= {n: torch.rand(size, generator=draw) + 0.5 for n in ("enorm", "hnorm", "shared_head.norm")}
+        table = torch.randn(vocab, size, generator=draw) * 0.4
+        self.tensors: list[dict[str, Tensor]] = []
+        for _ in range(count):
+            found = {
+                name: torch.randn(*shape, generator=draw) * 0.4
+                for name, shape in {"eh_proj": (size, 2 * size), "shared_head.head": (vocab, size)}.items()
+            }
+            found |= {n: torch.rand(size, generator=draw) + 0.5 for n in ("enorm", "hnorm", "shared_head.norm")}
+            self.tensors.append(found | {"embed_tokens": table})
+        self.known, self.read = list[int](), [torch.zeros(0, size)] * count
 
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt() * self.tensors[name]
+    def norm(self, x: Tensor, layer: int, name: str) -> Tensor:
+        return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt() * self.tensors[layer][name]
+
+    def brought_together(self, tokens: list[int], before: Tensor, layer: int) -> Tensor:
+        """What the layer reads of ``tokens`` with the states before them."""
+        embedded = self.norm(self.tensors[layer]["embed_tokens"][tokens], layer, "enorm")
+        return torch.cat([embedded, self.norm(before, layer, "hnorm")], -1) @ self.tensors[layer]["eh_proj"].T
+
+    def after(self, x: Tensor, layer: int) -> Tensor:
+        """What the layer makes of that."""
+        count = len(x)
+        mask, places = torch.full((count, count), float("-inf")).triu(1)[None, None], torch.arange(count)[None]
+        turned = self.main.rotary_emb(x[None], places)
+        out = self.own[layer](x[None], attention_mask=mask, position_ids=places, position_embeddings=turned)
+        return (out[0] if isinstance(out, tuple) else out)[0]
 
     @torch.inference_mode()
-    def guesses(self, tokens: list[int], k: int) -> list[int]:
-        """The most probable tokens after ``tokens``, guess after guess."""
-        before = self.main(torch.tensor([tokens[:-1]])).last_hidden_state[0]
-        tokens, found = list(tokens), list[int]()
-        for _ in range(k):
-            embedded = self.norm(self.tensors["embed_tokens"][tokens[1:]], "enorm")
-            x = torch.cat([embedded, self.norm(before, "hnorm")], -1) @ self.tensors["eh_proj"].T
-            count = len(x)
-            mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
-            places = torch.arange(count)[None]
-            turned = self.main.rotary_emb(x[None], places)
-            out = self.layer(x[None], attention_mask=mask, position_ids=places, position_embeddings=turned)
-            state = (out[0] if isinstance(out, tuple) else out)[0]
-            logits = self.norm(state[-1], "shared_head.norm") @ self.tensors["shared_head.head"].T
-            found.append(int(logits.argmax()))
-            tokens.append(found[-1])
-            before = torch.cat([before, state[-1:]])
+    def guesses(self, tokens: list[int], given: list[int]) -> list[Tensor]:
+        """Logits [V] of the guesses after ``tokens``, where those before each are ``given``; to be called step by
+        step."""
+        goes_on = len(tokens) > len(self.known) > 0 and tokens[: len(self.known)] == self.known
+        start, end = (len(self.known) - 1 if goes_on else 0), len(tokens) - 1
+        self.known = tokens
+        state = self.main(torch.tensor([tokens[:-1]])).last_hidden_state[0]
+        text, found = tokens + given, list[Tensor]()
+        for number in range(len(given)):
+            layer = min(number, self.count - 1)
+            if number < self.count:
+                new = self.brought_together(text[number + 1 :][:end], state, layer)
+                x = self.read[layer] = torch.cat([self.read[layer][:start], new[start:]])
+            else:
+                x = torch.cat([x, self.brought_together(text[end + number : end + number + 1], state[-1:], layer)])
+            state = self.after(x, layer)
+            last = self.norm(state[-1], layer, "shared_head.norm")
+            found.append(self.tensors[layer]["shared_head.head"] @ last)
         return found
 
 
-def checkpoint(family: str, folder: Path) -> Oracle:
-    """Write one with such a layer."""
+def checkpoint(family: str, folder: Path, count: int = 1) -> Oracle:
+    """Write one with so many such layers."""
     kind, settings = FAMILY_CASES[family]
-    model = make_model(kind, settings | {"num_hidden_layers": 3})
+    model = make_model(kind, settings | {"num_hidden_layers": 2 + count})
     model.save_pretrained(folder)
-    oracle, tensors = Oracle(model), load_file(folder / "model.safetensors")
-    tensors |= {f"{FAMILIES[family]}{name}.weight": tensor for name, tensor in oracle.tensors.items()}
+    oracle, tensors = Oracle(model, count), load_file(folder / "model.safetensors")
+    for layer, own in enumerate(oracle.tensors, 2):
+        tensors |= {f"model.layers.{layer}.{name}.weight": tensor.clone() for name, tensor in own.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    config |= {"num_hidden_layers": 2, "num_nextn_predict_layers": count}
     config.pop("mlp_layer_types", None)
     (folder / "config.json").write_text(json.dumps(config))
     return oracle
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_it_guesses_as_described_and_changes_nothing(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("family", "count"), [("deepseek-v3", 1), ("glm4-moe", 1), ("glm4-moe", 2)])
+def test_layers_guess_as_described_and_change_nothing(
+    family: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    oracle, k = checkpoint(family, tmp_path), 3
-    config = {"method": "mtp", "num_speculative_tokens": k}
-    changes: dict[str, Any] = {"quantization": "none", "max_num_batched_tokens": 48, "max_num_seqs": 32}
-    llm, plain = tiny(tmp_path, speculative_config=config, **changes), tiny(tmp_path, **changes)
-    scheduler, runner = llm.engine.scheduler, llm.engine.executor.worker.runner
-    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None and isinstance(runner, ModelRunner)
-    scheduler._drafts._lengths = None  # it guesses wherever there is room
-    prompts = prompts_of(family, len(PARAMS))
-    params = [SamplingParams(**values) for values in PARAMS]
-    made, propose = list[tuple[list[int], list[int]]](), runner.drafter.propose
+    """Three tokens: a layer guesses one, the last one the others."""
+    oracle = checkpoint(family, tmp_path, count)
+    check_head(family, tmp_path, {"method": "mtp"}, oracle.guesses, monkeypatch, quantization="none")
 
-    def watched(*args: Any) -> dict[str, list[int]]:
-        drafts = propose(*args)
-        for req_id, guessed in drafts.items():
-            row = runner.requests.batch.row_of[req_id]
-            known = runner.requests.batch.num_computed[row] + 1
-            made.append((runner.requests.batch.token_ids[row, :known].tolist(), guessed))
-        return drafts
 
-    monkeypatch.setattr(runner.drafter, "propose", watched)
-    expected = all_of(plain.generate(prompts, params, use_tqdm=False))
-    assert all_of(llm.generate(prompts, params, use_tqdm=False)) == expected
-    llm.engine.check_integrity()
-    worker, config = llm.engine.executor.worker, replace(llm.config, device="cpu")
-    plan = make_plan(config, this_machine(), measure)
-    assert plan.ledger is not None and plan.ledger.shares() == worker.ledger.shares() and worker.ledger.drafter > 0
-    assert llm.reset_prefix_cache()  # the state before a cached prefix's end was made with what followed there
-    made.clear()
-    greedy = [SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)]
-    long = [{"prompt_token_ids": (prompts[1]["prompt_token_ids"] + list(range(60, 150)))[:100]}]  # chunks
-    expected = all_of(plain.generate(long, greedy, use_tqdm=False))
-    for _ in range(2):  # then with a cached prefix
-        assert all_of(llm.generate(long, greedy, use_tqdm=False)) == expected
-    assert len(made) >= 8
-    for tokens, guessed in made:
-        assert guessed == oracle.guesses(tokens, len(guessed))
-    assert any(len(guessed) == k for _, guessed in made)
+def test_by_default_each_layer_guesses_a_token(tmp_path: Path) -> None:
+    checkpoint("glm4-moe", tmp_path, 2)
+    for asked, guessed, layers in ((None, 2, 2), (1, 1, 1), (3, 3, 2)):
+        config = {"method": "mtp", "num_speculative_tokens": asked}
+        args = EngineArgs(model=str(tmp_path), skip_tokenizer_init=True, speculative_config=config)
+        speculative = args.create_engine_config().speculative
+        assert speculative.draft is not None
+        assert (speculative.num_speculative_tokens, speculative.draft.num_layers) == (guessed, layers)
 
 
 @pytest.mark.parametrize("joined", [False, True], ids=["eh_proj plain", "all"])
@@ -166,14 +155,9 @@ def test_what_has_no_such_layer_is_refused(tmp_path: Path, tiny_checkpoints: dic
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
     with pytest.raises(ConfigError, match=r"config.json says that it has none \(num_nextn_predict_layers\)"):
         EngineArgs(model=str(tmp_path), **of_method).create_engine_config()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 65}))
+    with pytest.raises(ConfigError, match=r"num_nextn_predict_layers of .* from 1 to 64, got 65"):
+        EngineArgs(model=str(tmp_path), **of_method).create_engine_config()
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
     with pytest.raises(ModelError, match=r"the checkpoint lacks"):
         tiny(tmp_path, quantization="none", speculative_config={"method": "mtp"})
-
-
-def test_gpus_refuse_it(tmp_path: Path) -> None:
-    """The runner of GPUs, here on a CPU."""
-    checkpoint(next(iter(FAMILIES)), tmp_path)
-    llm = tiny(tmp_path, quantization="none", speculative_config={"method": "mtp", "num_speculative_tokens": 1})
-    with pytest.raises(ConfigError, match="method mtp works on CPUs only, for now; give ngram, suffix or draft_model"):
-        overlapped(llm)

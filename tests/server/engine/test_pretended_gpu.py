@@ -128,14 +128,25 @@ def test_no_guess_makes_a_request_wait(seen: Seen) -> None:
         assert all(sum(step.values()) <= 7 for step in steps), (k, steps)
 
 
-def test_guesses_of_a_model_stay_on_the_device(seen: Seen) -> None:
-    """Steps overlap: a model, a sampler, and a replay for each guess; the host says which tokens there are, no more."""
-    found = seen("drafts of a model")
+@pytest.mark.parametrize(
+    ("method", "reads"),
+    [
+        ("draft_model", 0),
+        ("eagle3", 1),
+        ("mtp", 2),
+        pytest.param("eagle", 1, marks=pytest.mark.long),
+        pytest.param("medusa", 1, marks=pytest.mark.long),
+    ],
+)
+def test_guesses_in_the_worker_stay_on_the_device(seen: Seen, method: str, reads: int) -> None:
+    """Steps overlap: a model, a sampler, what the drafter reads of them, and a replay for each guess; the host says
+    which tokens there are, no more."""
+    found = seen(f"drafts of {method}")
     assert found["errors"] == []
     assert found["compiled while serving"] == []
     assert max(found["kept"]) < 4096
     for k, steps in zip((0, 3, 6), found["steps"], strict=True):
-        assert len(steps) > 10 and all(step.pop("replay") == 2 + k for step in steps), k
+        assert len(steps) > 10 and all(step.pop("replay") == 2 + reads + k for step in steps), k
         assert sum(sum(step.values()) <= (2 if k else 0) for step in steps) > 0.7 * len(steps), k
 
 

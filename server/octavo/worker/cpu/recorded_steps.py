@@ -20,6 +20,7 @@ import octavo_kernels
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
+from octavo.models.state_reader import StateReader
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.step import Logits
 from octavo_kernels import AttentionMetadata
@@ -35,13 +36,20 @@ class RecordedSteps:
     """Results are valid until the next call, and None when this model's steps cannot be recorded."""
 
     def __init__(
-        self, model: CausalLM, batch: InputBatch, kv_caches: list[Tensor], max_rows: int, max_logits: int
+        self,
+        model: CausalLM,
+        batch: InputBatch,
+        kv_caches: list[Tensor],
+        max_rows: int,
+        max_logits: int,
+        reader: StateReader | None = None,
     ) -> None:
-        """``max_rows``: maximum number of tokens per step; ``max_logits``: of those that have logits."""
-        self._model, self._batch, self._kv_caches = model, batch, kv_caches
+        """``max_rows``: maximum number of tokens per step; ``max_logits``: of those that have logits; ``reader``: what
+        guesses from the states of all tokens."""
+        self._model, self._batch, self._kv_caches, self._reader = model, batch, kv_caches, reader
         self._max_logits = max_logits
         # More rows than logits: by its size a program knows whether a tensor has a row a token or a row a sequence.
-        self._inputs = _Inputs(max(max_rows, self._max_logits + 1), batch)
+        self._inputs = RecordedInputs(max(max_rows, self._max_logits + 1), batch)
         self._indices = torch.empty(self._max_logits, dtype=torch.int64)
         self._wants_logits = torch.ones(1, dtype=torch.int64)
         self._arena = Arena()
@@ -139,19 +147,31 @@ class RecordedSteps:
             self._step = self._record(self._run_whole_step)
             if self._step is None:
                 return None
-            self._best = [output.numpy() for output in self._step.outputs[1:]]
+            self._best = [output.numpy() for output in self._step.outputs[1:3]]
         self._indices.numpy()[: len(indices)] = indices
         self._wants_logits.numpy()[0] = wants_logits
         self._step.replay(rows, len(indices), sequences=sequences)
         if not wants_logits:
             token_ids, values = (array[: len(indices)].tolist() for array in self._best)
             return Logits(self._step.outputs[0], None, (token_ids, values))
-        logits, *best = (output[: len(indices)] for output in self._step.outputs)
+        logits, *best = (output[: len(indices)] for output in self._step.outputs[:3])
         return Logits(logits, (best[0], best[1]))
 
+    @property
+    def states(self) -> Tensor:
+        """What ``reader`` reads of the whole step that ran last, ``[T, H]`` and more rows."""
+        assert self._step is not None
+        return self._step.outputs[3]
+
     def _run_whole_step(self) -> list[Tensor]:
-        hidden = (octavo_kernels.embedding(self._indices, tensor) for tensor in self._run_layers())
-        return [*self._model.lm_head.find_best(self._model.finish(*hidden), self._wants_logits)]
+        deferred = self._run_layers()
+        if self._reader is None:
+            hidden = self._model.finish(*(octavo_kernels.embedding(self._indices, tensor) for tensor in deferred))
+            return [*self._model.lm_head.find_best(hidden, self._wants_logits)]
+        hidden = self._model.finish(*deferred)
+        states = self._reader.read(self._model, deferred, hidden)
+        hidden = octavo_kernels.embedding(self._indices, hidden)
+        return [*self._model.lm_head.find_best(hidden, self._wants_logits), states]
 
     def _run_layers(self) -> DeferredHidden:
         context = ForwardContext(self._inputs.metadata, self._kv_caches)
@@ -176,7 +196,7 @@ def obstacle_to_recording(row_multiple: int) -> str | None:
     return None
 
 
-class _Inputs:
+class RecordedInputs:
     """A step's inputs in memory that stays, for as many rows as a step may have."""
 
     def __init__(self, max_rows: int, batch: InputBatch) -> None:
@@ -200,9 +220,10 @@ class _Inputs:
             for tensor in (self.input_ids, self.positions, first.query_start_loc, first.seq_lens, slots, block_tables)
         ]
 
-    def fill_rows(self, batch: InputBatch, rows: np.ndarray, counts: np.ndarray) -> None:
+    def fill_rows(self, batch: InputBatch, rows: np.ndarray, counts: np.ndarray, ahead: int = 0) -> None:
         """A step of ``counts`` int64 [R] tokens of the sequences ``rows`` int64 [R], as `StepInputs` has it: with few
-        operations, and none of torch's, each of which takes 50 us when a step has emptied the caches."""
+        operations, and none of torch's, each of which takes 50 us when a step has emptied the caches. ``ahead``: the
+        tokens are those so many places further on."""
         input_ids, positions, starts, seq_lens, slots, tables = self._arrays
         ends = counts.cumsum()
         total, size, which = int(ends[-1]), batch.block_size, rows.repeat(counts)
@@ -210,7 +231,8 @@ class _Inputs:
         at = np.arange(total)
         at += (until - ends).repeat(counts)
         positions[:total] = at
-        input_ids[:total] = batch.token_ids[which, at]
+        read = np.minimum(at + ahead, batch.token_ids.shape[1] - 1) if ahead else at
+        input_ids[:total] = batch.token_ids[which, read]
         starts[0], starts[1 : len(rows) + 1], seq_lens[: len(rows)] = 0, ends, until
         pages, columns = at // size, -(-int(until.max()) // size)
         slots[:, :total] = batch.block_tables[:, which, pages] * np.int64(size) + (at - pages * size)
@@ -218,6 +240,7 @@ class _Inputs:
         tables[:, : len(rows), :columns] = batch.block_tables[:, rows, :columns]
 
     def fill(self, step: StepInputs) -> None:
+        """The inputs of ``step``."""
         total, first = step.num_tokens, step.metadata[0]
         count, columns = first.block_table.shape
         self.input_ids[:total], self.positions[:total] = step.input_ids[:total], step.positions[:total]

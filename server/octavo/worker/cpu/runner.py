@@ -11,6 +11,7 @@ from octavo.interface.step import SchedulerOutput
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
+from octavo.models.state_reader import StateReader
 from octavo.sample.sampler import Sampler
 from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo.worker.input_batch import StepInputs
@@ -25,6 +26,8 @@ from octavo_kernels.cpu import Prefault
 class CPURunner:
     """A `DeviceRunner` whose results are there when its methods return."""
 
+    states: Tensor | None = None  # what a reader reads of the step that ran last, until the next one: [T, H], or more
+
     def __init__(
         self,
         model: CausalLM,
@@ -33,12 +36,13 @@ class CPURunner:
         max_rows: int,
         max_logits: int,
         before: StageLink | None = None,
+        reader: StateReader | None = None,
     ) -> None:
         """See `RecordedSteps`. ``before``: from the stage before, if there is one."""
-        self.model, self.requests, self.kv_caches = model, requests, kv_cache.layers
+        self.model, self.requests, self.kv_caches, self._reader = model, requests, kv_cache.layers, reader
         self.sampler = Sampler()
         self.recorded_steps: RecordedSteps | None = RecordedSteps(
-            model, requests.batch, kv_cache.layers, max_rows, max_logits
+            model, requests.batch, kv_cache.layers, max_rows, max_logits, reader
         )
         self._before, self._received = before, list[Tensor]()
         self._row_multiple = model.row_multiple
@@ -65,6 +69,7 @@ class CPURunner:
         logits = self.recorded_steps.decode(sampled.rows, wants_logits, drafts.counts if drafts else None)
         if logits is None:
             return None
+        self._keep_states()
         return self.verify(logits, sampled, drafts) if drafts else self.sample(logits, sampled)
 
     def make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
@@ -75,8 +80,12 @@ class CPURunner:
         """Only the best tokens where they are all that sampling needs."""
         logits = None
         if self.recorded_steps:
-            logits = self.recorded_steps.run_to_logits(inputs, indices, self.requests.wants_logits(sampled))
-        return logits or Logits(self.compute_logits(self.run(inputs), indices))
+            some = indices if len(indices) else np.zeros(1, dtype=np.int64)
+            logits = self.recorded_steps.run_to_logits(inputs, some, self.requests.wants_logits(sampled))
+        if logits is None:
+            return Logits(self.compute_logits(self.run(inputs), indices))
+        self._keep_states()
+        return logits
 
     def run(self, inputs: StepInputs) -> DeferredHidden:
         """All layers up to the last attention."""
@@ -88,12 +97,18 @@ class CPURunner:
             hidden = self.model.begin(inputs.input_ids, inputs.positions, context, *received)
             if self.model.tp.stage.size > 1:
                 hidden = tuple(tensor[: inputs.num_tokens] for tensor in hidden)
+        if self._reader is not None:
+            self.states = self._reader.read(self.model, hidden, self.model.finish(*hidden))
         return hidden
 
     def run_decode(self, rows: np.ndarray) -> DeferredHidden | None:
         """`run` for a step in which each of the sequences ``rows`` int64 [R] computes one token. None: steps cannot be
         recorded."""
         return self.recorded_steps.run_decode(rows) if self.recorded_steps else None
+
+    def _keep_states(self) -> None:
+        if self._reader is not None and self.recorded_steps is not None:
+            self.states = self.recorded_steps.states
 
     def compute_logits(self, hidden: DeferredHidden, indices: np.ndarray) -> Tensor:
         """float32 [len(indices), V]."""

@@ -51,6 +51,11 @@ class DeviceBatch:
         self._starts = torch.arange(max_decodes + 1, dtype=torch.int32, device=device)
         self.max_model_len = max_blocks * host.block_size
 
+    @property
+    def most_drafts(self) -> int:
+        """Of a sequence."""
+        return self.drafts.shape[1]
+
     def set_rows(self, rows: np.ndarray) -> None:
         """Copy the new rows ``rows`` int64 [n]."""
         host, index = self._host, self._put(rows)
@@ -120,16 +125,28 @@ class DeviceBatch:
 
         Reads and writes nothing on the host: it can be captured.
         """
-        rows, offsets, sequences, size = plan.rows, plan.offsets, plan.sequences, self._host.block_size
-        real, last = rows >= 0, (offsets - 1).clamp(min=0)
-        positions = torch.where(real, self.num_computed[rows] + offsets, 0)
-        token_ids = torch.where(offsets > 0, self.drafts[rows, last], self.last_tokens[rows])
-        pages = self.block_tables[:, rows, positions // size].long()
-        slots = torch.where(
-            real & (positions >= self.num_kv_tokens[rows]), pages * size + positions % size, -1
-        )  # fmt: skip
-        ends = self.num_computed.clone()  # before each sequence's last draft, for the kernel that copies tables so far
-        ends[sequences] += plan.counts - 1
+        rows, offsets = plan.rows, plan.offsets
+        positions = torch.where(rows >= 0, self.num_computed[rows] + offsets, 0)
+        token_ids = torch.where(offsets > 0, self.drafts[rows, (offsets - 1).clamp(min=0)], self.last_tokens[rows])
+        return torch.where(rows >= 0, token_ids, 0), positions, self.metadata(plan, positions, self.most_drafts + 1)
+
+    def metadata(self, plan: DraftPlan, positions: Tensor, width: int) -> list[AttentionMetadata]:
+        """Of a step with the tokens of ``plan`` at ``positions`` int64 [T], those of a sequence one after the other and
+        at most ``width``. Keys and values that have no block are not written.
+
+        Reads and writes nothing on the host: it can be captured.
+        """
+        rows, sequences, size = plan.rows, plan.sequences, self.block_size
+        inside = positions.clamp(max=self.max_model_len - 1)
+        written = (rows >= 0) & (positions >= self.num_kv_tokens[rows])
+        if self._has_drafter:  # which may guess beyond
+            written &= positions < self.room[rows]
+        slots = self.block_tables[:, rows, inside // size].long() * size + inside % size
+        slots = torch.where(written, slots, -1)
+        ends = (
+            self.num_computed.clone()
+        )  # where each sequence's last token is, for the kernel that copies tables so far
+        ends[sequences] = inside[(plan.starts[1:] - 1).clamp(min=0)]
         step = octavo_kernels.decode_inputs(
             sequences, self.last_tokens, ends, self.num_kv_tokens, self.block_tables, size
         )  # fmt: skip
@@ -138,11 +155,11 @@ class DeviceBatch:
             seq_lens=step.seq_lens,
             block_table=step.block_tables[0],
             slot_mapping=slots[0],
-            max_query_len=self.drafts.shape[1] + 1,
+            max_query_len=width,
             max_seq_len=self.max_model_len,
             num_actual_tokens=len(rows),
         )
-        return torch.where(real, token_ids, 0), positions, for_groups(first, step.block_tables, slots)
+        return for_groups(first, step.block_tables, slots)
 
     def accept(self, plan: DraftPlan, tokens: Tensor, invalid: Tensor) -> Tensor:
         """Have the sequences go on after their right drafts, given what was sampled after each token of ``plan``: ids

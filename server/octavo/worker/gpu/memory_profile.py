@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 import octavo_kernels
 from octavo.core.kv_groups import KVCacheLayout
 from octavo.interface.engine_config import SchedulerConfig
 from octavo.layers.attention import ForwardContext
 from octavo.models.base import CausalLM
+from octavo.models.state_reader import StateReader
 from octavo.worker.kv_cache import allocate_kv_cache
 from octavo.worker.prompt_logprobs import MAX_LOGITS_ROWS
 from octavo_kernels import AttentionMetadata, SamplingRows, SamplingTable
@@ -26,6 +28,8 @@ class DummySteps:
     scheduler: SchedulerConfig
     device: torch.device
     first_layer: int = 0  # of the layout's: the model's first one
+    reader: StateReader | None = None  # what guesses from the steps' states, and its first layer
+    readers_layer: int = 0
 
     def run_largest(self) -> None:
         """``max_num_batched_tokens`` tokens: one of each sequence but the last, whose prompt takes the rest. Prompts'
@@ -71,9 +75,18 @@ class DummySteps:
         ids = torch.zeros(tokens, dtype=torch.int64, device=device)
         positions = torch.arange(tokens, device=device) % min(longest, self.model.config.max_model_len)
         context = ForwardContext([metadata] * len(self.layout.groups), kv_cache.layers[self.first_layer :])
-        hidden = self.model(ids, positions, context)
+        deferred = self.model.begin(ids, positions, context)
+        hidden = self.model.finish(*deferred)
         rows = torch.arange(sampled, device=device)
-        logits = self.model.compute_logits(hidden[rows % tokens])
+        self._sample(self.model.compute_logits(hidden[rows % tokens]), rows)
+        if self.reader is not None:
+            context = replace(context, kv_caches=kv_cache.layers[self.readers_layer :])
+            states = self.reader.read(self.model, deferred, hidden)
+            states = self.reader.predict(ids, states, positions, context)
+            self._sample(self.reader.guess(states[rows % tokens], 0), rows)
+
+    def _sample(self, logits: Tensor, rows: Tensor) -> None:
+        sampled, device = len(rows), self.device
         table = SamplingTable(
             temperature=torch.ones(sampled, device=device),
             top_k=torch.full((sampled,), logits.shape[1], device=device),

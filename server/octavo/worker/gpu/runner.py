@@ -7,7 +7,9 @@ after the captured model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,18 +20,21 @@ from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import SchedulerOutput
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import DeferredHidden
-from octavo.models.base import CausalLM
+from octavo.models.base import CausalLM, Model
+from octavo.models.state_reader import StateReader
 from octavo.sample import devices
 from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.metadata import SamplerOutput, SamplingMetadata
 from octavo.sample.sampler import Sampler
 from octavo.worker.gpu.decode_graphs import DecodeGraphs
 from octavo.worker.gpu.device_batch import DeviceBatch
-from octavo.worker.gpu.device_drafter import DeviceDrafter
+from octavo.worker.gpu.device_drafter import DeviceDrafter, ModelDrafter, StateDrafter
 from octavo.worker.gpu.draft_graphs import DraftGraphs
 from octavo.worker.gpu.draft_plan import packed_plan, unpack_plan
 from octavo.worker.gpu.graphs import Capture, run_eagerly
 from octavo.worker.gpu.prefill_graphs import PrefillGraphs
+from octavo.worker.gpu.step_graphs import StepGraphs
+from octavo.worker.gpu.step_parts import StepParts
 from octavo.worker.host_copy import HostCopy
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.request_states import RequestStates
@@ -37,7 +42,7 @@ from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, Sa
 from octavo.worker.step_sizes import decode_sizes, draft_sizes, drafter_sizes, prefill_sizes
 from octavo.worker.verification import rounds_of
 
-DrafterParts = tuple[CausalLM, list[Tensor]]
+DrafterParts = tuple[Model, list[Tensor]]
 UNKNOWN = -1  # a token that the device has and the host not yet
 
 
@@ -45,6 +50,7 @@ class GPURunner:
     """A `DeviceRunner` whose steps may overlap: results are copied to the host when they are asked for."""
 
     recording_obstacle = None
+    states: Tensor | None = None
 
     def __init__(
         self,
@@ -62,22 +68,26 @@ class GPURunner:
         sizes = decode_sizes(config, model.row_multiple)
         num_drafts = config.speculative.num_speculative_tokens
         self.batch = DeviceBatch(requests.batch, sizes[-1], requests.device, num_drafts, drafter is not None)
-        self.decode_graphs = DecodeGraphs(
-            model, kv_caches, self.batch, requests.sampling, sizes, capture, keep_two=drafter is not None
-        )  # fmt: skip
+        parts = StepParts(model, kv_caches, self.batch, requests.sampling, capture)
+        self.drafter: DeviceDrafter | None = None
+        self._reader: StateDrafter | None = None  # the drafter, if it reads what the model computes
+        if drafter is not None:
+            own = replace(parts, model=drafter[0], kv_caches=drafter[1])
+            guesses = drafter_sizes(config, model.row_multiple)
+            if isinstance(drafter[0], StateReader):
+                largest = max(sizes + draft_sizes(config, model.row_multiple))
+                self.drafter = self._reader = StateDrafter(own, guesses, largest, requests.batch)
+            else:
+                self.drafter = ModelDrafter(own, guesses)
+        keeps_two = isinstance(self.drafter, ModelDrafter)
+        self.decode_graphs = DecodeGraphs(parts, sizes, keeps_two, self._reader)
         self.draft_graphs: DraftGraphs | None = None
         if sizes := draft_sizes(config, model.row_multiple):
-            max_num_seqs = config.scheduler.max_num_seqs
-            self.draft_graphs = DraftGraphs(
-                model, kv_caches, self.batch, requests.sampling, sizes, max_num_seqs, capture
-            )  # fmt: skip
+            self.draft_graphs = DraftGraphs(parts, sizes, config.scheduler.max_num_seqs, self._reader)
         self.prefill_graphs: PrefillGraphs | None = None
         if sizes := prefill_sizes(config):
             self.prefill_graphs = PrefillGraphs(model, kv_caches, requests.batch, sizes, requests.device, capture)
-        self.drafter: DeviceDrafter | None = None
-        if drafter is not None:
-            sizes = drafter_sizes(config, model.row_multiple)
-            self.drafter = DeviceDrafter(*drafter, self.batch, requests.sampling, sizes, capture)
+        self._read: Callable[[int], None] = _nothing  # has the drafter read the step under way
         # Rows of sequences that go on from what the device has sampled.
         self._sampled = np.zeros(len(requests.batch.num_computed), dtype=bool)
         # Rows by what their sampling needs beyond greedy and temperature.
@@ -123,6 +133,7 @@ class GPURunner:
         if self._can_capture_sampling(rows):
             sampler = self.decode_graphs.sampler_graph(size, not self._truncated.isdisjoint(rows))
         model.replay()
+        self._read_later(self.decode_graphs, size)
         count = len(sampled.rows)
         self._sampled[sampled.rows] = True
         if sampler is None:
@@ -152,6 +163,7 @@ class GPURunner:
         self._sampled[sampled.rows] = True
         model, total, rows = graphs.model_graph(size), int(counts.sum()), sampled.rows.tolist()
         model.replay()
+        self._read_later(graphs, size)
         if not self._can_capture_sampling(rows):
             logits = Logits(self.model.compute_logits(model.outputs[0])[:total])
             return self._verify(logits, sampled, drafts, model.outputs[1][:total])
@@ -191,17 +203,24 @@ class GPURunner:
             context = ForwardContext(inputs.metadata, self.kv_caches)
             hidden = self.model.begin(inputs.input_ids, inputs.positions, context)
         if self.drafter is not None:
-            self.drafter.read(inputs)
+            self._read = partial(self.drafter.read_inputs, inputs, self.model, hidden)
         return hidden
 
+    def _read_later(self, graphs: StepGraphs, size: int) -> None:
+        """Have a drafter that reads states read those of a captured step, once its tokens are sampled."""
+        if self._reader is not None:
+            readers = [graphs.reader_graph(size, number) for number in range(self._reader.num_reads)]
+            self._read = lambda number: readers[number].replay()
+
     def guess(self, step: SchedulerOutput) -> None:
-        """Have the drafter, if there is one, guess after ``step``."""
-        wanted = {req_id: count for req_id, count in step.num_draft_tokens.items() if count}
-        if self.drafter is None or not wanted:
+        """Have the drafter, if there is one, read ``step`` and guess what follows it."""
+        if self.drafter is None:
             return
+        read, self._read = self._read, _nothing
+        wanted = {req_id: count for req_id, count in step.num_draft_tokens.items() if count}
         rows = [self.requests.batch.row_of[req_id] for req_id in wanted]
         truncated = not self._truncated.isdisjoint(rows)
-        self.drafter.guess(np.array(rows, dtype=np.int64), max(wanted.values()), truncated)
+        self.drafter.guess(np.array(rows, dtype=np.int64), max(wanted.values(), default=0), truncated, read)
 
     def compute_logits(self, hidden: DeferredHidden, indices: np.ndarray) -> Tensor:
         """[len(indices), V] in the model's dtype."""
@@ -326,6 +345,10 @@ def _at(metadata: SamplingMetadata, positions: Tensor | None) -> SamplingMetadat
 
 def _take(bitmask: Tensor | None, which: np.ndarray) -> Tensor | None:
     return None if bitmask is None else bitmask[torch.from_numpy(which)]
+
+
+def _nothing(number: int) -> None:
+    """There is nothing to be read."""
 
 
 def _is_truncated(params: SamplingParams) -> bool:
