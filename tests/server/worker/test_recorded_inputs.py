@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.worker.cpu.recorded_steps import _Inputs
+from octavo.worker.cpu.recorded_steps import RecordedInputs
 from octavo.worker.input_batch import InputBatch, StepInputs
 
 SEQUENCES, LENGTH = 6, 50
@@ -18,7 +18,7 @@ def test_rows_are_filled_as_step_inputs_have_them(seed: int, groups: int, block_
     batch = InputBatch(SEQUENCES, LENGTH, block_size, groups)
     batch.token_ids[:] = rng.integers(0, 999, batch.token_ids.shape)
     batch.block_tables[:] = rng.integers(0, 99, batch.block_tables.shape)
-    ours, theirs = (_Inputs(SEQUENCES * 8, batch) for _ in range(2))
+    ours, theirs = (RecordedInputs(SEQUENCES * 8, batch) for _ in range(2))
     for _ in range(2):
         batch.num_computed[:] = rng.integers(0, LENGTH - 8, SEQUENCES)
         batch.num_kv_tokens[:] = rng.integers(0, LENGTH, SEQUENCES)
