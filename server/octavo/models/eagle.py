@@ -70,7 +70,7 @@ class EagleDecoder(Decoder):
 class EagleModel(StateReader, LlamaForCausalLM):
     """Of EAGLE-1 and 2."""
 
-    model: EagleDecoder  # type: ignore[assignment]
+    model: EagleDecoder
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"^model\.(?=lm_head\.)", ""),
         *LlamaForCausalLM.checkpoint_names,

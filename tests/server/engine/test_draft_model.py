@@ -135,6 +135,15 @@ def test_a_drafter_on_the_device_changes_nothing_either(case: str, tiny_checkpoi
             assert share >= ((0.6 if case == "few rows" else 1.0) if draft is path else 0)
 
 
+def test_windows_of_one_position_are_refused_on_the_device(tmp_path: Path) -> None:
+    """The drafter reads the last two tokens, of which such a window has passed one: its block may be another's."""
+    config, settings = FAMILIES["gemma2"]
+    make_model(config, settings | {"sliding_window": 1}).save_pretrained(tmp_path)
+    llm = drafting(tmp_path, tmp_path, 2)
+    with pytest.raises(ConfigError, match="needs windows of 2 positions or more on GPUs"):
+        overlapped(llm)
+
+
 def test_a_drafter_that_fails_costs_no_request(
     tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
