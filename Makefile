@@ -15,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo image setup serve test test-fast test-long test-smoke coverage lint format peers clients bench bench-client bench-speculation bench-routing claims bench-parts bench-gpu test-gpu cluster cluster-down test-cluster crd pins reference docs clean
+.PHONY: demo image setup serve test test-fast test-long test-smoke coverage lint format peers clients bench bench-client bench-speculation bench-routing claims bench-parts bench-gpu test-gpu test-ray cluster cluster-down test-cluster crd pins reference docs clean
 
 serve: $(VENV)/.serve  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
 	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
@@ -89,6 +89,12 @@ clients: setup  ## other people's clients of Python and JavaScript, installed ou
 	uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/support/clients/requirements.txt
 	cp tests/support/clients/package.json $(CLIENTS) && npm install --prefix $(CLIENTS) --no-audit --no-fund --silent
 	OCTAVO_CLIENTS=$(CLIENTS) python -m pytest tests/server/api/test_clients.py $(ARGS)
+
+RAY ?= $(HOME)/.cache/octavo/ray
+test-ray: setup  ## engines on a Ray cluster of two nodes; Ray is installed outside the tree
+	test -x $(RAY)/bin/python || uv venv --quiet --python $(BIN)/python $(RAY)
+	uv pip install --quiet --python $(RAY)/bin/python -r tests/support/ray.txt
+	OCTAVO_RAY=$(RAY) python -m pytest tests/server/executor/test_ray.py $(ARGS)
 
 bench: setup  ## our server against whichever peers are installed (20 minutes; ARGS=--quick: 3; ARGS=--files: files, --encoders)
 	python benchmarks/peers/compare.py $(ARGS)

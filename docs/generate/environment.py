@@ -10,14 +10,15 @@ from generate import markdown
 from generate.source import KERNELS, OPERATOR, SERVER, trees
 
 _NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
-# Names of os.sysconf, and variables that are set for processes of ours.
-_NOT_READ = re.compile(r"SC_.*|MALLOC_ARENA_MAX|TRANSFORMERS_VERBOSITY")
+# Names of os.sysconf and of Ray, and variables that are set for processes of ours.
+_NOT_READ = re.compile(r"SC_.*|MALLOC_ARENA_MAX|TRANSFORMERS_VERBOSITY|RAY_USAGE_STATS_ENABLED|STRICT_SPREAD")
 
 # name -> (default, meaning)
 ENGINE = {
     "OCTAVO_API_KEY": ("none", "API key that requests must present, where `--api-key` gives none."),
     "VLLM_API_KEY": ("none", "As OCTAVO_API_KEY, which comes first."),
     "OCTAVO_CLUSTER_TOKEN": ("none", "Secret by which the nodes of an engine know each other (`--nnodes`)."),
+    "RAY_ADDRESS": ("this machine's cluster", "Ray cluster of `--distributed-executor-backend ray`."),
     "OCTAVO_CACHE": (
         "`$XDG_CACHE_HOME/octavo`",
         "Folder for models that are not from Hugging Face, and for what is derived from files; after `--download-dir`.",

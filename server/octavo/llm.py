@@ -83,7 +83,7 @@ class LLM(PoolingMethods):
         config.model.generation_config.update(options.override_generation_config or {})
         if (cores := config.parallel.data_parallel_size) > 1:
             raise ConfigError(f"data_parallel_size {cores} is octavo serve's; give 1 here, or make that many LLMs")
-        if config.parallel.nnodes > 1:
+        if config.parallel.nnodes > 1 and config.parallel.distributed_executor_backend != "ray":
             raise ConfigError(f"nnodes {config.parallel.nnodes} is octavo serve's; give 1 here")
         self.engine = EngineCore(config)
         self.config = self.engine.config

@@ -64,11 +64,14 @@ def are_gone(pids: list[int], seconds: float = 10.0) -> bool:
 class Engine:
     """One `octavo serve` on a tiny model. A context manager; ready when entered."""
 
-    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None, port: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *flags: str, env: dict[str, str] | None = None, port: int | None = None,
+        python: str = sys.executable,
+    ) -> None:  # fmt: skip
         self.port, self.management_port = port or free_port(), free_port()
         self._log = folder / "log"
         self._command = [
-            sys.executable, "-m", "octavo.cli.main", "serve", str(tiny_model(folder / "model")),
+            python, "-m", "octavo.cli.main", "serve", str(tiny_model(folder / "model")),
             "--load-format", "dummy", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port),
             "--management-port", str(self.management_port), *flags,
         ]  # fmt: skip

@@ -51,7 +51,7 @@ def run(namespace: argparse.Namespace) -> int:
     if args.headless:
         return _run_node(engine_args, args)
     check_ports(args)
-    if engine_args.nnodes > 1:
+    if engine_args.nnodes > 1 and engine_args.distributed_executor_backend != "ray":
         cluster_token()
     setup_logging(args.log_level, args.log_format, process="api")
     # Importing torch takes the core longest of all: it begins at once, and what follows happens meanwhile.

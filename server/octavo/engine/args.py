@@ -13,6 +13,7 @@ from octavo.engine.draft_heads import draft_head
 from octavo.engine.kv_events_config import parse_kv_events_config
 from octavo.engine.speculative_config import parse_speculative_config
 from octavo.errors import ConfigError, ModelError
+from octavo.executor.ray_placement import check_ray
 from octavo.fetch.description import stored_dtype
 from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.pooler_config import load_pooler_config, max_sequence_length
@@ -37,7 +38,7 @@ _FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # alias: torch's n
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
 _FITTING_LENGTHS = (None, "auto", -1)
 MAX_RANKS = 48
-BACKENDS = ("mp", "uni")
+BACKENDS = ("mp", "ray", "uni")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -282,11 +283,25 @@ class EngineArgs:
             )
         if self.distributed_executor_backend == "uni" and ranks > 1:
             raise ConfigError(f"distributed_executor_backend uni is one process, and there are {ranks} ranks: give mp")
+        if self.distributed_executor_backend == "ray":
+            self._validate_ray()
         if self.pipeline_parallel_size > 1 and self._parse_speculative().is_on:
             raise ConfigError(
                 f"speculative_config does not work with pipeline_parallel_size {self.pipeline_parallel_size} yet: "
                 "leave one of them out"
             )
+
+    def _validate_ray(self) -> None:
+        check_ray()
+        if self.tensor_parallel_size == 1:
+            raise ConfigError(
+                "distributed_executor_backend ray places the ranks of tensor_parallel_size, and that is 1: leave it out"
+            )
+        for name, only in (("node_rank", 0), ("data_parallel_size", 1), ("pipeline_parallel_size", 1)):
+            if getattr(self, name) != only:
+                raise ConfigError(
+                    f"{name} {getattr(self, name)} does not go with distributed_executor_backend ray: give {only}"
+                )
 
     def _validate_nodes(self, at_least: Callable[[str, int], None]) -> None:
         at_least("nnodes", 1)

@@ -117,4 +117,6 @@ class CoreProcesses:
 def start_cores(args: EngineArgs) -> CoreProcess | CoreProcesses:
     """The processes of a server's engine."""
     ranks, cores = args.tensor_parallel_size * args.pipeline_parallel_size // args.nnodes, args.data_parallel_size
+    if args.distributed_executor_backend == "ray":  # which says where they are
+        return CoreProcess(1, ranks * args.nnodes)
     return CoreProcess(ranks, args.nnodes) if cores == 1 else CoreProcesses(cores, ranks)

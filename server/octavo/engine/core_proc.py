@@ -210,7 +210,7 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
 
     end = _End(channel)
     try:
-        ranks = start_ranks(config, heartbeat_fd, local)
+        config, ranks = start_ranks(config, heartbeat_fd, local)
         if ranks is not None:
             ranks.on_lost = end.on_lost
         core = EngineCore(config, ranks=ranks)

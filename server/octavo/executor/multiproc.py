@@ -9,6 +9,7 @@ from octavo.errors import OctavoError
 from octavo.executor.nodes import NodeRanks
 from octavo.executor.rank_processes import RankProcesses
 from octavo.executor.ranks import Ranks
+from octavo.executor.ray_placement import Placement
 from octavo.executor.remote import RemoteExecutor
 from octavo.executor.token_sums import TokenSum
 from octavo.executor.uniproc import Executor, UniProcExecutor
@@ -19,7 +20,8 @@ from octavo.system.channel import Kind
 
 def make_executor(config: EngineConfig, ranks: Ranks | None = None) -> Executor:
     """The executor that ``config`` asks for; ``ranks``: started already. Raises ConfigError and ModelError."""
-    ranks = ranks or start_ranks(config)
+    if ranks is None:
+        config, ranks = start_ranks(config)
     if ranks is None:
         return UniProcExecutor(config)
     if config.parallel.world_size == 1:
@@ -30,18 +32,30 @@ def make_executor(config: EngineConfig, ranks: Ranks | None = None) -> Executor:
 
 def start_ranks(
     config: EngineConfig, heartbeats: int | None = None, local: RankProcesses | None = None
-) -> Ranks | None:
-    """The processes that the engine has beside its own; None: none. ``heartbeats``: see `RankProcesses`; ``local``:
-    those here that are started already. Raises ConfigError."""
+) -> tuple[EngineConfig, Ranks | None]:
+    """The processes that the engine has beside its own (None: none), and ``config`` with where Ray has placed them.
+    ``heartbeats``: see `RankProcesses`; ``local``: those here that are started already. Raises ConfigError."""
+    placement: Placement | None = None
+    if config.parallel.distributed_executor_backend == "ray":
+        placement = Placement(config)
+        config = placement.config
     parallel = config.parallel
     count = parallel.ranks_per_node
     if count > 1 and local is None:
         local = RankProcesses(range(1, count), heartbeats)
     if parallel.nnodes > 1:
-        return NodeRanks(config, heartbeats, local)
+        try:
+            return config, NodeRanks(config, heartbeats, local, placement)
+        except BaseException:
+            for started in (local, placement):
+                if started is not None:
+                    started.close()
+            raise
     if parallel.world_size == 1 and parallel.distributed_executor_backend == "mp":
-        return RankProcesses(range(1), heartbeats)
-    return local
+        local = RankProcesses(range(1), heartbeats)
+    if placement is not None and local is not None:
+        local.on_close = placement.close
+    return config, local
 
 
 class MultiprocExecutor(UniProcExecutor):

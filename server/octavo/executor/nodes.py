@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.errors import ConfigError
 from octavo.executor.rank_processes import RankProcesses
@@ -101,6 +101,19 @@ class NodeRank:
     close = end
 
 
+class Placement(Protocol):
+    """Whoever starts the other nodes; see `octavo.executor.ray_placement.Placement`."""
+
+    token: str
+    problem: str | None
+
+    def place(self) -> None:
+        """Start them."""
+
+    def close(self) -> None:
+        """End them."""
+
+
 class NodeRanks(Ranks):
     """The ranks on other nodes, and those beside rank 0. Listens at the configured address until all have come."""
 
@@ -109,12 +122,15 @@ class NodeRanks(Ranks):
         config: EngineConfig,
         heartbeats: int | None = None,
         local: RankProcesses | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        """``heartbeats``: see `RankProcesses`; ``local``: beside rank 0, if there are any. Raises ConfigError where the
-        token is missing or the port is taken."""
+        """``heartbeats``: see `RankProcesses`; ``local``: beside rank 0, if there are any; ``placement``: starts the
+        other nodes. Raises ConfigError where the token is missing, the port is taken, or Ray cannot start a node."""
         super().__init__(config.parallel.world_size)
         self._num_nodes, self._local = config.parallel.nnodes, local
-        self._token, self._fingerprint = cluster_token(), fingerprint(config)
+        self._placement = placement
+        self._token = placement.token.encode() if placement is not None else cluster_token()
+        self._fingerprint = fingerprint(config)
         self._address = config.parallel.master_addr, config.parallel.master_port
         self._joined: dict[tuple[int, str], SignedChannel] = {}
         self._has_said: set[int] = set()  # ranks whose configuration is as here
@@ -139,6 +155,8 @@ class NodeRanks(Ranks):
 
     def _start(self) -> None:
         logger.info("waiting for %d other nodes at %s:%d", self._num_nodes - 1, *self._address)
+        if self._placement is not None:
+            self._placement.place()
         with self._listener:
             self._wait_for_nodes()
         if self._local is not None:
@@ -157,6 +175,8 @@ class NodeRanks(Ranks):
         self._listener.settimeout(WATCH_SECONDS)
         running, told = 0, 0
         while len(self._has_said) < self._num_nodes - 1:
+            if self._placement is not None and self._placement.problem is not None:
+                raise ConfigError(self._placement.problem)
             with suppress(TimeoutError):
                 sock, _ = self._listener.accept()
                 if running < _MOST_HANDSHAKES:
@@ -214,5 +234,6 @@ class NodeRanks(Ranks):
     def close(self) -> None:
         """See `Ranks`."""
         super().close()
-        if self._local is not None:
-            self._local.close()
+        for started in (self._local, self._placement):
+            if started is not None:
+                started.close()

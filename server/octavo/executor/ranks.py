@@ -70,6 +70,7 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.size = size
         self.lost: str | None = None  # why the ranks can compute no further step
+        self.on_close: Callable[[], None] | None = None
         self.on_lost: Callable[[str], None] | None = None  # called then, once, by the thread that watches
         self.place: Place | None = None  # of rank 0
         self.timeout = float("inf")  # seconds for a step
@@ -230,6 +231,8 @@ class Ranks:
         self._closed.set()
         for rank in self._ranks:
             rank.close()
+        if self.on_close is not None:
+            self.on_close()
 
 
 def _state(rank: Watched) -> str:

@@ -68,7 +68,8 @@ ENGINE_HELP = {
     "node_rank": "Number of this machine; all but 0 are --headless",
     "master_addr": "Address of node 0, on which it listens for the others",
     "master_port": "Port there",
-    "distributed_executor_backend": "mp: the model is computed in processes of its own, a single rank too; uni: "
+    "distributed_executor_backend": "mp: the model is computed in processes of its own, a single rank too; ray: ranks "
+    "are placed on a Ray cluster, over --nnodes of its nodes or as few as can be; uni: "
     "within the engine's process (default: the first rank within it, the others in their own)",
     "hf_overrides": "Fields of config.json to be read with other values, as a JSON object",
     "kv_events_config": "Publish what the prefix cache gains and loses over ZeroMQ, in vLLM's form, as a JSON object: "
