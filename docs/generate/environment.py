@@ -17,6 +17,7 @@ _NOT_READ = re.compile(r"SC_.*|MALLOC_ARENA_MAX|TRANSFORMERS_VERBOSITY|RAY_USAGE
 ENGINE = {
     "OCTAVO_API_KEY": ("none", "API key that requests must present, where `--api-key` gives none."),
     "VLLM_API_KEY": ("none", "As OCTAVO_API_KEY, which comes first."),
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": ("none", "1 or true: `--allow-runtime-lora-updating`, with `--enable-lora`."),
     "OCTAVO_CLUSTER_TOKEN": ("none", "Secret by which the nodes of an engine know each other (`--nnodes`)."),
     "RAY_ADDRESS": ("this machine's cluster", "Ray cluster of `--distributed-executor-backend ray`."),
     "OCTAVO_CACHE": (

@@ -18,6 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from octavo_kernels.adapters import AdapterTable
 from octavo_kernels.attention_metadata import AttentionMetadata, DecodeStep
 from octavo_kernels.dense import DenseWeight
 from octavo_kernels.dispatch import (
@@ -38,6 +39,7 @@ from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows,
 from octavo_kernels.scaled_weight import ScaledWeight
 
 __all__ = [
+    "AdapterTable",
     "AttentionMetadata",
     "BackendUnavailableError",
     "Constraints",
@@ -77,6 +79,9 @@ __all__ = [
     "latent_queries",
     "layer_norm",
     "linear",
+    "lora_expand_",
+    "lora_gather",
+    "lora_shrink",
     "match_rms_",
     "mix_streams",
     "moe_row_counts",
@@ -209,6 +214,27 @@ def sparsify_(x: Tensor, factor: float) -> None:
     """``max(0, x - mean - factor * deviation)`` in place, with the mean and the standard deviation of each row of ``x
     [T, I]``, which may be some columns of a wider tensor."""
     backend_for(x).sparsify_(x, factor)
+
+
+# ---- low-rank adapters: row t has the one in slot ``slots[t]`` int32 [T] of a layer's `AdapterTable`, none below 0
+
+
+def lora_shrink(x: Tensor, table: AdapterTable, slots: Tensor) -> Tensor:
+    """``A x`` of each row of ``x [T, K]``: float32 ``[T, table.width]``, of which a row's adapter of rank R defines the
+    first ``parts R``; sums in float32."""
+    return backend_for(x).lora_shrink(x, table, slots)
+
+
+def lora_gather(ids: Tensor, table: AdapterTable, slots: Tensor, first: int, count: int) -> Tensor:
+    """The same of an embedding: columns ``ids`` int64 [T] of A, which holds ``first`` and the ``count - 1`` ids after
+    it; 0 for others."""
+    return backend_for(ids).lora_gather(ids, table, slots, first, count)
+
+
+def lora_expand_(y: Tensor, h: Tensor, table: AdapterTable, slots: Tensor) -> None:
+    """Add ``B h`` to each row of ``y [T, N]``, with ``h`` as `lora_shrink` makes it; sums in float32, rounded once.
+    Rows without an adapter keep their bits."""
+    backend_for(y).lora_expand_(y, h, table, slots)
 
 
 def rope_and_cache(

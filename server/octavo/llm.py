@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.engine import vllm_arguments
+from octavo.engine.adapters import OfflineAdapters
 from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import ConfigError
+from octavo.interface.adapters import Adapter, LoRARequest
 from octavo.interface.messages import EngineCoreRequest, SchedulerStats, SpecDecodeStats
 from octavo.interface.outputs import RequestOutput
 from octavo.interface.pooling_params import check_generates
@@ -93,6 +95,7 @@ class LLM(PoolingMethods):
         self._chat_template = options.chat_template
         self._input = InputProcessor(self.config, self.tokenizer, options.max_logprobs, options.strict_json_schema)
         self._output = OutputProcessor(self.tokenizer)
+        self._adapters = OfflineAdapters(self.engine)
         self._ids = itertools.count()
         self.totals = Totals()
         self._finished: Counts[str] = Counts()
@@ -166,24 +169,26 @@ class LLM(PoolingMethods):
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt: text, ``{"prompt": text}``, ``{"prompt_token_ids": ids}`` or a list of ids.
 
-        Returns one RequestOutput a prompt, in their order. Raises ValueError, naming the field, before anything runs
-        when a prompt or its parameters cannot be served.
+        ``lora_request``: the LoRA adapter of all prompts, or of each (None: the model as it is). Returns one
+        RequestOutput a prompt, in their order. Raises ValueError, naming the field, before anything runs when a prompt
+        or its parameters cannot be served, ModelError for an adapter that cannot be used.
         """
         check_generates(self._input.pooler)
         many: list[Any] = [prompts] if is_one_prompt(prompts) else list(prompts)
         params = self._params_for(sampling_params, len(many))
         if priority is not None and len(priority) != len(many):
             raise ValueError(f"priority has {len(priority)} entries for {len(many)} prompts")
+        adapters = self._adapters_for(lora_request, len(many))
         requests = []
         for i, (prompt, one) in enumerate(zip(many, params, strict=True)):
             one = dataclasses.replace(one)
             one.output_kind = RequestOutputKind.FINAL_ONLY
-            requests.append(
-                self._input.process(str(next(self._ids)), prompt, one, priority=priority[i] if priority else 0)
-            )
+            rank = priority[i] if priority else 0
+            requests.append(self._input.process(str(next(self._ids)), prompt, one, priority=rank, adapter=adapters[i]))
         return self._run(requests, [_text_of(prompt) for prompt in many], use_tqdm)
 
     def chat(
@@ -197,6 +202,7 @@ class LLM(PoolingMethods):
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template."""
         check_generates(self._input.pooler)
@@ -214,7 +220,7 @@ class LLM(PoolingMethods):
                 **(chat_template_kwargs or {}),
             )
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def _params_for(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:
@@ -224,6 +230,15 @@ class LLM(PoolingMethods):
         if len(given) != count:
             raise ValueError(f"sampling_params has {len(given)} entries for {count} prompts")
         return list(given)
+
+    def _adapters_for(
+        self, given: LoRARequest | Sequence[LoRARequest | None] | None, count: int
+    ) -> list[Adapter | None]:
+        if given is None or isinstance(given, LoRARequest):
+            return [None if given is None else self._adapters.find(given)] * count
+        if len(given) != count:
+            raise ValueError(f"lora_request has {len(given)} entries for {count} prompts")
+        return [None if one is None else self._adapters.find(one) for one in given]
 
     def _run(
         self, requests: list[EngineCoreRequest], texts: list[str | None], show_progress: bool

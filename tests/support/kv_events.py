@@ -40,7 +40,7 @@ class CacheMirror:
         size = self._block_size
         assert len(event.tokens) == size * len(event.hashes)
         assert event.parent is None or event.cache_salt is None
-        parent = root_hash(event.cache_salt) if event.parent is None else event.parent
+        parent = root_hash(event.cache_salt, event.adapter) if event.parent is None else event.parent
         for i, own in enumerate(event.hashes):
             assert own == block_hash(parent, event.tokens[i * size : (i + 1) * size])
             parent = own

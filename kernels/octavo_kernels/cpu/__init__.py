@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from octavo_kernels.cpu.adapters import lora_expand_, lora_gather, lora_shrink
 from octavo_kernels.cpu.attention import (
     attention_problem,
     copy_blocks,
@@ -89,6 +90,9 @@ __all__ = [
     "latent_queries",
     "layer_norm",
     "linear",
+    "lora_expand_",
+    "lora_gather",
+    "lora_shrink",
     "match_rms_",
     "mix_streams",
     "moe_row_counts",

@@ -71,6 +71,9 @@ _OPS = {
     "all_reduce": (40, "PPqqqRqqq"),
     "all_gather": (41, "PPPPqqqRqqqq"),
     "best_of_ranks": (42, "PPPPPqqqRqq"),
+    "lora_shrink": (43, "PPPPPR" + "q" * 6),
+    "lora_gather": (44, "PPPPPR" + "q" * 4),
+    "lora_expand": (45, "P" * 6 + "R" + "q" * 5),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from octavo_kernels.reference.adapters import lora_expand_, lora_gather, lora_shrink
 from octavo_kernels.reference.attention import copy_blocks, paged_attention, rope_and_cache
 from octavo_kernels.reference.decode_step import decode_inputs
 from octavo_kernels.reference.dense import dense_embedding, dense_linear
@@ -57,6 +58,9 @@ __all__ = [
     "latent_queries",
     "layer_norm",
     "linear",
+    "lora_expand_",
+    "lora_gather",
+    "lora_shrink",
     "match_rms_",
     "mix_streams",
     "moe_row_counts",

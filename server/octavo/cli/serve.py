@@ -44,6 +44,7 @@ def run(namespace: argparse.Namespace) -> int:
     args.api_key = args.api_key or _keys_from_environment()
     args.check()
     engine_args._validate()
+    _check_adapters(engine_args, args)
     if args.headless != (engine_args.node_rank > 0):
         raise ConfigError(f"node_rank {engine_args.node_rank}: --headless is for all nodes but 0, which serves")
     for name in (engine_args.model, engine_args.tokenizer):
@@ -74,6 +75,19 @@ def _run_node(engine_args: EngineArgs, args: ServerArgs) -> int:
     answer_probes(state, args, bind(args))
     run_headless(engine_args.create_engine_config(), state)
     return 1  # it ends with node 0 only
+
+
+def _check_adapters(engine_args: EngineArgs, args: ServerArgs) -> None:
+    """Raises ConfigError for options about LoRA adapters that need one that is not given."""
+    if not engine_args.enable_lora:
+        given = [name for name in ("lora_modules", "lora_dir", "allow_runtime_lora_updating") if getattr(args, name)]
+        if given:
+            raise ConfigError(f"{given[0]} needs --enable-lora: give both, or neither")
+        return
+    if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true"):
+        args.allow_runtime_lora_updating = True
+    if args.lora_dir is not None and not args.allow_runtime_lora_updating:
+        raise ConfigError("lora_dir needs --allow-runtime-lora-updating: give both, or neither")
 
 
 def _keys_from_environment() -> list[str]:

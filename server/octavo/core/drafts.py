@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from octavo.core.draft_lengths import NO_EVIDENCE, DraftLengths
 from octavo.core.draft_waits import DraftWaits
-from octavo.core.prefix_hash import root_hash
+from octavo.core.prefix_hash import root_of
 from octavo.core.request import Request
 from octavo.core.worker_drafts import WorkerDrafts
 from octavo.interface.messages import SpecDecodeStats
@@ -164,7 +164,7 @@ class Drafts:
         try:
             if req_id not in self._started:
                 self._started.add(req_id)
-                scope = root_hash(request.core_request.cache_salt)  # as of the prefix cache
+                scope = root_of(request.core_request)  # as of the prefix cache
                 self._drafter.start(req_id, scope, request.num_prompt_tokens)
             proposed = self._drafter.propose(req_id, request.all_token_ids, most)[:most]
             known = [type(token) is int and 0 <= token < self._vocab_size for token in proposed]

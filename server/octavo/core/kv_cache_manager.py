@@ -10,7 +10,7 @@ from functools import partial
 from octavo.core.block_pool import BlockPool, KVCacheBlock
 from octavo.core.kv_events import KVEventLog
 from octavo.core.kv_group_managers import FullAttentionManager, make_manager
-from octavo.core.prefix_hash import block_hash, root_hash
+from octavo.core.prefix_hash import block_hash, root_of
 from octavo.core.request import NO_LIMIT, Request
 
 
@@ -251,7 +251,8 @@ class KVCacheManager:
                     self.pool.index(block, group.key(parent), tokens, key)
                     if self.pool.events is not None and block.block_hash == key:  # no other block offers it already
                         salt = None if i else request.core_request.cache_salt
-                        self.pool.events.add((g, own_hash, parent if i else None, tokens, salt))
+                        adapter = request.adapter.key if request.adapter is not None else None
+                        self.pool.events.add((g, own_hash, parent if i else None, tokens, salt, adapter))
         table.num_hashed_blocks = max(num_full, table.num_hashed_blocks)
         if not table.partial_indexed and request.num_confirmed_tokens >= request.num_prompt_tokens:
             table.partial_indexed = True
@@ -280,7 +281,7 @@ class KVCacheManager:
     def _parent_hash(self, request: Request, index: int) -> bytes:
         if index:
             return self._hash(request, index - 1)
-        return root_hash(request.core_request.cache_salt)
+        return root_of(request.core_request)
 
     # -- allocation --------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ class BlockStored:
     parent: bytes | None  # of the first block; None: it begins a sequence
     tokens: list[int]  # of all the blocks
     cache_salt: str | None  # of a sequence that begins here
+    adapter: str | None = None  # the key of the sequence's LoRA adapter
 
 
 @dataclass(slots=True)
@@ -33,9 +34,9 @@ class AllBlocksCleared:
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
-# A block that was stored (group, its hash, the one before or None, tokens, cache_salt), the key of one that was removed
-# (`FullAttentionManager.key`), or None: all were. To keep that costs a step next to nothing.
-LogEntry = tuple[int, bytes, bytes | None, tuple[int, ...], str | None] | bytes | None
+# A block that was stored (group, its hash, the one before or None, tokens, cache_salt, adapter), the key of one that
+# was removed (`FullAttentionManager.key`), or None: all were. To keep that costs a step next to nothing.
+LogEntry = tuple[int, bytes, bytes | None, tuple[int, ...], str | None, str | None] | bytes | None
 
 
 class KVEventLog:
@@ -69,12 +70,12 @@ def merge_events(entries: Iterable[LogEntry]) -> list[KVEvent]:
             else:
                 events.append(BlockRemoved(group, [own]))
         else:
-            group, own, parent, tokens, salt = entry
+            group, own, parent, tokens, salt, adapter = entry
             run = runs.get(group)
             if run is not None and parent is not None and run.hashes[-1] == parent:
                 run.hashes.append(own)
                 run.tokens += tokens
             else:
-                runs[group] = BlockStored(group, [own], parent, list(tokens), salt)
+                runs[group] = BlockStored(group, [own], parent, list(tokens), salt, adapter)
                 events.append(runs[group])
     return events

@@ -61,8 +61,8 @@ class Request:
     """
 
     __slots__ = (
-        "all_token_ids", "block_hashes", "core_request", "eos_token_ids", "epoch", "grammar", "index", "max_tokens",
-        "num_cached_tokens", "num_computed_tokens", "num_confirmed_tokens", "num_drafts", "num_kv_tokens",
+        "adapter", "all_token_ids", "block_hashes", "core_request", "eos_token_ids", "epoch", "grammar", "index",
+        "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_confirmed_tokens", "num_drafts", "num_kv_tokens",
         "num_output_placeholders", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens", "num_rejected",
         "pooling", "req_id", "request_id", "sampling_params", "scheduled_time", "status", "stop_reason",
         "stop_token_ids",
@@ -84,6 +84,7 @@ class Request:
         self.stop_token_ids = self.eos_token_ids | frozenset(params.stop_token_ids)
         self.pooling = core_request.pooling
         self.grammar = core_request.grammar
+        self.adapter = core_request.adapter
 
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None

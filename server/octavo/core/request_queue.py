@@ -19,8 +19,8 @@ class RequestQueue(Protocol):
     def add_front(self, request: Request) -> None:
         """Queue a preempted sequence or a forked sample, before new ones."""
 
-    def peek(self) -> Request:
-        """The next sequence; the queue must not be empty."""
+    def peek(self) -> Request | None:
+        """The next sequence; the queue must not be empty. None: none of them can start."""
 
     def pop(self) -> Request:
         """Take the next sequence out."""
@@ -107,6 +107,6 @@ class PriorityRequestQueue:
         return iter(sorted(self._present.values()))
 
 
-def make_request_queue(policy: str) -> RequestQueue:
+def make_request_queue(policy: str) -> FCFSRequestQueue | PriorityRequestQueue:
     """The queue of a SchedulerConfig.policy, "fcfs" or "priority"."""
     return PriorityRequestQueue() if policy == "priority" else FCFSRequestQueue()

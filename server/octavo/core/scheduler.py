@@ -11,15 +11,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from octavo.core.adapters import AdapterQueue, AdapterSlots, check_adapters
 from octavo.core.drafts import Drafts, num_sampled_rows
 from octavo.core.integrity import check_integrity
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
 from octavo.core.request import Request, RequestStatus
-from octavo.core.request_queue import make_request_queue
+from octavo.core.request_queue import RequestQueue, make_request_queue
 from octavo.core.results import ResultProcessor, ScheduledSequence, make_output
 from octavo.core.sample_groups import SampleGroups
+from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -59,11 +61,16 @@ class Scheduler:
     """Owns every unfinished sequence and the KV cache manager."""
 
     def __init__(
-        self, config: SchedulerConfig, kv: KVCacheManager, drafts: Drafts | None = None, num_stages: int = 1
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        drafts: Drafts | None = None,
+        num_stages: int = 1,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """``drafts``: None for no speculation. ``num_stages``: of a pipeline, which has a step in flight for each, none
-        with a sequence that another one decodes; there is no speculation then. Raises ValueError when one sequence of
-        ``max_model_len`` would not fit: alone, it could never finish."""
+        with a sequence that another one decodes; there is no speculation then. ``adapters``: None for no LoRA adapters.
+        Raises ValueError when one sequence of ``max_model_len`` would not fit: alone, it could never finish."""
         needed = kv.most_blocks(config.max_model_len)
         if needed > kv.pool.num_usable_blocks:
             raise ValueError(
@@ -73,7 +80,10 @@ class Scheduler:
         self.config = config
         self.kv = kv
         self.requests: dict[str, Request] = {}
-        self.waiting = make_request_queue(config.policy)
+        self.waiting: RequestQueue = make_request_queue(config.policy)
+        self.adapters = adapters or AdapterSlots(0)
+        if adapters is not None:
+            self.waiting = AdapterQueue(self.waiting, adapters, lambda: self._step_id)
         self.running: dict[str, Request] = {}
         self.counters = _Counters()
         self._prefilling: dict[str, Request] = {}  # running, with known tokens not yet scheduled
@@ -102,6 +112,7 @@ class Scheduler:
             )
         group = self._groups.add(core_request)
         self.requests.update(group.sequences)
+        self.adapters.add(core_request.adapter, len(group.sequences))
         self.waiting.add(group.leader)
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> list[EngineCoreOutput]:
@@ -113,6 +124,12 @@ class Scheduler:
                 outputs.append(make_output(request))
         return outputs
 
+    def finish_adapter(self, adapter: Adapter, error: str) -> list[EngineCoreOutput]:
+        """End all sequences of an adapter that cannot be used."""
+        ended = {r.request_id for r in self.requests.values() if r.adapter is not None and r.adapter.key == adapter.key}
+        outputs = self.finish_requests(ended, RequestStatus.FINISHED_ERROR)
+        return [replace(output, error=error, error_param="model") for output in outputs]
+
     def finish_sample(self, request_id: str, index: int, status: RequestStatus) -> None:
         """End one of the ``n`` sequences of a request (its text matched a stop string). Unknown ones are ignored."""
         request = self.requests.get(f"{index}#{request_id}")
@@ -122,19 +139,25 @@ class Scheduler:
     def _finish(self, request: Request, status: RequestStatus) -> None:
         """Take one sequence out of the queues and free what it holds."""
         if request.req_id in self.running:
-            del self.running[request.req_id]
-            self._prefilling.pop(request.req_id, None)
-            self._finished_req_ids.append(request.req_id)
+            self._stop(request)
         elif self._groups.is_queued(request):
             self.waiting.remove(request)
         request.status = status
         self.kv.free(request)
         del self.requests[request.req_id]
+        self.adapters.end(request.adapter)
         if self._drafts is not None:
             self._drafts.forget(request)
         leader = self._groups.remove(request)
         if leader is not None:
             self.waiting.add_front(leader)
+
+    def _stop(self, request: Request) -> None:
+        """Take a running sequence's row away."""
+        del self.running[request.req_id]
+        self._prefilling.pop(request.req_id, None)
+        self._finished_req_ids.append(request.req_id)
+        self.adapters.stop(request.adapter)
 
     def has_request(self, request_id: str) -> bool:
         """Whether a request of that id is unfinished."""
@@ -288,9 +311,7 @@ class Scheduler:
                 victim.num_drafts -= len(scheduled.drafts)
             step.changed.pop(victim.req_id, None)
             step.copies.pop(victim.req_id, None)
-        del self.running[victim.req_id]
-        self._prefilling.pop(victim.req_id, None)
-        self._finished_req_ids.append(victim.req_id)
+        self._stop(victim)
         if self._drafts is not None:
             self._drafts.drop(victim)
         victim.status = RequestStatus.PREEMPTED
@@ -312,7 +333,7 @@ class Scheduler:
         step.reserved = sum(self.kv.missing_blocks(request) for request in self._prefilling.values())
         while step.budget > 0 and len(self.waiting) and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
-            if request.num_output_placeholders:
+            if request is None or request.num_output_placeholders:
                 break  # preempted while a token of it was in flight: the next update brings it
             if self._admit(step, request):
                 continue
@@ -350,6 +371,7 @@ class Scheduler:
                 num_kv_tokens=request.num_kv_tokens,
                 pooling=request.pooling,
                 grammar=request.grammar,
+                adapter_slot=self.adapters.start(request.adapter),
             )
         )
         self._schedule_tokens(step, request, self._num_schedulable(request, step.budget), allocation)
@@ -427,6 +449,7 @@ class Scheduler:
         if self._drafts is not None and self._drafts.num_lookahead:
             output.num_draft_tokens = self._wanted_drafts(step, self._drafts)
         output.block_copies = [pair for pairs in step.copies.values() for pair in pairs]
+        output.adapters = self.adapters.take_placed()
         output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
         self._in_flight.append(list(step.scheduled.values()))
         self._step_id += 1
@@ -472,6 +495,7 @@ class Scheduler:
     def make_stats(self) -> SchedulerStats:
         """Gauges now, and counters since the last call."""
         counters, self.counters = self.counters, _Counters()
+        running, waiting = self.adapters.names() if self.adapters.num_slots else (None, None)
         return SchedulerStats(
             num_running_reqs=len(self.running),
             num_waiting_reqs=self.num_waiting,
@@ -480,6 +504,8 @@ class Scheduler:
             prefix_cache_hits=counters.prefix_cache_hits,
             num_preemptions=counters.num_preemptions,
             spec_decode=self._drafts.take_stats() if self._drafts is not None else None,
+            running_adapters=running,
+            waiting_adapters=waiting,
         )
 
     def check_integrity(self) -> None:
@@ -487,3 +513,4 @@ class Scheduler:
         assert len(self.running) <= self.config.max_num_seqs, "more run than max_num_seqs"
         waiting = {request.req_id for request in self.waiting}
         check_integrity(self.kv, self._groups, self.requests, self.running, waiting, self._prefilling.keys())
+        check_adapters(self.adapters, self.requests.values(), self.running.values())

@@ -23,6 +23,7 @@ from octavo.interface.engine_config import (
     HEAD_METHODS,
     CacheConfig,
     EngineConfig,
+    LoRAConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -39,6 +40,7 @@ ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
 _FITTING_LENGTHS = (None, "auto", -1)
 MAX_RANKS = 48
 BACKENDS = ("mp", "ray", "uni")
+MAX_LORA_RANK = 512
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -86,6 +88,10 @@ class EngineArgs:
     speculative_config: dict[str, Any] | None = None  # see `SpeculativeConfig`
     speculative_model: str | None = None  # the draft model of such a configuration, as older versions of vLLM name it
     num_speculative_tokens: int | None = None  # and its number of tokens
+    enable_lora: bool = False
+    max_loras: int | None = None  # see `LoRAConfig`, whose defaults hold
+    max_lora_rank: int | None = None
+    max_cpu_loras: int | None = None  # None: as max_loras
 
     @classmethod
     def field_names(cls) -> set[str]:
@@ -163,7 +169,37 @@ class EngineArgs:
             kv_events=parse_kv_events_config(self.kv_events_config),
             speculative=self._speculative(model),
             parallel=self._parallel(model),
+            lora=self._lora(model),
         )
+
+    def _lora(self, model: ModelConfig) -> LoRAConfig | None:
+        given = [name for name in ("max_loras", "max_lora_rank", "max_cpu_loras") if getattr(self, name) is not None]
+        if not self.enable_lora:
+            if given:
+                raise ConfigError(f"{given[0]} needs enable_lora: give both, or neither")
+            return None
+        if model.is_encoder:
+            raise ConfigError(
+                f"enable_lora: {model.model} generates no text, and adapters of encoders are not supported"
+            )
+        if self.pipeline_parallel_size > 1:
+            raise ConfigError("enable_lora with pipeline_parallel_size above 1 is not supported yet: give 1")
+        backend = self.distributed_executor_backend
+        if backend == "ray" or (backend == "mp" and self.tensor_parallel_size == 1):
+            raise ConfigError(
+                f"enable_lora with distributed_executor_backend {backend} is not supported yet for "
+                f"{self.tensor_parallel_size} ranks: leave one of them out"
+            )
+        method = self._parse_speculative().method
+        if method in ("mtp", *HEAD_METHODS):
+            raise ConfigError(f"enable_lora with speculation by {method} is not supported yet: leave one of them out")
+        if self.nnodes > 1:
+            raise ConfigError("enable_lora on several nodes is not supported yet: give nnodes 1, or leave it out")
+        slots, default = self.max_loras or 1, LoRAConfig()
+        in_memory = self.max_cpu_loras or slots
+        if in_memory < slots:
+            raise ConfigError(f"max_cpu_loras ({in_memory}) must be at least max_loras ({slots})")
+        return LoRAConfig(slots, self.max_lora_rank or default.max_lora_rank, in_memory)
 
     def _parallel(self, model: ModelConfig) -> ParallelConfig:
         heads, ranks = model.num_heads, self.tensor_parallel_size
@@ -325,6 +361,12 @@ class EngineArgs:
         if self.nnodes > 1 and self.data_parallel_size > 1:
             raise ConfigError("data_parallel_size above 1 on several nodes is not supported yet: give 1")
 
+    def _validate_adapters(self, at_least: Callable[[str, int], None]) -> None:
+        for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
+            at_least(name, 1)
+        if self.max_lora_rank is not None and self.max_lora_rank > MAX_LORA_RANK:
+            raise ConfigError(f"max_lora_rank must be at most {MAX_LORA_RANK}, got {self.max_lora_rank}")
+
     def _validate(self) -> None:
         def at_least(name: str, low: int) -> None:
             value = getattr(self, name)
@@ -357,6 +399,7 @@ class EngineArgs:
             )
         self._validate_ranks()
         at_least("distributed_timeout_seconds", 1)
+        self._validate_adapters(at_least)
         self._validate_nodes(at_least)
         at_least("max_num_seqs", 1)
         at_least("max_num_batched_tokens", 1)

@@ -16,7 +16,8 @@ from octavo.engine.core_launcher import CoreProcess, CoreProcesses
 from octavo.engine.data_parallel import CoreClients
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState
-from octavo.errors import EngineDeadError
+from octavo.errors import EngineDeadError, ModelError
+from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.interface.outputs import RequestOutput
@@ -181,6 +182,15 @@ class AsyncLLM:
         except Exception:
             self.output_processor.abort_requests([request.request_id])
             raise
+
+    async def load_adapter(self, adapter: Adapter) -> Adapter:
+        """Read an adapter, which is returned with its digest. Raises ModelError, EngineDeadError."""
+        if self.dead is not None:
+            raise self.dead
+        answer = await self.client.load_adapter(adapter)
+        if answer.error is not None:
+            raise ModelError(answer.error)
+        return answer.adapter
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests, wherever they are; unknown or finished ones are ignored."""

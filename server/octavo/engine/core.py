@@ -6,10 +6,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.core.adapters import AdapterSlots
 from octavo.core.draft_lengths import DraftLengths
 from octavo.core.drafts import Drafter, Drafts
 from octavo.core.encoder_scheduler import EncoderScheduler
@@ -18,10 +19,11 @@ from octavo.core.kv_events import KVEventLog
 from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
 from octavo.core.worker_drafts import WorkerDrafts
-from octavo.errors import ConfigError, DeviceLostError
+from octavo.errors import ConfigError, DeviceLostError, OctavoError
 from octavo.executor.multiproc import make_executor
 from octavo.executor.ranks import Ranks
-from octavo.executor.uniproc import Executor
+from octavo.executor.uniproc import Executor, UniProcExecutor
+from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig, KVEventsConfig, SpeculativeConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
@@ -65,7 +67,8 @@ class EngineCore:
             )  # fmt: skip
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1)
             stages = self.config.parallel.pipeline_parallel_size
-            self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts, stages)
+            slots = AdapterSlots(self.config.lora.max_loras) if self.config.lora is not None else None
+            self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts, stages, slots)
             if self._kv_events is not None and cache.enable_prefix_caching:
                 self._kv_events.start([group.window for group in layout.groups])
                 self._kv_event_log = kv.log_events()
@@ -74,11 +77,14 @@ class EngineCore:
         self.num_steps = 0
         self._preparing: dict[str, _Preparing] = {}  # requests whose grammar is being compiled
         self._grammars: dict[str, Future[None]] = {}  # of unfinished requests
+        self._loading: dict[Adapter, Future[Adapter]] = {}  # adapters that have a slot and are not in memory yet
         self._pending: list[EngineCoreOutput] = []  # of requests that ended outside of steps, for the next step
         self._in_flight: deque[tuple[SchedulerOutput, PendingOutput]] = deque()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValueError when it can never run or its id is in use."""
+        if request.adapter is not None and self.config.lora is None:
+            raise ValueError(f"model {request.adapter.name!r}: the engine runs without LoRA adapters (enable_lora)")
         if request.request_id in self._preparing:
             raise ValueError(f"request_id {request.request_id!r} is already in use by an unfinished request")
         if request.grammar is not None:
@@ -107,6 +113,13 @@ class EngineCore:
         self.scheduler.finish_sample(request_id, index, RequestStatus.FINISHED_STOPPED)
         self._release_grammars()
         self._publish_kv_events()
+
+    def load_adapter(self, adapter: Adapter) -> Future[Adapter]:
+        """Read an adapter in the background, and check it; see `UniProcExecutor.load_adapter`."""
+        if self.config.lora is None:
+            raise ValueError("the engine runs without LoRA adapters (enable_lora)")
+        assert isinstance(self.executor, UniProcExecutor)  # others are refused, see `EngineArgs`
+        return self.executor.load_adapter(adapter)
 
     def check_grammar(self, grammar: str) -> None:
         """Wait until a grammar is compiled; it stays cached for a while. Raises ValueError when it cannot be used."""
@@ -157,6 +170,8 @@ class EngineCore:
         started = time.perf_counter()
         if self._grammars:
             self._poll_grammars()
+        if self.config.lora is not None:
+            self._poll_adapters()
         outputs, self._pending = self._pending, []
         taken: SchedulerOutput | None = None
         while taken is None:
@@ -174,6 +189,8 @@ class EngineCore:
         self._publish_kv_events()
         if taken is None and not outputs and self._grammars:
             self.executor.poll_grammars(0.01)  # idle until a grammar is compiled
+        if taken is None and not outputs and self._loading:
+            wait(self._loading.values(), 0.01, FIRST_COMPLETED)
         stats = self.scheduler.make_stats()
         stats.num_prompt_tokens = taken.num_prompt_tokens if taken else 0
         stats.num_generation_tokens = sum(len(output.new_token_ids) for output in outputs)
@@ -184,6 +201,26 @@ class EngineCore:
             self._drafts.observe_drafting(sum(map(len, output.draft_token_ids.values())), output.draft_seconds)
         stats.recording_obstacle = self.executor.recording_obstacle
         return EngineCoreOutputs(outputs, stats, time.time())
+
+    def _poll_adapters(self) -> None:
+        """Have adapters loaded that have got a slot; end the requests of one that cannot be."""
+        assert isinstance(self.scheduler, Scheduler)
+        slots = self.scheduler.adapters
+        for adapter in slots.take_wanted():
+            self._loading[adapter] = self.load_adapter(adapter)
+        for adapter, future in list(self._loading.items()):
+            if not future.done():
+                continue
+            del self._loading[adapter]
+            try:
+                future.result()
+            except Exception as error:
+                if not isinstance(error, OctavoError):
+                    logger.exception("adapter %r could not be loaded", adapter.name)
+                slots.failed(adapter)
+                self._pending += self.scheduler.finish_adapter(adapter, str(error))
+            else:
+                slots.loaded(adapter)
 
     def _poll_grammars(self) -> None:
         """Queue requests whose grammar is compiled, end those whose grammar cannot be used."""

@@ -17,6 +17,7 @@ from octavo.engine.block_map import read_block_map
 from octavo.engine.core_launcher import CoreProcess
 from octavo.engine.output_codec import decode_outputs
 from octavo.errors import EngineDeadError, OctavoError
+from octavo.interface.adapters import Adapter, AdapterAnswer
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest
 from octavo.system.channel import Frames, Kind, frame
@@ -65,6 +66,8 @@ class CoreClient(asyncio.Protocol):
         self._decode_ready = msgspec.msgpack.Decoder(CoreReady).decode
         self._frames = Frames()
         self._asked: deque[asyncio.Future[list[list[int]]]] = deque()  # answers come in the order of the questions
+        self._decode_adapter = msgspec.msgpack.Decoder(AdapterAnswer).decode
+        self._adapters: deque[asyncio.Future[AdapterAnswer]] = deque()  # asked for; answers come in that order, too
         self._transport: asyncio.Transport | None = None
         self._closed = asyncio.Event()  # the core has closed its end, and everything it sent has been read
         self.exit_code: int | None = None
@@ -99,6 +102,13 @@ class CoreClient(asyncio.Protocol):
         answer: asyncio.Future[list[list[int]]] = self._loop.create_future()
         self._send(Kind.BLOCKS_OF, request_id)
         self._asked.append(answer)
+        return await answer
+
+    async def load_adapter(self, adapter: Adapter) -> AdapterAnswer:
+        """Have the core read an adapter, and check it."""
+        answer: asyncio.Future[AdapterAnswer] = self._loop.create_future()
+        self._send(Kind.LOAD_ADAPTER, adapter)
+        self._adapters.append(answer)
         return await answer
 
     def _send(self, kind: Kind, message: Any) -> None:
@@ -148,6 +158,10 @@ class CoreClient(asyncio.Protocol):
             answer = self._asked.popleft()
             if not answer.done():
                 answer.set_result(self._decode_blocks(payload))
+        elif kind is Kind.ADAPTER:
+            loaded = self._adapters.popleft()
+            if not loaded.done():
+                loaded.set_result(self._decode_adapter(payload))
         elif kind is Kind.READY:
             self._ready.set_result(self._decode_ready(payload))
         elif not self._ready.done():
@@ -166,7 +180,8 @@ class CoreClient(asyncio.Protocol):
     async def _end(self, code: int) -> None:
         await self._closed.wait()
         self.exit_code = code
-        for answer in self._asked:
+        unanswered: list[asyncio.Future[Any]] = [*self._asked, *self._adapters]
+        for answer in unanswered:
             if not answer.done():
                 answer.set_exception(EngineDeadError(f"the engine core {describe_exit(code)}; see its log"))
         if not self._ready.done():

@@ -18,7 +18,10 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +36,7 @@ from octavo.system.parent import die_with_parent, read_line_from_stdin
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
+    from octavo.interface.adapters import Adapter
     from octavo.interface.messages import EngineCoreOutputs
 
 logger = logging.getLogger(__name__)
@@ -49,6 +53,7 @@ class CoreProc:
         import msgspec
 
         from octavo.engine.output_codec import encode_outputs
+        from octavo.interface.adapters import Adapter
         from octavo.interface.messages import EngineCoreRequest
 
         self._core = core
@@ -57,6 +62,8 @@ class CoreProc:
         self._decode_add = msgspec.msgpack.Decoder(EngineCoreRequest).decode
         self._decode_ids = msgspec.msgpack.Decoder(list[str]).decode
         self._decode_samples = msgspec.msgpack.Decoder(list[tuple[str, int]]).decode
+        self._decode_adapter = msgspec.msgpack.Decoder(Adapter).decode
+        self._adapters: deque[tuple[Adapter, Future[Adapter]]] = deque()  # being read, in the order of the questions
         self._decode_any = msgspec.msgpack.Decoder().decode
         self._encode_outputs, self._encode = encode_outputs, msgspec.msgpack.Encoder().encode
         self.busy = False
@@ -69,7 +76,7 @@ class CoreProc:
 
         core = self._core
         while True:
-            if not core.has_unfinished_requests():
+            if not core.has_unfinished_requests() and not self._adapters:
                 if self.busy:  # the final counts
                     self._send(EngineCoreOutputs(stats=core.scheduler.make_stats(), timestamp=time.time()))
                 self.busy = False
@@ -81,6 +88,8 @@ class CoreProc:
                     self._handle(kind, payload)
             except EOFError:
                 return
+            if self._adapters:
+                self._answer_adapters(wait=not core.has_unfinished_requests())
             if core.has_unfinished_requests():
                 num_steps = core.num_steps
                 self._send(core.step())
@@ -99,6 +108,22 @@ class CoreProc:
         if time.monotonic() - self._last_check > CHECK_SECONDS:
             self._checked, self._last_check = False, time.monotonic()
 
+    def _answer_adapters(self, wait: bool) -> None:
+        """Tell of adapters that have been read; wait a little for the next one if there is nothing else to do."""
+        from octavo.interface.adapters import AdapterAnswer
+
+        if wait:
+            wait_for([self._adapters[0][1]], 0.01)
+        while self._adapters and self._adapters[0][1].done():
+            adapter, future = self._adapters.popleft()
+            try:
+                answer = AdapterAnswer(future.result())
+            except Exception as error:
+                if not isinstance(error, OctavoError):
+                    logger.exception("adapter %r could not be loaded", adapter.name)
+                answer = AdapterAnswer(adapter, str(error) or type(error).__name__)
+            self._channel.send(Kind.ADAPTER, self._encode(answer))
+
     def _send(self, results: EngineCoreOutputs) -> None:
         self._channel.send(Kind.OUTPUTS, self._encode_outputs(results))
 
@@ -112,6 +137,9 @@ class CoreProc:
             elif kind is Kind.FINISH_SAMPLES:
                 for sample_of, index in self._decode_samples(payload):
                     self._core.finish_sample(sample_of, index)
+            elif kind is Kind.LOAD_ADAPTER:
+                adapter = self._decode_adapter(payload)
+                self._adapters.append((adapter, self._core.load_adapter(adapter)))
             elif kind is Kind.BLOCKS_OF:
                 self._channel.send(Kind.BLOCKS, self._encode(self._core.block_ids(self._decode_any(payload))))
             else:

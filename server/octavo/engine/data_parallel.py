@@ -11,6 +11,7 @@ from functools import partial
 
 from octavo.engine.core_client import CoreClient, CoreReady
 from octavo.engine.core_launcher import CoreProcesses
+from octavo.interface.adapters import Adapter, AdapterAnswer
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.system.heartbeat import Heartbeat
 
@@ -133,6 +134,11 @@ class CoreClients:
         before = sum(len(client.read_block_map()) for client in self._clients[:core])
         return [[block + before for block in blocks] for blocks in await self._clients[core].block_ids(request_id)]
 
+    async def load_adapter(self, adapter: Adapter) -> AdapterAnswer:
+        """See `CoreClient`: by all of them."""
+        answers = await asyncio.gather(*(client.load_adapter(adapter) for client in self._clients))
+        return next((answer for answer in answers if answer.error is not None), answers[0])
+
     def _take(self, core: int, outputs: EngineCoreOutputs) -> None:
         self.loads.observe(outputs.outputs)
         if outputs.stats is not None:
@@ -142,6 +148,8 @@ class CoreClients:
                 num_running_reqs=sum(stats.num_running_reqs for stats in self._stats),
                 num_waiting_reqs=sum(stats.num_waiting_reqs for stats in self._stats),
                 kv_cache_usage=sum(stats.kv_cache_usage for stats in self._stats) / len(self._stats),
+                running_adapters=_names([stats.running_adapters for stats in self._stats]),
+                waiting_adapters=_names([stats.waiting_adapters for stats in self._stats]),
             )
         self._on_outputs(outputs)
 
@@ -154,6 +162,12 @@ class CoreClients:
         """End all cores."""
         for client in self._clients:
             client.close(grace)
+
+
+def _names(of_cores: list[list[str] | None]) -> list[str] | None:
+    """Each once; None where there are no adapters."""
+    known = [names for names in of_cores if names is not None]
+    return [*dict.fromkeys(name for names in known for name in names)] if known else None
 
 
 class _Heartbeats:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.pooling import Pooling
@@ -74,6 +75,7 @@ class InputProcessor:
         truncation_side: str = "left",
         grammar: str | None = None,
         grammar_field: str | None = None,
+        adapter: Adapter | None = None,
     ) -> EngineCoreRequest:
         """Check a request and prepare it for the core. Raises ValueError.
 
@@ -107,6 +109,7 @@ class InputProcessor:
             cache_salt=salt,
             grammar=grammar,
             grammar_field=grammar_field or "structured_outputs",
+            adapter=adapter,
         )
 
     def process_pooling(

@@ -18,7 +18,7 @@ class _Stored(msgspec.Struct, tag="BlockStored", omit_defaults=True, gc=False):
     block_size: int
     lora_id: None
     medium: str
-    lora_name: None
+    lora_name: str | None
     extra_keys: list[tuple[str] | None] | None = None  # of each block; a cache_salt goes with a sequence's first block
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
@@ -60,7 +60,7 @@ def _message(event: KVEvent, windows: Sequence[int | None]) -> _Stored | _Remove
             block_size=len(event.tokens) // len(event.hashes),
             lora_id=None,
             medium=MEDIUM,
-            lora_name=None,
+            lora_name=None if event.adapter is None else event.adapter.rpartition("@")[0],
             extra_keys=_extra_keys(event),
             group_idx=event.group,
             kv_cache_spec_kind="full_attention" if window is None else "sliding_window",

@@ -84,7 +84,7 @@ NO_EFFECT: dict[str, tuple[int | str, str]] = {
 
 # Features that are not supported yet -> their arguments. None, False, 0 and empty values are accepted.
 _FEATURES = {
-    "LoRA adapters": "enable_lora enable_lora_bias lora_modules max_loras max_lora_rank max_cpu_loras lora_dtype "
+    "a variant of LoRA adapters": "enable_lora_bias lora_dtype "
     "lora_extra_vocab_size fully_sharded_loras default_mm_loras specialize_active_lora enable_tower_connector_lora "
     "long_lora_scaling_factors qlora_adapter_name_or_path enable_prompt_adapter prompt_adapters max_prompt_adapters "
     "max_prompt_adapter_token",

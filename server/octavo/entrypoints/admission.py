@@ -5,23 +5,36 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.adapters import current_adapter
+from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.state import Phase, ServerState
 from octavo.metrics.prometheus import REJECTED_QUEUE_FULL
 
+_SHOWN = 20  # adapters that an error names
 # Whether the current request came before the drain began, or over a connection that did: it is not refused.
 before_drain: ContextVar[bool] = ContextVar("before_drain", default=False)
 
 
-def check_model(state: ServerState, name: str | None) -> None:
-    """Raises a 404 for a name that is not served; ``x:latest``, Ollama's way to write it, is ``x``."""
-    if name is not None and name not in state.model_names and name.removesuffix(":latest") not in state.model_names:
+def check_model(state: ServerState, name: str | None, generates: bool = True) -> None:
+    """Raises a 404 for a name that is not served; ``x:latest``, Ollama's way to write it, is ``x``. The request is for
+    the adapter of that name, if there is one: a 400 where it generates no text."""
+    current_adapter.set(None)
+    if name is None or name in state.model_names or name.removesuffix(":latest") in state.model_names:
+        return
+    served = state.adapters[name] or state.adapters[name.removesuffix(":latest")]
+    if served is None:
+        names = [*state.model_names, *(one.adapter.name for one in state.adapters.all()[:_SHOWN])]
         raise APIError(
             404,
-            f"model {name[:200]!r} does not exist; this server serves {', '.join(map(repr, state.model_names))}",
+            f"model {name[:200]!r} does not exist; this server serves {', '.join(map(repr, names))}",
             param="model",
             code="model_not_found",
         )
+    if not generates:
+        raise bad_request(
+            f"model {name!r} is an adapter, and adapters generate text; ask {state.model_name!r}", "model"
+        )
+    current_adapter.set(served.adapter)
 
 
 def claim_id(state: ServerState, request_id: str) -> None:

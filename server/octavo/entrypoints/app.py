@@ -177,6 +177,13 @@ WORK_OPERATIONS = (
     Operation("GET", "/v1/models", models.list_models, "The models served", answer=ModelList),
     Operation("GET", "/v1/models/{model_id:path}", models.retrieve_model, "One of them", answer=ModelCard),
     Operation(
+        "POST", "/v1/load_lora_adapter", models.load_adapter, "Serve a LoRA adapter, if the server allows it",
+        body=models.LoadAdapterRequest,
+    ),
+    Operation(
+        "POST", "/v1/unload_lora_adapter", models.unload_adapter, "Serve it no more", body=models.UnloadAdapterRequest
+    ),
+    Operation(
         "POST", "/tokenize", tokenization.tokenize, "Token ids of a text or a conversation",
         body=tokenization.TokenizeRequest, answer=tokenization.TokenizeResponse,
     ),

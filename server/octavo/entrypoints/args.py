@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.text.chat_template import check_variables
+
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,255}")
 
 
 @dataclass
@@ -41,6 +45,9 @@ class ServerArgs:
     strict_json_schema: bool = True  # a schema's objects have no other properties, unless it allows them
     reasoning_parser: str | None = None  # None: reasoning stays in the content
     embedding_pooling: str | None = None  # None: as the model's files say, "mean" where they say nothing
+    lora_modules: list[str] = field(default_factory=list)  # name=path, or a JSON object
+    lora_dir: str | None = None  # below it lies what requests may load
+    allow_runtime_lora_updating: bool = False
     root_path: str = ""
     disable_fastapi_docs: bool = False
     allowed_origins: list[str] = field(default_factory=lambda: ["*"])
@@ -77,5 +84,27 @@ class ServerArgs:
             check_variables(self.default_chat_template_kwargs, "default_chat_template_kwargs")
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        for module in self.lora_modules:
+            parse_module(module)
         if any(not key for key in self.api_key):
             raise ConfigError("api_key must not be empty; omit it to serve without a key")
+
+
+def parse_module(text: str) -> tuple[str, str, str | None]:
+    """Name, path and base model of one value of --lora-modules: ``name=path``, or a JSON object with these. Raises
+    ConfigError."""
+    base = None
+    if text.startswith("{"):
+        try:
+            given = json.loads(text)
+            name, path, base = given["name"], given["path"], given.get("base_model_name")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            name = path = None
+    else:
+        name, _, path = text.partition("=")
+    if not isinstance(name, str) or not isinstance(path, str) or not path or not ADAPTER_NAME.fullmatch(name):
+        raise ConfigError(
+            f'lora_modules must be name=path or {{"name": ..., "path": ...}}, got {text[:200]!r}; a name has letters, '
+            "digits and ._:@/+=~-"
+        )
+    return name, path, base if isinstance(base, str) else None

@@ -5,23 +5,73 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct
+from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
-from octavo.entrypoints.admission import check_model
+from octavo.entrypoints.adapters import ServedAdapter
+from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.anthropic.models import AnthropicModel, anthropic_model, page_of
-from octavo.entrypoints.errors import is_anthropic
+from octavo.entrypoints.errors import APIError, bad_request, is_anthropic
 from octavo.entrypoints.openai.responses import ModelCard, ModelList
 from octavo.entrypoints.state import ServerState, state_of
+from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON
 from octavo.interface.sampling_params import recommended_sampling
 from octavo.version import __version__
+
+
+class LoadAdapterRequest(BaseModel):
+    """The body of /v1/load_lora_adapter; fields that are not known are ignored, as vLLM does."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False  # replace an adapter of that name
+
+
+class UnloadAdapterRequest(BaseModel):
+    """The body of /v1/unload_lora_adapter."""
+
+    lora_name: str
+
+
+async def load_adapter(request: Request) -> Response:
+    """Handle POST /v1/load_lora_adapter. Returns once requests may name the adapter."""
+    state = _updating(request)
+    body = await read_body(request, LoadAdapterRequest, state)
+    await state.adapters.load(body.lora_name, body.lora_path, body.load_inplace)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+async def unload_adapter(request: Request) -> Response:
+    """Handle POST /v1/unload_lora_adapter. Requests under way end as they would have."""
+    state = _updating(request)
+    body = await read_body(request, UnloadAdapterRequest, state)
+    state.adapters.unload(body.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _updating(request: Request) -> ServerState:
+    """The server's state, where adapters may come and go. Raises a 403."""
+    state = state_of(request)
+    if not state.args.allow_runtime_lora_updating:
+        raise APIError(403, "adapters cannot be changed here: the server runs without --allow-runtime-lora-updating")
+    check_serving(state)
+    if state.engine.config.lora is None:
+        raise bad_request("the server runs without LoRA adapters (--enable-lora)")
+    return state
 
 
 def _card(state: ServerState, name: str) -> ModelCard:
     config = state.engine.config
     sampling = recommended_sampling(config.model.generation_config)
     return ModelCard(name, state.created, config.model.model, config.scheduler.max_model_len, sampling)
+
+
+def _adapter_card(state: ServerState, served: ServedAdapter) -> ModelCard:
+    card = _card(state, served.adapter.name)
+    card.created, card.root, card.parent = served.created, served.adapter.path, served.base or state.model_name
+    return card
 
 
 class Props(Struct):
@@ -58,12 +108,17 @@ async def list_models(request: Request) -> Response:
     """Handle GET /v1/models, in Anthropic's form for its clients."""
     state = state_of(request)
     if is_anthropic(request.scope):
-        return JSON(page_of([_anthropic_card(state, name) for name in state.model_names]))
-    return JSON(ModelList([_card(state, name) for name in state.model_names]))
+        names = [*state.model_names, *(served.adapter.name for served in state.adapters.all())]
+        return JSON(page_of([_anthropic_card(state, name) for name in names]))
+    cards = [_card(state, name) for name in state.model_names]
+    return JSON(ModelList([*cards, *(_adapter_card(state, served) for served in state.adapters.all())]))
 
 
 async def retrieve_model(request: Request) -> Response:
     """Handle GET /v1/models/{id}, in Anthropic's form for its clients."""
     state, name = state_of(request), request.path_params["model_id"]
     check_model(state, name)
-    return JSON(_anthropic_card(state, name) if is_anthropic(request.scope) else _card(state, name))
+    if is_anthropic(request.scope):
+        return JSON(_anthropic_card(state, name))
+    served = state.adapters[name]
+    return JSON(_card(state, name) if served is None else _adapter_card(state, served))

@@ -117,7 +117,8 @@ def _state_limits(schema: dict[str, Any], state: ServerState, clamped: frozenset
     vocab_size, longest = config.model.vocab_size, config.scheduler.max_model_len - 1
     token = {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
     if "model" in properties:
-        properties["model"] = {"anyOf": [{"enum": state.model_names}, {"type": "null"}], "default": None}
+        models = [*state.model_names, *(served.adapter.name for served in state.adapters.all())]
+        properties["model"] = {"anyOf": [{"enum": models}, {"type": "null"}], "default": None}
     for name in ("stop_token_ids", "allowed_token_ids", "tokens"):
         for option in _options(properties, name, "array"):
             option["items"] = token

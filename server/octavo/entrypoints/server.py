@@ -139,6 +139,7 @@ async def become_ready(engine: AsyncLLM, state: ServerState) -> None:
     ready = await engine.wait_ready()
     state.metrics.record_cache(engine.config, ready.num_blocks, ready.blocks_of_longest)
     state.metrics.record_memory(ready.weight_bytes, ready.memory_shares)
+    await state.adapters.load_modules(state.args.lora_modules)
     state.phase = Phase.SERVING
     for phase, seconds in ready.phases.items():
         logger.info("the core's %s took %.2f s", phase, seconds)

@@ -13,6 +13,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from octavo.engine.async_llm import AsyncLLM
+from octavo.entrypoints.adapters import Adapters, current_adapter
 from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
@@ -50,6 +51,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.model_names = served_names(self.engine.config, self.args)
+        self.adapters = Adapters(self.engine, self.args.lora_dir, self.model_names)
         self.fingerprint = system_fingerprint(self.engine.config)
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_n = max(MAX_N, max_num_seqs)
@@ -69,6 +71,12 @@ class ServerState:
     def has_ended(self) -> bool:
         """Whether the core has."""
         return self.engine.dead is not None
+
+    @property
+    def answering_name(self) -> str:
+        """The name in the response to the current request: its adapter's, where it has one."""
+        adapter = current_adapter.get()
+        return self.model_name if adapter is None else adapter.name
 
     def why_not_alive(self) -> str | None:
         """Why the liveness probe fails; None if it does not, or while the model is loading."""

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.core.kv_groups import KVCacheLayout
+from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.step import PendingOutput, SchedulerOutput
 
@@ -102,6 +103,12 @@ class UniProcExecutor:
         except RuntimeError:
             return True
         return False
+
+    def load_adapter(self, adapter: Adapter) -> Future[Adapter]:
+        """Read a LoRA adapter in the background; the future has it with its digest. It raises ModelError for one that
+        cannot be used."""
+        assert self.worker.adapters is not None
+        return self.worker.adapters.load(adapter)
 
     def prepare_grammar(self, grammar: str) -> Future[None]:
         """Compile in the background."""

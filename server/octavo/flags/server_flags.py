@@ -48,6 +48,11 @@ SERVER_HELP = {
     "(default: none; reasoning stays in the content)",
     "embedding_pooling": "Pooling of /v1/embeddings for requests that set none (default: as the model's own files say, "
     "else mean)",
+    "lora_modules": "LoRA adapters to serve beside the model, each as name=folder, or as JSON: "
+    '{"name": "sql", "path": "/adapters/sql"}',
+    "lora_dir": "Folder below which /v1/load_lora_adapter may load adapters (default: none, it loads nothing)",
+    "allow_runtime_lora_updating": "Allow /v1/load_lora_adapter and /v1/unload_lora_adapter "
+    "(VLLM_ALLOW_RUNTIME_LORA_UPDATING sets it too)",
     "root_path": "Path prefix under which a proxy publishes the server",
     "allowed_origins": "CORS: origins that browsers may call from",
     "allowed_methods": "CORS: methods that browsers may use",

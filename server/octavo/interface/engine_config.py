@@ -38,6 +38,12 @@ class ModelConfig:
         return self.architecture in ENCODERS
 
     @property
+    def is_all_float32(self) -> bool:
+        """Whether weights and activations are in float32, unless weights have a form of their own."""
+        plain = self.dtype_is_asked or self.files.format != "gguf"
+        return self.dtype == "float32" and self.weight_dtype is None and plain
+
+    @property
     def num_labels(self) -> int:
         """Classes of a classification head."""
         return len(self.pooler.labels)
@@ -217,6 +223,15 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True)
+class LoRAConfig:
+    """How many LoRA adapters there may be beside a model; vLLM's names and defaults."""
+
+    max_loras: int = 1  # in one step
+    max_lora_rank: int = 16
+    max_cpu_loras: int = 1  # in memory
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Everything that the core process needs to know."""
 
@@ -232,6 +247,7 @@ class EngineConfig:
     kv_events: KVEventsConfig = field(default_factory=KVEventsConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    lora: LoRAConfig | None = None  # None: no adapters
 
     @property
     def drafter(self) -> EngineConfig | None:
@@ -239,7 +255,7 @@ class EngineConfig:
         draft = self.speculative.draft
         if draft is None:
             return None
-        return replace(self, model=draft, speculative=SpeculativeConfig(), parallel=ParallelConfig())
+        return replace(self, model=draft, speculative=SpeculativeConfig(), parallel=ParallelConfig(), lora=None)
 
     def with_max_model_len(self, max_model_len: int) -> EngineConfig:
         """The same for sequences of up to ``max_model_len`` tokens."""
@@ -269,5 +285,6 @@ class EngineConfig:
                 "kv_events": KVEventsConfig(**data["kv_events"]),
                 "speculative": SpeculativeConfig(**speculative),
                 "parallel": ParallelConfig(**data["parallel"]),
+                "lora": LoRAConfig(**data["lora"]) if data["lora"] is not None else None,
             }
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from octavo.interface.adapters import Adapter
 from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams
 
@@ -25,6 +26,7 @@ class EngineCoreRequest:
     grammar_field: str = "structured_outputs"  # in which the user asked for it: errors name that
     pooling: Pooling | None = None  # return a vector, or classes, instead of tokens
     token_types: list[int] | None = None  # of an encoder's pair of texts; None: all 0
+    adapter: Adapter | None = None  # None: the model as it is
 
 
 @dataclass
@@ -123,6 +125,8 @@ class SchedulerStats:
     step_time: float = 0.0  # seconds
     recording_obstacle: str | None = None  # what keeps a CPU's steps from being recorded
     spec_decode: SpecDecodeStats | None = None  # None: no speculation
+    running_adapters: list[str] | None = None  # names of those with running sequences; None: no adapters
+    waiting_adapters: list[str] | None = None  # and of those with waiting ones
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from octavo.interface.adapters import Adapter
 from octavo.interface.messages import LogprobsLists
 from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams
@@ -26,6 +27,7 @@ class NewRequestData:
     grammar: str | None = None
     pooling: Pooling | None = None
     token_types: list[int] | None = None  # of an encoder's pair of texts; None: all 0
+    adapter_slot: int = -1  # of its LoRA adapter; -1: it has none
 
 
 @dataclass
@@ -58,6 +60,7 @@ class SchedulerOutput:
     # With several stages: the token before, sampled by the last one, of those that decode and are not new
     last_token_ids: dict[str, int] = field(default_factory=dict)
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst), before anything is written
+    adapters: dict[int, Adapter] = field(default_factory=dict)  # to be brought into slots before anything is computed
     finished_req_ids: list[str] = field(default_factory=list)  # rows to drop before anything else, preempted ones too
     total_num_scheduled_tokens: int = 0
     num_prompt_tokens: int = 0  # of the total: those of prompts (recomputed ones included)

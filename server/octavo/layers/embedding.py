@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
+from octavo.layers.adapters import LayerAdapters
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
 from octavo.layers.quantization.base import LinearBase, Shard
@@ -32,6 +33,7 @@ class VocabParallelEmbedding(nn.Module):
         self.weight: nn.Parameter | None = nn.Parameter(torch.empty(rows, hidden_size), requires_grad=False)
         self.dtype = torch.get_default_dtype()
         self.is_for_head = False  # alone: on the last stage of a pipeline, which embeds no tokens
+        self.adapters: LayerAdapters | None = None  # that rows may have
         self._packed: list[LinearBase] = []  # filled from the same tensor; in a list it is not registered
 
     def tie(self, head: LinearBase) -> None:
@@ -53,10 +55,14 @@ class VocabParallelEmbedding(nn.Module):
         (on one rank, of a table of its own)."""
         first = None if self.tp.size == 1 else self.shard.rows.start
         if self.weight is not None:
-            return self.tp.all_reduce(octavo_kernels.embedding(input_ids, self.weight[skip:], first))
-        method = self._packed[0].method
-        assert isinstance(method, PackedMethod)
-        return self.tp.all_reduce(method.embed(input_ids, self.dtype, first))
+            rows = octavo_kernels.embedding(input_ids, self.weight[skip:], first)
+        else:
+            method = self._packed[0].method
+            assert isinstance(method, PackedMethod)
+            rows = method.embed(input_ids, self.dtype, first)
+        if self.adapters is not None and self.adapters.are_in_use and not skip:
+            self.adapters.add_rows_(rows, input_ids, self.shard.rows)
+        return self.tp.all_reduce(rows)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """The table, and what a tied head makes of the same tensor for itself."""
@@ -136,7 +142,8 @@ class ParallelLMHead(LinearBase):
 
     def find_best(self, hidden: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The logits, undefined unless ``wants_logits`` int64 [1] is set when they are computed, and their `argmax`."""
-        if self.scale == 1.0 and self.bias is None and isinstance(self.method, QuantizedRowsMethod):
+        is_plain = self.scale == 1.0 and self.bias is None and not (self.adapters and self.adapters.are_in_use)
+        if is_plain and isinstance(self.method, QuantizedRowsMethod):
             found = self.method.find_best(hidden, wants_logits) if self.shards[0].num_rows else None
             if found is not None:
                 logits, index, best = found
@@ -162,7 +169,7 @@ class ParallelLMHead(LinearBase):
         """This rank's logits, before they are capped."""
         if self.scale != 1.0:
             hidden = octavo_kernels.scale(hidden, self.scale)
-        return self.method.apply(self, hidden, self.bias)
+        return self.product(hidden, self.bias)
 
     def _capped(self, logits: Tensor) -> Tensor:
         return logits if self.softcap is None else octavo_kernels.scale(logits, 1.0, self.softcap)

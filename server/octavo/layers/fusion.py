@@ -6,6 +6,7 @@ a pass over the rows for each. Layers and models say nothing of it; here are the
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 from torch import nn
@@ -19,26 +20,30 @@ from octavo.layers.quantization.base import LinearBase
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 
 
-def fuse_neighbours(model: nn.Module) -> None:
-    """Connect the layers of a loaded model: the numbers of terms are final when all weights are there."""
+def fuse_neighbours(model: nn.Module, apart: Collection[nn.Module] = ()) -> None:
+    """Connect the layers of a loaded model: the numbers of terms are final when all weights are there. The layers
+    ``apart`` get rows as they are besides, and their products are wanted as they are."""
     for module in model.modules():
         if isinstance(module, PreNormDecoderLayer):
             if isinstance(module.self_attn, SelfAttention):
-                _fuse_norm(module.input_layernorm, module.self_attn.input_proj)
+                _fuse_norm(module.input_layernorm, module.self_attn.input_proj, apart)
             if isinstance(module.mlp, GatedMLP):
-                _fuse_norm(module.post_attention_layernorm, module.mlp.gate_up_proj)
+                _fuse_norm(module.post_attention_layernorm, module.mlp.gate_up_proj, apart)
         elif isinstance(module, GatedMLP):
-            _fuse_gate(module)
+            _fuse_gate(module, apart)
 
 
-def _fuse_norm(norm: nn.Module, linear: LinearBase) -> None:
+def _fuse_norm(norm: nn.Module, linear: LinearBase, apart: Collection[nn.Module]) -> None:
     if isinstance(norm, RMSNorm) and isinstance(linear.method, QuantizedRowsMethod) and _takes_rows(linear.method):
-        norm.activation_terms = linear.method.activation_terms
+        norm.activation_terms, norm.keeps_rows = linear.method.activation_terms, linear in apart
 
 
-def _fuse_gate(mlp: GatedMLP) -> None:
+def _fuse_gate(mlp: GatedMLP, apart: Collection[nn.Module]) -> None:
     gate_up, down = mlp.gate_up_proj.method, mlp.down_proj.method
+    mlp.fused = None
     if mlp.act is not octavo_kernels.silu_and_mul or mlp.down_proj.gathers:
+        return
+    if mlp.gate_up_proj in apart or mlp.down_proj in apart:
         return
     if isinstance(gate_up, QuantizedRowsMethod) and isinstance(down, QuantizedRowsMethod) and _takes_rows(down):
         mlp.fused = partial(gate_up.apply_gated, mlp.gate_up_proj, terms=down.activation_terms)

@@ -38,7 +38,7 @@ class _Projection(LinearBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, columns]``; returns ``[T, rows]``."""
-        return self.method.apply(self, x, self.bias)
+        return self.product(x, self.bias)
 
 
 class LatentSelfAttention(nn.Module):

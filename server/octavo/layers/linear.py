@@ -36,7 +36,7 @@ class MergedColumnParallelLinear(LinearBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, input_size]``, whole; returns ``[T, output_size of this rank]``."""
-        return self.method.apply(self, x, self.bias)
+        return self.product(x, self.bias)
 
 
 class ColumnParallelLinear(MergedColumnParallelLinear):
@@ -120,7 +120,7 @@ class QKVParallelLinear(LinearBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, hidden_size]``, whole; returns see above."""
-        return self.method.apply(self, x, self.bias)
+        return self.product(x, self.bias)
 
 
 class RowParallelLinear(LinearBase):
@@ -150,9 +150,9 @@ class RowParallelLinear(LinearBase):
         """``x [T, input_size of this rank]``; returns ``[T, output_size]``, the same on every rank."""
         if self.gathers:
             outputs, inputs = self.shards[0].shape
-            return self.tp.all_gather(self.method.apply(self, self.tp.all_gather(x, inputs), self.bias), outputs)
+            return self.tp.all_gather(self.product(self.tp.all_gather(x, inputs), self.bias), outputs)
         # The bias is added by one rank, or the sum would hold it several times.
-        return self.tp.all_reduce(self.method.apply(self, x, self.bias if self.tp.rank == 0 else None))
+        return self.tp.all_reduce(self.product(x, self.bias if self.tp.rank == 0 else None))
 
 
 class ReplicatedLinear(LinearBase):
@@ -163,7 +163,7 @@ class ReplicatedLinear(LinearBase):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, input_size]``; returns ``[T, output_size]``."""
-        return self.method.apply(self, x, self.bias)
+        return self.product(x, self.bias)
 
 
 class ExactLinear(ReplicatedLinear):

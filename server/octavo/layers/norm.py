@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
+from octavo.layers.adapters import RowsTwice
 from octavo.layers.weights import WeightSlot, WeightSource, copy_slot, fill_tensor
 from octavo_kernels.quant import QuantizedRows
 
@@ -23,13 +24,17 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps, self.offset = eps, offset
         self.activation_terms = 0  # not 0: return rows quantised to so many terms (`layers.fusion`)
+        self.keeps_rows = False  # return both, for adapters
         dtype = torch.get_default_dtype() if offset is None else torch.float32
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor | QuantizedRows, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor | QuantizedRows | RowsTwice, Tensor]:
         """The norm of ``residual + x`` (of ``x`` without one), ``[T, size]``, and that sum, the new residual."""
         if self.activation_terms:
-            return octavo_kernels.rms_norm_quantize(x, self.weight, self.eps, residual, self.activation_terms)
+            rows, total = octavo_kernels.rms_norm_quantize(x, self.weight, self.eps, residual, self.activation_terms)
+            if not self.keeps_rows:
+                return rows, total
+            return RowsTwice(rows, octavo_kernels.rms_norm(total, self.weight, self.eps)), total
         if residual is None:
             return octavo_kernels.rms_norm(x, self.weight, self.eps), x
         return octavo_kernels.fused_add_rms_norm(x, residual, self.weight, self.eps)

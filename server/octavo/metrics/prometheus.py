@@ -114,6 +114,17 @@ class EngineMetrics:
         self._accepted_at: list[Counter] = []
         self._count_drafts(config.speculative)
 
+        self._adapters: Gauge | None = None
+        self._adapter_names = (",", ",")
+        if config.lora is not None:
+            self._max_adapters = str(config.lora.max_loras)
+            self._adapters = Gauge(
+                "vllm:lora_requests_info",
+                "LoRA adapters with running and with waiting sequences, separated by commas; the time of the change",
+                ("max_lora", "running_lora_adapters", "waiting_lora_adapters"), registry=self.registry,
+            )  # fmt: skip
+            self._record_adapters([], [])
+
         # Histograms.
         histogram = self._histogram
         self._h_prompt = histogram("vllm:request_prompt_tokens", "Prompt tokens per sequence", lengths)
@@ -253,6 +264,8 @@ class EngineMetrics:
                 counter.inc(getattr(stats.spec_decode, name))
             for counter, count in zip(self._accepted_at, stats.spec_decode.num_accepted_per_pos, strict=False):
                 counter.inc(count)
+        if stats.running_adapters is not None and stats.waiting_adapters is not None:
+            self._record_adapters(stats.running_adapters, stats.waiting_adapters)
         if stats.recording_obstacle is not None:
             self._obstacle.labels(**self._labels, reason=stats.recording_obstacle).set(1)
         if stats.num_prompt_tokens or stats.num_generation_tokens:
@@ -260,6 +273,13 @@ class EngineMetrics:
             self._steps[kind].observe(stats.step_time)
             self._step_tokens[kind, "prompt"].inc(stats.num_prompt_tokens)
             self._step_tokens[kind, "generation"].inc(stats.num_generation_tokens)
+
+    def _record_adapters(self, running: list[str], waiting: list[str]) -> None:
+        names = ",".join(sorted(running)), ",".join(sorted(waiting))
+        if self._adapters is not None and names != self._adapter_names:
+            self._adapter_names = names
+            self._adapters.clear()
+            self._adapters.labels(self._max_adapters, *names).set_to_current_time()
 
     def record_iteration(self, stats: IterationStats) -> None:
         """One step's results, as the requests saw them."""

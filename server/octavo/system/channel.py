@@ -12,12 +12,13 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from enum import IntEnum
+from enum import IntEnum, unique
 
 _HEAD = struct.Struct("=IB")  # bytes of the payload, kind
 _READ_BYTES = 1 << 18
 
 
+@unique
 class Kind(IntEnum):
     """Kinds of messages."""
 
@@ -26,11 +27,13 @@ class Kind(IntEnum):
     ABORT = 1
     FINISH_SAMPLES = 2
     BLOCKS_OF = 6
+    LOAD_ADAPTER = 21
     # from the core
     READY = 3
     FAILED = 4
     OUTPUTS = 5
     BLOCKS = 7
+    ADAPTER = 22
     # to a rank
     STEP = 8
     MASK = 9

@@ -31,6 +31,7 @@ class InputBatch:
         self.num_computed = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_kv_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_prompt = np.zeros(max_num_reqs, dtype=np.int64)
+        self.adapter_slots = np.full(max_num_reqs, -1, dtype=np.int32)  # -1: no adapter
         self.row_generation = np.zeros(max_num_reqs, dtype=np.int64)  # how many sequences have had the row
         self.highest_block = 0  # that any sequence has had
         self.row_of: dict[str, int] = {}
@@ -46,6 +47,7 @@ class InputBatch:
         self.num_computed[row] = data.num_computed_tokens
         self.num_kv_tokens[row] = data.num_kv_tokens
         self.num_prompt[row] = data.num_prompt_tokens
+        self.adapter_slots[row] = data.adapter_slot
         self.row_generation[row] += 1
         return row
 

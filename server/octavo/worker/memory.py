@@ -230,6 +230,7 @@ def kv_cache_layout(
 def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> int:
     """The longest sequence that fits on ``device``, as far as can be known before anything is read. Raises ConfigError
     when the weights, or one sequence of the length that is asked for beside them, do not fit."""
+    check_adapters(config, device)
     check_weights_fit(config.cache, memory, device)
     if config.model.is_encoder:
         return config.scheduler.max_model_len
@@ -253,11 +254,32 @@ def plan_memory(
     asked = config.scheduler.max_model_len, config.fit_max_model_len
     if device.kind == "cpu":
         exchanged = communication_bytes(config.parallel.tensor_parallel_size) + handed_on_bytes(config)
-        return plan_cpu_memory(config.cache, layout, weights, *asked, device.total, exchanged)
+        return plan_cpu_memory(config.cache, layout, weights, *asked, device.total, exchanged, adapter_bytes(config))
     return plan_device_memory(
         config.cache, layout, weights, *asked, device_total=device.total, in_use=device.in_use + weights,
         activations=activations, graphs=graphs, histories=histories,
     )  # fmt: skip
+
+
+def check_adapters(config: EngineConfig, device: DeviceMemory) -> None:
+    """Raises ConfigError for LoRA adapters on a device that takes none."""
+    if config.lora is not None and device.kind != "cpu":
+        raise ConfigError("enable_lora is not supported yet on GPUs: leave it out, or take the CPU (device cpu)")
+
+
+def adapter_bytes(config: EngineConfig) -> int:
+    """What LoRA adapters take at most: those in memory, and those in slots that have left it since, each for every
+    layer but experts, of the highest rank; by config.json's sizes."""
+    if config.lora is None:
+        return 0
+    model, hf = config.model, config.model.hf_config
+    hidden, inner = model.hidden_size, int(hf.get("intermediate_size") or 4 * model.hidden_size)
+    queries, keys = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    attention = 4 * hidden + 2 * queries + 2 * keys  # inputs and outputs of q, k, v and o
+    layers = model.num_layers * (attention + 3 * (hidden + inner))
+    numbers = layers + 2 * (hidden + model.vocab_size)
+    count = config.lora.max_loras + config.lora.max_cpu_loras
+    return numbers * config.lora.max_lora_rank * (4 if model.is_all_float32 else 2) * count
 
 
 def communication_bytes(ranks: int) -> int:
@@ -289,20 +311,21 @@ def plan_cpu_memory(
     fit_max_model_len: bool,
     limit: int | None = None,
     communication: int = 0,
+    adapters: int = 0,
 ) -> MemoryLedger:
     """Size the KV cache of a CPU engine: what the weights and the process itself leave of ``gpu_memory_utilization`` of
     the memory that it may use, ``limit`` bytes (None: as this process). ``communication``: bytes that a rank shares
-    with others. Raises ConfigError when one sequence of ``max_model_len`` does not fit, unless ``fit_max_model_len``
-    lets it be lowered."""
+    with others; ``adapters``: that are kept for LoRA adapters. Raises ConfigError when one sequence of
+    ``max_model_len`` does not fit, unless ``fit_max_model_len`` lets it be lowered."""
     total = limits.memory_limit() if limit is None else limit
-    room = available_for_weights(cache, total) - weights - communication
+    room = available_for_weights(cache, total) - weights - communication - adapters
     hint = (
         f"; of {gib(total)}, gpu_memory_utilization={cache.gpu_memory_utilization:g} leaves {gib(max(room, 0))} beside "
         f"weights ({gib(weights)}) and the process ({gib(PROCESS_BYTES)})"
     )
     left = total - int(total * cache.gpu_memory_utilization)
-    shared = (("communication", communication),) if communication else ()
-    parts = (("process", PROCESS_BYTES), *shared, ("left free", left))
+    further = tuple((name, size) for name, size in (("communication", communication), ("adapters", adapters)) if size)
+    parts = (("process", PROCESS_BYTES), *further, ("left free", left))
     ledger = _plan(cache, layout, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
     if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None and cache.enable_prefix_caching:
         most = int(total * PREFIX_CACHE_SHARE) // ledger.block_bytes

@@ -13,6 +13,7 @@ from octavo.worker.memory import (
     DeviceMemory,
     MemoryLedger,
     ModelMemory,
+    check_adapters,
     check_fits,
     kv_cache_layout,
     plan_memory,
@@ -72,6 +73,7 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     """The ledger that an engine of ``config`` on ``device``, or a rank of it, would print, or why it would not start.
     Ranks on a CPU share its memory. Raises ConfigError where the model cannot be shared so."""
     _check_float8(config, device)
+    check_adapters(config, device)
     sizes = replace(config.parallel, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
     config = replace(config, parallel=sizes)
     memories = _of_stages(config, measure, ranks, stages)

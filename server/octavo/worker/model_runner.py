@@ -14,6 +14,7 @@ import octavo_kernels
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.models.base import CausalLM
 from octavo.sample import devices
+from octavo.worker.adapters import AdapterManager
 from octavo.worker.draft_model import DraftModel
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.kv_cache import KVCache
@@ -42,8 +43,10 @@ class ModelRunner:
         device_runner: DeviceRunner,
         kv_cache: KVCache,
         drafter: DraftModel | PredictionDrafter | None = None,
+        adapters: AdapterManager | None = None,
     ) -> None:
         self.model = model
+        self.adapters = adapters
         self.drafter = drafter
         self.requests = requests
         self.device_runner = device_runner
@@ -138,6 +141,8 @@ class ModelRunner:
         """In the order of the SchedulerOutput's contract: drop rows, copy blocks, add rows and blocks."""
         requests = self.requests
         requests.remove(step.finished_req_ids)
+        if self.adapters is not None and step.adapters:
+            self.adapters.put(step.adapters)
         if step.block_copies:
             copies = devices.put(np.array(step.block_copies, dtype=np.int64), requests.device)
             octavo_kernels.copy_blocks(self.kv_cache.blocks, copies)

@@ -23,6 +23,7 @@ from octavo.models.base import CausalLM, Model
 from octavo.models.encoder import Encoder
 from octavo.models.state_reader import StateReader
 from octavo.system import limits
+from octavo.worker.adapters import AdapterManager, make_adapters
 from octavo.worker.advice import out_of_memory, refusal, remembered
 from octavo.worker.cpu.runner import CPURunner
 from octavo.worker.device import choose_device, choose_kernels, resolve_dtype
@@ -87,6 +88,7 @@ class Worker:
         is allocated, as often on all ranks. Raises ConfigError when the engine cannot run."""
         self.runner: ModelRunner | EncoderRunner
         self.tp, self._agree, self._make_grammars, self._pipes = tp, agree, make_grammars, pipes
+        self.adapters: AdapterManager | None = None
         self.device = choose_device(config.device)
         try:
             self._start(config, overlap)
@@ -147,6 +149,7 @@ class Worker:
         head = PoolingHead(self.config.model, device, partial(classify, self.model, self.config.model.pooler.token_ids))
         requests = RequestStates(self.config, device, use_gpu_runner, head, len(layout.groups), self._make_grammars)
         part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
+        self.adapters = make_adapters(self.model, config, use_gpu_runner)
         gpu_runner = None
         if use_gpu_runner:
             capture = CudaCapture() if self._captures else run_eagerly
@@ -159,11 +162,13 @@ class Worker:
         max_rows = scheduler.max_num_batched_tokens
         max_logits = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
         reader = draft_model if isinstance(draft_model, StateReader) else None
-        runner = CPURunner(self.model, requests, kv_cache, max_rows, max_logits, self._pipes.before, reader)
+        runner = CPURunner(
+            self.model, requests, kv_cache, max_rows, max_logits, self._pipes.before, reader, self.adapters
+        )
         windows = [group.window for group in layout.groups if group.window is not None]
         drafter = _drafter(draft_model, requests, part, (max_rows, max_logits), min(windows, default=None))
         self.runner = (
-            ModelRunner(self.model, requests, runner, kv_cache, drafter)
+            ModelRunner(self.model, requests, runner, kv_cache, drafter, self.adapters)
             if self.tp.stage.is_last
             else StageRunner(self.model, requests, runner, kv_cache, self._pipes)
         )

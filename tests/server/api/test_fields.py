@@ -55,6 +55,7 @@ BEYOND = re.compile(
 )
 # Other names of routes, and what the server of these tests has no model for (see test_scoring).
 ELSEWHERE = {"/rerank", "/v2/rerank", "/score", "/classify"}
+ELSEWHERE |= {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}  # test_adapters
 ELSEWHERE |= {
     op.path for op in WORK_OPERATIONS if op.path.startswith(("/api/", "/v1/batches"))
 }  # test_ollama, _batches

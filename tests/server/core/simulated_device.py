@@ -24,9 +24,10 @@ UNREADABLE = -2  # what a drafter in the worker leaves behind a sequence's token
 POISON = -1  # the "key and value" that a failed step leaves, and the token sampled from it
 
 
-def root_fingerprint(cache_salt: str | None) -> int:
-    """A salt does not change keys and values, but here it does, so that sharing across salts shows."""
-    return zlib.crc32((cache_salt or "").encode())  # the same in every process, as hash() of text is not
+def root_fingerprint(request: EngineCoreRequest) -> int:
+    """An adapter changes keys and values. A salt does not, but here it does, so that sharing across salts shows."""
+    origin = f"{request.cache_salt or ''} {request.adapter.key if request.adapter else ''}"
+    return zlib.crc32(origin.encode())  # the same in every process, as hash() of text is not
 
 
 def extend(fingerprint: int, token: int) -> int:
@@ -48,7 +49,7 @@ class Truth:
 
 def compute_truth(core_request: EngineCoreRequest, index: int, max_model_len: int) -> Truth:
     params = core_request.sampling_params
-    fingerprint = root_fingerprint(core_request.cache_salt)
+    fingerprint = root_fingerprint(core_request)
     for token in core_request.prompt_token_ids:
         fingerprint = extend(fingerprint, token)
     if core_request.pooling is not None:
@@ -83,7 +84,7 @@ class SimulatedDrafter:
         assert most >= 1 and req_id in self.known
         index, _, request_id = req_id.partition("#")
         request = self.requests[request_id]
-        fingerprint = root_fingerprint(request.cache_salt)
+        fingerprint = root_fingerprint(request)
         for token in token_ids:
             fingerprint = extend(fingerprint, token)
         drafts = []
@@ -153,6 +154,7 @@ class SimulatedDevice:
     max_surplus: int = 0  # tokens that steps in flight may compute beyond a sequence's end
     is_pipeline: bool = False  # whose first stage knows the tokens alone that it is told
     rows: dict[str, Row] = field(default_factory=dict)
+    adapters: dict[int, str] = field(default_factory=dict)  # in slots, by key
 
     def __post_init__(self) -> None:
         self.slots: list[int | None] = [None] * (self.num_blocks * self.block_size)
@@ -161,6 +163,7 @@ class SimulatedDevice:
         """``failing``: the step breaks on the way and leaves garbage. ``nan_rows``: these sequences get an error."""
         for req_id in step.finished_req_ids:
             self.rows.pop(req_id, None)
+        self.adapters |= {slot: adapter.key for slot, adapter in step.adapters.items()}
         self._copy(step, failing)
         for data in step.scheduled_new_reqs:
             self._add(data)
@@ -225,7 +228,7 @@ class SimulatedDevice:
     def _add(self, data: NewRequestData) -> None:
         assert data.req_id not in self.rows, f"{data.req_id} has a row already"
         request = self.requests[data.req_id.partition("#")[2]]
-        fingerprint = root_fingerprint(request.cache_salt)
+        fingerprint = root_fingerprint(request)
         fingerprints = [fingerprint := extend(fingerprint, token) for token in data.token_ids]
         row = Row(
             data, list(data.token_ids), [blocks[:] for blocks in data.block_ids], data.num_computed_tokens,
@@ -237,6 +240,8 @@ class SimulatedDevice:
         written: set[int] = set()
         for req_id, num_tokens in num_scheduled.items():
             row = self.rows[req_id]
+            adapter = self.requests[req_id.partition("#")[2]].adapter
+            assert (adapter.key if adapter else None) == self.adapters.get(row.data.adapter_slot), "another's adapter"
             end = row.num_computed + num_tokens
             known = row.num_told if self.is_pipeline else len(row.tokens)
             assert num_tokens > 0 and end <= known, f"{req_id} is given tokens that it does not have"

@@ -20,6 +20,8 @@ def test_roots_differ_unless_the_salt_is_the_same(a: str | None, b: str | None) 
 
 def test_any_text_is_a_salt() -> None:
     assert len({root_hash(salt) for salt in (None, "", "-", "x")}) == 4
+    adapters = (None, "a@1", "a@2", "b@1")  # names, and digests of weights
+    assert len({root_hash(salt, adapter) for salt in (None, "x") for adapter in adapters}) == 8
     assert root_hash("\ud800") == root_hash("\ud800")  # what JSON lets through must not raise
 
 

@@ -20,13 +20,15 @@ from simulated_device import (
 )
 from support.kv_events import CacheMirror
 
+from octavo.core.adapters import AdapterSlots
 from octavo.core.block_pool import BlockPool
 from octavo.core.draft_lengths import DraftLengths
 from octavo.core.drafts import Drafts
 from octavo.core.kv_cache_manager import KVCacheManager
-from octavo.core.prefix_hash import root_hash
+from octavo.core.prefix_hash import root_of
 from octavo.core.request import Request, RequestStatus
 from octavo.core.scheduler import Scheduler
+from octavo.interface.adapters import Adapter
 from octavo.interface.block_map import BlockCounts, count_blocks
 from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
@@ -54,6 +56,7 @@ configs = st.fixed_dictionaries(
         "adaptive": st.booleans(),
         "overlap": st.booleans(),
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
+        "max_loras": st.integers(1, 3),
     }
 )
 # Where the bounds of what a request holds are tight: many steps in flight, few positions seen, one request's room.
@@ -75,8 +78,19 @@ tight_configs = st.fixed_dictionaries(
         "adaptive": st.booleans(),
         "overlap": st.booleans(),
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
+        "max_loras": st.just(1),
     }
 )
+# None three times: most requests have none. Two of a name: other weights.
+ADAPTERS = [
+    None,
+    None,
+    None,
+    Adapter("a", "", "1"),
+    Adapter("b", "", "1"),
+    Adapter("b", "", "2"),
+    Adapter("c", "", "1"),
+]
 
 
 @dataclass
@@ -124,7 +138,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.waits = config["overlap"] and not config["in_worker"]  # for tokens in flight, to guess what follows them
         overlap = config["overlap"]
         self.drafts = Drafts(drafter, num_drafts, EOS + 1, lengths, overlap) if num_drafts else None
-        self.scheduler = Scheduler(self.config, self.kv, self.drafts, self.num_stages)
+        self.adapters, self.loading = AdapterSlots(config["max_loras"]), list[Adapter]()
+        self.scheduler = Scheduler(self.config, self.kv, self.drafts, self.num_stages, self.adapters)
         self.cells = memoryview(bytearray(num_blocks - 1))  # the block map, which others read at any time
         self.kv.share_block_map(self.cells)
         self.events, self.mirror = self.kv.log_events(), CacheMirror(size)
@@ -154,6 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         priority=st.integers(0, 2),
         cache_salt=st.sampled_from([None, None, None, "salt"]),
+        adapter=st.sampled_from(ADAPTERS),
         want=st.sampled_from(["tokens"] * 6 + ["prompt_logprobs", "embedding"]),
         reuse_id=st.booleans(),
     )
@@ -223,6 +239,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def update(self) -> None:
         self._deliver(self.scheduler.update_from_output(self.results.popleft()))
 
+    @precondition(lambda self: self.loading)
+    @rule(which=st.integers(0, 1000), fails=st.sampled_from([False, False, True]))
+    def load(self, which: int, fails: bool) -> None:
+        adapter = self.loading.pop(which % len(self.loading))
+        if not fails:
+            self.adapters.loaded(adapter)
+            return
+        self.adapters.failed(adapter)
+        live = {key for key in self._live() if self.samples[key].request.adapter == adapter}
+        outputs = self.scheduler.finish_adapter(adapter, "damaged")
+        assert {(o.request_id, o.index) for o in outputs} == live
+        self._deliver(outputs)
+
     @rule(rounds=st.integers(1, 8))
     def run(self, rounds: int) -> None:
         for _ in range(rounds):
@@ -230,6 +259,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _round(self) -> None:
         """The overlapped loop: keep the device fed, then take the oldest result."""
+        for adapter in self.loading:
+            self.adapters.loaded(adapter)
+        self.loading.clear()
         while len(self.results) < self.max_in_flight and self._schedule():
             pass
         if self.results:
@@ -244,6 +276,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         most_decoding = -(-len(past_prompts) // self.num_stages)
         waiting |= len(decoding) > most_decoding
         step = self.scheduler.schedule(now=1.0)
+        self.loading += self.adapters.take_wanted()
         assert self.scheduler.num_in_flight == len(self.results) + bool(step.num_scheduled_tokens)
         if not step.num_scheduled_tokens:
             return False
@@ -345,8 +378,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Every block that the prefix cache offers holds what it promises."""
         after, size = self.fingerprint_after, self.kv.block_size
         for request in self.ever_added:
-            cache_salt = request.core_request.cache_salt
-            fingerprint = after.setdefault(root_hash(cache_salt), root_fingerprint(cache_salt))
+            asked = request.core_request
+            fingerprint = after.setdefault(root_of(asked), root_fingerprint(asked))
             for i, block_hash in enumerate(request.block_hashes):
                 if block_hash not in after:
                     for token in request.all_token_ids[i * size : (i + 1) * size]:

@@ -118,8 +118,8 @@ def test_a_subscriber_of_vllms_reads_them(endpoints, context) -> None:
     second = block_hash(first, [3, 4])
     log: list[LogEntry] = []
     for group in (0, 1):
-        log += [(group, first, None, (1, 2), "tenant \ud800"), (group, second, first, (3, 4), None)]
-    log += [second + b"\1", first + b"\1", (1, first, None, (1, 2), None)]
+        log += [(group, first, None, (1, 2), "tenant \ud800", None), (group, second, first, (3, 4), None, None)]
+    log += [second + b"\1", first + b"\1", (1, first, None, (1, 2), None, "a@b@digest")]
     publisher.publish(log)
     publisher.publish([None])
     names = [int.from_bytes(one[-8:], "big") for one in (first, second)]
@@ -129,7 +129,7 @@ def test_a_subscriber_of_vllms_reads_them(endpoints, context) -> None:
     window = msgspec.structs.replace(
         stored, group_idx=1, kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=128
     )
-    again = msgspec.structs.replace(window, block_hashes=names[:1], token_ids=[1, 2], extra_keys=None)
+    again = msgspec.structs.replace(window, block_hashes=names[:1], token_ids=[1, 2], extra_keys=None, lora_name="a@b")
     topic, number, payload = socket.recv_multipart()
     batch = decode(payload)
     assert (topic, number) == (b"kv@pod@model", bytes(8)) and abs(batch.ts - time.time()) < 60
@@ -149,7 +149,7 @@ def test_a_subscriber_that_is_late_or_slow_asks_again(endpoints, context) -> Non
 
     def publish(count: int) -> None:
         for _ in range(count):
-            publisher.publish([(0, bytes(32), None, tokens, None)])
+            publisher.publish([(0, bytes(32), None, tokens, None, None)])
         while publisher._waiting.qsize():
             time.sleep(0.01)
 

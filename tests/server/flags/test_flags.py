@@ -132,7 +132,7 @@ def test_flags_of_vllm_that_change_nothing(capsys):
 
 
 def test_flags_of_vllm_that_are_not_built_say_so(capsys):
-    for flags in (["--enable-lora"], ["--tokenizer-revision", "main"], ["--hf_token", "hf_secret"]):
+    for flags in (["--fully-sharded-loras"], ["--tokenizer-revision", "main"], ["--hf_token", "hf_secret"]):
         with pytest.raises(SystemExit) as stopped:
             parse(*flags)
         told = capsys.readouterr().err
@@ -177,9 +177,9 @@ def one_error(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "--xyzzy"], "unknown flag --xyzzy; see octavo serve --help"),
         (["serve", "one", "two"], "unexpected argument 'two'; see octavo serve --help"),
         (["serve", "--dtype", "flaot"], "--dtype: must be one of auto, float32, .*'flaot'; did you mean float\\?"),
-        (["serve", "--enable-lora"], r"--enable-lora is not supported yet \(LoRA adapters\)"),
-        (["serve", "--lora_modules", "a=b", "c=d"], "--lora-modules is not supported yet"),
-        (["bench", "throughput", "--enable-lora"], "--enable-lora is not supported yet"),
+        (["serve", "--lora-dtype", "float16"], r"--lora-dtype is not supported yet \(a variant of LoRA adapters\)"),
+        (["serve", "--default_mm_loras", "{}"], "--default-mm-loras is not supported yet"),
+        (["bench", "throughput", "--fully-sharded-loras"], "--fully-sharded-loras is not supported yet"),
         (["bench", "latency", "-dcp", "2"], "--decode-context-parallel-size/-dcp: 2 is not supported yet"),
         (["serve", "-ep"], "--enable-expert-parallel is not supported yet"),
         (["serve", "--speculative-max-model-len", "4"], "--speculative-max-model-len is not supported yet"),
@@ -204,7 +204,7 @@ def test_a_mistake_is_one_line(argv: list[str], says: str, capsys: pytest.Captur
 def test_what_is_not_built_may_be_switched_off(capsys):
     args = CommandParser(prog="octavo serve")
     serve.add_arguments(args)
-    args.parse_args(["--no-enable-lora", "--no-trust-remote-code", "--no-use-tqdm-on-load", "--port", "1"])
+    args.parse_args(["--no-enable-dbo", "--no-trust-remote-code", "--no-use-tqdm-on-load", "--port", "1"])
     assert not capsys.readouterr().err
 
 
@@ -287,7 +287,7 @@ def test_the_command_line_wins_over_the_file(tmp_path, argv):
         ("port: [1, 2]", "port: takes one value, got a list"),
         ("port: abc", "--port: must be a whole number"),
         ("enforce-eager: 3", "enforce-eager: must be true or false, got 3"),
-        ("enable_lora: true", "--enable-lora is not supported yet"),
+        ("fully_sharded_loras: true", "--fully-sharded-loras is not supported yet"),
         ("- port", "must hold flags and their values"),
         ("a: [", "is not valid YAML (line "),
     ],

@@ -442,6 +442,34 @@ struct best_of_ranks_args {
     int64_t rows, offset, first;
 };
 
+// Low-rank adapters: row r has the one in slot slots[r], none below 0. Slot s has rank ranks[s] (0: it leaves this layer
+// alone) and its matrix at address weights[s].
+// out [rows, outputs] = x times weights[s] [parts * ranks[s], width]; only the first parts * ranks[s] of a row are written
+struct lora_shrink_args {
+    const void *x;
+    const int32_t *slots, *ranks;
+    const int64_t *weights;
+    float *out;
+    int64_t rows, stride, width, parts, outputs, dtype, weight_dtype;
+};
+// The same of an embedding: out = weights[s] [count, ranks[s]] at ids - first, 0 outside
+struct lora_gather_args {
+    const int64_t *ids;
+    const int32_t *slots, *ranks;
+    const int64_t *weights;
+    float *out;
+    int64_t rows, first, count, outputs, weight_dtype;
+};
+// y[:, offsets[p] .. offsets[p + 1]) += h[:, p * ranks[s] .. (p + 1) * ranks[s]) times these columns of weights[s]
+// [ranks[s], offsets[parts]]; h is [rows, inputs]
+struct lora_expand_args {
+    void *y;
+    const float *h;
+    const int32_t *slots, *ranks;
+    const int64_t *weights, *offsets;
+    int64_t rows, stride, parts, inputs, dtype, weight_dtype;
+};
+
 // Benchmarks only. out int64 [threads]
 struct read_memory_args {
     const void *memory;
@@ -493,6 +521,9 @@ void op_add_choices(const struct add_choices_args *a, struct team_member *m);
 void op_all_reduce(const struct all_reduce_args *a, struct team_member *m);
 void op_all_gather(const struct all_gather_args *a, struct team_member *m);
 void op_best_of_ranks(const struct best_of_ranks_args *a, struct team_member *m);
+void op_lora_shrink(const struct lora_shrink_args *a, struct team_member *m);
+void op_lora_gather(const struct lora_gather_args *a, struct team_member *m);
+void op_lora_expand(const struct lora_expand_args *a, struct team_member *m);
 void op_decode_inputs(const struct decode_inputs_args *a, struct team_member *m);
 void op_read_memory(const struct read_memory_args *a, struct team_member *m);
 void op_dot_products(const struct dot_products_args *a, struct team_member *m);

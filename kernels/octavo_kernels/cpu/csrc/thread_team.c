@@ -70,6 +70,9 @@ static const struct {
     {(op_fn)op_all_reduce, sizeof(struct all_reduce_args)},
     {(op_fn)op_all_gather, sizeof(struct all_gather_args)},
     {(op_fn)op_best_of_ranks, sizeof(struct best_of_ranks_args)},
+    {(op_fn)op_lora_shrink, sizeof(struct lora_shrink_args)},
+    {(op_fn)op_lora_gather, sizeof(struct lora_gather_args)},
+    {(op_fn)op_lora_expand, sizeof(struct lora_expand_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

@@ -31,7 +31,13 @@ from octavo.entrypoints.generation.answer import AnswerParser
 from octavo.entrypoints.generation.chat import ChatRequest, interpret, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of
 from octavo.entrypoints.generation.parts import PartSplitter, Step
-from octavo.entrypoints.generation.run import Generation, PromptOptions, external_id, sampling_params
+from octavo.entrypoints.generation.run import (
+    Generation,
+    PromptOptions,
+    answering_name,
+    external_id,
+    sampling_params,
+)
 from octavo.entrypoints.generation.stream import EventStream
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
@@ -60,7 +66,7 @@ class _Context:
     def message(self, output: RequestOutput, num_tokens: int) -> AnthropicMessage:
         """The message without its content and its end."""
         used = message_usage(len(output.prompt_token_ids), output.num_cached_tokens, num_tokens)
-        return AnthropicMessage(self.id, self.state.model_name, [], used)
+        return AnthropicMessage(self.id, answering_name(self.state, self.chat.request), [], used)
 
     def stop(self, parser: AnswerParser, completion: CompletionOutput, num_tokens: int) -> StopDelta:
         """Why the answer ended."""

@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from octavo.engine.async_llm import OutputStream
 from octavo.engine.input_processor import Prompt
+from octavo.entrypoints.adapters import current_adapter
 from octavo.entrypoints.admission import check_queue, check_serving, claim_id
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.generation.structured import Constraint
@@ -96,17 +97,18 @@ async def prepare_request(
     ``asked`` is the number of tokens that the client set in ``asked_field``. Raises ValueError, and APIError if they
     cannot fit.
     """
-    request_id, options = uuid.uuid4().hex, options.for_tenant
+    request_id, options, adapter = uuid.uuid4().hex, options.for_tenant, current_adapter.get()
     if constraint is None:
-        request = await state.engine.prepare(request_id, prompt, params, **vars(options))
+        request = await state.engine.prepare(request_id, prompt, params, adapter=adapter, **vars(options))
     else:
         params.structured_outputs = constraint.params
 
         def process() -> EngineCoreRequest:
             grammar = constraint.grammar(state.args.strict_json_schema)
             return state.engine.input_processor.process(
-                request_id, prompt, params, grammar=grammar, grammar_field=constraint.field, **vars(options)
-            )
+                request_id, prompt, params, grammar=grammar, grammar_field=constraint.field, adapter=adapter,
+                **vars(options),
+            )  # fmt: skip
 
         request = await state.engine.run_in_thread(process)
     limit = state.engine.config.scheduler.max_model_len
@@ -119,6 +121,11 @@ async def prepare_request(
             code="context_length_exceeded",
         )
     return request
+
+
+def answering_name(state: ServerState, request: EngineCoreRequest) -> str:
+    """Who answers a request: the model, by the name in its responses, or the adapter."""
+    return state.model_name if request.adapter is None else request.adapter.name
 
 
 class Generation:

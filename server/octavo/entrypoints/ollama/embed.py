@@ -26,7 +26,7 @@ async def embed(request: Request) -> Response:
     check_serving(state)
     body = await read_body(request, EmbedRequest, state, any_type=True)
     body.check()
-    check_model(state, body.model)
+    check_model(state, body.model, generates=False)
     num_ctx = num_ctx_of(state, body.options)
     model = body.model or state.model_name
     if not body.input:
@@ -43,7 +43,7 @@ async def embeddings(request: Request) -> Response:
     check_serving(state)
     body = await read_body(request, EmbeddingsRequest, state, any_type=True)
     body.check()
-    check_model(state, body.model)
+    check_model(state, body.model, generates=False)
     if not body.prompt:
         return JSON(EmbeddingsAnswer([]))
     num_ctx = num_ctx_of(state, body.options)

@@ -52,7 +52,7 @@ async def tags(request: Request) -> Response:
     described = await state.engine.run_in_thread(_describe, state)
     entries = [
         ModelEntry(name, name, timestamp(state.created), described.num_bytes, _digest(state), _details(described))
-        for name in map(with_tag, state.model_names)
+        for name in map(with_tag, [*state.model_names, *(served.adapter.name for served in state.adapters.all())])
     ]
     return JSON(Tags(entries))
 

@@ -16,6 +16,7 @@ from octavo.entrypoints.generation.answer import AnswerDelta, AnswerParser
 from octavo.entrypoints.generation.chat import ChatRequest, prepare_chat, read_messages
 from octavo.entrypoints.generation.run import (
     Generation,
+    answering_name,
     encode_choices,
     encoding_cost,
     external_id,
@@ -72,8 +73,8 @@ class ChatRequestContext:
     ) -> ChatChunk:
         """A chunk of a stream."""
         return ChatChunk(
-            self.id, self.created, self.state.model_name, choices, system_fingerprint=self.state.fingerprint,
-            usage=used, prompt_token_ids=prompt_ids,
+            self.id, self.created, answering_name(self.state, self.chat.request), choices,
+            system_fingerprint=self.state.fingerprint, usage=used, prompt_token_ids=prompt_ids,
         )  # fmt: skip
 
 
@@ -126,7 +127,12 @@ async def _complete(context: ChatRequestContext) -> Response:
     )
     used = _usage(final, sum(len(completion.token_ids) for completion in final.outputs))
     response = ChatCompletion(
-        context.id, context.created, state.model_name, choices, used, system_fingerprint=state.fingerprint
+        context.id,
+        context.created,
+        answering_name(state, context.chat.request),
+        choices,
+        used,
+        system_fingerprint=state.fingerprint,
     )
     if body.prompt_logprobs is not None and final.prompt_logprobs is not None:
         response.prompt_logprobs = prompt_logprobs(final.prompt_logprobs)

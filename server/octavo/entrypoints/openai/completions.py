@@ -14,6 +14,7 @@ from starlette.responses import Response
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.generation.run import (
     Generation,
+    answering_name,
     encode_choices,
     encoding_cost,
     external_id,
@@ -68,8 +69,9 @@ class CompletionContext:
         """A response, or a chunk of one."""
         state = self.state
         return Completion(
-            self.id, self.created, state.model_name, choices, system_fingerprint=state.fingerprint, usage=used
-        )
+            self.id, self.created, answering_name(state, self.requests[0]), choices,
+            system_fingerprint=state.fingerprint, usage=used,
+        )  # fmt: skip
 
 
 async def create_completion(request: Request) -> Response:

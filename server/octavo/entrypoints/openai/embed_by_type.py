@@ -86,7 +86,7 @@ async def embed_by_type(request: Request) -> Response:
     check_serving(state)
     body = await read_body(request, EmbedByTypeRequest, state)
     body.check()
-    check_model(state, body.model)
+    check_model(state, body.model, generates=False)
     return await unless_disconnected(request, _answer(state, body))
 
 

@@ -94,7 +94,7 @@ async def create_embeddings(request: Request) -> Response:
     check_serving(state)
     body = await read_body(request, EmbeddingRequest, state)
     body.check()
-    check_model(state, body.model)
+    check_model(state, body.model, generates=False)
     return await unless_disconnected(request, _answer(state, body, await prepare_embeddings(state, body)))
 
 

@@ -231,7 +231,7 @@ def _begin(
     form = text.format if text is not None else None
     summary = reasoning.summary if reasoning is not None and reasoning.summary != "none" else None
     return ResponseObject(
-        f"resp_{uuid.uuid4().hex}", int(time.time()), state.model_name, body.instructions, body.max_output_tokens,
+        f"resp_{uuid.uuid4().hex}", int(time.time()), state.answering_name, body.instructions, body.max_output_tokens,
         body.max_tool_calls, body.metadata or {}, body.parallel_tool_calls is not False, body.previous_response_id,
         body.prompt_cache_key,
         {"effort": reasoning.effort if reasoning is not None else None, "summary": summary},

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import ConfigError
+from octavo.layers.adapters import LayerAdapters, RowsTwice
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.weights import WeightSlot
 
@@ -64,12 +65,21 @@ class LinearBase(nn.Module):
         self.takes_row_scales = True
         # Whether it has many rows in every step, an encoder's: arithmetic decides its speed, not memory.
         self.has_many_rows = False
+        self.adapters: LayerAdapters | None = None  # that rows may have
         self.register_parameter("bias", None)
 
     def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
         """Let ``method`` hold the weights, see `LinearMethod.create_weights`."""
         self.method = method
         method.create_weights(self, dtype)
+
+    def product(self, x: Tensor | RowsTwice, bias: Tensor | None) -> Tensor:
+        """`LinearMethod.apply`, and what the rows' adapters add."""
+        rows, plain = x if isinstance(x, RowsTwice) else (x, x)
+        y = self.method.apply(self, rows, bias)  # type: ignore[arg-type]  # that one takes what its fused norm makes
+        if self.adapters is not None and self.adapters.are_in_use:
+            self.adapters.add_(y, plain)
+        return y
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Of every part of the layer, see `LinearMethod.weight_slots`."""

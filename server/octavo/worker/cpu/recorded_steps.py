@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -43,16 +44,17 @@ class RecordedSteps:
         max_rows: int,
         max_logits: int,
         reader: StateReader | None = None,
+        arena: Arena | None = None,
     ) -> None:
         """``max_rows``: maximum number of tokens per step; ``max_logits``: of those that have logits; ``reader``: what
-        guesses from the states of all tokens."""
+        guesses from the states of all tokens. ``arena``: shared with steps that are not replayed in between."""
         self._model, self._batch, self._kv_caches, self._reader = model, batch, kv_caches, reader
         self._max_logits = max_logits
         # More rows than logits: by its size a program knows whether a tensor has a row a token or a row a sequence.
         self._inputs = RecordedInputs(max(max_rows, self._max_logits + 1), batch)
         self._indices = torch.empty(self._max_logits, dtype=torch.int64)
         self._wants_logits = torch.ones(1, dtype=torch.int64)
-        self._arena = Arena()
+        self.arena = arena or Arena()
         self._step: Program[list[Tensor]] | None = None
         self._best: list[np.ndarray] = []
         self._layers: Program[list[Tensor]] | None = None
@@ -134,7 +136,7 @@ class RecordedSteps:
             return None
         if self._head is None:
             self._head_rows = [tensor.new_empty(self._max_logits, tensor.shape[1]) for tensor in hidden]
-            self._head = self._record(lambda: self._model.compute_logits(self._model.finish(*self._head_rows)))
+            self._head = self._record(self._run_head)
             if self._head is None:
                 return None
         for ours, theirs in zip(self._head_rows, hidden, strict=True):
@@ -166,8 +168,9 @@ class RecordedSteps:
     def _run_whole_step(self) -> list[Tensor]:
         deferred = self._run_layers()
         if self._reader is None:
-            hidden = self._model.finish(*(octavo_kernels.embedding(self._indices, tensor) for tensor in deferred))
-            return [*self._model.lm_head.find_best(hidden, self._wants_logits)]
+            some = [octavo_kernels.embedding(self._indices, tensor) for tensor in deferred]
+            with self._for_logits():
+                return [*self._model.lm_head.find_best(self._model.finish(*some), self._wants_logits)]
         hidden = self._model.finish(*deferred)
         states = self._reader.read(self._model, deferred, hidden)
         hidden = octavo_kernels.embedding(self._indices, hidden)
@@ -175,12 +178,24 @@ class RecordedSteps:
 
     def _run_layers(self) -> DeferredHidden:
         context = ForwardContext(self._inputs.metadata, self._kv_caches)
-        return self._model.begin(self._inputs.input_ids, self._inputs.positions, context, *self._received)
+        with self._for_tokens():
+            return self._model.begin(self._inputs.input_ids, self._inputs.positions, context, *self._received)
+
+    def _run_head(self) -> Tensor:
+        with self._for_logits():
+            return self._model.compute_logits(self._model.finish(*self._head_rows))
+
+    def _for_tokens(self) -> AbstractContextManager[None]:
+        """Around what is computed of every token, and (below) of those that have logits."""
+        return nullcontext()
+
+    def _for_logits(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _record(self, step: Callable[[], T]) -> Program[T] | None:
         if self.can_record:
             try:
-                return record(step, self._arena)
+                return record(step, self.arena)
             except RecordingError as error:
                 logger.info("steps are not recorded, each operation is called from Python: %s", error)
                 self.obstacle = str(error)

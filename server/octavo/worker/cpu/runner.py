@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,6 +15,8 @@ from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
 from octavo.models.state_reader import StateReader
 from octavo.sample.sampler import Sampler
+from octavo.worker.adapters import AdapterManager
+from octavo.worker.cpu.adapted_steps import AdaptedSteps
 from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.kv_cache import KVCache
@@ -37,14 +41,18 @@ class CPURunner:
         max_logits: int,
         before: StageLink | None = None,
         reader: StateReader | None = None,
+        adapters: AdapterManager | None = None,
     ) -> None:
-        """See `RecordedSteps`. ``before``: from the stage before, if there is one."""
+        """See `RecordedSteps`. ``before``: from the stage before, if there is one; ``adapters`` that rows may have."""
         self.model, self.requests, self.kv_caches, self._reader = model, requests, kv_cache.layers, reader
         self.sampler = Sampler()
-        self.recorded_steps: RecordedSteps | None = RecordedSteps(
-            model, requests.batch, kv_cache.layers, max_rows, max_logits, reader
-        )
+        sizes = requests.batch, kv_cache.layers, max_rows, max_logits
+        steps = RecordedSteps(model, *sizes, reader)
+        self.recorded_steps: RecordedSteps | None = steps
         self._before, self._received = before, list[Tensor]()
+        self._adapters = adapters
+        self._adapted_steps = None if adapters is None else AdaptedSteps(model, *sizes, steps.arena, adapters)
+        self._slots: np.ndarray | None = None  # int32 [T] of the tokens of the step under way; None: no adapters
         self._row_multiple = model.row_multiple
         self._prefault = Prefault(kv_cache.blocks)
 
@@ -63,10 +71,12 @@ class CPURunner:
 
     def decode(self, sampled: SampledRows, drafts: DraftRows | None = None) -> PendingTokens | None:
         """None: steps cannot be recorded."""
-        if self.recorded_steps is None:
+        counts = drafts.counts if drafts else None
+        self._set_slots(sampled.rows, counts)
+        steps = self._steps
+        if steps is None:
             return None
-        wants_logits = self.requests.wants_logits(sampled)
-        logits = self.recorded_steps.decode(sampled.rows, wants_logits, drafts.counts if drafts else None)
+        logits = steps.decode(sampled.rows, self.requests.wants_logits(sampled), counts)
         if logits is None:
             return None
         self._keep_states()
@@ -74,14 +84,15 @@ class CPURunner:
 
     def make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
         """Padded as the model's linear layers want it."""
+        self._set_slots(rows, num_scheduled)
         return StepInputs(self.requests.batch, rows, num_scheduled, self._row_multiple)
 
     def run_to_logits(self, inputs: StepInputs, indices: np.ndarray, sampled: SampledRows) -> Logits:
         """Only the best tokens where they are all that sampling needs."""
-        logits = None
-        if self.recorded_steps:
+        logits, steps = None, self._steps
+        if steps:
             some = indices if len(indices) else np.zeros(1, dtype=np.int64)
-            logits = self.recorded_steps.run_to_logits(inputs, some, self.requests.wants_logits(sampled))
+            logits = steps.run_to_logits(inputs, some, self.requests.wants_logits(sampled))
         if logits is None:
             return Logits(self.compute_logits(self.run(inputs), indices))
         self._keep_states()
@@ -89,12 +100,14 @@ class CPURunner:
 
     def run(self, inputs: StepInputs) -> DeferredHidden:
         """All layers up to the last attention."""
-        hidden = self.recorded_steps.run(inputs) if self.recorded_steps else None
+        steps = self._steps
+        hidden = steps.run(inputs) if steps else None
         if hidden is None:
             context = ForwardContext(inputs.metadata, self.kv_caches)
             padding = (0, 0, 0, len(inputs.input_ids) - inputs.num_tokens)
             received = [functional.pad(tensor, padding) for tensor in self._received]
-            hidden = self.model.begin(inputs.input_ids, inputs.positions, context, *received)
+            with self._applied(np.arange(len(inputs.positions))):
+                hidden = self.model.begin(inputs.input_ids, inputs.positions, context, *received)
             if self.model.tp.stage.size > 1:
                 hidden = tuple(tensor[: inputs.num_tokens] for tensor in hidden)
         if self._reader is not None:
@@ -112,12 +125,40 @@ class CPURunner:
 
     def compute_logits(self, hidden: DeferredHidden, indices: np.ndarray) -> Tensor:
         """float32 [len(indices), V]."""
-        rows = torch.from_numpy(pad_indices(indices, self._row_multiple))
+        padded, steps = pad_indices(indices, self._row_multiple), self._steps
+        rows = torch.from_numpy(padded)
         hidden = tuple(tensor[rows] for tensor in hidden)
-        logits = self.recorded_steps.compute_logits(hidden) if self.recorded_steps else None
+        if isinstance(steps, AdaptedSteps) and self._slots is not None:
+            steps.set_logits(self._slots[padded])
+        logits = steps.compute_logits(hidden) if steps else None
         if logits is None:
-            logits = self.model.compute_logits(self.model.finish(*hidden))
+            with self._applied(padded):
+                logits = self.model.compute_logits(self.model.finish(*hidden))
         return logits[: len(indices)]
+
+    def _set_slots(self, rows: np.ndarray, counts: np.ndarray | None) -> None:
+        """Note which adapters the tokens of the next step have: ``counts`` int64 [R] of each sequence, None: one."""
+        if self._adapters is None or self._adapted_steps is None:
+            return
+        slots: np.ndarray = self.requests.batch.adapter_slots[rows]
+        self._slots = None
+        if (slots >= 0).any():
+            self._slots = slots if counts is None else slots.repeat(counts)
+            self._adapted_steps.set_tokens(self._slots)
+
+    @property
+    def _steps(self) -> RecordedSteps | None:
+        """Those that the step under way is one of; None: steps are not recorded."""
+        return self.recorded_steps if self._slots is None or self.recorded_steps is None else self._adapted_steps
+
+    def _applied(self, indices: np.ndarray) -> AbstractContextManager[None]:
+        """Around what is computed of these tokens of the step, those of its padding included."""
+        if self._adapters is None or self._slots is None:
+            return nullcontext()
+        slots = np.full(len(indices), -1, dtype=np.int32)
+        real = indices < len(self._slots)
+        slots[real] = self._slots[indices[real]]
+        return self._adapters.model_adapters.applied(torch.from_numpy(slots))
 
     def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
         """The tokens are in their rows when this returns."""

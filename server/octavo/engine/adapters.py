@@ -1,0 +1,27 @@
+"""The LoRA adapters that users may name, and what the engine knows them by."""
+
+from __future__ import annotations
+
+from octavo.engine.core import EngineCore
+from octavo.interface.adapters import Adapter, LoRARequest
+
+
+class OfflineAdapters:
+    """Reads the adapters of `octavo.LLM` when a request first names them, and again once their files have changed."""
+
+    def __init__(self, engine: EngineCore) -> None:
+        self._engine = engine
+        self._known: dict[tuple[str, str], tuple[object, Adapter]] = {}
+
+    def find(self, request: LoRARequest) -> Adapter:
+        """Raises ValueError where the engine takes no adapters, ModelError for one that it cannot use."""
+        from octavo.loader.adapter_files import signature
+
+        if self._engine.config.lora is None:
+            raise ValueError(f"lora_request {request.lora_name!r} needs LLM(..., enable_lora=True)")
+        key, state = (request.lora_name, request.lora_path), signature(request.lora_path)
+        known = self._known.get(key)
+        if known is None or known[0] != state:
+            adapter = self._engine.load_adapter(Adapter(*key)).result()
+            known = self._known[key] = (state, adapter)
+        return known[1]

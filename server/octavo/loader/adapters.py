@@ -1,0 +1,169 @@
+"""LoRA adapters of a loaded model: which layer takes which matrices, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import ConfigError, ModelError
+from octavo.interface.engine_config import LoRAConfig
+from octavo.layers.adapters import AdapterRows, LayerAdapters
+from octavo.layers.embedding import PackedTable, VocabParallelEmbedding
+from octavo.layers.fusion import fuse_neighbours
+from octavo.layers.quantization.base import ExpertsBase, LinearBase, Shard
+from octavo.loader.adapter_files import read_adapter
+from octavo.loader.matrices import Matrices
+from octavo.models.base import CausalLM
+from octavo_kernels import AdapterTable
+
+# Families whose queries, keys and values lie in another order in GGUF files than adapters have them.
+_OTHERWISE_IN_GGUF = ("FalconForCausalLM", "GPTNeoXForCausalLM")
+
+
+@dataclass
+class _Place:
+    """Part ``part`` of a layer, which takes ``shard`` of the checkpoint module's weight."""
+
+    layer: LinearBase | VocabParallelEmbedding
+    part: int
+    shard: Shard
+
+
+@dataclass
+class LoadedAdapter:
+    """An adapter in host memory: for each layer that it changes A and B as `AdapterTable` wants them."""
+
+    digest: str
+    rank: int
+    matrices: dict[LayerAdapters, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class ModelAdapters:
+    """The adapters of one model, or of a rank's part of it."""
+
+    def __init__(self, model: CausalLM, config: LoRAConfig) -> None:
+        """Lets every layer of ``model`` but experts take adapters."""
+        files, architecture = model.config.files, model.config.architecture
+        if files.format == "gguf" and architecture in _OTHERWISE_IN_GGUF:
+            raise ConfigError(
+                f"enable_lora: {files.model} is a GGUF file, and those of {architecture} hold attention in another "
+                "order than adapters do: take the safetensors"
+            )
+        self._model, self._config = model, config
+        self.dtype = torch.float32 if model.config.is_all_float32 else torch.bfloat16
+        self.rows = AdapterRows()
+        self._experts = {id(m) for layer in model.modules() if isinstance(layer, ExpertsBase) for m in layer.modules()}
+        self._places: dict[str, list[_Place]] = {}
+        self._layers: dict[LayerAdapters, nn.Module] = {}
+        for path, module in model.named_modules():
+            if id(module) in self._experts or isinstance(module, PackedTable):
+                continue
+            if isinstance(module, LinearBase):
+                sizes = [shard.num_rows for shard in module.shards]
+                sizes[-1] += module.output_size - sum(sizes)  # rows of a vocabulary without a token
+                self._add(path, module, sizes, module.shards)
+            elif isinstance(module, VocabParallelEmbedding):
+                self._add(path, module, [module.shard.shape[1]], [module.shard])
+
+    def _add(
+        self, path: str, layer: LinearBase | VocabParallelEmbedding, sizes: list[int], shards: list[Shard]
+    ) -> None:
+        config = self._config
+        table = AdapterTable(config.max_loras, config.max_lora_rank, sizes, self.dtype)
+        adapters = layer.adapters = LayerAdapters(self.rows, table)
+        self._layers[adapters] = layer
+        parent, dot, own = path.rpartition(".")
+        names = self._model.packed_modules_mapping.get(own, [own])
+        for part, shard in enumerate(shards):
+            name = f"{parent}{dot}{names[part] if len(names) == len(shards) else own}"
+            self._places.setdefault(name, []).append(_Place(layer, part, shard))
+
+    def load(self, path: str, digest: str = "") -> LoadedAdapter:
+        """Read an adapter. Raises ModelError, of one line, for one that is damaged, does not fit the model, or asks for
+        what is not computed here, and where its files have another ``digest`` than when it was first read."""
+        most = 4 * self._config.max_lora_rank * sum(sum(p[0].shard.shape) for p in self._places.values())
+        model = self._model.config
+        heads = model.num_heads, model.num_kv_heads
+        found, pairs = read_adapter(path, self._config.max_lora_rank, most, heads)
+        if digest and found != digest:
+            raise ModelError(f"{path} has changed since the adapter was loaded: load it again")
+        parts: dict[LayerAdapters, dict[int, tuple[Tensor, Tensor]]] = {}
+        for pair in pairs:
+            places = self._places_of(pair, path)
+            a, b = pair.a.load(torch.float32), pair.b.load(torch.float32) * pair.scaling
+            for place in places:
+                assert place.layer.adapters is not None
+                parts.setdefault(place.layer.adapters, {})[place.part] = _cut(a, b, place)
+        rank = max(pair.a.shape[0] for pair in pairs)
+        return LoadedAdapter(found, rank, {layer: self._merged(layer, found) for layer, found in parts.items()})
+
+    def _places_of(self, pair: Matrices, path: str) -> list[_Place]:
+        weight = self._model.weight_name(f"{pair.module}.weight")
+        module = "" if weight is None else weight.removesuffix(".weight")
+        places = self._places.get(module)
+        if places is None:
+            if ".experts." in f"{pair.module}.":
+                raise ModelError(f"{path}: {pair.module!r} is of a layer of experts: not supported yet")
+            raise ModelError(
+                f"{path}: {self._model.config.model} has no place for {pair.module!r}; is the adapter another model's?"
+            )
+        of_embedding = isinstance(places[0].layer, VocabParallelEmbedding)
+        outputs, inputs = pair.b.shape[0], pair.a.shape[1]
+        shape, given = places[0].shard.shape, (inputs, outputs) if of_embedding else (outputs, inputs)
+        if given != shape or of_embedding != pair.of_embedding:
+            raise ModelError(
+                f"{path}: A and B of {pair.module!r} are for a weight of {list(given)}, {self._model.config.model} has "
+                f"{list(shape)}; is the adapter another model's?"
+            )
+        return places
+
+    def _merged(self, layer: LayerAdapters, parts: dict[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """A and B of all parts of a layer, those that the adapter leaves alone as zeros."""
+        table = layer.table
+        rank = max(len(b) for _, b in parts.values())
+        sizes = table.offsets.diff().tolist()
+        if isinstance(self._layers[layer], VocabParallelEmbedding):
+            ((a, b),) = parts.values()
+        else:
+            width = next(iter(parts.values()))[0].shape[1]
+            a, b = torch.zeros(table.parts * rank, width), torch.zeros(rank, sum(sizes))
+            for part, (own_a, own_b) in parts.items():
+                a[part * rank : part * rank + len(own_a)] = own_a
+                b[: len(own_b), table.offsets[part] : table.offsets[part] + own_b.shape[1]] = own_b
+        return a.to(self.dtype).contiguous(), b.to(self.dtype).contiguous()
+
+    def put(self, slot: int, adapter: LoadedAdapter) -> bool:
+        """Bring an adapter into a slot; whether layers take adapters from now on that did not before."""
+        before = sum(layer.has_any for layer in self._layers)
+        for layer in self._layers:
+            layer.put(slot, adapter.matrices.get(layer))
+        return sum(layer.has_any for layer in self._layers) > before
+
+    @contextmanager
+    def applied(self, slots: Tensor) -> Iterator[None]:
+        """A forward pass of rows with these ``slots`` int32 ``[T]``, -1: none."""
+        apart = {module for layer, module in self._layers.items() if layer.has_any}
+        is_fused = self._model.is_quantized
+        if is_fused:
+            fuse_neighbours(self._model, apart)
+        self.rows.slots = slots
+        try:
+            yield
+        finally:
+            self.rows.slots = None
+            if is_fused:
+                fuse_neighbours(self._model)
+
+
+def _cut(a: Tensor, b: Tensor, place: _Place) -> tuple[Tensor, Tensor]:
+    """This rank's parts of ``a [R, K]`` and ``b [N, R]`` of a checkpoint module: ``[R, k]`` and ``[R, n]``, or of an
+    embedding ``[v, R]`` and ``[R, H]``."""
+    shard = place.shard
+    if isinstance(place.layer, VocabParallelEmbedding):
+        return a.T[shard.rows], b.T
+    rows = b if shard.order is None else b[shard.order]
+    return a[:, shard.columns], rows[shard.rows].T

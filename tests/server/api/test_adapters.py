@@ -1,0 +1,145 @@
+"""LoRA adapters over HTTP: named in `model`, listed, loaded, replaced and unloaded while the server runs."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.adapters import write_adapter
+from support.serving import Engine
+
+MODULES = {"self_attn.q_proj": (32, 32), "mlp.down_proj": (32, 64)}
+PROMPT = list(range(10, 60))
+
+
+def make(path: Path, seed: int, rank: int = 4) -> Path:
+    shapes = {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in MODULES.items()}
+    write_adapter(path, shapes, seed, r=rank, lora_alpha=8 * rank)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def server(folder) -> Iterator[Engine]:
+    make(folder / "own", 1)
+    for number in range(2, 6):
+        make(folder / "dir" / f"a{number}", number, rank=number)
+    (folder / "dir" / "link").symlink_to(folder / "own")
+    flags = (
+        "--enable-lora", "--max-loras", "2", "--lora-modules", f"own={folder / 'own'}", "--lora-dir",
+        str(folder / "dir"), "--allow-runtime-lora-updating", "--max-model-len", "256",
+    )  # fmt: skip
+    with Engine(folder, *flags) as engine:
+        yield engine
+
+
+def ask(server: Engine, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}{path}", data, {"content-type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            status, text = answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read().decode()
+    return status, json.loads(text) if text.startswith("{") else text
+
+
+def complete(server: Engine, model: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0, "ignore_eos": True} | fields
+    status, answer = ask(server, "/v1/completions", body)
+    assert status == 200, answer
+    return answer
+
+
+def test_requests_name_an_adapter_in_every_dialect(server):
+    base, own = complete(server, "tiny"), complete(server, "own")
+    assert own["model"] == "own" and base["model"] == "tiny"
+    assert own["choices"][0]["text"] != base["choices"][0]["text"]
+    assert own["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # not the base's
+    assert complete(server, "own")["choices"] == own["choices"]
+    message = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    for path, body in (
+        ("/v1/chat/completions", message), ("/v1/messages", message), ("/api/chat", message | {"stream": False}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 4}),
+        ("/api/generate", {"prompt": "hello", "stream": False, "raw": True}),
+    ):  # fmt: skip
+        status, answer = ask(server, path, body | {"model": "nobody"})
+        assert status == 404 and "nobody" in json.dumps(answer), path
+        status, answer = ask(server, path, body | {"model": "own"})
+        assert answer.get("model") == "own" or "template" in json.dumps(answer), (path, answer)
+    status, answer = ask(server, "/v1/embeddings", {"model": "own", "input": "x"})
+    assert status == 400 and "adapter" in answer["error"]["message"]
+
+
+def test_adapters_are_models_with_parents(server):
+    cards = {card["id"]: card for card in ask(server, "/v1/models")[1]["data"]}
+    assert cards["tiny"]["parent"] is None and cards["own"]["parent"] == "tiny"
+    assert cards["own"]["root"].endswith("/own") and cards["own"]["root"] != cards["tiny"]["root"]
+    assert ask(server, "/v1/models/own")[1] == cards["own"]
+    assert "own" in [tag["name"].removesuffix(":latest") for tag in ask(server, "/api/tags")[1]["models"]]
+
+
+def test_adapters_come_and_go_while_the_server_runs(server, folder):
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    assert ask(server, load, {"lora_name": "a2", "lora_path": "a2"})[0] == 200
+    first = complete(server, "a2")["choices"][0]["text"]
+    assert complete(server, "a2")["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    status, answer = ask(server, load, {"lora_name": "a2", "lora_path": str(folder / "dir" / "a3")})
+    assert status == 400 and "load_inplace" in answer["error"]["message"]
+    replaced = {"lora_name": "a2", "lora_path": str(folder / "dir" / "a3"), "load_inplace": True}
+    assert ask(server, load, replaced)[0] == 200
+    other = complete(server, "a2")
+    assert other["choices"][0]["text"] != first
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0, "keys of the weights before"
+    for name in ("a4", "a5"):  # more than there are slots
+        assert ask(server, load, {"lora_name": name, "lora_path": name})[0] == 200
+        assert complete(server, name)["model"] == name
+    assert complete(server, "a2")["choices"] == other["choices"]
+    metrics = ask(server, "/metrics")[1]
+    (line,) = [line for line in metrics.splitlines() if line.startswith("vllm:lora_requests_info{")]
+    assert 'max_lora="2"' in line and "running_lora_adapters" in line and "waiting_lora_adapters" in line
+    for name in ("a2", "a4", "a5"):
+        assert ask(server, unload, {"lora_name": name})[0] == 200
+    status, answer = ask(server, unload, {"lora_name": "a2"})
+    assert status == 404 and "a2" in answer["error"]["message"]
+    status, answer = ask(server, "/v1/completions", {"model": "a2", "prompt": [1]})
+    assert status == 404 and answer["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "says"),
+    [
+        ("x", "../own", "not below --lora-dir"),
+        ("x", "/etc", "not below --lora-dir"),
+        ("x", "link", "not below --lora-dir"),
+        ("x", "nothing", "adapter_config.json"),
+        ("x", "a2\0", "cannot be read"),
+        ("tiny", "a2", "own name"),
+        ("no name", "a2", "letters"),
+        ("", "a2", "letters"),
+    ],
+)
+def test_what_may_not_be_loaded_is_a_400_of_one_line(server, name, path, says):
+    status, answer = ask(server, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+    assert status == 400 and says in answer["error"]["message"] and "\n" not in answer["error"]["message"]
+    assert [card["id"] for card in ask(server, "/v1/models")[1]["data"]] == ["tiny", "own"]
+
+
+def test_without_the_flag_nothing_can_be_changed(tmp_path):
+    make(tmp_path / "own", 1)
+    with Engine(tmp_path, "--enable-lora", "--lora-modules", f"own={tmp_path / 'own'}") as engine:
+        assert complete(engine, "own")["model"] == "own"
+        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            status, answer = ask(engine, path, {"lora_name": "own", "lora_path": str(tmp_path / "own")})
+            assert status == 403 and "--allow-runtime-lora-updating" in answer["error"]["message"]
