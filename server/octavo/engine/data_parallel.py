@@ -22,7 +22,7 @@ _PREFIX_TOKENS = 64  # by whose hash equally loaded cores are told apart: one pr
 class _Unfinished:
     core: int
     tokens: int  # of the prompt, and generated so far
-    samples: int  # that are not finished
+    samples: set[int]  # that are not finished
 
 
 class Loads:
@@ -40,7 +40,7 @@ class Loads:
         core = ties[0] if len(ties) == 1 else max(ties, key=partial(_rank_of, request))
         size = len(request.prompt_token_ids)
         self.tokens[core] += size
-        self._requests[request.request_id] = _Unfinished(core, size, request.sampling_params.n)
+        self._requests[request.request_id] = _Unfinished(core, size, set(range(request.sampling_params.n)))
         return core
 
     def core_of(self, request_id: str) -> int | None:
@@ -56,14 +56,15 @@ class Loads:
                 known.tokens += len(output.new_token_ids)
                 self.tokens[known.core] += len(output.new_token_ids)
                 if output.finish_reason is not None:
-                    self.finish_sample(output.request_id, everything=output.index < 0)
+                    self.finish_sample(output.request_id, output.index)
 
-    def finish_sample(self, request_id: str, everything: bool = False) -> None:
-        """One of a request's samples, or all, have ended; unknown requests are ignored."""
+    def finish_sample(self, request_id: str, index: int) -> None:
+        """A sample of a request has ended, or all of them (-1), as both the core and the front end may say of one;
+        unknown requests are ignored."""
         known = self._requests.get(request_id)
         if known is not None:
-            known.samples -= known.samples if everything else 1
-            if known.samples <= 0:
+            known.samples = known.samples - {index} if index >= 0 else set()
+            if not known.samples:
                 del self._requests[request_id]
                 self.tokens[known.core] -= known.tokens
 
@@ -112,15 +113,15 @@ class CoreClients:
             if own := [request_id for request_id in request_ids if self.loads.core_of(request_id) == core]:
                 client.abort_requests(own)
         for request_id in request_ids:
-            self.loads.finish_sample(request_id, everything=True)
+            self.loads.finish_sample(request_id, -1)
 
     def finish_samples(self, samples: list[tuple[str, int]]) -> None:
         """See `CoreClient`."""
         for core, client in enumerate(self._clients):
             if own := [sample for sample in samples if self.loads.core_of(sample[0]) == core]:
                 client.finish_samples(own)
-        for request_id, _ in samples:
-            self.loads.finish_sample(request_id)
+        for request_id, index in samples:
+            self.loads.finish_sample(request_id, index)
 
     def read_block_map(self) -> bytes:
         """The cores' maps, one after the other."""

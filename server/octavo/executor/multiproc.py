@@ -106,13 +106,17 @@ class MultiprocExecutor(UniProcExecutor):
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step on all ranks. Raises RuntimeError, as what it returns does, when a rank is lost."""
         ranks = self._ranks
+        ranks.check()
         self.worker.cut_drafts(step)
-        ranks.send(Kind.STEP, self._encode(step))
         ranks.begin_step(step.step_id)
+        ranks.send(Kind.STEP, self._encode(step))
         try:
             pending = self.worker.execute_model(step)
         except RuntimeError as error:
             raise self._explained(error) from error
+        except BaseException as error:
+            self._lose_by(error)
+            raise
 
         def wait() -> ModelRunnerOutput:
             try:
@@ -120,6 +124,9 @@ class MultiprocExecutor(UniProcExecutor):
                 self._place.check()
             except RuntimeError as error:
                 raise self._explained(error) from error
+            except BaseException as error:
+                self._lose_by(error)
+                raise
             ranks.end_step()
             if self._total.add(output):
                 self._total.compare(ranks.sums())
@@ -131,6 +138,11 @@ class MultiprocExecutor(UniProcExecutor):
         """``error``, or the rank whose end is behind it."""
         self._ranks.wait_for_news()
         return RuntimeError(self._ranks.lost) if self._ranks.lost else error
+
+    def _lose_by(self, error: BaseException) -> None:
+        """After an interrupt (a second Ctrl-C, for one) no later step is to be mistaken for the one under way."""
+        if not isinstance(error, Exception):
+            self._ranks.lose(f"a step of the ranks was interrupted ({type(error).__name__}): start the engine anew")
 
     def is_lost(self) -> bool:
         """Whatever failed, the other ranks are in the middle of it."""

@@ -4,6 +4,7 @@ started first."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -23,6 +24,11 @@ from octavo.system.parent import describe_exit
 if TYPE_CHECKING:
     from octavo.executor.places import Place
     from octavo.interface.engine_config import EngineConfig
+
+
+logger = logging.getLogger(__name__)
+
+_END_SECONDS = 5.0
 
 
 @dataclass
@@ -53,11 +59,14 @@ class RankProcess:
     def end(self) -> None:
         """Kill it, which works on a stopped process too."""
         self.process.kill()
-        self.process.wait()
 
     def close(self) -> None:
         """See `Rank`."""
         self.end()
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # the kernel does not let go of it, a file system that hangs for one
+            logger.warning("%s does not end", self.name)
         self.socket.close()
         if self.process.stdin is not None:
             try:

@@ -50,7 +50,7 @@ class Rank(Protocol):
         """None while it lives; else why not, and the less the number the likelier it is the reason of others' ends."""
 
     def end(self) -> None:
-        """End it, even if it is stopped."""
+        """End it, even if it is stopped; without waiting for that."""
 
     def close(self) -> None:
         """`end`, and give back what is kept of it."""
@@ -80,6 +80,7 @@ class Ranks:
         self.is_watching = True  # else somebody else does
         self._closed, self._started = threading.Event(), threading.Event()
         self._error: Exception | None = None
+        self._losing = threading.Lock()
         self._some_ended = False
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
 
@@ -101,7 +102,7 @@ class Ranks:
         while not self._closed.wait(WATCH_SECONDS):
             problem = self._problem() if self.is_watching else None
             if problem is not None:
-                self._lose(problem)
+                self.lose(problem)
                 return
 
     def _start(self) -> None:
@@ -174,7 +175,7 @@ class Ranks:
         return whole
 
     def begin_step(self, step_id: int) -> None:
-        """Watch that a step ends in time."""
+        """Watch that a step ends in time, from before it is sent: a rank that reads nothing would hold that up."""
         self._steps.append((step_id, time.monotonic()))
 
     def end_step(self) -> None:
@@ -210,8 +211,12 @@ class Ranks:
                 return late
         return []
 
-    def _lose(self, problem: str) -> None:
-        self.lost = problem
+    def lose(self, problem: str) -> None:
+        """Whatever the ranks are doing, it makes no sense any more: end them, unless they are lost already."""
+        with self._losing:
+            if self.lost is not None:
+                return
+            self.lost = problem
         logger.error("%s: the other ranks end", problem)
         for rank in self._ranks:
             rank.end()

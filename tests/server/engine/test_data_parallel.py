@@ -46,8 +46,20 @@ def test_the_core_with_fewest_tokens_gets_the_next_request(num_cores: int, data:
                 del alive[name]
     for name in alive:
         loads.observe([EngineCoreOutput(name, 0, [1], finish_reason="stop")])
-        loads.finish_sample(name)
+        loads.finish_sample(name, 1)
     assert loads.tokens == [0] * num_cores
+
+
+def test_a_sample_whose_end_is_told_twice_is_one() -> None:
+    """By the front end, which has found a stop string, while the core has ended it too: the other sample goes on, and
+    can be aborted where it is."""
+    loads = Loads(2)
+    core = loads.add(request("r", [1, 2, 3], n=2))
+    loads.finish_sample("r", 0)
+    loads.observe([EngineCoreOutput("r", 0, [4], finish_reason="length")])
+    assert loads.core_of("r") == core and loads.tokens[core] == 4
+    loads.observe([EngineCoreOutput("r", 1, [4], finish_reason="length")])
+    assert loads.core_of("r") is None and loads.tokens == [0, 0]
 
 
 def test_equally_loaded_cores_are_told_apart_by_the_prompts_beginning() -> None:

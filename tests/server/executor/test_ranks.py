@@ -7,12 +7,15 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -20,8 +23,11 @@ from support.serving import Engine, are_gone, rank_pids
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
+from octavo.executor.multiproc import MultiprocExecutor
+from octavo.executor.ranks import Ranks, Watched
 from octavo.executor.token_sums import EVERY, TokenSum
 from octavo.interface.step import ModelRunnerOutput
+from octavo.system.channel import Channel
 
 PROMPTS = [[5, 6, 7, 8], list(range(3, 60)), [9] * 33]
 PARAMS = [
@@ -130,6 +136,64 @@ def test_a_stopped_rank_does_not_outlive_a_killed_server(tmp_path: Path) -> None
         os.kill(pids[1], signal.SIGSTOP)
         engine.process.kill()
         assert are_gone(pids)
+
+
+class Pair(Ranks):
+    """This process and a rank that reads nothing."""
+
+    def _start(self) -> None:
+        ours, self.theirs = socket.socketpair()
+        beat = SimpleNamespace(seconds_since_beat=lambda: 9.0, num_steps=0)
+        name = "rank 1 (process 7)"
+        self._ranks.append(SimpleNamespace(
+            number=1, name=name, channel=Channel(ours), heartbeat=beat, watched=[Watched(1, name, beat)],
+            ended=lambda: None, end=lambda: None, close=ours.close,
+        ))  # fmt: skip
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ranks = Pair(2)
+    ranks._start_thread()
+    yield ranks
+    ranks.close()
+    ranks.theirs.close()
+
+
+def executor_of(ranks: Ranks, payload: bytes, compute: Callable[[object], object]) -> MultiprocExecutor:
+    executor = MultiprocExecutor.__new__(MultiprocExecutor)
+    executor._ranks, executor._encode = ranks, lambda step: payload
+    executor.worker = SimpleNamespace(cut_drafts=lambda step: None, execute_model=compute)
+    return executor
+
+
+def test_a_stopped_rank_that_reads_no_large_step_is_told(pair: Pair) -> None:
+    pair.timeout = 0.5
+    executor = executor_of(pair, bytes(1 << 24), lambda step: pytest.fail("the step was not sent"))
+    with pytest.raises(RuntimeError, match=r"step 7 was not done in 0.5 s: rank 1 \(process 7\) is late"):
+        executor.execute_model(SimpleNamespace(step_id=7))
+
+
+def test_every_step_in_flight_is_watched(pair: Pair) -> None:
+    pair.timeout = 0.5
+    for step in (7, 8):
+        pair.begin_step(step)
+    pair.end_step()
+    pair.wait_for_news(20)
+    assert str(pair.lost).startswith("step 8 was not done")
+
+
+def test_no_step_follows_one_that_was_interrupted(pair: Pair) -> None:
+    """The ranks are in the middle of it, and would take the next one's exchanges for its own."""
+
+    def interrupted(step: object) -> object:
+        raise KeyboardInterrupt
+
+    executor = executor_of(pair, b"", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        executor.execute_model(SimpleNamespace(step_id=7))
+    with pytest.raises(RuntimeError, match=r"interrupted \(KeyboardInterrupt\): start the engine anew"):
+        executor.execute_model(SimpleNamespace(step_id=8))
 
 
 def test_ranks_that_sample_different_tokens_are_told_with_both_sums() -> None:
