@@ -1,12 +1,13 @@
 """What ranks cost on CPUs: two of one thread, that share each layer or have half of the layers each, against one of
-two, and against vLLM's CPU build with two.
+two, and against vLLM's CPU build with two; with --experts, also two that each have some experts whole.
 
-    python benchmarks/tensor_parallel.py [--layers 16] [--rounds 3] [--users 20] [--tokens 64] [--vllm]
+    python benchmarks/tensor_parallel.py [--experts] [--layers 16] [--rounds 3] [--users 20] [--tokens 64] [--vllm]
 
-A checkpoint of the shape of Llama 3.2 1B in bfloat16 with random weights is made in --folder, once. Rounds alternate
-between engines; each starts one, answers one request that is not counted, then --users at once: prompts of 64 tokens,
---tokens each, greedy. Printed: tokens a second, the time to be ready, and the ratios of the medians. `make peers`
-installs vLLM. Other programs of the machine move these figures.
+A checkpoint of the shape of Llama 3.2 1B in bfloat16 with random weights is made in --folder, once; with --experts one
+of a Qwen3-MoE with 32 experts, of which 4 take a token. Rounds alternate between engines; each starts one, answers one
+request that is not counted, then --users at once: prompts of 64 tokens, --tokens each, greedy. Printed: tokens a
+second, the time to be ready, and the ratios of the medians. `make peers` installs vLLM. Other programs of the machine
+move these figures.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048,
@@ -27,10 +29,15 @@ SHAPE = {
     "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
     "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+EXPERTS = SHAPE | {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 32000, "hidden_size": 1024,
+    "intermediate_size": 2048, "num_attention_heads": 16, "num_experts": 32, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
 # Runs in each engine's own interpreter: both have this API.
 RUN = """
 import json, sys, time
-engine, model, ranks, stages, users, tokens, seed = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+engine, model, ranks, stages, dealt, users, tokens, seed = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 import random
 if __name__ == "__main__":
     started = time.perf_counter()
@@ -39,10 +46,11 @@ if __name__ == "__main__":
     else:
         from octavo import LLM, SamplingParams
     llm = LLM(model, tensor_parallel_size=ranks, pipeline_parallel_size=stages, max_model_len=512,
-              max_num_seqs=users, skip_tokenizer_init=True, enable_prefix_caching=False)
+              max_num_seqs=users, skip_tokenizer_init=True, enable_prefix_caching=False,
+              enable_expert_parallel=bool(dealt))
     ready = time.perf_counter() - started
     draw = random.Random(seed)
-    prompts = [{"prompt_token_ids": [draw.randrange(3, 128000) for _ in range(64)]} for _ in range(users)]
+    prompts = [{"prompt_token_ids": [draw.randrange(3, 32000) for _ in range(64)]} for _ in range(users)]
     def answer(some, count):
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
         begun = time.perf_counter()
@@ -56,33 +64,42 @@ if __name__ == "__main__":
 """
 
 
-def make_checkpoint(folder: Path, layers: int) -> Path:
+def make_checkpoint(folder: Path, layers: int, shape: dict[str, Any]) -> Path:
     """The checkpoint, made unless it is there."""
     import torch
     from safetensors.torch import save_file
 
-    path = folder / f"llama-1b-{layers}"
+    experts = shape.get("num_experts", 0)
+    path = folder / (f"qwen3-moe-{experts}-{layers}" if experts else f"llama-1b-{layers}")
     if (path / "config.json").exists():
         return path
     path.mkdir(parents=True, exist_ok=True)
-    hidden, inner, kv = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["num_key_value_heads"] * 64
+    hidden, inner, kv = shape["hidden_size"], shape["intermediate_size"], shape["num_key_value_heads"] * 64
     generator = torch.Generator().manual_seed(0)
 
     def weight(rows: int, columns: int) -> torch.Tensor:
         return torch.empty(rows, columns, dtype=torch.bfloat16).normal_(0, columns**-0.5, generator=generator)
 
-    tensors = {"model.embed_tokens.weight": weight(SHAPE["vocab_size"], hidden)}
+    tensors = {"model.embed_tokens.weight": weight(shape["vocab_size"], hidden)}
     shapes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-              "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-              "mlp.down_proj": (hidden, inner)}  # fmt: skip
+              "self_attn.o_proj": (hidden, hidden)}  # fmt: skip
+    mlps = [f"mlp.experts.{number}" for number in range(experts)] or ["mlp"]
+    inner = shape.get("moe_intermediate_size", inner)
+    for mlp in mlps:
+        shapes |= {f"{mlp}.gate_proj": (inner, hidden), f"{mlp}.up_proj": (inner, hidden)}
+        shapes[f"{mlp}.down_proj"] = hidden, inner
+    if experts:
+        shapes["mlp.gate"] = experts, hidden
     for layer in range(layers):
         at = f"model.layers.{layer}."
         tensors |= {f"{at}{name}.weight": weight(*shape) for name, shape in shapes.items()}
         for norm in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{at}{norm}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+        for norm in ("q_norm", "k_norm") if experts else ():
+            tensors[f"{at}self_attn.{norm}.weight"] = torch.ones(64, dtype=torch.bfloat16)
     tensors["model.norm.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    (path / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": layers}))
+    (path / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": layers}))
     return path
 
 
@@ -109,29 +126,32 @@ def main() -> int:
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "octavo" / "benchmarks")
+    parser.add_argument("--experts", action="store_true", help="a mixture of experts, and -ep beside -tp 2")
     parser.add_argument("--vllm", action="store_true", help="vLLM's CPU build too")
     args = parser.parse_args()
-    model = make_checkpoint(args.folder, args.layers)
-    engines: dict[str, tuple[str, dict[str, str], str, int, int]] = {
-        "octavo -tp 1": (sys.executable, {}, "octavo", 1, 1),
-        "octavo -tp 2": (sys.executable, {}, "octavo", 2, 1),
-        "octavo -pp 2": (sys.executable, {}, "octavo", 1, 2),
+    model = make_checkpoint(args.folder, args.layers, EXPERTS if args.experts else SHAPE)
+    engines: dict[str, tuple[str, dict[str, str], str, int, int, int]] = {
+        "octavo -tp 1": (sys.executable, {}, "octavo", 1, 1, 0),
+        "octavo -tp 2": (sys.executable, {}, "octavo", 2, 1, 0),
+        "octavo -pp 2": (sys.executable, {}, "octavo", 1, 2, 0),
     }
+    if args.experts:
+        engines["octavo -tp 2 -ep"] = (sys.executable, {}, "octavo", 2, 1, 1)
     if args.vllm:
         sys.path.insert(0, str(Path(__file__).parent / "peers"))
         from engines import peers_folder, vllm_binary, vllm_environment
 
         root = peers_folder()
         env = vllm_environment(root, 2) | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-        engines["vLLM -tp 2"] = (str(vllm_binary(root).parent / "python"), env, "vllm", 2, 1)
+        engines["vLLM -tp 2"] = (str(vllm_binary(root).parent / "python"), env, "vllm", 2, 1, 0)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     for number in range(args.rounds):
         names = random.Random(number).sample(list(engines), len(engines))
         for name in names:
-            python, env, engine, ranks, stages = engines[name]
-            result = run_once(python, env, engine, model, ranks, stages, args.users, args.tokens, number)
+            python, env, engine, *layout = engines[name]
+            result = run_once(python, env, engine, model, *layout, args.users, args.tokens, number)
             found[name].append(result)
-            print(f"{name:13} {result['rate']:7.1f} tokens/s decoding, {result['whole']:7.1f} with prompts, "
+            print(f"{name:16} {result['rate']:7.1f} tokens/s decoding, {result['whole']:7.1f} with prompts, "
                   f"ready in {result['ready']:.2f} s", flush=True)  # fmt: skip
     rates = {name: statistics.median(result["rate"] for result in results) for name, results in found.items()}
     ready = {name: statistics.median(result["ready"] for result in results) for name, results in found.items()}
@@ -139,6 +159,8 @@ def main() -> int:
           f"ready {ready['octavo -tp 2'] - ready['octavo -tp 1']:+.2f} s")  # fmt: skip
     print(f"two stages of one thread: {rates['octavo -pp 2'] / rates['octavo -tp 1']:.2f}x; "
           f"ready {ready['octavo -pp 2'] - ready['octavo -tp 1']:+.2f} s")  # fmt: skip
+    if args.experts:
+        print(f"whole experts: {rates['octavo -tp 2 -ep'] / rates['octavo -tp 2']:.2f}x parts of each")
     if args.vllm:
         print(f"octavo -tp 2: {rates['octavo -tp 2'] / rates['vLLM -tp 2']:.2f}x vLLM -tp 2")
     return 0

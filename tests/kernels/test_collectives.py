@@ -79,6 +79,13 @@ def test_sums_are_made_in_the_order_of_ranks(isa: str, dtype: torch.dtype) -> No
                 all_do(ranks, work)
                 for part in mine:
                     assert torch.equal(part, summed(parts)), shape
+                copies = [part.clone() for part in parts]
+
+                def work_apart(rank: SharedMemory, copies: list[torch.Tensor] = copies) -> torch.Tensor:
+                    return rank.all_reduce(copies[rank.rank], torch.bfloat16)
+
+                for total in all_do(ranks, work_apart):
+                    assert torch.equal(total, summed(parts).bfloat16()), "of float32, rounded once"
             assert not any(rank.stopped or rank.late for rank in ranks)
 
 

@@ -80,6 +80,7 @@ def test_routes_are_those_of_the_reference(route: dict[str, Any]) -> None:
         their_ids, their_weights = reference.topk_route(logits, k, **settings)
         assert torch.equal(ids, their_ids) and ids.dtype == torch.int32
         torch.testing.assert_close(weights, their_weights, rtol=1e-5, atol=1e-6)
+        assert torch.equal(octavo_kernels.topk_route(logits, k, first=9, **settings)[0], ids - 9)
         for row in (0, 17):  # in any company
             alone = octavo_kernels.topk_route(logits[row : row + 1], k, **settings)
             assert torch.equal(alone[0][0], ids[row]) and torch.equal(alone[1][0], weights[row])
@@ -163,6 +164,38 @@ def test_all_rows_to_one_expert_one_row_and_one_expert(form: str) -> None:
     theirs = reference.fused_moe(x[:4], ids, weights, only)
     torch.testing.assert_close(octavo_kernels.fused_moe(x[:4], ids, weights, only), theirs, rtol=0, atol=5e-3)
     assert octavo_kernels.fused_moe(x[:0], ids[:0], weights[:0], only).shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_experts_of_other_ranks_are_left_out(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What parts of the experts give adds up to what all give, whatever lies in memory that nobody has written."""
+    held, logits = experts(form), torch.randn(40, EXPERTS, generator=torch.Generator().manual_seed(3))
+    x, empty, groups = rows(40, torch.bfloat16), torch.empty, (range(2), range(2, EXPERTS))
+    whole = octavo_kernels.fused_moe(x, *octavo_kernels.topk_route(logits, 2), held, out_dtype=torch.float32)
+    assert torch.equal(octavo_kernels.fused_moe(x, *octavo_kernels.topk_route(logits, 2), held), whole.bfloat16())
+
+    def poisoned(*args: Any, **how: Any) -> Tensor:
+        made = empty(*args, **how)
+        return made.fill_(torch.nan if made.is_floating_point() else 0 if made.dtype == torch.uint8 else 1 << 30)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    total = torch.zeros_like(whole)
+    for mine in groups:
+        tables = [expert_table([part[mine.start : mine.stop] for part in w.parts]) for w in (held.gate_up, held.down)]
+        own = replace(held, gate_up=tables[0], down=tables[1])
+        ids, weights = octavo_kernels.topk_route(logits, 2, first=mine.start)
+        part = octavo_kernels.fused_moe(x, ids, weights, own, out_dtype=torch.float32)
+        near = 5e-3 if form.startswith("int8") else 3e-2
+        torch.testing.assert_close(
+            part, reference.fused_moe(x, ids, weights, own, out_dtype=torch.float32), rtol=0, atol=near
+        )
+        none = ((ids < 0) | (ids >= len(mine))).all(1)
+        assert none.any() and not part[none].any()
+        for some in (slice(0, 1), slice(3, 20)):
+            alone = octavo_kernels.fused_moe(x[some], ids[some], weights[some], own, out_dtype=torch.float32)
+            assert torch.equal(alone, part[some])
+        total += part
+    torch.testing.assert_close(total, whole, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["float32", "int8"])

@@ -35,11 +35,11 @@ class EmulatedRank:
         self._barrier.wait()
         return parts
 
-    def all_reduce(self, x: Tensor) -> None:
+    def all_reduce(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         total, *others = (part.float() for part in self._exchange(x.clone()))
         for other in others:
             total = total + other
-        x.copy_(total)
+        return total.to(dtype or x.dtype)
 
     def all_gather(self, x: Tensor, total: int, wants: Tensor | None = None) -> Tensor:
         most = -(-total // len(self._parts))
@@ -64,9 +64,10 @@ class EmulatedRank:
 class EmulatedTP:
     """``size`` ranks, of which ``build`` makes one each, one after the other; `run` has all of them do something."""
 
-    def __init__(self, size: int, build: Callable[[TensorParallel], T]) -> None:
+    def __init__(self, size: int, build: Callable[[TensorParallel], T], expert_parallel: bool = False) -> None:
         barrier, parts = threading.Barrier(size), [None] * size
-        tps = [TensorParallel(rank, size, EmulatedRank(rank, parts, barrier)) for rank in range(size)]
+        groups = [EmulatedRank(rank, parts, barrier) for rank in range(size)]
+        tps = [TensorParallel(rank, size, group, expert_parallel=expert_parallel) for rank, group in enumerate(groups)]
         self._barrier, self.ranks = barrier, [build(tp) for tp in tps]
 
     def run(self, work: Callable[[Any], T]) -> list[T]:
@@ -107,7 +108,7 @@ if any(case["transport"] == "gloo" for case in cases):
     dist.init_process_group("gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=ranks)
     groups["gloo"] = TorchGroup(dist.group.WORLD)
 for number, case in enumerate(cases):
-    tp = TensorParallel(rank, ranks, groups[case["transport"]])
+    tp = TensorParallel(rank, ranks, groups[case["transport"]], expert_parallel=case["expert_parallel"])
     model = load(case["model"], case["dtype"], tp, case["quantization"])
     run = answers_of if isinstance(model, Encoder) else logits_of
     logits = run(model, case["tokens"])
@@ -122,10 +123,12 @@ if "gloo" in groups:
 
 def case_of(
     model: Path | None, tokens: list[list[int]], dtype: str = "float32", transport: str = "shared memory",
-    quantization: str | None = "none",
+    quantization: str | None = "none", expert_parallel: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    name = None if model is None else str(model)
-    return {"model": name, "tokens": tokens, "dtype": dtype, "transport": transport, "quantization": quantization}
+    return {
+        "model": None if model is None else str(model), "tokens": tokens, "dtype": dtype, "transport": transport,
+        "quantization": quantization, "expert_parallel": expert_parallel,
+    }  # fmt: skip
 
 
 def logits_of_processes(ranks: int, cases: list[dict[str, Any]], out: Path) -> list[list[tuple[list[Tensor], int]]]:

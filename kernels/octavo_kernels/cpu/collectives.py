@@ -76,13 +76,19 @@ class SharedMemory:
         if not self.stopped:
             struct.pack_into("=I", self._memory, 0, 2)
 
-    def all_reduce(self, x: Tensor) -> None:
-        """Replace ``x`` float32 or bfloat16 [T, N], contiguous, by the sum of every rank's."""
+    def all_reduce(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The sum of every rank's ``x`` float32 or bfloat16 [T, N], contiguous: in its place or, of float32, as
+        bfloat16 if that is the ``dtype``."""
         if not x.is_contiguous() or x.dtype not in DTYPES:
             raise ValueError(f"x: must be contiguous, in float32 or bfloat16, not {x.dtype} with strides {x.stride()}")
-        width, count = x.shape[-1], x.numel()
+        if dtype not in (None, x.dtype, torch.bfloat16):
+            raise ValueError(f"dtype: a sum of {x.dtype} is not kept as {dtype}")
+        out = x if dtype in (None, x.dtype) else torch.empty(x.shape, dtype=dtype)
+        width, count, dtypes = x.shape[-1], x.numel(), (DTYPES[x.dtype], DTYPES[out.dtype])
         for first in range(0, count, _SLOT // x.element_size()):
-            self._run("all_reduce", count, x.data_ptr(), *self._exchange, count // width, width, first, DTYPES[x.dtype])
+            rows = count // width
+            self._run("all_reduce", count, x.data_ptr(), out.data_ptr(), *self._exchange, rows, width, first, *dtypes)
+        return out
 
     def all_gather(self, x: Tensor, total: int, wants: Tensor | None = None) -> Tensor:
         """Every rank's ``x [T, >= own]`` side by side: ``[T, total]``. Ranks have ceil(total / ranks) columns each, the

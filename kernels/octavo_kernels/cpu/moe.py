@@ -26,11 +26,12 @@ def topk_route(
     renormalise: bool = False,
     scale: float = 1.0,
     expert_scale: Tensor | None = None,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """See `octavo_kernels.topk_route`."""
     library = get_library()
     if library is None or logits.dtype != torch.float32:
-        return reference.topk_route(logits, k, kind, bias, groups, renormalise, scale, expert_scale)
+        return reference.topk_route(logits, k, kind, bias, groups, renormalise, scale, expert_scale, first)
     check_route(logits, k, kind, groups)
     logits = as_contiguous(logits)
     bias = None if bias is None else as_contiguous(bias, torch.float32)
@@ -40,7 +41,7 @@ def topk_route(
     op = library.pack(
         "topk_route",
         logits.data_ptr(), *_optional(bias, expert_scale), ids.data_ptr(), weights.data_ptr(),
-        rows, experts, k, _ROUTINGS[kind], *(groups or (0, 0)), renormalise, scale,
+        rows, experts, k, _ROUTINGS[kind], *(groups or (0, 0)), renormalise, first, scale,
     )  # fmt: skip
     library.run(op, threads_for(16 * logits.numel()))
     return ids, weights
@@ -53,11 +54,14 @@ def fused_moe(
     experts: Experts,
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """See `octavo_kernels.fused_moe`."""
-    library = get_library()
-    if library is None or x.dtype not in DTYPES or not isinstance(experts.gate_up, ExpertTable):
-        return reference.fused_moe(x, ids, weights, experts, shared, shared_gate)
+    library, dtype = get_library(), out_dtype or x.dtype
+    takes = x.dtype in DTYPES and dtype in (x.dtype, torch.float32) and isinstance(experts.gate_up, ExpertTable)
+    if library is None or not takes:
+        return reference.fused_moe(x, ids, weights, experts, shared, shared_gate, out_dtype)
+    assert isinstance(experts.gate_up, ExpertTable)
     x, ids, weights = as_contiguous(x), as_contiguous(ids, torch.int32), as_contiguous(weights, torch.float32)
     if x.shape[1] != experts.gate_up.width:
         raise ValueError(f"x: rows of {x.shape[1]} values do not fit experts of width {experts.gate_up.width}")
@@ -66,13 +70,13 @@ def fused_moe(
     library.run(op, threads=1)
     compute = _packed if isinstance(experts.gate_up.parts[0][0], PackedLinear) else _dense
     results = compute(library, x, plan, weights, experts)
-    out = torch.empty_like(x)
+    out = torch.empty(x.shape, dtype=dtype)
     shared = None if shared is None else as_contiguous(shared, x.dtype)
     gate = None if shared_gate is None else as_contiguous(shared_gate, torch.float32)
     op = library.pack(
         "add_choices",
-        results.data_ptr(), *_optional(None if experts.weighs_input else weights, shared, gate), out.data_ptr(),
-        len(x), ids.shape[1], x.shape[1], DTYPES[x.dtype],
+        results.data_ptr(), *_optional(None if experts.weighs_input else weights, ids, shared, gate), out.data_ptr(),
+        len(x), ids.shape[1], experts.num_experts, x.shape[1], DTYPES[x.dtype], DTYPES[dtype],
     )  # fmt: skip
     library.run(op, threads_for(results.numel()))
     return out

@@ -26,6 +26,7 @@ def topk_route(
     renormalise: bool = False,
     scale: float = 1.0,
     expert_scale: Tensor | None = None,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """See `octavo_kernels.topk_route`."""
     check_route(logits, k, kind, groups)
@@ -45,7 +46,7 @@ def topk_route(
     if renormalise:
         weights = weights / (weights.sum(dim=1, keepdim=True) + 1e-20)
     weights = weights * scale
-    return ids.int(), weights if expert_scale is None else weights * expert_scale[ids]
+    return (ids - first).int(), weights if expert_scale is None else weights * expert_scale[ids]
 
 
 def fused_moe(
@@ -55,6 +56,7 @@ def fused_moe(
     experts: Experts,
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """See `octavo_kernels.fused_moe`."""
     results = x.new_zeros((*ids.shape, x.shape[1]), dtype=torch.float32)
@@ -68,7 +70,7 @@ def fused_moe(
         out = out + factor * results[:, choice]
     if shared is not None:
         out = out + (shared.float() if shared_gate is None else shared_gate.float().sigmoid() * shared.float())
-    return out.to(x.dtype)
+    return out.to(out_dtype or x.dtype)
 
 
 def _expert(x: Tensor, weights: Tensor, experts: Experts, expert: int) -> Tensor:

@@ -139,13 +139,14 @@ def fused_moe(
     experts: Experts,
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """See `octavo_kernels.fused_moe`. Reads no tensor on the host, so it can be captured in a graph."""
     if isinstance(experts.gate_up, ExpertTable) or isinstance(experts.down, ExpertTable):
-        return reference.fused_moe(x, ids, weights, experts, shared, shared_gate)  # the CPU's form
+        return reference.fused_moe(x, ids, weights, experts, shared, shared_gate, out_dtype)  # the CPU's form
     x = x if x.stride(1) == 1 else x.contiguous()
     ids, weights = ids.contiguous(), weights.contiguous()
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=out_dtype or x.dtype, device=x.device)
     for start in range(0, len(x), MAX_ROWS):
         part = slice(start, start + MAX_ROWS)
         beside = None if shared is None else shared[part]

@@ -50,6 +50,7 @@ def route_kernel(
     GROUPS_PAD: tl.constexpr,
     MEMBERS_PAD: tl.constexpr,
     RENORMALISE: tl.constexpr,
+    FIRST: tl.constexpr,
 ):
     """Grid (rows). Scores lie as [groups, members]."""
     wait_for_previous_kernel()
@@ -91,7 +92,7 @@ def route_kernel(
     weights = weights * scale
     if HAS_EXPERT_SCALE:
         weights = weights * tl.load(expert_scale_ptr + ids)
-    tl.store(ids_ptr + row * TOPK + place, ids, mask=place < TOPK)
+    tl.store(ids_ptr + row * TOPK + place, ids - FIRST, mask=place < TOPK)
     tl.store(weights_ptr + row * TOPK + place, weights, mask=place < TOPK)
 
 
@@ -104,6 +105,7 @@ def topk_route(
     renormalise: bool = False,
     scale: float = 1.0,
     expert_scale: Tensor | None = None,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """See `octavo_kernels.topk_route`."""
     check_route(logits, k, kind, groups)
@@ -133,6 +135,7 @@ def topk_route(
             GROUPS_PAD=triton.next_power_of_2(count),
             MEMBERS_PAD=triton.next_power_of_2(experts // count),
             RENORMALISE=renormalise,
+            FIRST=first,
             num_warps=1 if width <= 256 else 4,
             **pdl_options(logits.device),
         )

@@ -31,6 +31,7 @@ from octavo.interface.engine_config import (
 )
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.quantizations import QUANTIZATIONS
+from octavo.interface.ranks import deal
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_NAMES = {"half": "float16", "float": "float32"}  # aliases
@@ -77,6 +78,7 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
     distributed_timeout_seconds: int = 300
     nnodes: int = 1
     node_rank: int = 0
@@ -219,10 +221,23 @@ class EngineArgs:
                 f"pipeline_parallel_size {stages} is more than the {model.num_layers} layers of {model.model}: give at "
                 f"most {model.num_layers}"
             )
+        if self.enable_expert_parallel:
+            self._check_experts(model)
         return ParallelConfig(
             ranks, self.distributed_timeout_seconds, self.data_parallel_size, self.nnodes, self.node_rank,
-            self.master_addr, self.master_port, stages, self.distributed_executor_backend,
+            self.master_addr, self.master_port, stages, self.distributed_executor_backend, self.enable_expert_parallel,
         )  # fmt: skip
+
+    def _check_experts(self, model: ModelConfig) -> None:
+        count = model.num_experts
+        if not count:
+            raise ConfigError(f"enable_expert_parallel: {model.model} has no experts; leave it out")
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"enable_expert_parallel with data_parallel_size {self.data_parallel_size} is not supported yet, as "
+                "its engines would have to step together: give tensor_parallel_size instead, or leave one of them out"
+            )
+        deal(count, 0, self.tensor_parallel_size)
 
     def _speculative(self, model: ModelConfig) -> SpeculativeConfig:
         config = self._parse_speculative()

@@ -97,7 +97,7 @@ _FEATURES = {
     "data_parallel_rpc_port data_parallel_backend data_parallel_hybrid_lb data_parallel_external_lb "
     "data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s "
     "dp_supervisor_probe_failure_threshold disable_nccl_for_dp_synchronization",
-    "expert parallelism": "enable_expert_parallel enable_eplb eplb_config num_redundant_experts eplb_window_size "
+    "expert parallelism": "enable_eplb eplb_config num_redundant_experts eplb_window_size "
     "eplb_step_interval eplb_log_balancedness expert_placement_strategy all2all_backend enable_elastic_ep enable_dbo "
     "dbo_decode_token_threshold dbo_prefill_token_threshold ubatch_size enable_return_routed_experts",
     "an engine on several devices or nodes": ""

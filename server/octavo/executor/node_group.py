@@ -24,12 +24,13 @@ class NodeGroup(TorchGroup):
         own = [self.rank - self._local.rank + index for index in self._local.late]
         return own + [node * self._local.ranks for node in (self._across.late if self._across is not None else [])]
 
-    def all_reduce(self, x: Tensor) -> None:
+    def all_reduce(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """See `Group`; only the sum goes back to the others of a node."""
         gathered = self._gather_local(x)
         if self._across is not None:
             x.copy_(sum_in_order(self._split(self._exchange(gathered))))
         self._local.broadcast(x)
+        return x if dtype is None else x.to(dtype)
 
     def check(self) -> None:
         """See `Group`."""

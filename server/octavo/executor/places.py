@@ -70,12 +70,12 @@ def create_memory(parallel: ParallelConfig, has_cores: bool) -> list[list[int]]:
 def local_place(parallel: ParallelConfig, rank: int, descriptors: Sequence[int]) -> Place:
     """That of a rank among others of one machine, of what `create_memory` has made for it; takes the descriptors."""
     (stage, within), ranks = parallel.place_of(rank), parallel.tensor_parallel_size
-    world, *rest = descriptors
+    (world, *rest), dealt = descriptors, parallel.enable_expert_parallel
     if parallel.nnodes > 1:
         return _place_on_node(parallel, rank, world, None)
     group = _open(world, rank, parallel.world_size)
     if stage.size == 1:
-        return Place(rank, group, TensorParallel(within, ranks, group))
+        return Place(rank, group, TensorParallel(within, ranks, group, expert_parallel=dealt))
     own, *links = rest
     found: list[MemoryLink] = []
     for other, exists in ((rank - ranks, not stage.is_first), (rank + ranks, not stage.is_last)):
@@ -84,7 +84,7 @@ def local_place(parallel: ParallelConfig, rank: int, descriptors: Sequence[int])
             found.append(MemoryLink(socket.socket(fileno=end), memory, stage.size, other))
     of_stage = _open(own, within, ranks, rank - within)
     return Place(
-        rank, group, TensorParallel(within, ranks, of_stage, stage),
+        rank, group, TensorParallel(within, ranks, of_stage, stage, dealt),
         None if stage.is_first else found[0], None if stage.is_last else found[-1],
     )  # fmt: skip
 
@@ -100,7 +100,8 @@ def place_of_node(
         return _place_on_node(parallel, rank, shared[0], across)
     world, (stage, within) = ChannelGroup(channels, rank, parallel.world_size, timeout), parallel.place_of(rank)
     if stage.size == 1:
-        return Place(rank, world, TensorParallel(within, parallel.world_size, world))
+        tp = TensorParallel(within, parallel.world_size, world, expert_parallel=parallel.enable_expert_parallel)
+        return Place(rank, world, tp)
     tp = TensorParallel(stage=stage)
     if stage.is_first:
         return Place(rank, world, tp, after=ChannelLink(channels[0], 1, timeout))
@@ -111,7 +112,8 @@ def _place_on_node(parallel: ParallelConfig, rank: int, shared: int, across: Cha
     node, within = divmod(rank, parallel.ranks_per_node)
     local = _open(shared, within, parallel.ranks_per_node, rank - within)
     group = NodeGroup(local, across, node, parallel.nnodes)
-    return Place(rank, group, TensorParallel(rank, parallel.world_size, group))
+    dealt = parallel.enable_expert_parallel
+    return Place(rank, group, TensorParallel(rank, parallel.world_size, group, expert_parallel=dealt))
 
 
 def _open(descriptor: int, rank: int, ranks: int, first: int = 0) -> SharedMemoryGroup:

@@ -12,7 +12,7 @@ from octavo.engine import vllm_arguments as vllm
 
 _SHORT = {
     "decode_context_parallel_size": "-dcp", "prefill_context_parallel_size": "-pcp", "api_server_count": "-asc",
-    "compilation_config": "-O", "enable_expert_parallel": "-ep",
+    "compilation_config": "-O",
     "data_parallel_rank": "-dpn", "data_parallel_start_rank": "-dpr",
     "data_parallel_size_local": "-dpl", "data_parallel_address": "-dpa", "data_parallel_rpc_port": "-dpp",
     "data_parallel_backend": "-dpb", "data_parallel_hybrid_lb": "-dph",

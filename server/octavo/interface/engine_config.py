@@ -74,6 +74,12 @@ class ModelConfig:
         return self.hf_config.get("num_key_value_heads") or self.num_heads
 
     @property
+    def num_experts(self) -> int:
+        """Experts of each layer that has some; 0: no layer has."""
+        hf = self.hf_config
+        return 0 if self.is_encoder or not hf.get("enable_moe_block", True) else int(hf.get("num_experts") or 0)
+
+    @property
     def head_size(self) -> int:
         """Width of one head, in layers of which ``per_layer_config`` says nothing else (Gemma 4)."""
         return self.hf_config.get("head_dim") or self.hidden_size // self.num_heads
@@ -195,6 +201,7 @@ class ParallelConfig:
     master_port: int = 29501
     pipeline_parallel_size: int = 1  # stages that have a part of the layers each, one after the other
     distributed_executor_backend: str | None = None  # mp: also a single rank has a process of its own
+    enable_expert_parallel: bool = False  # each rank has some experts whole, instead of a part of every one
 
     @property
     def world_size(self) -> int:

@@ -61,3 +61,15 @@ def split_layers(num_layers: int, stages: int, whole: Sequence[range] = ()) -> l
         ends.append(cuts[at])
         cuts = cuts[at + 1 :]
     return [range(first, end) for first, end in zip(ends, [*ends[1:], num_layers], strict=True)]
+
+
+def deal(experts: int, rank: int, ranks: int) -> range:
+    """The numbers of the experts of ``rank``: neighbours, and one more on the first ranks where ``ranks`` do not divide
+    them. ConfigError when there are not enough."""
+    if experts < ranks:
+        raise ConfigError(
+            f"enable_expert_parallel: {experts} experts cannot be dealt to {ranks} ranks; give at most {experts}"
+        )
+    each, more = divmod(experts, ranks)
+    first = rank * each + min(rank, more)
+    return range(first, first + each + (rank < more))

@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo.errors import ModelError
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase, LinearMethod, Shard
+from octavo.layers.quantization.dense import DenseLinearMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 
 
@@ -138,12 +139,15 @@ class RowParallelLinear(LinearBase):
 
     def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
         """See `LinearBase`."""
+        self.dtype = dtype
         (shard,) = self.shards
         outputs, inputs = shard.shape
         if self.tp.size > 1 and isinstance(method, QuantizedRowsMethod):
             self.gathers = True
             self.shards = [Shard(shard.shape, slice(*self.tp.shares(outputs)), slice(0, inputs), 0)]
             self.input_size, self.output_size = inputs, self.shards[0].num_rows
+        elif self.tp.size > 1 and isinstance(method, DenseLinearMethod):
+            method.out_dtype = torch.float32  # as `TensorParallel.part_dtype` has it: rounded once, after the sum
         super().create_weights(method, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -152,7 +156,7 @@ class RowParallelLinear(LinearBase):
             outputs, inputs = self.shards[0].shape
             return self.tp.all_gather(self.product(self.tp.all_gather(x, inputs), self.bias), outputs)
         # The bias is added by one rank, or the sum would hold it several times.
-        return self.tp.all_reduce(self.product(x, self.bias if self.tp.rank == 0 else None))
+        return self.tp.all_reduce(self.product(x, self.bias if self.tp.rank == 0 else None), self.dtype)
 
 
 class ReplicatedLinear(LinearBase):

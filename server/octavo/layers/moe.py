@@ -82,7 +82,8 @@ class FusedMoE(nn.Module):
         gate = None if self.shared_expert_gate is None else self.shared_expert_gate(x)
         if self.tp.rank > 0:
             shared = None  # it is whole on every rank: one of them adds it
-        return self.tp.all_reduce(self.experts.method.apply(self.experts, x, ids, weights, shared, gate))
+        out: Tensor = self.experts(x, ids, weights, shared, gate)
+        return out
 
     def warm_up(self, max_rows: int) -> None:
         """Compute for so many rows, up to ``max_rows``, that every kernel which may be launched is compiled."""
@@ -91,12 +92,14 @@ class FusedMoE(nn.Module):
             self(torch.zeros(min(rows, max_rows), self.gate.input_size, dtype=weight.dtype, device=weight.device))
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts of each row and their weights, see `octavo_kernels.topk_route`."""
+        """The experts of each row, counted from this rank's first, and their weights, see
+        `octavo_kernels.topk_route`."""
         how, gate = self.routing, self.gate
         correction, scales = gate.e_score_correction_bias, gate.per_expert_scale
         return octavo_kernels.topk_route(
-            gate(x), how.top_k, how.kind, correction, how.groups, how.renormalise, how.scale, scales
-        )
+            gate(x), how.top_k, how.kind, correction, how.groups, how.renormalise, how.scale, scales,
+            self.experts.numbers.start,
+        )  # fmt: skip
 
 
 def expert_settings(num_experts: int, hidden_size: int, inner_size: int, act: str) -> ExpertSettings:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.interface.ranks import ONE_STAGE, Stage, divide
+from octavo.interface.ranks import ONE_STAGE, Stage, deal, divide
 from octavo_kernels.cpu import SharedMemory, argmax
 
 
@@ -19,8 +19,9 @@ class Group(Protocol):
     """Ranks that exchange tensors. Every rank makes the same calls in the same order, with tensors of equal shapes;
     no result depends on how many rows there are, and all ranks have the same bits."""
 
-    def all_reduce(self, x: Tensor) -> None:
-        """Replace ``x``, contiguous, by the sum of every rank's: in the order of ranks and in float32, rounded once."""
+    def all_reduce(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The sum of every rank's ``x``, contiguous: in the order of ranks and in float32, rounded once. In the place
+        of ``x``, unless another ``dtype`` is asked for."""
 
     def all_gather(self, x: Tensor, total: int, wants: Tensor | None = None) -> Tensor:
         """Every rank's ``x [T, >= own]`` side by side: ``[T, total]``. Ranks have ceil(total / ranks) columns each, the
@@ -81,9 +82,10 @@ class TorchGroup:
         """See `Group`; not known."""
         return []
 
-    def all_reduce(self, x: Tensor) -> None:
+    def all_reduce(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """See `Group`."""
-        x.copy_(sum_in_order(self.gather(x)))
+        total = sum_in_order(self.gather(x))
+        return x.copy_(total) if dtype in (None, x.dtype) else total.to(dtype)
 
     def all_gather(self, x: Tensor, total: int, wants: Tensor | None = None) -> Tensor:
         """See `Group`."""
@@ -139,12 +141,16 @@ def best_in_order(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class TensorParallel:
     """Rank ``rank`` of ``size`` that together hold a model, or ``stage`` of one. ``group`` may be missing where nothing
-    is computed."""
+    is computed.
+
+    ``expert_parallel``: each rank has some of a layer's experts whole, instead of a part of every one.
+    """
 
     rank: int = 0
     size: int = 1
     group: Group | None = None
     stage: Stage = ONE_STAGE
+    expert_parallel: bool = False
 
     def divide(self, total: int, what: str) -> int:
         """``total / size``; ConfigError when it does not divide."""
@@ -155,13 +161,21 @@ class TensorParallel:
         most = -(-total // self.size)
         return min(self.rank * most, total), min((self.rank + 1) * most, total)
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of every rank's ``x``, in place."""
-        if self.size > 1:
-            assert self.group is not None
-            x = x.contiguous()
-            self.group.all_reduce(x)
-        return x
+    def experts(self, total: int) -> range:
+        """The numbers of this rank's experts, of which it has at least a part."""
+        return deal(total, self.rank, self.size) if self.expert_parallel else range(total)
+
+    def part_dtype(self, x: Tensor) -> torch.dtype:
+        """In what this rank's part of a sum is best kept that is to be in x's: on CPUs, where it costs little, nothing
+        is rounded before it is whole."""
+        return torch.float32 if self.size > 1 and x.device.type == "cpu" else x.dtype
+
+    def all_reduce(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The sum of every rank's ``x``: in place, unless another ``dtype`` is asked for."""
+        if self.size == 1:
+            return x if dtype in (None, x.dtype) else x.to(dtype)
+        assert self.group is not None
+        return self.group.all_reduce(x.contiguous(), dtype)
 
     def all_gather(self, x: Tensor, total: int, wants: Tensor | None = None) -> Tensor:
         """See `Group`; on one rank the first ``total`` columns."""

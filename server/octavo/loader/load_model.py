@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_THREADS = 8
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.")
 
 
 def load_model(
@@ -170,8 +171,7 @@ def taken_weights(
 
     Raises ModelError naming tensors that are missing, that have no place, or that have another shape or type.
     """
-    slots = weight_slots(model)
-    elsewhere = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, Elsewhere))
+    slots, is_elsewhere = weight_slots(model), _elsewhere(model)
     missing = {name for name, takers in slots.items() if not all(slot.optional for slot in takers)}
     taken, unknown = [], []
     stored_names: dict[str, str] = {}
@@ -182,7 +182,7 @@ def taken_weights(
             weight = model.as_weight(name, source)
             taken += [(slot, weight) for slot in slots[name]]
             missing.discard(name)
-        elif name is not None and not name.startswith(elsewhere):
+        elif name is not None and not is_elsewhere(name):
             unknown.append(stored_name)
     if missing:
         lacking = _some(_as_stored(missing, stored_names))
@@ -195,6 +195,23 @@ def taken_weights(
     for slot, source in taken:
         slot.check(source)
     return taken
+
+
+def _elsewhere(model: Model) -> Callable[[str], bool]:
+    """Whether a weight is of a layer or of an expert that another rank holds."""
+    layers = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, Elsewhere))
+    dealt = {path: layer for path, layer in model.named_modules() if isinstance(layer, ExpertsBase)}
+
+    def is_elsewhere(name: str) -> bool:
+        if name.startswith(layers):
+            return True
+        match = _EXPERT.match(name)
+        if match is None or match[1] not in dealt:
+            return False
+        layer, number = dealt[match[1]], int(match[2])
+        return number < layer.settings.num_experts and number not in layer.numbers
+
+    return is_elsewhere
 
 
 def fill(taken: Iterable[tuple[WeightSlot, WeightSource]]) -> None:

@@ -73,8 +73,7 @@ class Gemma4Experts(FusedMoE):
         """``x [T, H]``, not normed; returns ``[T, H]``."""
         ids, weights = self.route(cast(Tensor, self.router_norm(x)[0]))
         rows = cast(Tensor, self.input_norm(x)[0])
-        out = self.experts.method.apply(self.experts, rows, ids, weights, None, None)
-        return cast(Tensor, self.output_norm(self.tp.all_reduce(out))[0])
+        return cast(Tensor, self.output_norm(self.experts(rows, ids, weights))[0])
 
 
 class Gemma4DecoderLayer(PreNormDecoderLayer):

@@ -28,7 +28,7 @@ def measure_in_numbers(config: EngineConfig, ranks: int) -> ModelMemory | None:
     if config.attention_backend not in ("auto", "cpu"):
         return None
     config = on_device_dtype(config)
-    shapes = shapes_of(config.model, ranks)
+    shapes = shapes_of(config.model, ranks, config.parallel.enable_expert_parallel)
     whole = shapes if ranks == 1 else shapes_of(config.model)
     if shapes is None or whole is None:
         return None

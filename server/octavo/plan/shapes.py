@@ -13,7 +13,7 @@ from typing import Any
 from octavo.interface.config_checks import query_growth
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
-from octavo.interface.ranks import divide
+from octavo.interface.ranks import deal, divide
 
 # "sliding_attention" layers may have a rotary table of their own.
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -86,8 +86,9 @@ class Experts:
     correction: bool = False
 
 
-def shapes_of(model: ModelConfig, ranks: int = 1) -> Shapes | None:
-    """None: a family that is not described here. Raises ConfigError where ``ranks`` cannot share the model."""
+def shapes_of(model: ModelConfig, ranks: int = 1, expert_parallel: bool = False) -> Shapes | None:
+    """Of the first rank, which has no less than another one. None: a family that is not described here. Raises
+    ConfigError where ``ranks`` cannot share the model."""
     family = _FAMILIES.get(model.architecture)
     if family is None:
         return None
@@ -123,7 +124,7 @@ def shapes_of(model: ModelConfig, ranks: int = 1) -> Shapes | None:
             norms += (model.num_heads + kv_heads) * size  # on every rank
         if family.sinks:
             found.floats += heads
-        _add_mlp(found, family, hf, hidden, layer, ranks)
+        _add_mlp(found, family, hf, hidden, layer, ranks, expert_parallel)
     norms += family.last_norm(hf) * hidden
     if family.float_norms:
         found.floats += int(norms)
@@ -158,19 +159,26 @@ def _add_latent(found: Shapes, at: str, model: ModelConfig, heads: int, bias: bo
     return rank + latent
 
 
-def _add_mlp(found: Shapes, family: Family, hf: dict[str, Any], hidden: int, layer: int, ranks: int) -> None:
+def _add_mlp(
+    found: Shapes, family: Family, hf: dict[str, Any], hidden: int, layer: int, ranks: int, expert_parallel: bool
+) -> None:
     experts, at = family.experts(hf, layer), f"model.layers.{layer}.mlp."
     if experts is None:
         inner = divide(family.inner(hf), ranks, "intermediate_size")
         _add_dense(found, at, family.gated, hidden, inner, bool(family.mlp_bias(hf)))
         return
-    inner, count = divide(experts.inner, ranks, "the experts' inner size"), experts.count
+    count = experts.count
     found.linears.append(Linear((count,), hidden, _below(at, "gate"), experts.bias, "exact"))
+    if experts.correction:
+        found.floats += count
+    inner = experts.inner
+    if expert_parallel:
+        count = len(deal(count, 0, ranks))
+    else:
+        inner = divide(inner, ranks, "the experts' inner size")
     gates, downs = _below(f"{at}experts.", "gate_proj", "up_proj"), _below(f"{at}experts.", "down_proj")
     found.linears.append(Linear((inner, inner), hidden, gates, experts.bias, "expert", count))
     found.linears.append(Linear((hidden,), inner, downs, experts.bias, "expert", count))
-    if experts.correction:
-        found.floats += count
     if experts.shared:
         inner = divide(experts.shared, ranks, "the shared expert's inner size")
         _add_dense(found, f"{at}shared_expert.", True, hidden, inner, False)

@@ -30,14 +30,19 @@ def measure_built(config: EngineConfig, ranks: int, stage: Stage = Stage()) -> M
 def model_memory(config: EngineConfig, device: torch.device, ranks: int = 1, stage: Stage = Stage()) -> ModelMemory:
     """On one of ``ranks`` devices that share it, or ``stage`` of it. Raises ModelError and ConfigError as loading it
     would, but for what reading its tensors shows."""
-    stored = stored_weights(config.model, config.load_format)
-    model = model_without_memory(config.model, device, TensorParallel(0, ranks, stage=stage), stored)
+    stored, dealt = stored_weights(config.model, config.load_format), config.parallel.enable_expert_parallel
+    tp = TensorParallel(0, ranks, stage=stage, expert_parallel=dealt)
+    model = model_without_memory(config.model, device, tp, stored)
     if stored:
         taken_weights(model, stored, config.model)
     size = weight_size(model, stored, device)
+    parameters = size.parameters
+    if dealt and ranks > 1:  # there are more experts than those here
+        whole = model_without_memory(config.model, device, TensorParallel(stage=stage), stored)
+        parameters = weight_size(whole, stored, device).parameters
     described = bool(config.model.hf_config.get("quantization_config"))
     rounded = device.type != "cpu" and config.model.quantization in ("int8", "fp8") and not described
     weight_dtype = held_in(config.model, model.is_quantized or rounded)
     specs = kv_cache_specs(model, config, device)
     num_layers = len(model.model.own_layers()) if isinstance(model, CausalLM) else 0
-    return ModelMemory(config.model.model, size.nbytes, size.parameters, weight_dtype, specs, num_layers=num_layers)
+    return ModelMemory(config.model.model, size.nbytes, parameters, weight_dtype, specs, num_layers=num_layers)

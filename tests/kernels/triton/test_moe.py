@@ -97,6 +97,7 @@ def test_routes_are_those_of_plain_torch(device, dtype, route, k):
     their_ids, their_weights = reference.topk_route(logits, k, **how)
     assert ids.dtype == torch.int32
     assert torch.equal(ids, their_ids)
+    assert torch.equal(backend.topk_route(logits, k, first=9, **how)[0], ids - 9)
     torch.testing.assert_close(weights, their_weights, atol=1e-6, rtol=1e-5)
 
 
@@ -147,10 +148,11 @@ def test_more_choices_than_are_looked_at_at_once(device, monkeypatch):
 # ---------------------------------------------------------------- products
 
 
-def check(device, assert_close, rows, k, kind, half, factor=2.0, shared=None, **how):
+def check(device, assert_close, rows, k, kind, half, factor=2.0, shared=None, first=0, **how):
     held = experts(kind, device, **how)
     x = randn(rows, HIDDEN, seed=rows).to(device, half)
     ids, weights = routes(rows, k, device)
+    ids = ids - first
     out = backend.fused_moe(x, ids, weights, held, *(shared or ()))
     exact = reference.fused_moe(x.double(), ids, weights, wide(held), *(shared or ()))
     plain = reference.fused_moe(x, ids, weights, held, *(shared or ()))
@@ -174,6 +176,12 @@ def test_products_of_plain_weights(device, assert_close, dtype, rows, k):
     for others in (mine, slice(rows // 2, rows)):
         again = backend.fused_moe(x[others], ids[others], weights[others], held)
         assert torch.equal(again[:1], out[mine]), "a row's result depends on its company"
+
+
+@pytest.mark.parametrize("rows", [2, 23])
+def test_experts_of_other_ranks_are_left_out(device, assert_close, rows):
+    for first in (2, 1 - EXPERTS):  # those before are others', and those behind
+        check(device, assert_close, rows, 3, "float32", torch.float32, first=first)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"])

@@ -219,6 +219,7 @@ def test_ranks_of_several_nodes_add_up_in_order(listener: Listener) -> None:
     def run(group: NodeGroup) -> None:
         mine, own = values[group.rank].clone(), whole[:, 2 * group.rank : 2 * group.rank + 2]
         group.all_reduce(mine)
+        assert group.all_reduce(values[group.rank].float(), torch.bfloat16).equal(mine), "rounded once"
         gathered, best = group.all_gather(own, 11), group.best(*argmax(own.contiguous()), 2 * group.rank, 5)
         found[group.rank] = mine, gathered, *best, torch.tensor(group.smallest([group.rank + 5, 9 - group.rank]))
         group.check()

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.serving import are_gone, tiny_model
+from support.split_cases import CASES
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams, StructuredOutputsParams
@@ -57,19 +58,18 @@ def answers(llm: LLM, prompts: Sequence[Any] = PROMPTS, params: Any = PARAMS) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "stages", "ranks"),
-    [("llama", 2, 1), ("gemma3", 2, 2), pytest.param("gemma3", 3, 1, marks=pytest.mark.long)],
+    [("llama", 2, 1), ("gemma3", 2, 2), ("experts", 2, 2), pytest.param("gemma3", 3, 1, marks=pytest.mark.long)],
 )
 def test_stages_answer_as_one_does(family: str, stages: int, ranks: int, tmp_path: Path) -> None:
     """Greedy and sampled, of several samples, with penalties and log-probabilities of prompts, in chunks; the same with
-    fewer blocks than all need, and where prefixes are found. Every step is recorded, and a stage holds its layers."""
-    config_class, settings = FAMILIES[family]
+    fewer blocks than all need, and where prefixes are found. Every step is recorded, and a stage holds its layers.
+    Of a mixture, the ranks of a stage have some experts of its layers whole."""
+    config_class, settings = (FAMILIES | {"experts": CASES["experts"]})[family]
     make_model(config_class, settings | {"num_hidden_layers": 5}).save_pretrained(tmp_path)
-    expected = answers(LLM(str(tmp_path), tensor_parallel_size=ranks, **OPTIONS))
+    options: dict[str, Any] = {"tensor_parallel_size": ranks, "enable_expert_parallel": family == "experts", **OPTIONS}
+    expected = answers(LLM(str(tmp_path), **options))
     blocks = 12 if family == "llama" else 60
-    llm = LLM(
-        str(tmp_path), num_gpu_blocks_override=blocks, tensor_parallel_size=ranks, pipeline_parallel_size=stages,
-        **OPTIONS,
-    )  # fmt: skip
+    llm = LLM(str(tmp_path), num_gpu_blocks_override=blocks, pipeline_parallel_size=stages, **options)
     executor, under_way = llm.engine.executor, list[int]()
     others = executor._ranks
     begin_step = others.begin_step

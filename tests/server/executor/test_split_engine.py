@@ -15,9 +15,13 @@ PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["one-kv-head", pytest.param("experts", marks=pytest.mark.long)])
-def test_alone_batched_chunked_and_preempted_are_the_same_bits(case: str, tmp_path: Path) -> None:
-    """On two ranks; nearly those of one, and the same 64 tokens. Every step is recorded."""
+@pytest.mark.parametrize(
+    ("case", "dealt"),
+    [("one-kv-head", False), ("experts", True), pytest.param("experts", False, marks=pytest.mark.long)],
+)
+def test_alone_batched_chunked_and_preempted_are_the_same_bits(case: str, dealt: bool, tmp_path: Path) -> None:
+    """On two ranks; nearly those of one, and the same 64 tokens. Every step is recorded. ``dealt``: each rank has some
+    experts whole."""
     make_model(*CASES[case]).save_pretrained(tmp_path)
     options = {
         "dtype": "float32",
@@ -26,7 +30,8 @@ def test_alone_batched_chunked_and_preempted_are_the_same_bits(case: str, tmp_pa
         "max_num_batched_tokens": 24,
         "max_num_seqs": 8,
     }
-    llm = LLM(str(tmp_path), tensor_parallel_size=2, num_gpu_blocks_override=16, **options)
+    ranks = {"tensor_parallel_size": 2, "enable_expert_parallel": dealt, "num_gpu_blocks_override": 16}
+    llm = LLM(str(tmp_path), **ranks, **options)
     together = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     assert llm.totals.num_preemptions and llm.engine.executor.recording_obstacle is None
     one = LLM(str(tmp_path), **options).generate(PROMPTS, PARAMS, use_tqdm=False)

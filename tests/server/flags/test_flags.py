@@ -181,7 +181,7 @@ def one_error(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "--default_mm_loras", "{}"], "--default-mm-loras is not supported yet"),
         (["bench", "throughput", "--fully-sharded-loras"], "--fully-sharded-loras is not supported yet"),
         (["bench", "latency", "-dcp", "2"], "--decode-context-parallel-size/-dcp: 2 is not supported yet"),
-        (["serve", "-ep"], "--enable-expert-parallel is not supported yet"),
+        (["serve", "--enable-eplb"], "--enable-eplb is not supported yet"),
         (["serve", "--speculative-max-model-len", "4"], "--speculative-max-model-len is not supported yet"),
         (["serve", "--no-enable-chunked-prefill"], "--no-enable-chunked-prefill is not supported yet"),
         (

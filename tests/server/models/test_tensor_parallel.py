@@ -104,7 +104,8 @@ def check_processes(ranks: int, cases: list[dict[str, Any]], out: Path) -> None:
         def build(tp: TensorParallel, path: Path = path, dtype: str = dtype, how: str = quantization) -> Any:
             return load(path, dtype, tp, how)
 
-        name, emulated, whole = f"{path.name} {case}", EmulatedTP(ranks, build).run(answers), load(path, dtype)
+        emulated = EmulatedTP(ranks, build, case["expert_parallel"]).run(answers)
+        name, whole = f"{path.name} {case}", load(path, dtype)
         total = sum(n for kind, n in whole.weight_bytes_by_kind().items() if kind != "tables")
         alone = answers(whole)
         exact = alone if dtype == "float32" else answers(load(path, "float32"))
@@ -115,8 +116,8 @@ def check_processes(ranks: int, cases: list[dict[str, Any]], out: Path) -> None:
                 off = (logits[i] - expected).abs()
                 if dtype == "float32":
                     assert (off <= 1e-4 + 1e-5 * expected.abs()).all(), f"rank {rank} of {name}: {off.max()}"
-                else:  # no farther away than 16 bits are from 32
-                    assert kl(expected, logits[i]) <= kl(exact[i], expected), f"rank {rank} of {name}"
+                else:  # and no farther away than 16 bits are from 32
+                    assert kl(expected, logits[i]) <= min(1e-4, kl(exact[i], expected)), f"rank {rank} of {name}"
 
 
 def check_stages(path: Path, has_no_cut: bool) -> None:
@@ -152,15 +153,17 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.long)])
 def test_processes_give_the_bits_of_all_ranks_in_one(ranks: int, tmp_path: Path) -> None:
-    """Over shared memory and over gloo, in float32 and bfloat16, with more ranks than cores too."""
+    """Over shared memory and over gloo, in float32 and bfloat16, with more ranks than cores too; with parts of each
+    expert, and with some experts whole, which 3 ranks have unequally many of."""
     for name, (config_class, settings) in BITS.items():
         make_model(config_class, settings).save_pretrained(tmp_path / name)
     cases = [
-        case_of(tmp_path / name, TOKENS, dtype, transport)
+        case_of(tmp_path / name, TOKENS, dtype, transport, expert_parallel=dealt)
         for name in BITS
         for dtype in ("float32", "bfloat16")
         for transport in ("shared memory", "gloo")
-        if transport == "shared memory" or name == "experts"
+        for dealt in (False, True)
+        if name == "experts" or (transport == "shared memory" and not dealt)
     ]
     check_processes(ranks, cases, tmp_path / "out")
 

@@ -46,33 +46,38 @@ def recorded(programs: list[Program[Any]]) -> Callable[[Callable[[], Tensor]], T
 
 
 @contextmanager
-def two_ranks(path: Path, quantization: str) -> Iterator[EmulatedTP]:
+def two_ranks(path: Path, quantization: str, dealt: bool = False) -> Iterator[EmulatedTP]:
     """Two ranks in one process that exchange through shared memory."""
     descriptor = create_shared_memory(2, 60, has_cores=False)
     try:
         yield EmulatedTP(2, lambda tp: load(path, "float32", TensorParallel(
-            tp.rank, 2, SharedMemoryGroup(descriptor, tp.rank, 2)), quantization))  # fmt: skip
+            tp.rank, 2, SharedMemoryGroup(descriptor, tp.rank, 2), expert_parallel=dealt), quantization))  # fmt: skip
     finally:
         os.close(descriptor)
 
 
-SAMPLE = ("biases", "one-kv-head", "latents", "experts-beside-an-mlp")
+# Cases, and whether their experts are dealt.
+SAMPLE = {("biases", False), ("one-kv-head", False), ("latents", True), ("experts-beside-an-mlp", False)}
+SPARSE = ("experts", "sinks", "latents", "experts-beside-an-mlp")
+ALL = [(case, False) for case in CASES] + [(case, True) for case in SPARSE]
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize(
-    "case", [case if case in SAMPLE else pytest.param(case, marks=pytest.mark.long) for case in CASES]
+    ("case", "dealt"), [one if one in SAMPLE else pytest.param(*one, marks=pytest.mark.long) for one in ALL]
 )
-def test_a_step_of_a_rank_is_that_of_one_device_and_exchanges(case: str, quantization: str, tmp_path: Path) -> None:
+def test_a_step_of_a_rank_is_that_of_one_device_and_exchanges(
+    case: str, dealt: bool, quantization: str, tmp_path: Path
+) -> None:
     """The same operations in the same order; the bits of ranks in one process whose steps are neither recorded nor in
     chunks."""
     make_model(*CASES[case]).save_pretrained(tmp_path)
     alone: list[Program[Any]] = []
     logits_of(load(tmp_path, "float32", None, quantization), TOKENS, run=recorded(alone))
     assert not EXCHANGES & set(names_of(alone[0]))
-    emulated = EmulatedTP(2, lambda tp: load(tmp_path, "float32", tp, quantization))
+    emulated = EmulatedTP(2, lambda tp: load(tmp_path, "float32", tp, quantization), dealt)
     expected = emulated.run(lambda model: logits_of(model, TOKENS))
-    with two_ranks(tmp_path, quantization) as ranks:
+    with two_ranks(tmp_path, quantization, dealt) as ranks:
 
         def run(model: Any) -> tuple[list[Tensor], list[str]]:
             programs: list[Program[Any]] = []

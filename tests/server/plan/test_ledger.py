@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.family_cases import FAMILY_CASES
 from support.gguf_files import write_gguf
 from support.tiny_models import FAMILIES, make_model
 
@@ -178,6 +179,25 @@ def test_the_plan_of_ranks_is_the_ledger_of_each(
     exchanged = worker.ledger.shares().get("communication", 0)
     assert exchanged == (0 if ranks == 1 else EXCHANGED_BYTES)
     assert ranks == 1 or abs(exchanged * ranks - shared_memory_bytes(ranks)) <= 4096
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_the_plan_of_ranks_with_whole_experts_is_the_ledger_of_the_first(
+    quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which has three of OLMoE's five; the second has two."""
+    monkeypatch.setattr("octavo.system.limits.memory_limit", lambda: GIB)
+    make_model(*FAMILY_CASES["olmoe"]).save_pretrained(tmp_path)
+    options: dict[str, Any] = {"quantization": quantization, "tensor_parallel_size": 2, "enable_expert_parallel": True}
+    args = EngineArgs(model=str(tmp_path), skip_tokenizer_init=True, **options)
+    config, threads = args.create_engine_config(progress=False), torch.get_num_threads()
+    ledgers = [Worker(config, tp=TensorParallel(rank, 2, expert_parallel=True)).ledger for rank in range(2)]
+    torch.set_num_threads(threads)
+    flags = ["--cpu", "-tp", "2", "-ep", "--quantization", quantization]
+    assert main(["plan", str(tmp_path), *flags, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["weights_bytes"], said["num_blocks"]) == (ledgers[0].weights, ledgers[0].num_blocks - 1)
+    assert said["served"] and ledgers[1].weights < ledgers[0].weights
 
 
 def test_what_does_not_fit_says_so_and_what_would_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,10 @@ def test_numbers_are_those_of_the_model_that_is_built(case: str, tmp_path: Path)
             except (ConfigError, ModelError):
                 continue
             assert measure_in_numbers(asked, ranks) == built, (options, device, ranks)
+            if ranks == 2 and engine.model.num_experts:
+                asked = replace(asked, parallel=replace(asked.parallel, enable_expert_parallel=True))
+                built = measure_built(asked, ranks)
+                assert measure_in_numbers(asked, ranks) == built, "with whole experts on each rank"
 
 
 def test_most_families_are_planned_without_torch() -> None:

@@ -110,13 +110,13 @@ static void meet(const struct exchange *e, struct team_member *m) {
     team_finish_phase(m, 1);
 }
 
-INLINE void add_ranks(const struct all_reduce_args *a, int64_t begin, int64_t end, int dtype) {
+INLINE void add_ranks(const struct all_reduce_args *a, int64_t begin, int64_t end, int dtype, int out_dtype) {
     const unsigned turn = turn_of(&a->exchange) - 1;
     for (int64_t i = begin; i < end; i += VW) {
         const int64_t n = MIN(VW, end - i);
         vf sum = load_part(slot_of(&a->exchange, turn, 0), i, n, dtype);
         for (int64_t r = 1; r < a->exchange.ranks; r++) sum += load_part(slot_of(&a->exchange, turn, r), i, n, dtype);
-        store_part(a->x, a->first + i, n, sum, dtype);
+        store_part(a->out, a->first + i, n, sum, out_dtype);
     }
 }
 
@@ -133,8 +133,9 @@ void op_all_reduce(const struct all_reduce_args *a, struct team_member *m) {
     meet(&a->exchange, m);
     for (int64_t i; (i = team_take_item(m, items)) >= 0; team_item_done(m)) {
         const int64_t begin = i * PART, end = MIN(count, begin + PART);
-        if (a->dtype == BFLOAT16) add_ranks(a, begin, end, BFLOAT16);
-        else add_ranks(a, begin, end, FLOAT32);
+        if (a->dtype == BFLOAT16) add_ranks(a, begin, end, BFLOAT16, BFLOAT16);
+        else if (a->out_dtype == BFLOAT16) add_ranks(a, begin, end, FLOAT32, BFLOAT16);
+        else add_ranks(a, begin, end, FLOAT32, FLOAT32);
     }
     team_finish_phase(m, items);
 }

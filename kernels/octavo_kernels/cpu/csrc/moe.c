@@ -54,7 +54,7 @@ static void route_row(const struct topk_route_args *a, int64_t row, float *scrat
     for (int64_t i = 0; i < a->k; i++) {
         const int64_t e = largest(choice, out, a->experts);
         out[e] = 1;
-        a->ids[row * a->k + i] = (int32_t)e;
+        a->ids[row * a->k + i] = (int32_t)(e - a->first);
         a->weights[row * a->k + i] = scores[e];
         total += scores[e];
     }
@@ -62,7 +62,7 @@ static void route_row(const struct topk_route_args *a, int64_t row, float *scrat
     for (int64_t i = 0; i < a->k; i++) {
         float *weight = a->weights + row * a->k + i;
         *weight = (a->renormalise ? *weight / (total + 1e-20f) : *weight) * factor;
-        if (a->expert_scale) *weight *= a->expert_scale[a->ids[row * a->k + i]];
+        if (a->expert_scale) *weight *= a->expert_scale[a->ids[row * a->k + i] + a->first];
     }
 }
 
@@ -79,14 +79,16 @@ void op_sort_choices(const struct sort_choices_args *a, struct team_member *m) {
         const int64_t count = a->rows * a->k;
         int32_t *active = a->plan, *experts = a->plan + 1, *first = experts + a->experts, *choices = first + a->experts + 1;
         memset(first, 0, (size_t)(a->experts + 1) * sizeof(*first));
-        for (int64_t i = 0; i < count; i++) first[a->ids[i]]++;
+        for (int64_t i = 0; i < count; i++)
+            if (is_held(a->ids[i], a->experts)) first[a->ids[i]]++;
         *active = 0;
         int32_t before = 0;
         for (int64_t e = 0; e < a->experts; e++) {
             if (first[e]) experts[(*active)++] = (int32_t)e;
             before += first[e], first[e] = before - first[e];
         }
-        for (int64_t i = 0; i < count; i++) choices[first[a->ids[i]]++] = (int32_t)i;
+        for (int64_t i = 0; i < count; i++)
+            if (is_held(a->ids[i], a->experts)) choices[first[a->ids[i]]++] = (int32_t)i;
         for (int64_t e = a->experts; e > 0; e--) first[e] = first[e - 1];  // each is where the next one begins by now
         first[0] = 0;
         team_item_done(m);
@@ -94,7 +96,8 @@ void op_sort_choices(const struct sort_choices_args *a, struct team_member *m) {
     team_finish_phase(m, 1);
 }
 
-INLINE void add_row(const struct add_choices_args *a, int64_t row, int dtype) {
+INLINE void add_row(const struct add_choices_args *a, int64_t row, int dtype, int out_dtype) {
+    const int32_t *ids = a->ids + row * a->k;
     const float *results = a->results + row * a->k * a->width, *weights = a->weights ? a->weights + row * a->k : NULL;
     float gate = 1.0f;
     if (a->shared_gate) gate = 1.0f / (1.0f + exp_scalar(-a->shared_gate[row]));
@@ -102,20 +105,22 @@ INLINE void add_row(const struct add_choices_args *a, int64_t row, int dtype) {
         const int64_t n = MIN(VW, a->width - c), at = row * a->width + c;
         vf sum = {0};
         for (int64_t i = 0; i < a->k; i++) {
+            if (!is_held(ids[i], a->experts)) continue;
             const float *from = results + i * a->width;
             sum = vfma(splat(weights ? weights[i] : 1.0f), n == VW ? vload(from + c) : load_part(from, c, n, FLOAT32), sum);
         }
         if (a->shared) sum = vfma(splat(gate), n == VW ? load_as(a->shared, at, dtype) : load_part(a->shared, at, n, dtype), sum);
-        if (n == VW) store_as(a->out, at, sum, dtype);
-        else store_part(a->out, at, n, sum, dtype);
+        if (n == VW) store_as(a->out, at, sum, out_dtype);
+        else store_part(a->out, at, n, sum, out_dtype);
     }
 }
 
 void op_add_choices(const struct add_choices_args *a, struct team_member *m) {
     for (int64_t row, end; team_take_rows(m, a->rows, &row, &end); team_item_done(m)) {
         for (; row < end; row++) {
-            if (a->dtype == BFLOAT16) add_row(a, row, BFLOAT16);
-            else add_row(a, row, FLOAT32);
+            if (a->dtype == FLOAT32) add_row(a, row, FLOAT32, FLOAT32);
+            else if (a->out_dtype == FLOAT32) add_row(a, row, BFLOAT16, FLOAT32);
+            else add_row(a, row, BFLOAT16, BFLOAT16);
         }
     }
     team_finish_phase(m, team_row_items(m, a->rows));

@@ -3,6 +3,7 @@
 // A choice is a row and one of its k experts, number row * k + i. A plan, int32, has the choices sorted by expert and then by
 // number, so that the rows of an expert lie together and its weights are read once for all of them:
 //     number of experts that have rows; these experts [experts]; place of each expert's first choice [experts + 1]; choices.
+// Choices of experts that are not held here (of another rank: their ids are below 0, or `experts` and above) are left out.
 #pragma once
 #include "ops.h"
 #include "rows.h"
@@ -14,6 +15,8 @@ struct plan {
 static inline struct plan plan_of(const int32_t *plan, int64_t experts, int64_t choices) {
     return (struct plan){plan, plan + 1, plan + 1 + experts, plan + 2 + 2 * experts, MIN(experts, choices)};
 }
+
+static inline int is_held(int32_t id, int64_t experts) { return id >= 0 && id < experts; }
 
 // Take an item: the number of an expert that has rows and one of `parts` parts of its work; 0 when none is left. The phase has
 // most * parts items, the last ones empty (expert -1): a thread that comes late must not read how many have rows, as that memory

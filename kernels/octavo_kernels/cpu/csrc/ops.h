@@ -323,13 +323,13 @@ struct sparsify_args {
 };
 
 // Mixtures of experts. For each row of logits [rows, experts] the k experts with the largest scores, and their weights; see
-// octavo_kernels.topk_route. bias and expert_scale [experts] may be NULL.
+// octavo_kernels.topk_route. bias and expert_scale [experts] may be NULL. ids count from expert number `first` on.
 enum routing { SOFTMAX = 0, SIGMOID = 1 };
 struct topk_route_args {
     const float *logits, *bias, *expert_scale;
     int32_t *ids;
     float *weights;
-    int64_t rows, experts, k, kind, groups, kept_groups, renormalise;
+    int64_t rows, experts, k, kind, groups, kept_groups, renormalise, first;
     double scale;
 };
 
@@ -397,13 +397,14 @@ struct dense_experts_down_args {
 };
 
 // out [rows, width] = results [rows, k, width] times weights [rows, k] (NULL: 1), added up, + shared [rows, width] times the
-// sigmoid of shared_gate [rows]; both may be NULL
+// sigmoid of shared_gate [rows]; both may be NULL. Results of choices, ids [rows, k], that are none of the experts are left out.
 struct add_choices_args {
     const float *results, *weights;
+    const int32_t *ids;
     const void *shared;
     const float *shared_gate;
     void *out;
-    int64_t rows, k, width, dtype;
+    int64_t rows, k, experts, width, dtype, out_dtype;
 };
 
 // Between the processes that hold parts of one model, see collectives.c; `ranks` slots of slot_bytes for each of two turns lie
@@ -415,11 +416,12 @@ struct exchange {
     int64_t rank, ranks, slot_bytes;
 };
 
-// x [rows, width] becomes the sum of every rank's
+// out [rows, width] = the sum of every rank's x, which may be in the same place if it is of the same dtype
 struct all_reduce_args {
-    void *x;
+    const void *x;
+    void *out;
     struct exchange exchange;
-    int64_t rows, width, first, dtype;
+    int64_t rows, width, first, dtype, out_dtype;
 };
 
 // out [rows, total] = every rank's columns side by side. Ranks have ceil(total / ranks) of them, the last ones fewer; rows of x

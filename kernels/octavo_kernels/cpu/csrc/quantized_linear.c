@@ -388,7 +388,7 @@ void op_quantized_experts_gated(const struct quantized_experts_gated_args *g, st
     if (g->rows > 1) {
         const size_t pair_bytes = (size_t)(g->terms * g->groups / 2) * sizeof(struct row_pair), meta_bytes = (size_t)row_words(g->groups) * 4;
         for (int64_t i, end; team_take_rows(m, count, &i, &end); team_item_done(m)) {
-            for (; i < end; i++) {
+            for (end = MIN(end, p.first[g->experts]); i < end; i++) {
                 const size_t from = (size_t)(p.choices[i] / g->k);
                 memcpy((char *)g->sorted_values + (size_t)i * pair_bytes, (const char *)g->values + from * pair_bytes, pair_bytes);
                 memcpy((char *)g->sorted_meta + (size_t)i * meta_bytes, (const char *)g->meta + from * meta_bytes, meta_bytes);
@@ -401,7 +401,7 @@ void op_quantized_experts_gated(const struct quantized_experts_gated_args *g, st
         if (e >= 0) run_expert_gated_block(g, &p, &x, e, block);
     team_finish_phase(m, p.most * blocks);
     for (int64_t r, end; team_take_rows(m, count, &r, &end); team_item_done(m)) {
-        for (; r < end; r++) {
+        for (end = MIN(end, p.first[g->experts]); r < end; r++) {
             struct row_pair *pairs = g->out_values + r * g->out_terms * out_groups / 2;
             finish_row_scales(pairs, g->out_terms, out_groups, row_meta_at(g->out_meta, r, out_groups));
         }

@@ -151,7 +151,11 @@ class ExpertsBase(nn.Module):
     def __init__(self, settings: ExpertSettings, tp: TensorParallel) -> None:
         super().__init__()
         self.settings, self.tp = settings, tp
-        self.inner_size = tp.divide(settings.inner_size, "the experts' inner size")  # of this rank
+        self.numbers = tp.experts(settings.num_experts)  # of which this rank has `columns` of the inner size
+        self.columns = slice(0, settings.inner_size)
+        if not tp.expert_parallel:
+            size = tp.divide(settings.inner_size, "the experts' inner size")
+            self.columns = slice(tp.rank * size, (tp.rank + 1) * size)
         # How the checkpoint stores the weights of each expert, by projection, set before `create_weights`.
         self.stored_types: list[dict[str, str | None]] = [
             dict.fromkeys(self.PROJECTIONS) for _ in range(settings.num_experts)
@@ -165,6 +169,25 @@ class ExpertsBase(nn.Module):
     def weight_slots(self) -> Iterator[WeightSlot]:
         """See `MoEMethod.weight_slots`."""
         return self.method.weight_slots(self)
+
+    @property
+    def inner_size(self) -> int:
+        """Of an expert on this rank."""
+        size: int = self.columns.stop - self.columns.start
+        return size
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether this rank adds the biases of results: of experts that ranks have parts of, only one does."""
+        return self.tp.rank == 0 or self.tp.expert_parallel
+
+    def forward(
+        self, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
+    ) -> Tensor:
+        """See `octavo_kernels.fused_moe`; the sum of all ranks' parts. ``ids`` are counted from this rank's first
+        expert."""
+        part = self.method.apply(self, x, ids, weights, shared, gate)
+        return self.tp.all_reduce(part, x.dtype)
 
 
 class MoEMethod(ABC):
@@ -186,7 +209,7 @@ class MoEMethod(ABC):
     def apply(
         self, layer: ExpertsBase, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None, gate: Tensor | None
     ) -> Tensor:
-        """See `octavo_kernels.fused_moe`; this rank's part of the sum."""
+        """See `octavo_kernels.fused_moe`; this rank's part of the sum, in `TensorParallel.part_dtype`."""
 
     def weight_kinds(self, layer: ExpertsBase) -> list[tuple[Tensor, str]]:
         """See `LinearMethod.weight_kinds`; of linear layers within ``layer``, these say."""

@@ -30,7 +30,7 @@ class ExpertsMethod(MoEMethod):
     ) -> Tensor:
         """See `MoEMethod`."""
         assert self.held is not None
-        return octavo_kernels.fused_moe(x, ids, weights, self.held, shared, gate)
+        return octavo_kernels.fused_moe(x, ids, weights, self.held, shared, gate, layer.tp.part_dtype(x))
 
     def row_counts(self, layer: ExpertsBase, k: int) -> list[int]:
         """See `MoEMethod`."""
@@ -45,20 +45,20 @@ class ExpertsMethod(MoEMethod):
         gate_up_bias: Tensor | None,
         down_bias: Tensor | None,
     ) -> None:
-        """Take the weights in the kernels' form. One rank alone adds the bias of results."""
+        """Take the weights in the kernels' form."""
         how = layer.settings
-        down_bias = down_bias if layer.tp.rank == 0 else None
+        down_bias = down_bias if layer.adds_bias else None
         self.held = Experts(gate_up, down, gate_up_bias, down_bias, how.activation, how.limit, how.weighs_input)
 
 
 class UnquantizedMoEMethod(ExpertsMethod):
-    """``w13 [E, 2 I, H]``, gates before ups, and ``w2 [E, H, I]`` in the dtype of activations, as parameters; biases
-    float32 ``w13_bias [E, 2 I]`` and ``w2_bias [E, H]``."""
+    """``w13 [E, 2 I, H]``, gates before ups, and ``w2 [E, H, I]`` of this rank's experts in the dtype of activations,
+    as parameters; biases float32 ``w13_bias [E, 2 I]`` and ``w2_bias [E, H]``."""
 
     def create_weights(self, layer: ExpertsBase, dtype: torch.dtype) -> None:
         """See `MoEMethod`."""
         settings, inner = layer.settings, layer.inner_size
-        count, hidden = settings.num_experts, settings.hidden_size
+        count, hidden = len(layer.numbers), settings.hidden_size
 
         def empty(name: str, *shape: int, of: torch.dtype = dtype) -> Tensor:
             layer.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=of), requires_grad=False))
@@ -77,19 +77,19 @@ class UnquantizedMoEMethod(ExpertsMethod):
     def weight_slots(self, layer: ExpertsBase) -> Iterator[WeightSlot]:
         """See `MoEMethod`."""
         settings, inner, parameters = layer.settings, layer.inner_size, dict(layer.named_parameters())
-        mine, whole = slice(layer.tp.rank * inner, (layer.tp.rank + 1) * inner), slice(0, settings.hidden_size)
+        mine, whole = layer.columns, slice(0, settings.hidden_size)
         shape, ups = (settings.inner_size, settings.hidden_size), slice(inner, 2 * inner)
         places = [
             ("gate_proj", "w13", slice(0, inner), shape, (mine, whole)),
             ("up_proj", "w13", ups, shape, (mine, whole)),
             ("down_proj", "w2", whole, shape[::-1], (whole, mine)),
         ]
-        for number in range(settings.num_experts):
+        for place, number in enumerate(layer.numbers):
             for name, own, rows, stored, taken in places:
-                target = parameters[own][number, rows]
+                target = parameters[own][place, rows]
                 yield WeightSlot(0, f"{number}.{name}.weight", stored, partial(_fill, target, taken))
                 if settings.bias:
-                    target = parameters[f"{own}_bias"][number, rows]
+                    target = parameters[f"{own}_bias"][place, rows]
                     yield WeightSlot(0, f"{number}.{name}.bias", stored[:1], partial(_fill, target, taken[:1]))
 
 
@@ -102,8 +102,8 @@ class ExpertLinears(nn.Module):
 
     def __init__(self, layer: ExpertsBase) -> None:
         super().__init__()
-        settings, inner, tp = layer.settings, layer.inner_size, layer.tp
-        mine, whole = slice(tp.rank * inner, (tp.rank + 1) * inner), slice(0, settings.hidden_size)
+        settings, mine, tp = layer.settings, layer.columns, layer.tp
+        whole = slice(0, settings.hidden_size)
         shape = settings.inner_size, settings.hidden_size
         self.gate_proj = LinearBase([Shard(shape, mine, whole, 0)], settings.bias, tp)
         self.up_proj = LinearBase([Shard(shape, mine, whole, 0)], settings.bias, tp)
@@ -128,13 +128,12 @@ class PackedMoEMethod(ExpertsMethod):
 
     def create_weights(self, layer: ExpertsBase, dtype: torch.dtype) -> None:
         """See `MoEMethod`."""
-        settings = layer.settings
         stored = layer.stored_types
         # The kernels multiply experts of one dtype: where tensors differ, that of the model.
         for names in (ExpertsBase.PROJECTIONS[:2], ExpertsBase.PROJECTIONS[2:]):
             if len({types[name] for types in stored for name in names}) != 1:
                 stored = [types | dict.fromkeys(names) for types in stored]
-        for number in range(settings.num_experts):
+        for number in layer.numbers:
             expert = ExpertLinears(layer)
             layer.add_module(str(number), expert)
             for name, linear in zip(ExpertsBase.PROJECTIONS, expert.layers(), strict=True):
@@ -143,8 +142,7 @@ class PackedMoEMethod(ExpertsMethod):
 
     def process_weights_after_loading(self, layer: ExpertsBase) -> None:
         """See `MoEMethod`. Raises ConfigError or ModelError for weights that the kernels cannot take by address."""
-        count = layer.settings.num_experts
-        linears = [layer.get_submodule(str(number)).layers() for number in range(count)]  # type: ignore[operator]
+        linears = [layer.get_submodule(str(number)).layers() for number in layer.numbers]  # type: ignore[operator]
         gates, ups, downs = ([self._held(expert[part]) for expert in linears] for part in range(3))
         try:
             gate_up, down = expert_table(_of_one_kind(gates, ups)), expert_table(_of_one_kind(downs))

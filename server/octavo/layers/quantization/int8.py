@@ -106,7 +106,8 @@ class Int8LinearMethod(QuantizedRowsMethod):
             ranks, blocks = round(width / (shard.columns.stop - shard.columns.start)), width // block
             raise ConfigError(
                 f"{width} columns in {blocks} blocks of {block} ({qtype}) cannot be split over {ranks} ranks; "
-                f"choose a tensor parallel size that divides {blocks}, or --quantization none"
+                "deal experts whole with --enable-expert-parallel, choose a tensor parallel size that divides "
+                f"{blocks}, or --quantization none"
             )
         return True
 

@@ -31,7 +31,7 @@ class StackedMoEMethod(PackedMoEMethod):
 
     def process_weights_after_loading(self, layer: ExpertsBase) -> None:
         """See `MoEMethod`."""
-        names = [str(number) for number in range(layer.settings.num_experts)]
+        names = [str(number) for number in layer.numbers]
         linears = [layer.get_submodule(name).layers() for name in names]  # type: ignore[operator]
         biases: tuple[Tensor | None, Tensor | None] = (None, None)
         if layer.settings.bias:
