@@ -3,10 +3,10 @@
 
     python benchmarks/one_rank.py [--base REVISION] [--runs 20] [--users 20]      (3 minutes)
 
-The base is the parent of the commit that added server/octavo/executor/ranks.py. Both trees have a process with the
-embedded model, and take turns: a run is the same greedy batch, and its CPU time is that of all threads. Prints the
-medians and the median of the ratios; whether the recorded steps hold the same operations in the same order; exit status
-1 where they do not, or the ratio is above 1.03.
+The base is the parent of the commit that added what ranks exchange by, kernels/octavo_kernels/cpu/collectives.py. Both
+trees have a process with the embedded model, and take turns: a run is the same greedy batch, and its CPU time that of
+all threads. Prints the medians and the median of the ratios; whether the recorded steps hold the same operations in the
+same order; exit status 1 where they do not, or the ratio is above 1.03.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def git(*words: str) -> str:
 
 
 def first_without_ranks() -> str:
-    added = git("log", "--diff-filter=A", "--format=%H", "--", "server/octavo/executor/ranks.py").split()
+    added = git("log", "--diff-filter=A", "--format=%H", "--", "kernels/octavo_kernels/cpu/collectives.py").split()
     return f"{added[-1]}^"
 
 
