@@ -52,6 +52,7 @@ class Compiled:
     stack: int  # bytes a thread: more than 0 is spilling
     wgmma: int  # instructions in the PTX
     mma: int
+    signals: int  # atomic operations by which GPUs wait for each other, each in order with what is before or behind it
     early: bool  # programs start while the kernel before it ends
     waits: bool  # and wait for it before they touch what others may write
     prefetches: int  # that a lane asks for before it waits: of constants alone, see dependent_launch
@@ -236,7 +237,23 @@ def sampling_cases() -> Iterator[tuple[str, Callable[[], object]]]:
             step = SamplingRows(table, longs(rows), longs(rows), truncated, constraints if constrained else None)
             name = f"sample {short(dtype)}{' cuts' * truncated}{' constraints' * constrained}"
             yield name, partial(backend.sample, logits, step)
+        part = partial(backend.sample_part, logits, SamplingRows(table, longs(rows), longs(rows), False), vocab)
+        yield f"sample_part {short(dtype)}", part
         yield f"top_logprobs {short(dtype)}", partial(backend.top_logprobs, logits, longs(rows), longs(rows), 5)
+
+
+def exchange_cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    from octavo_kernels.triton.exchange import Exchange, all_gather, all_reduce_, best_of_ranks
+
+    for ranks in (2, 3, 4, 8):
+        group = Exchange(empty(ranks + 1, dtype=torch.int64), ranks - 1, ranks)
+        for dtype, rows in product((*HALVES, torch.float32), (1, 256)):
+            name = f"{short(dtype)} {rows} x 4096 on {ranks}"
+            yield f"all_reduce {name}", partial(all_reduce_, empty(rows, 4096, dtype=dtype), group)
+        logits = empty(8, 152064 // ranks, dtype=torch.bfloat16)
+        yield f"all_gather on {ranks}", partial(all_gather, logits, 151936, group)
+        pairs = empty(8, dtype=torch.int64), empty(8, dtype=torch.float64)
+        yield f"best_of_ranks on {ranks}", partial(best_of_ranks, *pairs, group)
 
 
 def input_cases() -> Iterator[tuple[str, Callable[[], object]]]:
@@ -347,7 +364,16 @@ def moe_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"activate {kind} with another's columns", partial(activate, gates, kind, up=wide[:, 256:512])
 
 
-CASES = (input_cases, attention_cases, latent_cases, layer_cases, quantized_cases, moe_cases, sampling_cases)
+CASES = (
+    input_cases,
+    attention_cases,
+    latent_cases,
+    layer_cases,
+    quantized_cases,
+    moe_cases,
+    sampling_cases,
+    exchange_cases,
+)
 # Of these kernels only the variants that differ in these constants are compiled: the others differ in numbers alone.
 VARIANTS = {"reduce_chunks": ("HEAD_PAD", "GROUP_PAD", "BLOCK_D", "FIXED_CHUNK", "BLOCK_C")}
 
@@ -408,6 +434,7 @@ def describe(case: str, compiled, seconds: float) -> Compiled:
         stack,
         ptx.count("wgmma.mma_async"),
         len(re.findall(r"\smma\.sync", ptx)),
+        len(re.findall(r"atom\S*\.(?:acquire|release)\.sys|atom\S*\.sys\.(?:acquire|release)", ptx)),
         compiled.metadata.launch_pdl,
         waits_first(ptx),
         before_waiting(ptx).count("prefetch.global.L2 "),

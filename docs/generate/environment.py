@@ -50,6 +50,7 @@ ENGINE = {
     "HF_HUB_DOWNLOAD_TIMEOUT": ("10", "Seconds to wait for the next bytes of a download."),
     "OMP_NUM_THREADS": ("as the CPU affinity and the cgroup allow", "Maximum number of threads that compute on a CPU."),
     "GOMP_SPINCOUNT": ("1000", "How long an idle OpenMP thread spins before it sleeps."),
+    "NCCL_SOCKET_IFNAME": ("lo", "Network interface by which NCCL sets itself up between the GPUs of a machine."),
     "OTEL_SERVICE_NAME": ("octavo", "Name of the service in traces."),
     "OPENAI_API_KEY": ("none", "Key that `octavo chat --url`, `octavo dashboard --url` and `octavo bench serve` send."),
     "NO_COLOR": ("none", "Set: `octavo chat` writes without colours."),

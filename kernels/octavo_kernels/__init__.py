@@ -96,6 +96,7 @@ __all__ = [
     "rope_",
     "rope_and_cache",
     "sample",
+    "sample_part",
     "scale",
     "scaled_linear",
     "scaled_row_counts",
@@ -478,6 +479,17 @@ def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
     noise is a hash of (stream, position, token), so a draw depends only on its own row and is reproducible bit for bit.
     """
     return backend_for(logits).sample(logits, rows)
+
+
+def sample_part(logits: Tensor, rows: SamplingRows, first: int) -> tuple[Tensor, Tensor]:
+    """`sample` where ``logits [R, V]`` are a part of the vocabulary, from token ``first`` on; without constraints and
+    truncation, whatever the rows have.
+
+    Returns token ids int64 [R] of the whole vocabulary, and float64 [R] what each was chosen by: of all parts' tokens
+    the one with the largest value, the lowest token among equals, is `sample`'s. A value that is not finite stands for
+    an invalid row: infinity, or -infinity where the part has no token that is allowed. Padding rows have 0 and 0.
+    """
+    return backend_for(logits).sample_part(logits, rows, first)
 
 
 def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,6 +25,8 @@ T = TypeVar("T")
 class EmulatedRank:
     """See `octavo.layers.parallel.Group`: the ranks are threads that meet at a barrier."""
 
+    device_bytes = 0
+
     def __init__(self, rank: int, parts: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self._parts, self._barrier = rank, parts, barrier
 
@@ -46,7 +48,10 @@ class EmulatedRank:
         return torch.cat([part[:, :most] for part in self._exchange(x)], dim=1)[:, :total].contiguous()
 
     def best(self, index: Tensor | None, value: Tensor | None, offset: int, rows: int) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        mine = None if index is None or value is None else (index + offset, value.double())
+        found = [pair for pair in self._exchange(mine) if pair is not None]
+        best = [max((v[i].item(), -n[i].item()) for n, v in found) for i in range(rows)]
+        return torch.tensor([-n for _, n in best]), torch.tensor([v for v, _ in best], dtype=torch.float64)
 
     def smallest(self, numbers: Sequence[int]) -> list[int]:
         return [min(column) for column in zip(*self._exchange(numbers), strict=True)]

@@ -29,7 +29,8 @@ os.environ["TRITON_INTERPRET"] = "0"
 import torch
 from safetensors.torch import save_file
 from support.overlapped import PARAMS, prompts_of
-from support.pretended_gpu import HostWaitError, PretendedGpu
+from support.pretended_gpu import PretendedGpu, what_is_noticed
+from support.pretended_ranks import as_ranks
 from support.quantized_files import RECIPES, gpt_oss_as_released, quantize_checkpoint, write_checkpoint
 from support.tiny_models import FAMILIES, make_model
 
@@ -418,49 +419,21 @@ def weights_of_a_file(gpu: PretendedGpu) -> dict[str, Any]:
     return {"launches": Counter(launch.name for launch in gpu.take_launches())}
 
 
-def what_is_noticed(gpu: PretendedGpu) -> dict[str, Any]:
-    """Whether the checks see what they are for: each of these must be refused."""
-    there, here = torch.ones(4, device="cuda"), torch.arange(4)
-    pinned = here.pin_memory()
-    graph = torch.cuda.CUDAGraph()
+def ranks(gpu: PretendedGpu, config: dict[str, Any], size: int = 2, **arguments: Any) -> dict[str, Any]:
+    """A rank of several: requests of many kinds, in batches of some sizes."""
 
-    def captured(work: Callable[[], object]) -> Callable[[], object]:
-        def capture() -> None:
-            graph.capture_begin()
-            try:
-                work()
-            finally:
-                graph.capture_end()
+    def make(count: int) -> LLM:
+        return engine(config, max_model_len=2048, num_gpu_blocks_override=2000, tensor_parallel_size=count, **arguments)
 
-        return capture
+    def use(llm: LLM) -> list[str]:
+        found = ask(llm, [900])
+        for together, params in zip((1, 3, 7, 20, 3, 2, 5, 1, 2, 3), SAMPLING[len(PARAMS) :], strict=True):
+            prompts = [{"prompt_token_ids": [together] * (1 + 40 * (i % 3))} for i in range(together)]
+            params = {"max_tokens": 6, "ignore_eos": True} | params
+            found += errors(llm.generate(prompts, SamplingParams(**params), use_tqdm=False))
+        return found
 
-    wrong: dict[str, Callable[[], object]] = {
-        "a value read back": lambda: there.sum().item(),
-        "a branch": lambda: bool(there[0] > 0),
-        "a list": lambda: there.tolist(),
-        "an unknown size": lambda: there.nonzero(),
-        "a copy to the host": lambda: there.cpu(),
-        "a copy from memory that is not pinned": lambda: here.to("cuda", non_blocking=True),
-        "a copy that is waited for": lambda: pinned.to("cuda"),
-        "a host's index": lambda: there[here],
-        "a captured copy": captured(lambda: pinned.to("cuda", non_blocking=True)),
-    }
-    right: dict[str, Callable[[], object]] = {
-        "a pinned copy": lambda: pinned.to("cuda", non_blocking=True),
-        "a pinned copy back": lambda: pinned.copy_(there, non_blocking=True),
-        "captured work": captured(lambda: there * 2),
-    }
-    gpu.strict = True
-    return {"refused": [name for name in wrong if refused(wrong[name])], "wrong": list(wrong),
-            "refused wrongly": [name for name in right if refused(right[name])]}  # fmt: skip
-
-
-def refused(work: Callable[[], object]) -> bool:
-    try:
-        work()
-    except (HostWaitError, AssertionError, torch._subclasses.fake_tensor.DynamicOutputShapeException):
-        return True
-    return False
+    return as_ranks(gpu, make, use, size)
 
 
 CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
@@ -483,6 +456,11 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "gemma 3n": lambda gpu: gemma(gpu, "Gemma3nForCausalLM", activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0]),
     "gemma 4": lambda gpu: gemma(gpu, "Gemma4ForCausalLM", global_head_dim=512),
     "experts in fp8": lambda gpu: experts(gpu, quantization="fp8"),
+    "ranks": lambda gpu: ranks(gpu, QWEN3 | {"num_key_value_heads": 8}, max_num_seqs=16),
+    "ranks that guess": lambda gpu: ranks(gpu, heads(1), 4, max_num_seqs=8, speculative_config=LOOKUP),
+    "ranks of experts": lambda gpu: ranks(gpu, MIXTRAL, max_num_seqs=8, quantization="fp8"),
+    "ranks of latents": lambda gpu: ranks(gpu, DEEPSEEK, max_num_seqs=8),
+    "ranks of float16": lambda gpu: ranks(gpu, heads(8) | {"vocab_size": 4097}, max_num_seqs=8, dtype="float16"),
     "weights of a file": weights_of_a_file,
     "plans": plans,
     "plans of codes": plans_of_codes,

@@ -287,3 +287,48 @@ class _Hopper:
 
     def get_current_stream(self, device: int) -> int:
         return 0
+
+
+def what_is_noticed(gpu: PretendedGpu) -> dict[str, Any]:
+    """Whether the checks see what they are for: each of these must be refused."""
+    there, here = torch.ones(4, device="cuda"), torch.arange(4)
+    pinned = here.pin_memory()
+    graph = torch.cuda.CUDAGraph()
+
+    def captured(work: Callable[[], object]) -> Callable[[], object]:
+        def capture() -> None:
+            graph.capture_begin()
+            try:
+                work()
+            finally:
+                graph.capture_end()
+
+        return capture
+
+    wrong: dict[str, Callable[[], object]] = {
+        "a value read back": lambda: there.sum().item(),
+        "a branch": lambda: bool(there[0] > 0),
+        "a list": lambda: there.tolist(),
+        "an unknown size": lambda: there.nonzero(),
+        "a copy to the host": lambda: there.cpu(),
+        "a copy from memory that is not pinned": lambda: here.to("cuda", non_blocking=True),
+        "a copy that is waited for": lambda: pinned.to("cuda"),
+        "a host's index": lambda: there[here],
+        "a captured copy": captured(lambda: pinned.to("cuda", non_blocking=True)),
+    }
+    right: dict[str, Callable[[], object]] = {
+        "a pinned copy": lambda: pinned.to("cuda", non_blocking=True),
+        "a pinned copy back": lambda: pinned.copy_(there, non_blocking=True),
+        "captured work": captured(lambda: there * 2),
+    }
+    gpu.strict = True
+    return {"refused": [name for name in wrong if refused(wrong[name])], "wrong": list(wrong),
+            "refused wrongly": [name for name in right if refused(right[name])]}  # fmt: skip
+
+
+def refused(work: Callable[[], object]) -> bool:
+    try:
+        work()
+    except (HostWaitError, AssertionError, torch._subclasses.fake_tensor.DynamicOutputShapeException):
+        return True
+    return False

@@ -32,7 +32,7 @@ from octavo_kernels.reference.quant import (
     rms_norm_quantize,
     silu_and_mul_quantize,
 )
-from octavo_kernels.reference.sampling import sample, top_logprobs
+from octavo_kernels.reference.sampling import sample, sample_part, top_logprobs
 from octavo_kernels.reference.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
 from octavo_kernels.reference.streams import concat, match_rms_, mix_streams, sparsify_
 from octavo_kernels.reference.varlen import rope_, varlen_attention
@@ -75,6 +75,7 @@ __all__ = [
     "rope_",
     "rope_and_cache",
     "sample",
+    "sample_part",
     "scale",
     "scaled_linear",
     "scaled_row_counts",

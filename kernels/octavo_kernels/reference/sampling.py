@@ -29,6 +29,23 @@ def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
     return SampledRows(tokens.masked_fill(invalid | padding, 0), invalid & ~padding)
 
 
+def sample_part(logits: Tensor, rows: SamplingRows, first: int) -> tuple[Tensor, Tensor]:
+    """See `octavo_kernels.sample_part`."""
+    logits = logits.float()
+    padding = rows.index < 0
+    index, table = rows.index.clamp(min=0), rows.table
+    temperature = table.temperature[index][:, None]
+    random = temperature > 0
+    noise = gumbel(stream_keys(table.streams[index], rows.positions), logits.shape[1], first)
+    values = torch.where(random, logits / torch.where(random, temperature, 1.0) + noise, logits.double())
+    tokens = values.argmax(-1)
+    best = values.gather(1, tokens[:, None])[:, 0]
+    peak = logits.amax(-1)
+    best = torch.where(peak.isnan() | (peak == torch.inf), torch.inf, torch.where(peak == -torch.inf, peak, best))
+    tokens = torch.where(best.isfinite(), tokens + first, 0)
+    return tokens.masked_fill(padding, 0), best.masked_fill(padding, 0.0)
+
+
 def constrained(logits: Tensor, c: Constraints) -> Tensor:
     """float32 [R, V] as the rows' constraints leave them."""
     logits = logits.clone()
@@ -91,9 +108,9 @@ def stream_keys(streams: Tensor, positions: Tensor) -> Tensor:
     return torch.stack((x & _M32, _shifted(x, 32)), 1)
 
 
-def gumbel(keys: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise float64 [R, V], a hash of a row's keys and the token."""
-    salt = torch.arange(vocab_size, device=keys.device)
+def gumbel(keys: Tensor, vocab_size: int, first: int = 0) -> Tensor:
+    """Standard Gumbel noise float64 [R, V] of tokens from ``first`` on, a hash of a row's keys and the token."""
+    salt = torch.arange(first, first + vocab_size, device=keys.device)
     salt = _mix(salt ^ (salt >> 16), 0)
     bits = (_mix(salt ^ keys[:, :1], keys[:, 1:]) & 0x7FFFFFFF) | 1
     return -torch.log(-torch.log1p(bits.double() * -(2.0**-31)))

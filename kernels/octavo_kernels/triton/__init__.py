@@ -46,7 +46,7 @@ from octavo_kernels.triton.latent import latent_attention, latent_queries
 from octavo_kernels.triton.moe import fused_moe, moe_row_counts
 from octavo_kernels.triton.moe_route import topk_route
 from octavo_kernels.triton.rope import rope_, rope_and_cache
-from octavo_kernels.triton.sampling import sample, top_logprobs
+from octavo_kernels.triton.sampling import sample, sample_part, top_logprobs
 from octavo_kernels.triton.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
 from octavo_kernels.triton.small_linear import linear
 from octavo_kernels.triton.varlen import varlen_attention
@@ -90,6 +90,7 @@ __all__ = [
     "rope_",
     "rope_and_cache",
     "sample",
+    "sample_part",
     "scale",
     "scaled_linear",
     "scaled_row_counts",

@@ -82,7 +82,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
     whose = (rows.index, rows.positions, table.temperature, *cuts, table.streams)
     flags = invalid.view(torch.int8)
     draw_kernel[(count,)](
-        *source, *whose, bound, tokens, flags, shape.chunks,
+        *source, *whose, bound, tokens, flags, bound, shape.chunks,
         TRUNCATED=rows.truncated, **lanes, **_EXACT,
     )  # fmt: skip
     if rows.truncated:
@@ -97,6 +97,33 @@ def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
             *source, *whose, bound, best, tokens, pending, total, shape.chunks, **lanes, **_EXACT,
         )  # fmt: skip
     return SampledRows(tokens, invalid)
+
+
+def sample_part(logits: Tensor, rows: SamplingRows, first: int) -> tuple[Tensor, Tensor]:
+    """See `octavo_kernels.sample_part`."""
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    count, vocab = logits.shape
+    device, table = logits.device, rows.table
+    tokens = torch.empty(count, dtype=torch.int64, device=device)
+    values = torch.empty(count, dtype=torch.float64, device=device)
+    invalid = torch.empty(count, dtype=torch.int8, device=device)
+    if not count:
+        return tokens, values
+    shape = _Shape(vocab, CONFIG)
+    bound = torch.empty(count, shape.blocks, device=device)
+    source, lanes = ((), logits, logits.stride(0), vocab), {"TILE": shape.tile, "STEPS": shape.steps}
+    lanes |= {"TRUNCATED": False, "CONSTRAINED": False, "FIRST": first, **pdl_options(device)}
+    scan_kernel[(shape.chunks, count)](
+        *source, rows.index, rows.index, rows.positions, table.temperature, table.streams, bound, bound, bound, bound,
+        RAW=False, **lanes, num_warps=CONFIG.scan_warps, **_EXACT,
+    )  # fmt: skip
+    draw_kernel[(count,)](
+        *source, rows.index, rows.positions, table.temperature, table.top_k, table.top_p, table.min_p, table.streams,
+        bound, tokens, invalid, values, shape.chunks,
+        BLOCKS=shape.padded_blocks, PART=True, **lanes, num_warps=CONFIG.row_warps, **_EXACT,
+    )  # fmt: skip
+    return tokens, values
 
 
 def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

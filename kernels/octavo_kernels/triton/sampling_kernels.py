@@ -44,12 +44,13 @@ def scan_kernel(
     RAW: tl.constexpr,
     TRUNCATED: tl.constexpr,
     CONSTRAINED: tl.constexpr,
+    FIRST: tl.constexpr = 0,
 ):
     """For each block the upper bound of score + noise, [R, chunks * TILE].
 
     With TRUNCATED also the largest logit of each block (-inf if all are), and for each chunk the largest logit and the
     sum of exp((logit - largest) / temperature), [R, chunks]. RAW takes rows ``rows`` of the logits unchanged, at
-    temperature 1 and without bounds.
+    temperature 1 and without bounds. The rows' first token is FIRST of the vocabulary.
     """
     wait_for_previous_kernel()
     row = tl.program_id(1)
@@ -93,7 +94,7 @@ def scan_kernel(
         if not RAW:
             score = x * inverse
             if random:
-                score += gumbel_bound(ids, key0, key1)
+                score += gumbel_bound(ids + FIRST, key0, key1)
             bound = tl.maximum(bound, score, propagate_nan=tl.PropagateNan.ALL)
     block = (row.to(tl.int64) * chunks + chunk) * TILE + lane
     if not RAW:
@@ -129,26 +130,38 @@ def draw_kernel(
     bound_ptr,
     token_ptr,
     invalid_ptr,
+    value_ptr,
     chunks,
     TILE: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCKS: tl.constexpr,
     TRUNCATED: tl.constexpr,
     CONSTRAINED: tl.constexpr,
+    PART: tl.constexpr = False,
+    FIRST: tl.constexpr = 0,
 ):
-    """The tokens of greedy rows and of rows without truncation; which rows are invalid."""
+    """The tokens of greedy rows and of rows without truncation; which rows are invalid.
+
+    PART: rows are a part of the vocabulary, from token FIRST on. Then ``value`` float64 [R] is what the token was
+    chosen by: its logit, or its score with noise; of invalid rows infinity, or -infinity where no token is allowed.
+    """
     wait_for_previous_kernel()
     row = tl.program_id(0)
     state = tl.load(index_ptr + row)
     if state < 0:
         tl.store(token_ptr + row, 0)
         tl.store(invalid_ptr + row, 0)
+        if PART:
+            tl.store(value_ptr + row, 0.0)
         return
     block = tl.arange(0, BLOCKS)
     mine = bound_ptr + row.to(tl.int64) * chunks * TILE
     bounds = tl.load(mine + block, mask=block < chunks * TILE, other=float("-inf"))
     is_invalid = tl.max(((bounds != bounds) | (bounds == float("inf"))).to(tl.int32)) > 0
     top = tl.max(bounds)
+    if PART:
+        value = tl.where(is_invalid, float("inf"), top).to(tl.float64)
+        tl.store(value_ptr + row, value)
     is_invalid = is_invalid | (top == float("-inf"))
     tl.store(invalid_ptr + row, is_invalid.to(tl.int8))
     tl.store(token_ptr + row, 0)
@@ -161,10 +174,12 @@ def draw_kernel(
     source = open_row(row, logits_ptr, logits_stride, vocab, constraints, CONSTRAINED)
     if temperature > 0:
         key0, key1 = stream_keys(tl.load(streams_ptr + state), tl.load(positions_ptr + row))
-        token, _ = gumbel_argmax(
-            bounds, block, source, temperature, key0, key1, -2139095040, float("-inf"), 0, TILE=TILE, STEPS=STEPS
+        token, _, best = gumbel_argmax(
+            bounds, block, source, temperature, key0, key1, -2139095040, float("-inf"), 0, TILE, STEPS, FIRST
         )
-        tl.store(token_ptr + row, token)
+        tl.store(token_ptr + row, token + FIRST)
+        if PART:
+            tl.store(value_ptr + row, best)
     else:
         # The bounds are the logits' maxima. The lowest id among equals is in the first chunk that has one.
         chunk = tl.min(tl.where(bounds == top, block // TILE, MAX_INT32))
@@ -175,4 +190,4 @@ def draw_kernel(
             ids = (chunk * STEPS + step) * TILE + lane
             x = logits_of(source, ids, holds & (ids < vocab))
             token = tl.minimum(token, tl.min(tl.where(x == top, ids, MAX_INT32)))
-        tl.store(token_ptr + row, token)
+        tl.store(token_ptr + row, token + FIRST)

@@ -159,13 +159,25 @@ def min_p_threshold(peak, min_p):
 
 @triton.jit
 def gumbel_argmax(
-    bounds, block, source, temperature, key0, key1, low, pivot, pivot_id, TILE: tl.constexpr, STEPS: tl.constexpr
+    bounds,
+    block,
+    source,
+    temperature,
+    key0,
+    key1,
+    low,
+    pivot,
+    pivot_id,
+    TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+    FIRST: tl.constexpr = 0,
 ):
     """The Gumbel-max draw among the tokens of blocks with these ``bounds`` (float32): the largest score + noise.
 
     Only blocks whose bound reaches the best value so far are read, hardly more than two per row. Tokens below ``low``
     (a sort key) and those not ranked above (``pivot``, ``pivot_id``) are excluded. A block is one lane of a chunk of
-    STEPS tiles. Returns (token, score); token -1 if all are excluded.
+    STEPS tiles. The row's first token is FIRST of the vocabulary. Returns (token of the row, score, score + noise);
+    token -1 if all are excluded.
     """
     best = tl.full((), float("-inf"), tl.float64)
     token = tl.full((), -1, tl.int32)
@@ -177,7 +189,7 @@ def gumbel_argmax(
         ids = (at // TILE) * (TILE * STEPS) + at % TILE + tl.arange(0, STEPS) * TILE
         s = tl.div_rn(logits_of(source, ids, ids < source[1]), temperature)
         runs = (sort_key(s) >= low) & ((s > pivot) | ((s == pivot) & (ids < pivot_id)))
-        value = tl.where(runs, s.to(tl.float64) + gumbel(ids, key0, key1), float("-inf"))
+        value = tl.where(runs, s.to(tl.float64) + gumbel(ids + FIRST, key0, key1), float("-inf"))
         first = tl.max(value)
         if first > best:
             best = first
@@ -187,4 +199,4 @@ def gumbel_argmax(
             floor = tl.maximum((best - (1e-3 + 1e-6 * tl.abs(best))).to(tl.float32), LOWEST_FLOAT)
         bounds = tl.where(block == at, float("-inf"), bounds)
         top = tl.max(bounds)
-    return token, score
+    return token, score, best

@@ -291,7 +291,7 @@ def full_row_kernel(
             source, best_row, bound_row, chunks, temperature, key0, key1, low, float("-inf"), 0, TILE, STEPS
         )
     bounds = tl.load(bound_row + block, mask=block < chunks * TILE, other=float("-inf"))
-    token, score = gumbel_argmax(
+    token, score, _noisy = gumbel_argmax(
         bounds, block, source, temperature, key0, key1, low, float("-inf"), 0, TILE=TILE, STEPS=STEPS
     )
     if top_p < 1:
@@ -305,7 +305,7 @@ def full_row_kernel(
                 source, best_row, bound_row, chunks, temperature, key0, key1, low, score, token, TILE, STEPS
             )
             bounds = tl.load(bound_row + block, mask=block < chunks * TILE, other=float("-inf"))
-            token, score = gumbel_argmax(
+            token, score, _noisy = gumbel_argmax(
                 bounds, block, source, temperature, key0, key1, low, score, token, TILE=TILE, STEPS=STEPS
             )
             _, mass = _tokens_before(source, best_row, chunks, temperature, peak, sort_key(score), token, TILE, STEPS)

@@ -106,6 +106,7 @@ FLAGS = (
     "--no-allow-duplicate-request-ids",
     "--no-allow-runtime-lora-updating",
     "--no-disable-access-log",
+    "--no-disable-custom-all-reduce",
     "--no-disable-fastapi-docs",
     "--no-disable-hybrid-kv-cache-manager",
     "--no-disable-log-stats",

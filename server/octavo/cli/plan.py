@@ -260,8 +260,8 @@ def _reasons(asked: _Asked, model: PlannedModel, config: EngineConfig, plan: Pla
     if plan.ledger is None:
         reasons.append(f"will not start: {refusal(config, plan, model.measure, asked.device.host)}")
     if not plan.is_served:
-        kinds = [name for name, size in (("tensor", plan.ranks), ("pipeline", plan.stages)) if size > 1]
-        reasons.append(f"needs {plan.num_devices} devices: {' and '.join(kinds)} parallelism is not there yet")
+        kind = "pipeline" if plan.stages > 1 else "expert"
+        reasons.append(f"needs {plan.num_devices} devices: {kind} parallelism is not there yet on GPUs")
     if plan.config.load_format == "dummy" and plan.config.model.hf_config.get("quantization_config"):
         reasons.append("weights are estimated by what config.json says of their format: headers are not here")
     return reasons + list(seen.problems if seen is not None else ())

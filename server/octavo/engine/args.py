@@ -85,6 +85,7 @@ class EngineArgs:
     master_addr: str = "127.0.0.1"
     master_port: int = 29501
     distributed_executor_backend: str | None = None
+    disable_custom_all_reduce: bool = False
     hf_overrides: dict[str, Any] | None = None  # fields of config.json to be read with these values
     kv_events_config: dict[str, Any] | None = None  # see `KVEventsConfig`
     speculative_config: dict[str, Any] | None = None  # see `SpeculativeConfig`
@@ -226,6 +227,7 @@ class EngineArgs:
         return ParallelConfig(
             ranks, self.distributed_timeout_seconds, self.data_parallel_size, self.nnodes, self.node_rank,
             self.master_addr, self.master_port, stages, self.distributed_executor_backend, self.enable_expert_parallel,
+            self.disable_custom_all_reduce,
         )  # fmt: skip
 
     def _check_experts(self, model: ModelConfig) -> None:

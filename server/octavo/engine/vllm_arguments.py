@@ -22,7 +22,6 @@ ALWAYS = {
     "disable_log_requests": "requests are logged only with --enable-log-requests",
     "async_scheduling": "steps are always scheduled ahead on a GPU",
     "disable_cascade_attn": "there is no cascade attention",
-    "disable_custom_all_reduce": "there is one way to sum over ranks",
     "language_model_only": "models take text only",
     "skip_mm_profiling": "models take text only",
     "use_v2_block_manager": "there is one block manager",

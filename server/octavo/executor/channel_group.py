@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from octavo.executor.signed_channel import SignedChannel
-from octavo.layers.parallel import TorchGroup
+from octavo.layers.parallel import GatheringGroup
 from octavo.system.channel import Kind
 
 
-class ChannelGroup(TorchGroup):
+class ChannelGroup(GatheringGroup):
     """See `octavo.layers.parallel.Group`: everything is gathered, and added up in the order of ranks on each."""
 
     def __init__(

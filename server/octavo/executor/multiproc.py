@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
+from importlib.util import find_spec
 
-from octavo.errors import OctavoError
+from octavo.errors import ConfigError, OctavoError
 from octavo.executor.nodes import NodeRanks
 from octavo.executor.rank_processes import RankProcesses
 from octavo.executor.ranks import Ranks
@@ -41,6 +42,11 @@ def start_ranks(
         config = placement.config
     parallel = config.parallel
     count = parallel.ranks_per_node
+    if (parallel.world_size > 1 or parallel.distributed_executor_backend == "mp") and find_spec("msgspec") is None:
+        raise ConfigError(  # octavo.LLM of one rank does without it
+            "processes exchange messages with the package msgspec, which is not installed: pip install msgspec, or "
+            "give one rank, in the engine's own process"
+        )
     if count > 1 and local is None:
         local = RankProcesses(range(1, count), heartbeats)
     if parallel.nnodes > 1:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from octavo.executor.channel_group import ChannelGroup
-from octavo.layers.parallel import SharedMemoryGroup, TorchGroup, sum_in_order
+from octavo.layers.parallel import GatheringGroup, SharedMemoryGroup, sum_in_order
 
 
-class NodeGroup(TorchGroup):
+class NodeGroup(GatheringGroup):
     """See `octavo.layers.parallel.Group`. What the ranks of a node have is gathered there, the first ranks exchange it
     and add up, in the order of all ranks, and have their node's others see the result."""
 
@@ -43,7 +43,7 @@ class NodeGroup(TorchGroup):
             self._across.stop()
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """See `TorchGroup`."""
+        """See `GatheringGroup`."""
         flat = x.contiguous().view(-1, x.shape[-1])
         gathered = self._gather_local(flat)
         whole = flat.new_empty(len(flat), self.ranks * flat.shape[1])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from octavo.executor.channel_group import ChannelGroup
 from octavo.executor.node_group import NodeGroup
 from octavo.executor.signed_channel import SignedChannel
 from octavo.executor.stage_links import ChannelLink, MemoryLink
-from octavo.interface.engine_config import ParallelConfig
+from octavo.interface.engine_config import EngineConfig, ParallelConfig
 from octavo.layers.parallel import Group, SharedMemoryGroup, TensorParallel
 from octavo.worker.stage import StageLink
 from octavo_kernels.cpu import create_shared_memory
@@ -87,6 +88,14 @@ def local_place(parallel: ParallelConfig, rank: int, descriptors: Sequence[int])
         rank, group, TensorParallel(within, ranks, of_stage, stage, dealt),
         None if stage.is_first else found[0], None if stage.is_last else found[-1],
     )  # fmt: skip
+
+
+def device_place(config: EngineConfig, rank: int, folder: Path, check: Callable[[], None] = lambda: None) -> Place:
+    """That of a rank with a GPU of its own; see `open_device_group`."""
+    from octavo.executor.device_groups import open_device_group  # not before: with CPUs there may be no Triton
+
+    group = open_device_group(config, rank, folder, check)
+    return Place(rank, group, TensorParallel(rank, config.parallel.tensor_parallel_size, group))
 
 
 def place_of_node(

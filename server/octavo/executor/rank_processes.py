@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.executor.ranks import Ranks, Watched
@@ -90,6 +91,7 @@ class RankProcesses(Ranks):
         super().__init__(len(numbers) + 1)
         self._heartbeats, self._numbers = heartbeats, numbers
         self.processes: list[RankProcess] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None  # where ranks on GPUs meet
         self._start_thread()
 
     def _start(self) -> None:
@@ -116,9 +118,10 @@ class RankProcesses(Ranks):
         self.is_watching = False
         return self.processes
 
-    def configure(self, config: EngineConfig, shared: Sequence[Sequence[int]] = ()) -> None:
-        """Tell all what they are to do. ``shared``: descriptors for each, which are closed here."""
-        line = json.dumps({"config": config.to_dict(), **logging_options()}).encode() + b"\n"
+    def configure(self, config: EngineConfig, shared: Sequence[Sequence[int]] = (), folder: str | None = None) -> None:
+        """Tell all what they are to do. ``shared``: descriptors for each, which are closed here; ``folder``: where
+        those with GPUs meet instead."""
+        line = json.dumps({"config": config.to_dict(), "folder": folder, **logging_options()}).encode() + b"\n"
         for rank, descriptors in zip(self.processes, shared or [()] * len(self.processes), strict=True):
             assert rank.process.stdin is not None
             try:
@@ -141,6 +144,11 @@ class RankProcesses(Ranks):
 
     def open_place(self, config: EngineConfig) -> Place:
         """See `Ranks`."""
-        from octavo.executor.places import local_place
+        from octavo.executor.places import device_place, local_place
+        from octavo.worker.device import ranks_have_gpus
 
+        if ranks_have_gpus(config):
+            self._folder = tempfile.TemporaryDirectory(prefix="octavo-")
+            self.configure(config, folder=self._folder.name)
+            return device_place(config, 0, Path(self._folder.name), self.check)
         return local_place(config.parallel, 0, self.share_memory(config))

@@ -74,6 +74,9 @@ class UniProcExecutor:
         from octavo.worker.worker import Worker
 
         self.worker = Worker(config, overlap, **rank)
+        self._describe()
+
+    def _describe(self) -> None:
         self.config = self.worker.config
         self.num_blocks = self.worker.ledger.num_blocks
         self.kv_layout = self.worker.ledger.layout

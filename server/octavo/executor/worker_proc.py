@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import OctavoError
@@ -147,7 +148,7 @@ def _serve(rank: int, sock: socket.socket, heartbeat: Heartbeat) -> None:
 
     gc.freeze()
     message: dict[str, Any] = json.loads(read_line_from_stdin())
-    from octavo.executor.places import local_place
+    from octavo.executor.places import device_place, local_place
     from octavo.executor.remote import serve
     from octavo.interface.engine_config import EngineConfig
     from octavo.system.logging_setup import setup_logging
@@ -158,10 +159,13 @@ def _serve(rank: int, sock: socket.socket, heartbeat: Heartbeat) -> None:
     config = EngineConfig.from_dict(message["config"])
     if config.parallel.world_size == 1:
         return serve(config, Channel(sock), heartbeat)
-    _, descriptors, _, _ = socket.recv_fds(sock, 1, 6)
+    if message["folder"] is None:
+        _, descriptors, _, _ = socket.recv_fds(sock, 1, 6)
+        place = local_place(config.parallel, rank, descriptors)
+    else:
+        place = device_place(config, rank, Path(message["folder"]))
     channel = Channel(sock)
     inbox = Inbox(channel)
-    place = local_place(config.parallel, rank, descriptors)
     worker = octavo.worker.worker.Worker(
         config,
         tp=place.tp,

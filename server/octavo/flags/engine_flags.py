@@ -56,7 +56,8 @@ ENGINE_HELP = {
     "enforce_eager": "Disable CUDA graphs",
     "attention_backend": "Attention backend. auto: triton on a GPU; on a CPU cpu where its kernels are compiled, else "
     "reference. OCTAVO_KERNEL_BACKEND sets it too",
-    "tensor_parallel_size": "Processes that share the model, each with a part of every layer (CPUs only, for now)",
+    "tensor_parallel_size": "Processes that share the model, each with a part of every layer; on GPUs each has one of "
+    "its own",
     "pipeline_parallel_size": "Parts of the layers that compute one after the other, each in a process of its own, or "
     "in --tensor-parallel-size of them (CPUs only, for now)",
     "data_parallel_size": "Engines in this server, each with the whole model, that share its requests: the one with "
@@ -73,6 +74,8 @@ ENGINE_HELP = {
     "distributed_executor_backend": "mp: the model is computed in processes of its own, a single rank too; ray: ranks "
     "are placed on a Ray cluster, over --nnodes of its nodes or as few as can be; uni: "
     "within the engine's process (default: the first rank within it, the others in their own)",
+    "disable_custom_all_reduce": "Have GPUs exchange through NCCL also where they can read each other's memory; the "
+    "answers are the same, and CPUs have one way only",
     "hf_overrides": "Fields of config.json to be read with other values, as a JSON object",
     "kv_events_config": "Publish what the prefix cache gains and loses over ZeroMQ, in vLLM's form, as a JSON object: "
     '{"enable_kv_cache_events": true}, with endpoint (tcp://127.0.0.1:5557), replay_endpoint, topic, buffer_steps, hwm '

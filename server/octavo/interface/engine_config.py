@@ -202,6 +202,7 @@ class ParallelConfig:
     pipeline_parallel_size: int = 1  # stages that have a part of the layers each, one after the other
     distributed_executor_backend: str | None = None  # mp: also a single rank has a process of its own
     enable_expert_parallel: bool = False  # each rank has some experts whole, instead of a part of every one
+    disable_custom_all_reduce: bool = False  # on GPUs: exchange through NCCL alone
 
     @property
     def world_size(self) -> int:

@@ -15,6 +15,7 @@ from octavo.layers.quantization.base import LinearBase, Shard
 from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor, unread_slot
+from octavo_kernels import SampledRows, SamplingRows
 from octavo_kernels.cpu import argmax
 
 
@@ -158,6 +159,19 @@ class ParallelLMHead(LinearBase):
         logits = self.tp.all_gather(part, self.vocab_size, wants_logits)
         index, best = self.tp.find_best(part, self.vocab_size)
         return self._capped(logits), index, self._capped(best[:, None])[:, 0]
+
+    def sample(self, hidden: Tensor, rows: SamplingRows) -> SampledRows:
+        """`octavo_kernels.sample` of the logits, which are not gathered where each rank can draw from its own."""
+        if self.tp.size == 1 or rows.truncated or rows.constraints is not None:
+            return octavo_kernels.sample(self(hidden), rows)
+        first, end = self.tp.shares(self.vocab_size)
+        tokens, values = None, None
+        part = self._part(hidden)
+        if end > first:
+            tokens, values = octavo_kernels.sample_part(self._capped(part[:, : end - first]), rows, first)
+        tokens, values = self.tp.best_of_ranks(tokens, values, 0, len(part))
+        invalid = ~values.isfinite()
+        return SampledRows(tokens.masked_fill(invalid, 0), invalid)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """See the class; in the model's dtype on other devices than a CPU."""

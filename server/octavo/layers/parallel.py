@@ -14,6 +14,8 @@ from torch.nn import functional
 from octavo.interface.ranks import ONE_STAGE, Stage, deal, divide
 from octavo_kernels.cpu import SharedMemory, argmax
 
+ONE_SHOT_BYTES = 512 << 10  # of a tensor that every rank is sent whole
+
 
 class Group(Protocol):
     """Ranks that exchange tensors. Every rank makes the same calls in the same order, with tensors of equal shapes;
@@ -28,7 +30,7 @@ class Group(Protocol):
         last ones fewer. ``wants`` int64 [1]: where it is 0 the result may be undefined."""
 
     def best(self, index: Tensor | None, value: Tensor | None, offset: int, rows: int) -> tuple[Tensor, Tensor]:
-        """`argmax` int64 and float32 [rows] of all ranks' columns, from this rank's, of which ``offset`` is the first
+        """`argmax` int64 and the value [rows] of all ranks' columns, from this rank's, of which ``offset`` is the first
         (None: it has none)."""
 
     def smallest(self, numbers: Sequence[int]) -> list[int]:
@@ -43,11 +45,17 @@ class Group(Protocol):
 
     @property
     def late(self) -> list[int]:
-        """Ranks that others are known to wait for."""
+        """Ranks that others are known to wait for; to be asked when a step is overdue."""
+
+    @property
+    def device_bytes(self) -> int:
+        """What exchanging takes of a GPU's memory."""
 
 
 class SharedMemoryGroup(SharedMemory):
     """A `Group` of processes on one machine's CPUs, whose operations a recorded step may have."""
+
+    device_bytes = 0
 
     def __init__(self, descriptor: int, rank: int, ranks: int, first_rank: int = 0) -> None:
         """``first_rank``: of the group, among all of the engine, as errors call it."""
@@ -70,12 +78,13 @@ class SharedMemoryGroup(SharedMemory):
             )
 
 
-class TorchGroup:
-    """A `Group` over one of torch's, such as gloo between nodes. The backends' own sums depend on places and sizes, so
-    everything is gathered and added up here."""
+class GatheringGroup:
+    """A `Group` that gathers everything and adds up here, as other libraries' sums depend on places and sizes."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group, self.rank, self.ranks = group, group.rank(), group.size()
+    rank: int
+    ranks: int
+    device = torch.device("cpu")
+    device_bytes = 0
 
     @property
     def late(self) -> list[int]:
@@ -93,34 +102,71 @@ class TorchGroup:
         own = x[:, :most]
         if own.shape[1] < most:
             own = functional.pad(own, (0, most - own.shape[1]))
-        return torch.cat(self.gather(own), dim=1)[:, :total].contiguous()
+        return torch.cat(list(self.gather(own)), dim=1)[:, :total].contiguous()
 
     def best(self, index: Tensor | None, value: Tensor | None, offset: int, rows: int) -> tuple[Tensor, Tensor]:
         """See `Group`."""
-        mine = torch.full((rows, 2), -1.0, dtype=torch.float64)  # holds both exactly
+        mine = torch.full((rows, 2), -1.0, dtype=torch.float64, device=self.device)  # holds both exactly
         if index is not None and value is not None:
             mine[:, 0], mine[:, 1] = index + offset, value
         return best_in_order(self.gather(mine))
 
     def smallest(self, numbers: Sequence[int]) -> list[int]:
         """See `Group`."""
-        return torch.stack(self.gather(torch.tensor(numbers))).amin(dim=0).tolist()
+        return torch.stack(list(self.gather(torch.tensor(numbers, device=self.device)))).amin(dim=0).tolist()
 
     def check(self) -> None:
         """See `Group`; a call that fails raises by itself."""
 
     def stop(self) -> None:
         """See `Group`."""
+
+    def gather(self, x: Tensor) -> Sequence[Tensor] | Tensor:
+        """Every rank's ``x``, which all have of one shape, in their order."""
+        raise NotImplementedError
+
+
+class TorchGroup(GatheringGroup):
+    """Over one of torch's backends, gloo or NCCL, which moves tensors and adds up none. Of larger ones each rank adds
+    up a part, and gathers the others'."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device = torch.device("cpu"),
+        one_shot_bytes: int = ONE_SHOT_BYTES,
+    ) -> None:
+        self._group, self.rank, self.ranks = group, group.rank(), group.size()
+        self.device, self.one_shot_bytes, self._stopped = device, one_shot_bytes, False
+
+    def all_reduce(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """See `Group`."""
+        if x.nbytes <= self.one_shot_bytes:
+            return super().all_reduce(x, dtype)
+        parts = functional.pad(x.view(-1), (0, -x.numel() % self.ranks)).view(self.ranks, -1)
+        found = torch.empty_like(parts)
+        self._group.alltoall_base(found, parts, [], []).wait()
+        x.view(-1).copy_(self.gather(sum_in_order(found)).view(-1)[: x.numel()])
+        return x if dtype is None else x.to(dtype)
+
+    def check(self) -> None:
+        """See `Group`; a call that fails raises by itself, one that was stopped may not."""
+        if self._stopped:
+            raise RuntimeError(f"an exchange was stopped, rank {self.rank} waited")
+
+    def stop(self) -> None:
+        """See `Group`."""
+        self._stopped = True
         self._group.abort()
 
-    def gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's ``x``, which all have of one shape, in their order."""
-        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.ranks)]
-        self._group.allgather([parts], [x.contiguous()]).wait()
-        return parts
+    def gather(self, x: Tensor) -> Tensor:
+        """See `GatheringGroup`."""
+        found = torch.empty(self.ranks * x.numel(), dtype=x.dtype, device=x.device)
+        self._group._allgather_base(found, x.contiguous().view(-1)).wait()
+        return found.view(self.ranks, *x.shape)
 
 
-def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
+def sum_in_order(parts: Sequence[Tensor] | Tensor) -> Tensor:
     """The sum of every rank's tensor as all groups have it: in order, in float32, rounded once."""
     total = parts[0].float()
     for part in parts[1:]:
@@ -128,7 +174,7 @@ def sum_in_order(parts: Sequence[Tensor]) -> Tensor:
     return total.to(parts[0].dtype)
 
 
-def best_in_order(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def best_in_order(parts: Sequence[Tensor] | Tensor) -> tuple[Tensor, Tensor]:
     """The best of each row of every rank's (index, value) float64 [rows, 2]; ranks without columns have index -1."""
     found = parts[0]
     for part in parts[1:]:

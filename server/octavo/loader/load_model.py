@@ -246,12 +246,19 @@ def _as_stored(missing: Iterable[str], stored_names: Mapping[str, str]) -> list[
 def _threads() -> Iterator[ThreadPoolExecutor]:
     """As many threads as torch would use, each of which runs torch's operations on its own."""
     count = torch.get_num_threads()
-    pool = ThreadPoolExecutor(min(count, _MAX_THREADS), initializer=torch.set_num_threads, initargs=(1,))
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    pool = ThreadPoolExecutor(min(count, _MAX_THREADS), initializer=_prepare_thread, initargs=(gpu,))
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(count)  # what a thread sets is also the default of threads to come
+
+
+def _prepare_thread(gpu: int | None) -> None:
+    torch.set_num_threads(1)
+    if gpu is not None:
+        torch.cuda.set_device(gpu)  # each thread has a current one
 
 
 def _some(names: list[str]) -> str:

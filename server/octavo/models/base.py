@@ -23,6 +23,7 @@ from octavo.layers.quantization.base import ExpertsBase, LinearBase, kind_of
 from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 from octavo.layers.weights import Transposed, WeightSource, experts_apart
+from octavo_kernels import SampledRows, SamplingRows
 
 # On a CPU torch's float32 GEMM, which runs where there are no C kernels, gives a row the same bits for every number of
 # rows that is a multiple of 8, not below 8. cuBLAS promises nothing of the kind.
@@ -194,3 +195,7 @@ class CausalLM(Model):
         """Logits ``[R, vocab_size]`` of ``hidden [R, H]``: float32 on the CPU, in the model's dtype elsewhere."""
         logits: Tensor = self.lm_head(hidden)
         return logits
+
+    def sample(self, hidden: Tensor, rows: SamplingRows) -> SampledRows:
+        """`octavo_kernels.sample` of the logits of ``hidden [R, H]``, which may be on several ranks."""
+        return self.lm_head.sample(hidden, rows)

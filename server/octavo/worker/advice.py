@@ -40,7 +40,7 @@ class Suggestion:
     value: str
     text: str
     weights: int = 0  # bytes, with it
-    later: bool = False  # the engine cannot do it yet
+    more_devices: bool = False  # it takes more than the one that was asked for
 
     def as_json(self) -> dict[str, str]:
         """As scripts read it."""
@@ -66,10 +66,10 @@ def refusal(asked: EngineConfig, plan: Plan, measure: Measure, host: DeviceMemor
     """Why a plan does not fit, and what would: one line, with the flags of `suggestions`."""
     measure = remembered(measure)
     found = suggestions(asked, plan, measure, host)
-    ways = [f"{way.flag} {way.value} ({gib(way.weights)})" for way in found if not way.later]
-    later = "".join(f"; {way.text}" for way in found if way.later)
+    ways = [f"{way.flag} {way.value} ({gib(way.weights)})" for way in found if not way.more_devices]
+    more = "".join(f"; {way.text}" for way in found if way.more_devices)
     if ways:
-        return f"{plan.problem}; it fits with {', or with '.join(ways)}{later}"
+        return f"{plan.problem}; it fits with {', or with '.join(ways)}{more}"
     others = [
         (f"{change.flag} {change.value}", other)
         for change, other in _tried(asked, plan, measure, host)
@@ -80,7 +80,7 @@ def refusal(asked: EngineConfig, plan: Plan, measure: Measure, host: DeviceMemor
     return (
         plan.problem
         + (f" ({tried}: too much as well)" if tried else "")
-        + f"; choose a --model of at most {', or '.join(sizes)}, or give it more memory{later}"
+        + f"; choose a --model of at most {', or '.join(sizes)}, or give it more memory{more}"
     )
 
 
@@ -215,9 +215,8 @@ def _more_ranks(asked: EngineConfig, plan: Plan, measure: Measure) -> Iterator[S
         except OctavoError:
             return
         if other.ledger is not None:
-            text = f"--tensor-parallel-size {ranks}: it would fit on {ranks} such GPUs, but tensor parallelism is not "
-            weights = other.memory.weights
-            yield Suggestion("--tensor-parallel-size", str(ranks), text + "there yet", weights, later=True)
+            text = f"--tensor-parallel-size {ranks}: it fits on {ranks} such GPUs"
+            yield Suggestion("--tensor-parallel-size", str(ranks), text, other.memory.weights, more_devices=True)
             return
 
 

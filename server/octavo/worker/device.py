@@ -9,7 +9,7 @@ import torch
 
 import octavo_kernels
 from octavo.errors import ConfigError
-from octavo.interface.engine_config import EngineConfig
+from octavo.interface.engine_config import EngineConfig, ParallelConfig
 from octavo_kernels import reference
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,31 @@ def choose_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)
+
+
+def ranks_have_gpus(config: EngineConfig) -> bool:
+    """Whether each rank computes on a GPU of its own, and not on CPUs. Raises ConfigError where there are too few."""
+    if choose_device(config.device).type != "cuda":
+        return False
+    check_ranks_on_gpus(config.parallel)
+    ranks, count = config.parallel.world_size, torch.cuda.device_count()
+    if ranks > count:
+        raise ConfigError(
+            f"tensor_parallel_size {ranks} needs a GPU for each rank, and {count} can be seen (CUDA_VISIBLE_DEVICES "
+            f"decides): give at most {count}, or take the CPU (device cpu)"
+        )
+    return True
+
+
+def check_ranks_on_gpus(parallel: ParallelConfig) -> None:
+    """Raises ConfigError for what ranks on GPUs cannot do."""
+    if parallel.distributed_executor_backend == "ray":
+        raise ConfigError("distributed_executor_backend ray is not supported yet on GPUs: leave it out, or give mp")
+    if parallel.enable_expert_parallel:
+        raise ConfigError("enable_expert_parallel is not supported yet on GPUs: leave it out, and ranks cut experts")
+    for which in ("pipeline_parallel_size", "data_parallel_size", "nnodes"):
+        if getattr(parallel, which) > 1:
+            raise ConfigError(f"{which} above 1 is not supported yet on GPUs: give 1, or take the CPU (device cpu)")
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> EngineConfig:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from octavo.core.kv_groups import NO_BOUND, KVCacheLayout, make_layout
 from octavo.errors import ConfigError
-from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec
 from octavo.system import limits
 
@@ -18,6 +18,8 @@ GIB = 1 << 30
 # sequences need it, so a machine that does other things as well does not slowly lose all its memory to the cache.
 PREFIX_CACHE_SHARE = 1 / 8
 PROCESS_BYTES = 256 << 20  # of a CPU engine beside weights and KV cache: libraries, a step's tensors
+MAPPED_BYTES = (8 << 20) + (16 << 10)  # that a GPU lets others read, see octavo_kernels.triton.exchange.region_bytes
+NCCL_BYTES = 300 << 20  # about: its buffers for each pair of GPUs; they are measured at start
 EXCHANGED_BYTES = 4 << 20  # that a rank on a CPU hands to others, see octavo_kernels.cpu.shared_memory_bytes
 # On a CUDA device, for what profiling does not see: workspaces of libraries, kernels loaded later, fragmentation.
 DEVICE_SLACK = 256 << 20
@@ -37,6 +39,7 @@ class DeviceMemory:
     where: str = "memory of the device"
     overlap: bool = False  # of steps, on a CPU too
     has_float8: bool = True  # a GPU that knows numbers of 8 bits: compute capability 8.9 and above
+    communication: int = 0  # of a GPU: by which it exchanges tensors with others, beside what is in use
 
     @property
     def steps_in_flight(self) -> int:
@@ -179,7 +182,8 @@ def available_for_weights(cache: CacheConfig, total: int, in_use: int = 0, on_de
 
 def available_on(device: DeviceMemory, cache: CacheConfig) -> int:
     """`available_for_weights` of a device."""
-    return available_for_weights(cache, device.total, device.in_use, device.kind != "cpu")
+    in_use = device.in_use + device.communication
+    return available_for_weights(cache, device.total, in_use, device.kind != "cpu")
 
 
 def fits(cache: CacheConfig, memory: ModelMemory, available: int) -> bool:
@@ -255,9 +259,10 @@ def plan_memory(
     if device.kind == "cpu":
         exchanged = communication_bytes(config.parallel.tensor_parallel_size) + handed_on_bytes(config)
         return plan_cpu_memory(config.cache, layout, weights, *asked, device.total, exchanged, adapter_bytes(config))
+    in_use = device.in_use + device.communication + weights
     return plan_device_memory(
-        config.cache, layout, weights, *asked, device_total=device.total, in_use=device.in_use + weights,
-        activations=activations, graphs=graphs, histories=histories,
+        config.cache, layout, weights, *asked, device_total=device.total, in_use=in_use,
+        activations=activations, graphs=graphs, histories=histories, communication=device.communication,
     )  # fmt: skip
 
 
@@ -292,6 +297,13 @@ def handed_on_bytes(config: EngineConfig) -> int:
     stages, width = config.parallel.pipeline_parallel_size, 2 * config.model.hidden_size  # hidden states and residual
     row = width * DTYPE_BYTES[config.model.dtype]
     return 0 if stages == 1 else stages * config.scheduler.max_num_batched_tokens * row
+
+
+def device_communication_bytes(parallel: ParallelConfig) -> int:
+    """What each rank's GPU will have of the memory by which they exchange tensors."""
+    if parallel.tensor_parallel_size == 1:
+        return 0
+    return NCCL_BYTES if parallel.disable_custom_all_reduce else MAPPED_BYTES
 
 
 def plan_without_cache(cache: CacheConfig, weights: int, max_model_len: int, total: int) -> MemoryLedger:
@@ -351,10 +363,12 @@ def plan_device_memory(
     activations: int,
     graphs: int,
     histories: int = 0,
+    communication: int = 0,
 ) -> MemoryLedger:
     """Size the KV cache of a device with memory of its own.
 
-    All in bytes: ``in_use`` is what is used once the weights are loaded (weights, CUDA context, other processes),
+    All in bytes: ``in_use`` is what is used once the weights are loaded (weights, CUDA context, other processes, and
+    ``communication``, by which ranks exchange tensors),
     ``activations`` the peak of the largest step, ``graphs`` is reserved for captured steps, ``histories`` for the
     tokens of requests with penalties. The cache gets the rest of ``gpu_memory_utilization`` of the device. Raises
     ConfigError when that is too little, with the figure to change.
@@ -369,7 +383,8 @@ def plan_device_memory(
         f"({max(in_use - weights, 0) / MIB:,.0f} MiB)"
     )
     parts = (
-        ("others, context", max(in_use - weights, 0)),
+        ("others, context", max(in_use - weights - communication, 0)),
+        *((("communication", communication),) if communication else ()),
         ("activations", activations),
         ("graphs", graphs),
         ("histories", histories),

@@ -15,6 +15,7 @@ from octavo.worker.memory import (
     ModelMemory,
     check_adapters,
     check_fits,
+    device_communication_bytes,
     kv_cache_layout,
     plan_memory,
     plan_without_cache,
@@ -53,7 +54,8 @@ class Plan:
     @property
     def is_served(self) -> bool:
         """Whether the engine runs on so many devices today."""
-        return self.num_devices == 1 or self.device.kind == "cpu"
+        deals_experts = self.config.parallel.enable_expert_parallel and self.ranks > 1
+        return self.device.kind == "cpu" or (self.stages == 1 and not deals_experts)
 
     @property
     def concurrency(self) -> float:
@@ -76,6 +78,8 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     check_adapters(config, device)
     sizes = replace(config.parallel, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
     config = replace(config, parallel=sizes)
+    if device.kind != "cpu":
+        device = replace(device, communication=device_communication_bytes(config.parallel))
     memories = _of_stages(config, measure, ranks, stages)
     whole = memories[0] if ranks * stages == 1 else measure(config, 1)
     kv_bytes = sum(spec.bytes_per_token() for spec in whole.specs)

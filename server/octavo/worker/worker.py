@@ -26,7 +26,7 @@ from octavo.system import limits
 from octavo.worker.adapters import AdapterManager, make_adapters
 from octavo.worker.advice import out_of_memory, refusal, remembered
 from octavo.worker.cpu.runner import CPURunner
-from octavo.worker.device import choose_device, choose_kernels, resolve_dtype
+from octavo.worker.device import check_ranks_on_gpus, choose_device, choose_kernels, resolve_dtype
 from octavo.worker.draft_model import DraftModel
 from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.gpu.graphs import CudaCapture, run_eagerly
@@ -104,7 +104,7 @@ class Worker:
         on_cpu = self.device.type == "cpu"
         self._num_processes = config.parallel.num_processes
         if not on_cpu:
-            self._check_processes()
+            check_ranks_on_gpus(config.parallel)
         use_gpu_runner = overlap or not on_cpu
         config = _with_speculation(config, use_gpu_runner)
         self.max_in_flight = 2 if use_gpu_runner else 1
@@ -200,12 +200,6 @@ class Worker:
         self.runner = EncoderRunner(model, self.config, self.device)
         self.runner.warm_up()
 
-    def _check_processes(self) -> None:
-        if self._num_processes > 1:
-            sizes = {"tensor_parallel_size": self.tp.size, "pipeline_parallel_size": self.tp.stage.size}
-            which = next((name for name, size in sizes.items() if size > 1), "data_parallel_size")
-            raise ConfigError(f"{which} above 1 is not supported yet on GPUs: give 1")
-
     def _longest(self, config: EngineConfig) -> int:
         """The longest sequence that fits on every stage, as far as is known before anything is read: they have other
         weights each, and all make the same groups of layers of it."""
@@ -230,7 +224,9 @@ class Worker:
             return replace(machine, total=machine.total // self._num_processes, overlap=self.max_in_flight > 1)
         free, total = torch.cuda.mem_get_info(self.device)
         has_float8 = torch.cuda.get_device_capability(self.device) >= (8, 9)
-        return DeviceMemory(self.device.type, total, total - free, has_float8=has_float8)
+        communication = self.tp.group.device_bytes if self.tp.group is not None else 0  # which it has by now
+        in_use = total - free - communication
+        return DeviceMemory(self.device.type, total, in_use, has_float8=has_float8, communication=communication)
 
     def _prepare(self, runner: GPURunner) -> None:
         """Capture graphs and compile kernels, so that no request waits for them."""

@@ -84,5 +84,10 @@ def test_every_kernel_compiles_for_hopper(tmp_path, version):
     # Codes come 16 bytes a thread and become numbers in the registers that the tensor cores read.
     codes = [c for c in halves if c["kernel"] in ("group_linear_kernel", "scaled_linear_kernel", "moe_gemm_kernel")]
     assert [c["case"] for c in codes if c["stack"] or not c["wgmma"] or c["mma"] or {*c["copies"]} != {16}] == []
+    # GPUs wait for each other before they read, and before they write again: each time one signal, two looks.
+    meetings = {"one_shot_kernel": 2, "two_shot_kernel": 3, "gather_kernel": 2, "best_kernel": 2}
+    exchanges = [c for c in compiled if c["kernel"] in meetings]
+    assert {c["kernel"] for c in exchanges} == {*meetings}
+    assert [c["case"] for c in exchanges if c["stack"] or c["signals"] != 3 * meetings[c["kernel"]]] == []
     prompts = [c for c in halves if c["kernel"] == "prefill_attention" and "kv fp8 d512" not in c["case"]]
     assert [c["case"] for c in prompts if not c["wgmma"] or c["mma"]] == []

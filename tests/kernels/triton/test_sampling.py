@@ -10,6 +10,7 @@ import triton.language as tl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from octavo.layers.parallel import best_in_order
 from octavo.sample.gumbel import GumbelNoise, position_keys, stream_key
 from octavo_kernels import Constraints, SamplingRows, SamplingTable, reference
 from octavo_kernels import triton as backend
@@ -87,6 +88,22 @@ def test_tokens_are_those_of_plain_torch(device, kind, cuts):
     assert_same(
         KINDS[kind](random_logits(4, device)), rows_of(table(4, device, **cuts), truncated=cuts not in CUTS[:2])
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_best_of_parts_is_the_token_of_the_whole(device, kind):
+    """Greedy and drawn, of parts of a vocabulary; a NaN, infinity or nothing allowed in a part; padding."""
+    logits = KINDS[kind](random_logits(8, device))
+    logits[3, 200], logits[4, 5], logits[5], logits[6, :120] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    rows = rows_of(table(8, device, temperature=[0.0, 1.0, 0.7, 1.0, 0.0, 1.0, 1.3, 1.0]), truncated=False)
+    rows.index[7] = -1
+    whole = reference.sample(logits, rows)
+    for module in (backend, reference):
+        parts = [module.sample_part(logits[:, start : start + 101], rows, start) for start in range(0, VOCAB, 101)]
+        pairs = torch.stack([torch.stack([ids.double(), values], dim=-1) for ids, values in parts])
+        ids, values = best_in_order(pairs)
+        assert torch.equal(~values.isfinite(), whole.invalid)
+        assert torch.equal(ids.masked_fill(whole.invalid, 0), whole.token_ids)
 
 
 @given(seed=st.integers(0, 2**31))

@@ -190,3 +190,31 @@ def test_plans_reserve_what_engines_measure(seen: Seen) -> None:
         for part in ("activations", "graphs"):
             assert measured[part] <= planned[part] <= 1.15 * measured[part], (part, measured, planned)
         assert 0.99 * blocks <= planned_blocks <= blocks
+
+
+def without_long(cases: list[str], first: int) -> list[Any]:
+    return [*cases[:first], *(pytest.param(case, marks=pytest.mark.long) for case in cases[first:])]
+
+
+@pytest.mark.parametrize(
+    "case", without_long(["ranks", "ranks that guess", "ranks of experts", "ranks of latents", "ranks of float16"], 1)
+)
+def test_no_request_of_ranks_waits(seen: Seen, case: str) -> None:
+    """Of several GPUs: exchanges are in the graphs, none is waited for by the host, on rank 0 as on another; greedy
+    tokens and those drawn without cuts are exchanged, not logits. Plans count what is mapped."""
+    found = seen(case)
+    assert found["answers"] == [] and found["steps"] > 30
+    assert found["compiled while serving"] == []
+    models = [graph for graph in found["graphs"] if "decode_attention" in graph]
+    for graph in [*models, *(graph for graph in found["graphs"] if "prefill_attention" in graph)]:
+        sums = graph.get("one_shot_kernel", 0) + graph.get("two_shot_kernel", 0)
+        whole = 2 * found["layers"] + 1  # the embedding; the last layer's rest is not in graphs of prompts
+        assert whole - 2 <= sums <= whole, graph
+    samplers = [graph for graph in found["graphs"] if "scan_kernel" in graph]
+    assert samplers and models
+    for graph in samplers:
+        assert (graph.get("gather_kernel", 0), graph.get("best_kernel", 0)) in ((0, 1), (1, 0)), graph
+    assert any(graph.get("best_kernel") for graph in samplers)
+    measured, planned = found["parts"]
+    assert measured["communication"] == planned["communication"] > 0
+    assert found["weights"][0] == found["weights"][1]

@@ -90,7 +90,7 @@ def test_arguments_without_effect_say_so_once_and_their_absence_says_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        quiet = {"trust_remote_code": False, "compilation_config": None, "disable_custom_all_reduce": False}
+        quiet = {"trust_remote_code": False, "compilation_config": None, "disable_cascade_attn": False}
         _split_arguments({"swap_space": 4, **quiet})
     assert [record.getMessage() for record in caplog.records] == [
         "swap_space=4 has no effect: preempted requests are recomputed"

@@ -291,7 +291,7 @@ def test_layers_are_dealt_to_stages(llama: str, capsys: pytest.CaptureFixture[st
     assert said["layers_per_stage"] == [16, 16] and said["weights_bytes"] in said["weights_bytes_per_stage"]
     assert main(["plan", llama, "--gpu", "l4", "--gpus", "4", "-pp", "2"]) == 0
     out = capsys.readouterr().out
-    assert "tensor and pipeline parallelism is not there yet" in out and " 2 x 2 " in out
+    assert "needs 4 devices: pipeline parallelism is not there yet" in out and " 2 x 2 " in out
 
 
 def test_a_fit_finds_the_speed_that_was_measured(plan: Plan) -> None:

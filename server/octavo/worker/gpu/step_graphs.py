@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-import octavo_kernels
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
@@ -116,7 +115,7 @@ class StepGraphs(ABC):
 
             def work() -> tuple[Tensor, ...]:
                 step = SamplingRows(table, plan.rows, positions, truncated)
-                drawn = octavo_kernels.sample(self._model.compute_logits(hidden), step)
+                drawn = self._model.sample(hidden, step)
                 return drawn.token_ids, drawn.invalid, *self._go_on(size, drawn.token_ids, drawn.invalid)
 
             self._samplers[key] = self._capture(work)
