@@ -23,6 +23,7 @@ from clusterrig import binaries, settings
 from clusterrig import cluster as rig
 from clusterrig.api import Api
 from clusterrig.fixtures import Cluster, cluster, eventually, namespace  # noqa: F401
+from clusterrig.lws import group_controller  # noqa: F401
 from support.llmd import SESSION
 from support.tcp_proxy import Proxy
 
@@ -73,6 +74,18 @@ class Operator:
     def claim(self) -> str:
         """What `status.operator` says of those that it serves."""
         return f"{self.environment['POD_NAMESPACE']}/{self.environment['OCTAVO_LEASE_NAME']}"
+
+    def with_metrics(self, **more: str) -> dict[str, str]:
+        """For `start`: it serves the metrics API, as with the chart's value metricsAPI.enabled."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        release, system = self.environment["OCTAVO_LEASE_NAME"], self.environment["POD_NAMESPACE"]
+        name, role = f"{release}-metrics", f"{release}-{system}-metrics"  # as the chart names them
+        return {
+            "OCTAVO_METRICS_API": "true", "OCTAVO_METRICS_SERVICE": name, "OCTAVO_METRICS_OWNER": role,
+            "OCTAVO_METRICS_PORT": str(port), "POD_IP": settings.HOST_IP, "OCTAVO_LEASE_SECONDS": "15", **more,
+        }  # fmt: skip
 
     def is_ready(self) -> bool:
         assert self.process and self.process.poll() is None, self.log()[-3000:]

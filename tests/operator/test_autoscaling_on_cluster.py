@@ -9,7 +9,6 @@ import base64
 import json
 import os
 import re
-import socket
 import threading
 import time
 import urllib.request
@@ -37,22 +36,10 @@ def _needs_the_rig(cluster: Cluster) -> None:
         pytest.skip("needs fake nodes, and the only external.metrics.k8s.io of a cluster")
 
 
-def environment(operator: Any, **more: str) -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    release, system = operator.environment["OCTAVO_LEASE_NAME"], operator.environment["POD_NAMESPACE"]
-    name, role = f"{release}-metrics", f"{release}-{system}-metrics"  # as the chart names them
-    return {
-        "OCTAVO_METRICS_API": "true", "OCTAVO_METRICS_SERVICE": name, "OCTAVO_METRICS_OWNER": role,
-        "OCTAVO_METRICS_PORT": str(port), "POD_IP": settings.HOST_IP, "OCTAVO_LEASE_SECONDS": "15", **more,
-    }  # fmt: skip
-
-
 @pytest.fixture
 def scaling(operator: Any) -> Iterator[Any]:
     """The operator, serving the metrics API."""
-    operator.restart(**environment(operator))
+    operator.restart(**operator.with_metrics())
     yield operator
     operator.restart()
 
@@ -165,10 +152,10 @@ def test_an_operator_that_dies_in_a_burst_costs_no_replica(
         scaling.kill()
         time.sleep(3 * SYNC_SECONDS + 4)
         assert len(watch.seen) == 1, "nobody who can be asked, nothing is changed"
-        scaling.start(**environment(scaling))
+        scaling.start(**scaling.with_metrics())
         becomes(api, nodes, "Scaling")
         time.sleep(2 * SYNC_SECONDS)
-        scaling.restart(**environment(scaling))
+        scaling.restart(**scaling.with_metrics())
         becomes(api, nodes, "Scaling")
         assert min(count for _, count in watch.seen) >= watch.seen[0][1], "the load is as it was"
         fleet.rate = 0.0
@@ -332,7 +319,7 @@ def test_only_who_may_sees_the_metric(cluster: Cluster, nodes: str, fleet: Fleet
 def test_the_certificate_is_renewed_under_way_and_the_bundle_kept_in_step(
     cluster: Cluster, nodes: str, fleet: Fleet, api: Api, scaling: Any
 ) -> None:
-    scaling.restart(**environment(scaling, OCTAVO_METRICS_CERTIFICATE_SECONDS="16"))
+    scaling.restart(**scaling.with_metrics(OCTAVO_METRICS_CERTIFICATE_SECONDS="16"))
     cluster.apply(scaled(fleet), namespace=nodes)
     becomes(api, nodes, "Scaling")
     bundles = set()
@@ -382,7 +369,7 @@ def test_the_api_goes_with_the_last_user_and_with_the_operator(
     assert api_service(cluster)["metadata"]["ownerReferences"][0]["kind"] == "ClusterRole"
     assert scaling.stop() == 0
     assert api_service(cluster) is None
-    scaling.start(**environment(scaling))
+    scaling.start(**scaling.with_metrics())
     becomes(api, nodes, "Scaling")
     cluster.kubectl("patch", "llmd/toy", "-n", nodes, "--type=merge", "-p", '{"spec":{"autoscaling":null}}')
     eventually(lambda: api_service(cluster) is None, 15)

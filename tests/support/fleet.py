@@ -18,6 +18,9 @@ from typing import Any
 Json = dict[str, Any]
 
 
+_SERVING = "app.kubernetes.io/component%3Dengine"  # of groups of pods the leaders
+
+
 class Replica:
     def __init__(self, name: str, address: str) -> None:
         self.name, self.address = name, address
@@ -106,7 +109,7 @@ class Fleet:
             if now - listed > 0.15:
                 listed = now
                 try:
-                    self._follow(self._api.call("GET", self._path)["items"])
+                    self._follow(self._api.call("GET", f"{self._path}?labelSelector={_SERVING}")["items"])
                 except OSError:
                     pass
             with self._lock:

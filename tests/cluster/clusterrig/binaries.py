@@ -102,17 +102,26 @@ def _build(folder: Path) -> None:
         (folder / name).symlink_to("octavo-rig")
 
 
-def _go_build(go: Path, package: str, output: Path, ldflags: str) -> None:
+def go_build(package: str, output: Path, ldflags: str, sources: Path) -> None:
+    """Builds `package` of the module in the folder `sources`. Raises RigError."""
+    _go_build(_go(), package, output, ldflags, sources)
+
+
+def go_list(module: str, sources: Path) -> Path:
+    """Folder of a module's sources, once it was built of them."""
+    done = _go_command([str(_go()), "list", "-m", "-f", "{{.Dir}}", module], dict(os.environ), f"no {module}", sources)
+    return Path(done.strip())
+
+
+def _go_build(go: Path, package: str, output: Path, ldflags: str, sources: Path = settings.GO_SOURCES) -> None:
     """Runs `go build`, with a line of progress every 20 s."""
     environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOOS": "linux"}
     with step(f"  {output.name}: modules"):
-        listing = _go_command([str(go), "list", "-deps", package], environment, "cannot fetch the modules")
+        listing = _go_command([str(go), "list", "-deps", package], environment, "cannot fetch the modules", sources)
     total = len(listing.splitlines())
     with step(f"  {output.name}: {total} packages"):
         command = [str(go), "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", str(output)]
-        process = subprocess.Popen(
-            [*command, package], cwd=settings.GO_SOURCES, env=environment, stderr=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([*command, package], cwd=sources, env=environment, stderr=subprocess.PIPE, text=True)
         assert process.stderr
         start = last = time.monotonic()
         lines = []
@@ -125,8 +134,8 @@ def _go_build(go: Path, package: str, output: Path, ldflags: str) -> None:
             raise RigError(f"go build {package} failed:\n{''.join(lines[-15:])}")
 
 
-def _go_command(command: list[str], environment: dict[str, str], trouble: str) -> str:
-    done = subprocess.run(command, cwd=settings.GO_SOURCES, env=environment, capture_output=True, text=True)
+def _go_command(command: list[str], environment: dict[str, str], trouble: str, sources: Path) -> str:
+    done = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RigError(f"{trouble}: {done.stderr.strip()[-1500:]}")
     return done.stdout
