@@ -60,10 +60,13 @@ test-long: setup  ## what `make test` samples or leaves out, hours; ARGS="PART .
 	python tests/long.py $(ARGS)
 
 # Tests that run in pytest's own process: coverage.py more than doubles their time, and servers are processes of their own.
-coverage: setup  ## line coverage by the quick tests in one process, with a tenth of the draws: what they at least reach
+coverage: setup  ## line coverage by the quick tests, two processes at a time, with a tenth of the draws: what they at least reach
+	rm -f build/coverage*
 	mkdir -p build
-	OCTAVO_TEST_EXAMPLES_FACTOR=0.1 python -m coverage run -m pytest -q -p no:cacheprovider \
-	  -m "not gpu and not cluster and not long and not slow" $(UNIT_TESTS)
+	printf '%s\n' $(UNIT_TESTS) | OCTAVO_TEST_EXAMPLES_FACTOR=0.1 xargs -P 2 -n 4 \
+	  python -m coverage run --parallel-mode -m pytest -q -p no:cacheprovider \
+	  -m "not gpu and not cluster and not long and not slow"
+	python -m coverage combine --quiet
 	@python -m coverage report | sed -n '1p;$$p'
 
 # Also a part of .ci/run, where the machine may.
