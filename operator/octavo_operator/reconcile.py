@@ -37,6 +37,7 @@ from octavo_operator.prefetch import Prefetch
 from octavo_operator.prefetch import observe as observe_prefetch
 from octavo_operator.render import InvalidTemplateError, expected_template, names, render
 from octavo_operator.render.autoscaling import autoscaler_kind
+from octavo_operator.render.group_token import expected_token, needs_token
 from octavo_operator.render.router.objects import (
     RouterPods,
     expected_files,
@@ -44,7 +45,6 @@ from octavo_operator.render.router.objects import (
     unchanged_files,
 )
 from octavo_operator.render.template_checks import GROUPS_NOT_INSTALLED
-from octavo_operator.render.token import expected_token, needs_token
 from octavo_operator.render.workload import KIND as GROUPS
 from octavo_operator.render.workload import is_grouped
 from octavo_operator.rollout import MAKE_ROOM, Room, make_room

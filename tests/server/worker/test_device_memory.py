@@ -76,13 +76,13 @@ def test_the_profiled_steps_are_as_large_as_steps_get(tiny_checkpoints: dict[str
     worker = overlapped(
         tiny(tiny_checkpoints["llama"], max_num_seqs=16, max_num_batched_tokens=200, max_model_len=96)
     ).engine.executor.worker  # type: ignore[attr-defined]
-    seen, forward = [], type(worker.model).forward
+    seen, begin = [], type(worker.model).begin
 
     def noted(self, ids, positions, context):
         seen.append(context)
-        return forward(self, ids, positions, context)
+        return begin(self, ids, positions, context)
 
-    monkeypatch.setattr(type(worker.model), "forward", noted)
+    monkeypatch.setattr(type(worker.model), "begin", noted)
     layout = make_layout(worker.model.kv_cache_specs(), 96, 16, 200)
     steps = DummySteps(worker.model, layout, worker.config.scheduler, torch.device("cpu"))
     steps.run_largest()
