@@ -55,7 +55,7 @@ MISTAKES: list[tuple[str, str, str]] = [
     ("serve --lora-modules a=/b", "lora_modules needs --enable-lora", "give both, or neither"),
     ("serve --enable-lora --lora-modules /b", "'/b'", "must be name=path"),
     ("serve --speculative-config {}", "speculative_config", "there are none, ngram, suffix"),
-    ("serve -pp 2", "2 is not supported yet", "give 1"),
+    ("serve -pp 0", "pipeline_parallel_size must be an integer >= 1", "got 0"),
     ("serve --config missing.yaml", "missing.yaml", "give the path of a YAML file"),
     ("serve --config bad.yaml", "bad.yaml", "a flag a line"),
     ("serve --config typo.yaml", "max_modle_len", "did you mean max-model-len?"),
@@ -98,8 +98,8 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_there_are_41_mistakes() -> None:
-    assert len({command for command, _, _ in MISTAKES}) == 41
+def test_there_are_44_mistakes() -> None:
+    assert len({command for command, _, _ in MISTAKES}) == 44
     assert all(cause and way_out for _, cause, way_out in MISTAKES)
 
 
@@ -122,7 +122,7 @@ def test_a_mistake_is_told_at_once(
 
 def test_a_mistake_takes_half_a_second_of_the_processor(desk: Path) -> None:
     """Each kind from the start of its process: names, paths, flags, a server that is not there."""
-    for command in ("run smollm2", "serve ./empt", "serve -pp 2", "chat --url http://127.0.0.1:9/v1 -q hello"):
+    for command in ("run smollm2", "serve ./empt", "serve -pp 0", "chat --url http://127.0.0.1:9/v1 -q hello"):
         spent = []
         while not spent or (spent[-1] > 0.5 and len(spent) < 5):  # other programs make it more, never less
             before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -99,7 +99,7 @@ def test_smollm2_dealt_to_experts_is_smollm2(experts: int, tmp_path: Path, monke
     if experts == 8:  # 3, 3 and 2 of them on three ranks
         ranks = EmulatedTP(3, lambda tp: load(tmp_path / "experts.gguf", "float32", tp, None), expert_parallel=True)
         (dealt,) = ranks.run(lambda model: logits_of(model, [tokens]))[2]
-        assert kl([dealt], [rounded]) <= 5e-4
+        assert kl([dealt], [expected]) < 5e-3, "no further from the exact weights' than one device may be"
         held = [model.weight_bytes_by_kind()["int4 experts"] for model in (*ranks.ranks, packed)]
         assert held == [held[3] * 3 // 8, held[3] * 3 // 8, held[3] // 4, held[3]]
     assert off < 5e-3 and (rounded.argmax(-1) == expected.argmax(-1)).float().mean() > 0.95

@@ -172,7 +172,7 @@ def test_scripts_find_the_keys_that_they_rely_on(
     assert bool(refused) != said["fits"]
     assert all(set(way) == {"flag", "value", "text"} for way in said["suggestions"])
     assert all(isinstance(text, str) for way in said["suggestions"] for text in way.values())
-    assert said["served"] == (said["tensor_parallel_size"] == 1)
+    assert said["served"], "one machine does it, with one device or two"
     assert said["kv_bytes_per_token"] == 131_072 or device[0] != "--gpu"
     if said["fits"] and device[0] == "--gpu":  # a CPU's context is shortened to what fits
         assert said["max_concurrency"] == pytest.approx(

@@ -182,7 +182,8 @@ class StateDrafter(DeviceDrafter):
         token_rows, sequences = (devices.put(one, self._batch.device) for one in (of_tokens, rows))
         plan = DraftPlan(token_rows, torch.zeros_like(token_rows), torch.zeros_like(token_rows), sequences, starts)
         tokens = StepTokens(inputs.input_ids, inputs.positions, inputs.metadata)
-        self._before = self._read(plan, tokens, self._before, number)
+        states = self._read(plan, tokens, self._before, number)
+        self._before = states if number + 1 < self.num_reads else self._state  # no step's states are kept beyond it
 
     def _put_prompts(self, inputs: StepInputs) -> None:
         """What follows a part of a prompt is known: for further times of reading it is as if it was guessed."""
