@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
 from clusterrig import binaries, images
 from clusterrig.fixtures import Cluster, cluster, namespace, run_rig  # noqa: F401
+from clusterrig.lws import group_controller  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 VALUES = {"operator": "image", "router": "router.image", "server": "engine.image"}

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from . import binaries, settings
-from .fixtures import Cluster
+from .fixtures import Cluster, eventually
 from .progress import RigError
 
 MODULE, COMMAND = "sigs.k8s.io/lws", "sigs.k8s.io/lws/cmd"
@@ -94,7 +94,12 @@ def install_kind(cluster: Cluster) -> None:
     """The kind alone, without who looks after it."""
     options = ("--server-side", "--force-conflicts", "--field-manager=octavo-tests")
     cluster.kubectl("apply", *options, "-f", str(build() / "crd.yaml"))
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=20s")
+    eventually(lambda: _is_established(cluster.get("crd", CRD)), 20)  # `kubectl wait` fails before there is a condition
+
+
+def _is_established(crd: dict[str, Any]) -> bool:
+    conditions = crd.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
 
 def remove_kind(cluster: Cluster) -> None:
