@@ -44,6 +44,5 @@ def model_memory(config: EngineConfig, device: torch.device, ranks: int = 1, sta
     rounded = device.type != "cpu" and config.model.quantization in ("int8", "fp8") and not described
     weight_dtype = held_in(config.model, model.is_quantized or rounded)
     specs = kv_cache_specs(model, config, device)
-    is_part = stage.size > 1 and isinstance(model, CausalLM)
-    num_layers = len(model.model.own_layers()) if is_part else 0
+    num_layers = len(model.model.own_layers()) if stage.size > 1 and isinstance(model, CausalLM) else 0
     return ModelMemory(config.model.model, size.nbytes, parameters, weight_dtype, specs, num_layers=num_layers)
