@@ -52,8 +52,10 @@ def test_a_second_turn_follows_the_first_however_short_that_was(asked: int, answ
 def test_conversations_with_the_same_beginning_are_spread_and_then_stay(many: int, asked: int, said: int) -> None:
     """As many begin as one replica may serve at once, so that none is spilled."""
     made, opening = picker(), "q" * asked
-    for _ in range(many):
-        made.end(pick(made, "same", read_prompt(body(opening))))
+    opened = [pick(made, "same", read_prompt(body(opening))) for _ in range(many)]
+    assert max(Counter(one.order[0] for one in opened).values()) <= math.ceil(1.1 * many / 4) + 1
+    for one in opened:
+        made.end(one)
     turns = [[opening, f"{i} {'a' * said}", "and then?"] for i in range(many)]
     where = []
     for turn in turns:
