@@ -31,7 +31,10 @@ def deployment(plan: Plan, args: EngineArgs, cpus: int, server: Any = None) -> d
     if plan.ledger is None:
         raise ConfigError(f"there is no LLMDeployment of what does not fit: {plan.problem}")
     if plan.num_devices > 1:
-        raise ConfigError(f"needs {plan.num_devices} GPUs, and a pod has one for now: octavo serve takes several")
+        raise ConfigError(
+            f"--yaml writes what one device holds, and this needs {plan.num_devices}: print it for one, then set "
+            "spec.parallelism, and accelerator.count on GPUs"
+        )
     config = plan.config
     engine: dict[str, Any] = {
         "maxModelLen": config.scheduler.max_model_len, "maxNumSeqs": config.scheduler.max_num_seqs,
