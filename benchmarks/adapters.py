@@ -117,9 +117,9 @@ def measure_both(args: argparse.Namespace) -> None:
     """Prints each engine's ratio on the made Llama."""
     sys.path.insert(0, str(Path(__file__).parent / "peers"))
     from engines import peers_folder, vllm_binary, vllm_environment
-    from tensor_parallel import make_checkpoint
+    from tensor_parallel import SHAPE, make_checkpoint
 
-    model, root = make_checkpoint(Path.home() / ".cache" / "octavo" / "benchmarks", 4), peers_folder()
+    model, root = make_checkpoint(Path.home() / ".cache" / "octavo" / "benchmarks", 4, SHAPE), peers_folder()
     engines = {
         "octavo": (sys.executable, {}),
         "vllm": (str(vllm_binary(root).parent / "python"), vllm_environment(root, 2)),

@@ -44,9 +44,8 @@ def test_a_real_page_is_understood() -> None:
     for number in range(10_000):
         prometheus.Gauge(f"other_{number}", "text", registry=registry)
     page = prometheus.generate_latest(registry)
-    start = time.process_time()
-    assert parse(page) == Load(12, 1e6)
-    assert time.process_time() - start < cpu_time.limit(0.5)
+    with cpu_time.at_most(0.5):
+        assert parse(page) == Load(12, 1e6)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +78,8 @@ def test_any_bytes_are_a_load_or_refused(junk: bytes) -> None:
 
 def test_no_page_takes_long() -> None:
     for part in (b"vllm:num_requests_running{", b'vllm:num_requests_running{a="', b"vllm:num_requests_running "):
-        start = time.process_time()
-        with pytest.raises(MetricsPageError):
+        with cpu_time.at_most(1), pytest.raises(MetricsPageError):
             parse(part * (2**21 // len(part)))
-        assert time.process_time() - start < cpu_time.limit(1)
 
 
 # Which pods are asked.

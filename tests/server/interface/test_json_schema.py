@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import time
 from typing import Any
 
 import jsonschema_rs
@@ -183,6 +182,5 @@ def test_data_is_not_moved_and_properties_of_any_name_are():
 def test_blank_lines_of_a_grammar_take_no_time(blank: str) -> None:
     """Less than a megabyte of them held up all threads of a server for an hour."""
     for head, tail in (('root ::= "a"', '\nb ::= "c"'), ('x: "a"', "\nstart: x")):
-        began = time.process_time()
-        to_grammar(StructuredOutputsParams(grammar=head + blank * 40_000 + tail))
-        assert time.process_time() - began < cpu_time.limit(3)
+        with cpu_time.at_most(3):
+            to_grammar(StructuredOutputsParams(grammar=head + blank * 40_000 + tail))
