@@ -30,9 +30,11 @@ class ScheduledSequence:
 def make_output(request: Request, tokens: list[int] | None = None) -> EngineCoreOutput:
     """The sequence's news for the front end, ``tokens`` (already appended) among them."""
     tokens = tokens or []
-    output = EngineCoreOutput(request.request_id, request.index, tokens, finish_reason=request.finish_reason)
-    output.stop_reason = request.stop_reason
-    output.num_preemptions, request.num_preemptions = request.num_preemptions, 0
+    output = EngineCoreOutput(request.request_id, request.index, tokens)
+    if request.is_finished:
+        output.finish_reason, output.stop_reason = request.finish_reason, request.stop_reason
+    if request.num_preemptions:
+        output.num_preemptions, request.num_preemptions = request.num_preemptions, 0
     if request.num_output_tokens == len(tokens):  # its first
         output.num_cached_tokens = request.num_cached_tokens
         output.scheduled_time = request.scheduled_time
@@ -62,16 +64,18 @@ class ResultProcessor:
         if self._drafts is not None:
             self._drafts.take(output.draft_token_ids)
         any_failed, confirm = bool(output.errors or output.grammar_errors), self._kv.confirm
+        speculates = self._drafts is not None
         for scheduled in step:
             request = scheduled.request
             if any_failed:
                 results += self._take_error(request, output)
             if request.is_finished:
                 continue
-            # What was computed before this step is less by what steps in flight then have rejected since.
-            scheduled.computed_until -= request.num_rejected - scheduled.rejected_before
-            if scheduled.drafts:
-                self._drop_rejected(scheduled, output)
+            if speculates:
+                # What was computed before this step is less by what steps in flight then have rejected since.
+                scheduled.computed_until -= request.num_rejected - scheduled.rejected_before
+                if scheduled.drafts:
+                    self._drop_rejected(scheduled, output)
             if scheduled.epoch == request.epoch:
                 confirm(request, scheduled.computed_until, scheduled.replaced)
             prompt_logprobs = self._new_prompt_logprobs(scheduled, output) if output.prompt_logprobs else None

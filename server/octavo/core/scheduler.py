@@ -434,18 +434,20 @@ class Scheduler:
         output.scheduled_spec_decode_tokens = step.drafts
         if not step.scheduled:
             return output
+        num_scheduled, sampled, staged = output.num_scheduled_tokens, output.sampled_req_ids, self._num_stages > 1
         for req_id, scheduled in step.scheduled.items():
-            request, start = scheduled.request, scheduled.computed_until - scheduled.num_tokens
-            output.num_scheduled_tokens[req_id] = scheduled.num_tokens
-            output.total_num_scheduled_tokens += scheduled.num_tokens
+            request, num_tokens = scheduled.request, scheduled.num_tokens
+            start = scheduled.computed_until - num_tokens
+            num_scheduled[req_id] = num_tokens
             if scheduled.sampled:
-                output.sampled_req_ids.append(req_id)
-                if self._num_stages > 1 and request.num_output_tokens:
+                sampled.append(req_id)
+                if staged and request.num_output_tokens:
                     output.last_token_ids[req_id] = request.all_token_ids[-1]
             if start < request.num_prompt_tokens:
                 output.num_prompt_tokens += min(scheduled.computed_until, request.num_prompt_tokens) - start
                 for sample in self._groups.fork(request):
                     self.waiting.add_front(sample)
+        output.total_num_scheduled_tokens = sum(num_scheduled.values())
         if self._drafts is not None and self._drafts.num_lookahead:
             output.num_draft_tokens = self._wanted_drafts(step, self._drafts)
         output.block_copies = [pair for pairs in step.copies.values() for pair in pairs]
