@@ -1,13 +1,17 @@
-"""What speculation must not change, and a draft model made of another model's first layers."""
+"""What speculation must not change, a drafter that knows the truth, and a model made of another's first layers."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import gguf
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
+from octavo import LLM
+from octavo.core.drafts import Drafts
+from octavo.core.scheduler import Scheduler
 from octavo.interface.outputs import RequestOutput
 
 
@@ -26,6 +30,43 @@ def all_of(outputs: list[RequestOutput]) -> list[Any]:
         )
         for output in outputs
     ]  # fmt: skip
+
+
+class Oracle:
+    """Knows what comes, and says so always, never, or at times."""
+
+    def __init__(self, kind: str, outputs: list[RequestOutput], vocab_size: int) -> None:
+        self.truths = [[*(o.prompt_token_ids or []), *one.token_ids] for o in outputs for one in o.outputs]
+        self.kind, self.vocab_size, self.rng = kind, vocab_size, random.Random(kind)
+
+    def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
+        pass
+
+    def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
+        truth = next(truth for truth in self.truths if truth[: len(token_ids)] == token_ids)
+        right = {"right": 1.0, "half": 0.7, "wrong": 0.0}[self.kind]
+        return [
+            token if self.rng.random() < right else (token + 1) % self.vocab_size
+            for token in truth[len(token_ids) : len(token_ids) + most]
+        ]
+
+    def forget(self, req_id: str) -> None:
+        pass
+
+
+def speculate(llm: LLM, drafter: Any, k: int) -> LLM:
+    scheduler = llm.engine.scheduler
+    assert isinstance(scheduler, Scheduler)
+    overlap = llm.engine.executor.max_in_flight > 1 and llm.config.parallel.pipeline_parallel_size == 1
+    drafts = Drafts(drafter, k, llm.config.model.vocab_size, overlap=overlap) if drafter else None
+    scheduler._drafts = scheduler._results._drafts = drafts
+    return llm
+
+
+def accepted(llm: LLM) -> tuple[int, int]:
+    scheduler = llm.engine.scheduler
+    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
+    return llm.totals.spec_decode.num_draft_tokens, llm.totals.spec_decode.num_accepted_tokens
 
 
 def cut_gguf(source: Path, target: Path, num_layers: int) -> Path:

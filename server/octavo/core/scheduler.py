@@ -69,7 +69,7 @@ class Scheduler:
         adapters: AdapterSlots | None = None,
     ) -> None:
         """``drafts``: None for no speculation. ``num_stages``: of a pipeline, which has a step in flight for each, none
-        with a sequence that another one decodes; there is no speculation then. ``adapters``: None for no LoRA adapters.
+        with a sequence that another one decodes; drafts are the host's then. ``adapters``: None for no LoRA adapters.
         Raises ValueError when one sequence of ``max_model_len`` would not fit: alone, it could never finish."""
         needed = kv.most_blocks(config.max_model_len)
         if needed > kv.pool.num_usable_blocks:
@@ -245,15 +245,15 @@ class Scheduler:
     def _decoding(self, step: _Step) -> list[Request]:
         """Running sequences past their prompts; none while all of them wait for what is to be guessed after."""
         decoding = [request for req_id, request in self.running.items() if req_id not in self._prefilling]
+        if self._num_stages > 1:  # a step for each stage, of like cost; its first one is told the token before
+            ready = [r for r in decoding if not r.num_output_placeholders and r.req_id not in self.held]
+            decoding = ready[: -(-len(decoding) // self._num_stages)]
         if self._drafts is not None:
             step.draft_budget = self._draft_budget(self._drafts)
             if not self._drafts.num_lookahead:  # else the step before has chosen
                 self._drafts.begin_step(len(decoding))
             if step.draft_budget > 0 and self._drafts.waits(decoding):
                 return []
-        if self._num_stages > 1:  # a step for each stage, of like cost; its first one is told the token before
-            ready = [r for r in decoding if not r.num_output_placeholders and r.req_id not in self.held]
-            return ready[: -(-len(decoding) // self._num_stages)]
         return decoding
 
     def _draft_budget(self, drafts: Drafts) -> int:
@@ -442,7 +442,7 @@ class Scheduler:
             if scheduled.sampled:
                 sampled.append(req_id)
                 if staged and request.num_output_tokens:
-                    output.last_token_ids[req_id] = request.all_token_ids[-1]
+                    output.last_tokens[req_id] = request.all_token_ids[-1], request.num_tokens - 1
             if start < request.num_prompt_tokens:
                 output.num_prompt_tokens += min(scheduled.computed_until, request.num_prompt_tokens) - start
                 for sample in self._groups.fork(request):

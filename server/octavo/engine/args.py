@@ -338,10 +338,11 @@ class EngineArgs:
             raise ConfigError(f"distributed_executor_backend uni is one process, and there are {ranks} ranks: give mp")
         if self.distributed_executor_backend == "ray":
             self._validate_ray()
-        if self.pipeline_parallel_size > 1 and self._parse_speculative().is_on:
+        speculative = self._parse_speculative()
+        if self.pipeline_parallel_size > 1 and speculative.in_worker:
             raise ConfigError(
-                f"speculative_config does not work with pipeline_parallel_size {self.pipeline_parallel_size} yet: "
-                "leave one of them out"
+                f"speculative_config: method {speculative.method} does not work with pipeline_parallel_size "
+                f"{self.pipeline_parallel_size} yet: give method ngram or suffix, or pipeline_parallel_size 1"
             )
 
     def _validate_ray(self) -> None:

@@ -65,8 +65,8 @@ class EngineCore:
                 self.executor.num_blocks, cache.block_size, cache.enable_prefix_caching,
                 self.executor.prefix_cache_blocks, [group.window for group in layout.groups], layout.step_tokens,
             )  # fmt: skip
-            self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1)
             stages = self.config.parallel.pipeline_parallel_size
+            self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1 and stages == 1)
             slots = AdapterSlots(self.config.lora.max_loras) if self.config.lora is not None else None
             self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts, stages, slots)
             if self._kv_events is not None and cache.enable_prefix_caching:

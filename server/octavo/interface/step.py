@@ -57,8 +57,8 @@ class SchedulerOutput:
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)  # drafts, counted above too
     # How many tokens a drafter in the worker is to guess after the step; 0: of a prompt, which it only reads for now
     num_draft_tokens: dict[str, int] = field(default_factory=dict)
-    # With several stages: the token before, sampled by the last one, of those that decode and are not new
-    last_token_ids: dict[str, int] = field(default_factory=dict)
+    # With several stages: the last known token, sampled by the last one, and its position; the others know neither
+    last_tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst), before anything is written
     adapters: dict[int, Adapter] = field(default_factory=dict)  # to be brought into slots before anything is computed
     finished_req_ids: list[str] = field(default_factory=list)  # rows to drop before anything else, preempted ones too

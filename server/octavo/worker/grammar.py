@@ -28,7 +28,7 @@ class SequenceGrammars:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def __contains__(self, req_id: str) -> bool:
+    def __contains__(self, req_id: object) -> bool:
         return req_id in self._sequences
 
     def add(self, req_id: str, grammar: str, output_token_ids: Sequence[int]) -> None:
@@ -86,9 +86,9 @@ class SequenceGrammars:
                 if not drafts[req_id]:
                     del drafts[req_id]
 
-    def start_fill(self, req_ids: list[str]) -> Callable[[], torch.Tensor | None]:
+    def start_fill(self, req_ids: list[str], drafts: Mapping[str, list[int]]) -> Callable[[], torch.Tensor | None]:
         """The step's bitmask int32 [R, ceil(V / 32)], by a function that waits for it (None: no row has a grammar).
-        `draft_mask` gives those after drafts."""
+        `draft_mask` gives those after the ``drafts`` of sequences."""
         constrained = [(i, self._sequences[req_id]) for i, req_id in enumerate(req_ids) if req_id in self._sequences]
         if not constrained:
             return lambda: None

@@ -5,14 +5,13 @@ A step gathers its rows by index; nothing is moved when others come and go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
-from octavo.interface.step import CachedRequestData, NewRequestData
+from octavo.interface.step import CachedRequestData, NewRequestData, SchedulerOutput
 from octavo.sample import devices
 from octavo_kernels.attention_metadata import AttentionMetadata, for_groups
 
@@ -62,11 +61,15 @@ class InputBatch:
             self.num_blocks[row] = end
             self.highest_block = max(self.highest_block, *map(max, data.new_block_ids))
 
-    def put_tokens(self, token_ids: Mapping[str, int], num_scheduled: Mapping[str, int]) -> None:
-        """The last token of what is computed next of sequences, and of how many tokens that is."""
-        rows = np.array([self.row_of[req_id] for req_id in token_ids], dtype=np.int64)
-        counts = np.array([num_scheduled[req_id] for req_id in token_ids], dtype=np.int64)
-        self.token_ids[rows, self.num_computed[rows] + counts - 1] = list(token_ids.values())
+    def put_tokens(self, step: SchedulerOutput) -> None:
+        """Write down the last known tokens that ``step`` tells, and how far their sequences are computed before it:
+        which drafts were right is known where they were sampled."""
+        drafts, counts = step.scheduled_spec_decode_tokens, step.num_scheduled_tokens
+        rows = np.array([self.row_of[req_id] for req_id in step.last_tokens], dtype=np.int64)
+        known = [counts[req_id] - len(drafts.get(req_id, ())) for req_id in step.last_tokens]
+        token_ids, positions = np.array(list(step.last_tokens.values()), dtype=np.int64).T
+        self.token_ids[rows, positions] = token_ids
+        self.num_computed[rows] = positions + 1 - known
 
     def remove(self, req_id: str) -> int | None:
         """Give the row up; None when the sequence never had one."""

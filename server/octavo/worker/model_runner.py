@@ -56,14 +56,13 @@ class ModelRunner:
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start one step: update rows, make inputs, run, sample. Calling what is returned reads the results back."""
         self.update_rows(step)
-        put_drafts(self.requests.batch, step)
         requests, batch, runner = self.requests, self.requests.batch, self.device_runner
         req_ids, pooler = list(step.num_scheduled_tokens), requests.pooler
         rows, num_scheduled = rows_of(batch, step)
         positions = batch.num_computed[rows] + num_scheduled
         # A prompt that is pooled ends among those to be sampled, but no token is.
         sampled_ids = [req_id for req_id in step.sampled_req_ids if req_id not in pooler]
-        bitmask = requests.grammars.start_fill(sampled_ids)
+        bitmask = requests.grammars.start_fill(sampled_ids, step.scheduled_spec_decode_tokens)
         num_drafts = sum(map(len, step.scheduled_spec_decode_tokens.values()))
         is_decode = len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens - num_drafts
         if is_decode and not len(pooler):
@@ -152,11 +151,12 @@ class ModelRunner:
                 self.drafter.add(requests.batch.row_of[data.req_id])
         for change in step.scheduled_cached_reqs:
             requests.batch.update_blocks(change)
-        if step.last_token_ids:
-            requests.batch.put_tokens(step.last_token_ids, step.num_scheduled_tokens)
+        if step.last_tokens:
+            requests.batch.put_tokens(step)
         if self.drafter is not None:
             self.drafter.begin_step()
         self.device_runner.update_rows(step)
+        put_drafts(requests.batch, step)
 
     def _read_back(
         self, output: ModelRunnerOutput, sampled: SampledRows, tokens: PendingTokens | None, late: list[Late]

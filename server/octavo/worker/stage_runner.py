@@ -32,10 +32,11 @@ class StageRunner(ModelRunner):
         assert after is not None
         rows, num_scheduled = rows_of(batch, step)
         sampled_ids = [req_id for req_id in step.sampled_req_ids if req_id not in requests.pooler]
-        bitmask = requests.grammars.start_fill(sampled_ids) if results is not None else None
+        grammars, drafts = requests.grammars, step.scheduled_spec_decode_tokens
+        bitmask = grammars.start_fill(sampled_ids, drafts) if results is not None else None
         states = self._runner.run_decode(rows) if len(rows) == step.total_num_scheduled_tokens else None
         after.send(states or self._runner.run(self._runner.make_inputs(rows, num_scheduled)))
-        batch.num_computed[rows] += num_scheduled
+        batch.num_computed[rows] += num_scheduled  # as if drafts were right, see `InputBatch.put_tokens`
         if results is None or bitmask is None:
             return ModelRunnerOutput
         bitmask()  # which is sent to those who sample

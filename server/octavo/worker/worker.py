@@ -292,7 +292,6 @@ def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfi
     """``config`` with what it leaves to the device decided. Raises ConfigError for what that cannot do."""
     if config.speculative.method == "auto":
         fits = not config.model.is_encoder and config.model.max_model_len > DEFAULT_ON_CPU.num_speculative_tokens
-        fits = fits and config.parallel.pipeline_parallel_size == 1
         default = DEFAULT_ON_CPU if fits and not use_gpu_runner else SpeculativeConfig()
         config = replace(config, speculative=default)
     return config

@@ -174,10 +174,12 @@ class SimulatedDevice:
                 row.block_ids[group][index] = block_id
             for blocks, new in zip(row.block_ids, change.new_block_ids, strict=bool(change.new_block_ids)):
                 blocks += new
-        for req_id, token in step.last_token_ids.items():
+        for req_id, (token, position) in step.last_tokens.items():
             row = self.rows[req_id]
-            row.num_told = row.num_computed + step.num_scheduled_tokens[req_id]
-            assert row.tokens[row.num_told - 1] == token, f"{req_id} is told another token than was sampled"
+            num_drafts = len(step.scheduled_spec_decode_tokens.get(req_id, ()))
+            assert position == row.num_computed + step.num_scheduled_tokens[req_id] - num_drafts - 1
+            assert row.tokens[position:] == [token], f"{req_id} is told another token than was sampled"
+            row.num_told = position + 1
         drafts_of = self._take_drafts(step)
         self._write(step.num_scheduled_tokens, failing)
         output = ModelRunnerOutput()
@@ -207,6 +209,7 @@ class SimulatedDevice:
                 drafts = drafts_of[req_id] = row.drafts[: len(drafts)]
             for token in drafts:
                 self._append(row, token)
+            row.num_told += len(drafts)
         return drafts_of
 
     def contents(self, block_id: int) -> list[int | None]:

@@ -120,6 +120,8 @@ def recount(pool: BlockPool) -> BlockCounts:
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(config=configs)
     def start(self, config: dict) -> None:
+        if config["num_stages"] > 1:  # where the host's drafters alone guess, and steps have other sequences
+            config = config | {"in_worker": False, "overlap": False}
         size, max_model_len = config["block_size"], config["max_model_len"]
         self.num_stages, windows = config["num_stages"], config["windows"]
         self.max_in_flight = config["max_in_flight"] if self.num_stages == 1 else self.num_stages
@@ -132,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.kv = KVCacheManager(num_blocks, size, config["prefix_caching"], windows=windows, step_tokens=step_tokens)
         self.requests: dict[str, EngineCoreRequest] = {}
         self.drafter = SimulatedDrafter(config["drafter"], self.requests)
-        num_drafts = config["num_speculative_tokens"] if self.num_stages == 1 else 0
+        num_drafts = config["num_speculative_tokens"]
         lengths = DraftLengths() if config["adaptive"] else None
         drafter = SimulatedWorkerDrafts(self.drafter) if config["in_worker"] else self.drafter
         self.waits = config["overlap"] and not config["in_worker"]  # for tokens in flight, to guess what follows them

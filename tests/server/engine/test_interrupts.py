@@ -124,7 +124,7 @@ class Recorder:
     def cut(self, step: SchedulerOutput) -> None:
         pass
 
-    def start_fill(self, req_ids: list[str]) -> Callable[[], None]:
+    def start_fill(self, req_ids: list[str], drafts: object) -> Callable[[], None]:
         return lambda: None
 
     def accept(self, tokens: Mapping[str, list[int]]) -> dict[str, str]:

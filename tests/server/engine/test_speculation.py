@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 from support.encoders import make_encoder
 from support.overlapped import PARAMS, overlapped, prompts_of, tiny
-from support.speculation import all_of
+from support.speculation import Oracle, accepted, all_of, speculate
 from support.tiny_models import FAMILIES, VOCAB_SIZE
 
 from octavo import LLM, SamplingParams
-from octavo.core.drafts import Drafts
 from octavo.core.scheduler import Scheduler
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import SpeculativeConfig
-from octavo.interface.outputs import RequestOutput
 from octavo.interface.step import SchedulerOutput
 from octavo.interface.structured_output import StructuredOutputsParams
 from octavo.metrics.prometheus import EngineMetrics
@@ -27,43 +25,6 @@ from octavo.spec_decode.ngram import NgramDrafter
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 DRAFTERS = ("right", "wrong", "half")
-
-
-class Oracle:
-    """Knows what comes, and says so always, never, or at times."""
-
-    def __init__(self, kind: str, outputs: list[RequestOutput], vocab_size: int) -> None:
-        self.truths = [[*(o.prompt_token_ids or []), *one.token_ids] for o in outputs for one in o.outputs]
-        self.kind, self.vocab_size, self.rng = kind, vocab_size, random.Random(kind)
-
-    def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
-        pass
-
-    def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
-        truth = next(truth for truth in self.truths if truth[: len(token_ids)] == token_ids)
-        right = {"right": 1.0, "half": 0.7, "wrong": 0.0}[self.kind]
-        return [
-            token if self.rng.random() < right else (token + 1) % self.vocab_size
-            for token in truth[len(token_ids) : len(token_ids) + most]
-        ]
-
-    def forget(self, req_id: str) -> None:
-        pass
-
-
-def speculate(llm: LLM, drafter: Any, k: int) -> LLM:
-    scheduler = llm.engine.scheduler
-    assert isinstance(scheduler, Scheduler)
-    overlap = llm.engine.executor.max_in_flight > 1
-    drafts = Drafts(drafter, k, llm.config.model.vocab_size, overlap=overlap) if drafter else None
-    scheduler._drafts = scheduler._results._drafts = drafts
-    return llm
-
-
-def accepted(llm: LLM) -> tuple[int, int]:
-    scheduler = llm.engine.scheduler
-    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
-    return llm.totals.spec_decode.num_draft_tokens, llm.totals.spec_decode.num_accepted_tokens
 
 
 def check(llm: LLM, prompts: list[Any], params: list[SamplingParams], ks: range, kinds: Any = DRAFTERS) -> None:
