@@ -1,0 +1,44 @@
+"""What an image becomes before the engine core sees it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFeatures:
+    """One image, processed.
+
+    ``digest`` is the same for two images exactly when their pixels, their shape and the processor's parameters are.
+    ``tensors`` are what transformers' processor gives for this image alone (pixel_values, image_grid_thw, ...).
+    ``token_ids`` stand in the prompt in place of the one placeholder; ``is_embed``, a flag for each, says which of them
+    the encoder's embeddings replace.
+    """
+
+    digest: str
+    tensors: dict[str, np.ndarray]
+    token_ids: tuple[int, ...]
+    is_embed: tuple[bool, ...]
+
+    @property
+    def num_embeds(self) -> int:
+        """Embeddings that the encoder gives for it."""
+        return sum(self.is_embed)
+
+
+def image_digest(parameters: Mapping[str, Any], image: Image) -> str:
+    """SHA-256 over the processor's name and ``parameters``, and the image's mode, width, height and pixels: the shape
+    is part of it, so that no other image with the same bytes has the same digest."""
+    head = json.dumps([parameters, image.mode, image.width, image.height], sort_keys=True, default=str)
+    digest = hashlib.sha256(head.encode() + b"\0")
+    digest.update(image.tobytes())
+    return digest.hexdigest()

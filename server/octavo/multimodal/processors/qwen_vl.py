@@ -1,0 +1,73 @@
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL: an image in its own aspect ratio, as rows of patches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from octavo.multimodal.processors import pixels
+from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, repeated
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from octavo.multimodal.processors.settings import Settings
+    from octavo.text.tokenizer import Tokenizer
+
+
+class QwenVLProcessor(ImageProcessor):
+    """pixel_values: float32 [patches, 3 * temporal_patch_size * patch_size**2], the patches of a merged square beside
+    each other; image_grid_thw: int64 [1, 3], 1 and the rows and columns of patches."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **COMMON, "resample": pixels.BICUBIC, "image_mean": pixels.CLIP_MEAN, "image_std": pixels.CLIP_STD,
+        "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, "patch_size": 14, "temporal_patch_size": 2,
+        "merge_size": 2, "min_pixels": None, "max_pixels": None,
+    }  # fmt: skip
+
+    def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
+        super().__init__(settings, tokenizer)
+        image = settings.image
+        self.placeholder = placeholder_id(settings, tokenizer, "<|image_pad|>")
+        self.patch, self.merge = int(image["patch_size"]), int(image["merge_size"])
+        self.temporal = int(image["temporal_patch_size"])
+        size = {**self.defaults["size"], **settings.size()}
+        self.min_pixels = int(image["min_pixels"] or size["shortest_edge"])
+        self.max_pixels = int(image["max_pixels"] or size["longest_edge"])
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        if not self.settings.image["do_resize"]:
+            return height, width
+        return pixels.smart_resize(height, width, self.patch * self.merge, self.min_pixels, self.max_pixels)
+
+    def tensors(self, rgb: Image) -> dict[str, np.ndarray]:
+        """See `ImageProcessor`."""
+        if self.settings.image["do_resize"]:
+            rgb = pixels.resize(rgb, *self._resized(rgb.height, rgb.width), self.resample)
+        patch, merge = self.patch, self.merge
+        rows, columns = rgb.height // patch, rgb.width // patch
+        values = pixels.channels_first(rgb, self.table)
+        values = values.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
+        values = values.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+        values = np.broadcast_to(values, (*values.shape[:5], self.temporal, patch, patch))
+        return {
+            "pixel_values": values.reshape(rows * columns, 3 * self.temporal * patch * patch),
+            "image_grid_thw": np.array([[1, rows, columns]], np.int64),
+        }
+
+    def expansion(self, width: int, height: int) -> Expansion:
+        """See `ImageProcessor`."""
+        height, width = self._resized(height, width)
+        return repeated(self.placeholder, (height // self.patch) * (width // self.patch) // self.merge**2)
+
+    @property
+    def largest_image(self) -> tuple[int, int]:
+        """See `ImageProcessor`: of whole grids within max_pixels, or of strips, which are one row at least."""
+        factor = self.patch * self.merge
+        cells = max(1, self.max_pixels // factor**2)
+        grids = [(cells // rows * factor, rows * factor) for rows in range(1, math.isqrt(cells) + 1)]
+        images = [*((width, height) for width, height in grids if width <= 200 * height), (200 * factor, factor)]
+        return max(images, key=lambda size: math.prod(self._resized(size[1], size[0])))
