@@ -10,9 +10,9 @@ from octavo_kernels.cpu.library import get_library
 
 
 class DecodeInputs:
-    """Fills the inputs of steps in which every sequence computes one token, from the arrays of a batch.
+    """Fills the inputs of steps in which every sequence computes a token or a few, from the arrays of a batch.
 
-    A dozen numpy operations would take more than a percent of a small model's step. Arrays and tensors must not move.
+    Two dozen numpy operations would take some per cent of a small model's step. Arrays and tensors must not move.
     The batch is ``num_computed``, ``num_kv_tokens`` int64 [S], ``token_ids`` int32 [S, ...] and ``blocks`` int32
     [groups, S, ...]. Filled are ``input_ids`` and ``positions`` int64, and ``metadata`` of each group of layers. Raises
     RuntimeError without the C kernels.
@@ -42,8 +42,10 @@ class DecodeInputs:
             self._addresses.append((*(a.ctypes.data for a in batch), *(t.data_ptr() for t in filled)))
         self._sizes = token_ids.shape[1], blocks.shape[2], metadata[0].block_table.shape[1], block_size
 
-    def fill(self, rows: np.ndarray) -> None:
-        """Fill the inputs of a step of sequences ``rows`` int64 [R] of the batch."""
-        pack, at, count = self._library.pack, rows.ctypes.data, len(rows)
-        ops = [pack("decode_inputs", at, *addresses, count, *self._sizes) for addresses in self._addresses]
+    def fill(self, rows: np.ndarray, counts: np.ndarray | None = None, ahead: int = 0) -> None:
+        """Fill the inputs of a step of ``counts`` int64 [R] tokens, one of each by default, of sequences ``rows`` int64
+        [R] of the batch. ``ahead``: the tokens are those so many places further on."""
+        pack, count = self._library.pack, len(rows)
+        which = rows.ctypes.data, 0 if counts is None else counts.ctypes.data
+        ops = [pack("decode_inputs", *which, *addresses, count, ahead, *self._sizes) for addresses in self._addresses]
         self._library.run(b"".join(ops), 1)

@@ -43,7 +43,7 @@ _OPS = {
     "pack_gguf": (12, "PPqqqqq"),
     "touch_blocks": (13, "Pqqq"),
     "argmax": (14, "PPPRqq"),
-    "decode_inputs": (15, "P" * 11 + "qqqqq"),
+    "decode_inputs": (15, "P" * 12 + "qqqqqq"),
     "quantized_head": (16, "P" * 8 + "R" + "q" * 4 + "d"),
     "dense_linear": (17, "PPPPR" + "q" * 7),
     "pack_dense": (18, "PPqqqq"),

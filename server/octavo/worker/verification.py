@@ -57,7 +57,9 @@ def verify_best(drafts: DraftRows, logits: Logits, sampled: SampledRows, token_i
     assert logits.best_only is not None
     best, values = logits.best_only
     ends, last, nothing, rejected, row = list[int](), list[int](), list[bool](), list[int](), 0
-    for guessed in drafts.tokens:
+    for guessed, batch_row, position in zip(
+        drafts.tokens, sampled.rows.tolist(), sampled.positions.tolist(), strict=True
+    ):
         end = 0
         while end < len(guessed) and best[row + end] == guessed[end] and values[row + end] - values[row + end] == 0.0:
             end += 1
@@ -65,8 +67,8 @@ def verify_best(drafts: DraftRows, logits: Logits, sampled: SampledRows, token_i
         last.append(best[row + end])
         nothing.append(values[row + end] - values[row + end] != 0.0)
         rejected.append(len(guessed) - end + (nothing[-1] and end > 0))
+        token_ids[batch_row, position + end] = last[-1]
         row += len(guessed) + 1
-    token_ids[sampled.rows, sampled.positions + np.array(ends)] = last
     drafts.num_rejected = np.array(rejected)
     rounds = []
     for at in range(max(ends) + 1):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.worker.cpu.recorded_steps import RecordedInputs
 from octavo.worker.input_batch import InputBatch, StepInputs
+from octavo_kernels.cpu import unavailable_reason
+
+pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason="needs the C kernels")
 
 SEQUENCES, LENGTH = 6, 50
 
@@ -23,7 +27,7 @@ def test_rows_are_filled_as_step_inputs_have_them(seed: int, groups: int, block_
         batch.num_computed[:] = rng.integers(0, LENGTH - 8, SEQUENCES)
         batch.num_kv_tokens[:] = rng.integers(0, LENGTH, SEQUENCES)
         rows, counts = rng.permutation(SEQUENCES)[:count], rng.integers(1, 8, count)
-        ours.fill_rows(batch, rows, counts)
+        ours.fill_rows(rows, counts)
         theirs.fill(StepInputs(batch, rows, counts, 1))
         total = int(counts.sum())
         for name, used in (("input_ids", total), ("positions", total)):
@@ -35,3 +39,8 @@ def test_rows_are_filled_as_step_inputs_have_them(seed: int, groups: int, block_
             for i, end in enumerate((batch.num_computed[rows] + counts).tolist()):
                 used = -(-end // block_size)
                 assert mine.block_table[i, :used].tolist() == other.block_table[i, :used].tolist()
+        at = ours.positions[:total].numpy()
+        ours.fill_rows(rows, counts, 2)
+        ahead = batch.token_ids[rows.repeat(counts), np.minimum(at + 2, LENGTH)]
+        assert ours.input_ids[:total].tolist() == ahead.tolist()
+        assert ours.positions[:total].tolist() == theirs.positions[:total].tolist(), "of the tokens before those"

@@ -170,16 +170,16 @@ struct touch_blocks_args {
     int64_t block_bytes, first, end;
 };
 
-// Inputs of a step in which sequences rows[0 .. count) of a batch compute one token each. num_computed, num_kv_tokens
-// [sequences], token_ids [sequences, token_stride] and blocks [sequences, block_stride] belong to the batch, the others to the
-// step (attention_metadata.py); table is [count, table_stride]. Positions below num_kv_tokens are in the cache: their slot is
-// -1.
+// Inputs of a step in which sequences rows[0 .. count) of a batch compute counts[i] tokens each, or one if that is NULL.
+// num_computed, num_kv_tokens [sequences], token_ids [sequences, token_stride] and blocks [sequences, block_stride] belong to
+// the batch, the others to the step (attention_metadata.py); table is [count, table_stride]. Positions below num_kv_tokens are
+// in the cache: their slot is -1. The tokens are those `ahead` of their positions.
 struct decode_inputs_args {
-    const int64_t *rows, *num_computed, *num_kv_tokens;
+    const int64_t *rows, *counts, *num_computed, *num_kv_tokens;
     const int32_t *token_ids, *blocks;
     int64_t *input_ids, *positions, *slots;
     int32_t *query_start_loc, *seq_lens, *table;
-    int64_t count, token_stride, block_stride, table_stride, block_size;
+    int64_t count, ahead, token_stride, block_stride, table_stride, block_size;
 };
 
 // For each row of x [rows, width] the lowest index of a largest element, and that element. A row with a NaN gives its first

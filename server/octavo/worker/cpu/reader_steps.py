@@ -72,7 +72,7 @@ class ReaderSteps:
             self._ends.numpy()[0] = 0
         self._wants_logits.numpy()[0] = wants_logits
         if self._model.num_reads:
-            self._inputs.fill_rows(self._batch, rows, counts, self._time(number) + 1)
+            self._inputs.fill_rows(rows, counts, self._time(number) + 1)
             program.replay(total, guesses, sequences=len(rows))
         else:
             program.replay(guesses)

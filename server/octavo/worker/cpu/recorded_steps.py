@@ -48,12 +48,13 @@ class RecordedSteps:
     ) -> None:
         """``max_rows``: maximum number of tokens per step; ``max_logits``: of those that have logits; ``reader``: what
         guesses from the states of all tokens. ``arena``: shared with steps that are not replayed in between."""
-        self._model, self._batch, self._kv_caches, self._reader = model, batch, kv_caches, reader
+        self._model, self._kv_caches, self._reader = model, kv_caches, reader
         self._max_logits = max_logits
         # More rows than logits: by its size a program knows whether a tensor has a row a token or a row a sequence.
         self._inputs = RecordedInputs(max(max_rows, self._max_logits + 1), batch)
         self._indices = torch.empty(self._max_logits, dtype=torch.int64)
         self._wants_logits = torch.ones(1, dtype=torch.int64)
+        self._written = self._indices.numpy(), self._wants_logits.numpy()
         self.arena = arena or Arena()
         self._step: Program[list[Tensor]] | None = None
         self._best: list[np.ndarray] = []
@@ -62,7 +63,6 @@ class RecordedSteps:
         self._head_rows: list[Tensor] = []
         # What keeps steps from being recorded; None: nothing.
         self.obstacle = obstacle_to_recording(model.row_multiple)
-        self._decode_inputs: DecodeInputs | None = None
         self._received: list[Tensor] = []  # from the stage before
 
     @property
@@ -76,10 +76,7 @@ class RecordedSteps:
         total = len(rows) if counts is None else int(counts.sum())
         if not self.can_record or total > self._max_logits:
             return None
-        if counts is not None:
-            self._inputs.fill_rows(self._batch, rows, counts)
-        else:
-            self._fill_decode(rows)
+        self._inputs.fill_rows(rows, counts)
         return self._replay(total, len(rows), np.arange(total), wants_logits)
 
     def receive(self, states: Sequence[Tensor]) -> None:
@@ -88,15 +85,6 @@ class RecordedSteps:
             self._received = [state.new_empty(len(self._inputs.positions), state.shape[1]) for state in states]
         for ours, theirs in zip(self._received, states, strict=True):
             ours[: len(theirs)] = theirs
-
-    def _fill_decode(self, rows: np.ndarray) -> None:
-        if self._decode_inputs is None:
-            batch, inputs = self._batch, self._inputs
-            self._decode_inputs = DecodeInputs(
-                batch.num_computed, batch.num_kv_tokens, batch.token_ids, batch.block_tables, batch.block_size,
-                inputs.input_ids, inputs.positions, inputs.metadata,
-            )  # fmt: skip
-        self._decode_inputs.fill(rows)
 
     def run_to_logits(self, step: StepInputs, indices: np.ndarray, wants_logits: bool) -> Logits | None:
         """Any step. Of its tokens ``indices`` int64 [R], one at least: the best next ones, and logits if wanted."""
@@ -118,7 +106,7 @@ class RecordedSteps:
         """`run` for a step in which each of the sequences ``rows`` int64 [R] computes one token."""
         if not self.can_record:
             return None
-        self._fill_decode(rows)
+        self._inputs.fill_rows(rows)
         return self._replay_layers(len(rows), len(rows))
 
     def _replay_layers(self, total: int, sequences: int) -> DeferredHidden | None:
@@ -150,8 +138,8 @@ class RecordedSteps:
             if self._step is None:
                 return None
             self._best = [output.numpy() for output in self._step.outputs[1:3]]
-        self._indices.numpy()[: len(indices)] = indices
-        self._wants_logits.numpy()[0] = wants_logits
+        self._written[0][: len(indices)] = indices
+        self._written[1][0] = wants_logits
         self._step.replay(rows, len(indices), sequences=sequences)
         if not wants_logits:
             token_ids, values = (array[: len(indices)].tolist() for array in self._best)
@@ -230,29 +218,20 @@ class RecordedInputs:
             num_actual_tokens=max_rows,
         )
         self.metadata = for_groups(first, block_tables, slots)
-        self._arrays = [
-            tensor.numpy()
-            for tensor in (self.input_ids, self.positions, first.query_start_loc, first.seq_lens, slots, block_tables)
-        ]
+        self._batch = batch
+        self._rows: DecodeInputs | None = None
 
-    def fill_rows(self, batch: InputBatch, rows: np.ndarray, counts: np.ndarray, ahead: int = 0) -> None:
-        """A step of ``counts`` int64 [R] tokens of the sequences ``rows`` int64 [R], as `StepInputs` has it: with few
-        operations, and none of torch's, each of which takes 50 us when a step has emptied the caches. ``ahead``: the
-        tokens are those so many places further on."""
-        input_ids, positions, starts, seq_lens, slots, tables = self._arrays
-        ends = counts.cumsum()
-        total, size, which = int(ends[-1]), batch.block_size, rows.repeat(counts)
-        until = batch.num_computed[rows] + counts
-        at = np.arange(total)
-        at += (until - ends).repeat(counts)
-        positions[:total] = at
-        read = np.minimum(at + ahead, batch.token_ids.shape[1] - 1) if ahead else at
-        input_ids[:total] = batch.token_ids[which, read]
-        starts[0], starts[1 : len(rows) + 1], seq_lens[: len(rows)] = 0, ends, until
-        pages, columns = at // size, -(-int(until.max()) // size)
-        slots[:, :total] = batch.block_tables[:, which, pages] * np.int64(size) + (at - pages * size)
-        slots[:, :total][:, at < batch.num_kv_tokens[which]] = -1
-        tables[:, : len(rows), :columns] = batch.block_tables[:, rows, :columns]
+    def fill_rows(self, rows: np.ndarray, counts: np.ndarray | None = None, ahead: int = 0) -> None:
+        """A step of ``counts`` int64 [R] tokens, one of each by default, of the sequences ``rows`` int64 [R], as
+        `StepInputs` has it: at once, since each operation of numpy takes 5 us, and of torch 50 us, when a step has
+        emptied the caches. ``ahead``: the tokens are those so many places further on."""
+        if self._rows is None:
+            batch = self._batch
+            self._rows = DecodeInputs(
+                batch.num_computed, batch.num_kv_tokens, batch.token_ids, batch.block_tables, batch.block_size,
+                self.input_ids, self.positions, self.metadata,
+            )  # fmt: skip
+        self._rows.fill(rows, counts, ahead)
 
     def fill(self, step: StepInputs) -> None:
         """The inputs of ``step``."""
