@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from octavo.spec_decode.places import Places, evidence, match_length
+from octavo.spec_decode.followers import Followers, evidence_of, most_probable
+from octavo.spec_decode.places import Places, match_length
 
 SHORTEST = 2  # tokens of a match
 MAX_STORED_TOKENS = 1 << 16  # of recent answers, over all scopes
@@ -21,15 +22,20 @@ _BETWEEN = -1  # no token: no match goes from one answer into the next
 class _Text:
     token_ids: list[int] = field(default_factory=list)
     places: Places = field(default_factory=lambda: Places(SHORTEST))
+    followers: Followers = field(default_factory=Followers)
     num_answers: int = 0
+
+    def read(self) -> None:
+        """Look at what the text has gained."""
+        self.places.read(self.token_ids)
+        self.followers.read(self.token_ids)
 
 
 @dataclass(slots=True)
 class _Sequence:
     scope: bytes
     num_prompt_tokens: int
-    places: Places = field(default_factory=lambda: Places(SHORTEST))
-    token_ids: list[int] = field(default_factory=list)  # the caller's, which grows
+    text: _Text = field(default_factory=_Text)  # its tokens are the caller's list, which grows
 
 
 class RecentAnswers:
@@ -54,7 +60,7 @@ class RecentAnswers:
         text.token_ids += [*token_ids, _BETWEEN]
         self.num_tokens += len(token_ids) + 1
         text.num_answers += 1
-        text.places.read(text.token_ids)
+        text.read()
         while self.num_tokens > self._max_tokens:
             _, dropped = self._scopes.popitem(last=False)
             self.num_tokens -= sum(len(text.token_ids) for text in dropped)
@@ -83,43 +89,46 @@ class SuffixDrafter:
     def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
         """See `octavo.core.drafts.Drafter`."""
         sequence = self._sequences[req_id]
-        sequence.token_ids = token_ids
-        sequence.places.read(token_ids)
-        texts = [(token_ids, sequence.places)]
-        if self.recent is not None:
-            texts += [(text.token_ids, text.places) for text in self.recent.texts(sequence.scope)]
-        end, longest, found = tuple(token_ids[-SHORTEST:]), 0, list[tuple[list[int], int]]()
-        for text, places in texts:
-            for position in places.find(end):
-                length = match_length(text, position, token_ids, self._max_depth)
-                if length > longest:
-                    longest, found = length, []
-                if length == longest:
-                    found.append((text, position))
-        return self._follow(found, longest, min(most, int(self._factor * longest)), token_ids)
+        own = sequence.text
+        own.token_ids = token_ids
+        own.read()
+        texts = [own] if self.recent is None else [own, *self.recent.texts(sequence.scope)]
+        end, longest, found = tuple(token_ids[-SHORTEST:]), 1, list[tuple[_Text, int, int]]()
+        for text in texts:
+            for position in text.places.find(end):
+                length = match_length(text.token_ids, position, token_ids, self._max_depth)
+                longest = max(longest, length)
+                found.append((text, position, length))
+        followers = [text.followers for text in texts]
+        return self._follow(found, followers, min(most, int(self._factor * longest)), token_ids)
 
-    def _follow(self, found: list[tuple[list[int], int]], length: int, most: int, own: list[int]) -> list[int]:
-        """The token that most places have next, then of those that have it, and so on; of equals the latest."""
+    def _follow(
+        self, found: list[tuple[_Text, int, int]], followers: list[Followers], most: int, own: list[int]
+    ) -> list[int]:
+        """The most probable token, then what is after it where it stands in those places, and so on. ``found``: text,
+        position and length of each match."""
         drafts: list[int] = []
         self.evidence = []
-        prob = 1.0
-        while found and len(drafts) < most:
-            nexts = [self._next(text, position, len(drafts), own) for text, position in found]
-            known = [token for token in nexts if token != _BETWEEN]
-            if not known:
+        prob, last = 1.0, own[-1]
+        while len(drafts) < most:
+            offset = len(drafts)
+            nexts = [(self._next(text, position, offset, own), length + offset) for text, position, length in found]
+            guess = most_probable(last, [place for place in nexts if place[0] != _BETWEEN], followers)
+            if guess is None:
                 break
-            token = max(known, key=known.count)
-            prob *= known.count(token) / len(nexts)
+            prob *= guess.share
             if prob < self._min_prob:
                 break
-            self.evidence.append(evidence(length + len(drafts), len(nexts) - 1, known.count(token) - 1))
-            drafts.append(token)
-            found = [place for place, following in zip(found, nexts, strict=True) if following == token]
+            self.evidence.append(evidence_of(guess.prob))
+            drafts.append(guess.token)
+            found = [place for place, following in zip(found, nexts, strict=True) if following[0] == guess.token]
+            last = guess.token
         return drafts
 
     @staticmethod
-    def _next(text: list[int], position: int, offset: int, own: list[int]) -> int:
+    def _next(of: _Text, position: int, offset: int, own: list[int]) -> int:
         """The sequence's own end is followed by what followed there: one that repeats itself goes on to."""
+        text = of.token_ids
         if text is own:
             return text[position + offset % (len(text) - position)]
         # A place within an answer that has ended: nothing more is known there.
@@ -128,5 +137,5 @@ class SuffixDrafter:
     def forget(self, req_id: str) -> None:
         """See `octavo.core.drafts.Drafter`."""
         sequence = self._sequences.pop(req_id, None)
-        if sequence is not None and self.recent is not None and sequence.token_ids:
-            self.recent.add(sequence.scope, sequence.token_ids[sequence.num_prompt_tokens :])
+        if sequence is not None and self.recent is not None and sequence.text.token_ids:
+            self.recent.add(sequence.scope, sequence.text.token_ids[sequence.num_prompt_tokens :])

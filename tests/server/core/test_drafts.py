@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from core_helpers import core_request
+from core_helpers import core_request, request
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.drafts import Drafts
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.scheduler import Scheduler
+from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.messages import LogprobsLists
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
+from octavo.spec_decode.suffix import SuffixDrafter
 
 VOCAB = 10
 
@@ -128,3 +130,24 @@ def test_rubbish_is_no_draft(drafts: list[Any]) -> None:
     for tokens in scheduler.schedule().scheduled_spec_decode_tokens.values():
         assert tokens == drafts[: len(tokens)] and 1 <= len(tokens) <= 4
         assert all(type(token) is int and 0 <= token < VOCAB for token in tokens)
+
+
+def test_answers_are_learnt_from_within_a_salt_and_an_adapter_alone() -> None:
+    """As blocks of the prefix cache are shared: who asks gets the answer of that salt and of those files, or none."""
+    adapters = [None, Adapter("a", "", "1"), Adapter("a", "", "2"), Adapter("b", "", "1")]
+    asked = [(salt, adapter) for salt in (None, "", "x") for adapter in adapters]
+    drafts = Drafts(SuffixDrafter(8, 99, 1.0, 0.1), 4, 99)
+
+    def ask(name: str, number: int, end: list[int]) -> list[int]:
+        salt, adapter = asked[number]
+        one = request(f"{name}{number}", [1], cache_salt=salt, adapter=adapter, max_tokens=40)
+        for token in end:
+            one.append_output_token(token, 99)
+        found = drafts.propose(one, 4)
+        drafts.forget(one)
+        return found
+
+    for number in range(0, len(asked), 2):
+        ask("first", number, [2, 3, 20 + number])
+    for number in range(len(asked)):
+        assert ask("second", number, [2, 3]) == ([] if number % 2 else [20 + number])

