@@ -107,4 +107,32 @@ CHAT = [
     "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
 ]
 
-WORKLOADS: dict[str, list[str]] = {"summary": SUMMARIES, "RAG": RAG, "editing": EDITS, "chat": CHAT}
+# A day's questions, for what is learnt from earlier answers: no two of them are alike.
+CHATS = [
+    "What should I think about before I adopt a dog?",
+    "I have an interview on Friday for a job in a warehouse. How can I prepare?",
+    "How do I remove a red wine stain from a white tablecloth?",
+    "My neighbour plays loud music at night. How should I talk to him about it?",
+    "Plan a simple dinner for four people, one of whom is vegetarian.",
+    "I would like to learn to play the guitar. Where should I begin?",
+    "Why do cats purr?",
+    "How can I sleep better when I work night shifts?",
+    "Explain what inflation is to somebody who has never studied economics.",
+    "Write a short dialogue between a baker and a customer who wants a very unusual cake.",
+    "How do vaccines work?",
+    "What is a good way to remember people's names?",
+    "Give me a plan for running five kilometres after eight weeks.",
+    "My plant's leaves are turning yellow. What could be the reason?",
+    "What is the purpose of a budget, and how do I make one?",
+    "How do airplanes fly?",
+    "What are good habits for somebody who works from home?",
+    "What is photosynthesis?",
+    "How can I make my presentation more interesting?",
+    "Explain how rainbows are formed.",
+    "What does a project manager do?",
+    "How is glass made?",
+    "What should I pack for a week of hiking in the mountains?",
+    "Explain the difference between a virus and a bacterium.",
+]
+
+WORKLOADS: dict[str, list[str]] = {"summary": SUMMARIES, "RAG": RAG, "editing": EDITS, "chat": CHAT, "chats": CHATS}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STEPS = 200  # about as many of the last steps say what a step takes
-MARGIN = 1.1  # a guess has to be worth more than it takes by this factor: both are estimates
+MARGIN = 1.2  # a guess has to be worth more than it takes by this factor: both are estimates, and others wait for it
 PROBE_SHARE = 0.01  # of the time of all steps that tries may take
 FIRST_PROBE, LAST_PROBE = 16, 128  # steps without guesses until one is tried, and its growth while that is wrong
 DRAFTS, ALL_DRAFTS = 16, 100  # about as many of the last drafts, of a sequence and of all, say how often one is right

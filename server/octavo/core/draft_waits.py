@@ -8,8 +8,9 @@ apart into steps of few sequences each. Pure: times are given.
 
 from __future__ import annotations
 
-from octavo.core.draft_lengths import MARGIN, StepTimes
+from octavo.core.draft_lengths import StepTimes
 
+MARGIN = 1.1  # waiting has to bring more than it takes by this factor: both are estimates
 FIRST_STEPS = 8  # that are observed of each kind before there is a choice
 GUESSES = 16  # about as many of the last ones say how many tokens a guess brings
 TRY = 8  # steps on end that wait, to find out

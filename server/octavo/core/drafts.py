@@ -74,10 +74,13 @@ class Drafts:
         self._failed = False
         self._stats = SpecDecodeStats()
 
-    def begin_step(self, num_decoding: int) -> None:
-        """A step is made in which so many sequences get a token."""
-        if self._lengths is not None:
-            self._lengths.begin_step(num_decoding)
+    def begin_step(self, num_decoding: int) -> bool:
+        """A step is made in which so many sequences get a token. Returns whether a guess may be worth its time; on a
+        device whose steps overlap that is for `waits` to say."""
+        if self._lengths is None:
+            return True
+        self._lengths.begin_step(num_decoding)
+        return self._overlap or self._lengths.can_pay
 
     def waits(self, decoding: list[Request]) -> bool:
         """Whether sequences that decode wait for the token of one of them that is in flight, for all to be guessed for
@@ -148,6 +151,14 @@ class Drafts:
         if self._worker is not None:
             self._worker.take(drafts)
 
+    def asks(self, request: Request) -> bool:
+        """Whether a drafter is asked for the sequence, whose tokens are all known unless drafts are on the device."""
+        if self._worker is not None:
+            return True
+        if self._waits is not None and self.can_verify(request):
+            self._waits.ask()
+        return self._lengths is None or self._lengths.asks(request.req_id)
+
     def propose(self, request: Request, most: int) -> list[int]:
         """Drafts for a sequence whose tokens are all known, at most ``most``."""
         most = min(most, self.num_speculative_tokens)
@@ -156,11 +167,7 @@ class Drafts:
         if most < 1 or not self.can_verify(request):
             return []
         req_id = request.req_id
-        if self._waits is not None:
-            self._waits.ask()
         lengths = self._lengths if self._worker is None else None  # else what was wanted is what is there
-        if lengths is not None and not lengths.asks(req_id):
-            return []
         try:
             if req_id not in self._started:
                 self._started.add(req_id)

@@ -250,8 +250,8 @@ class Scheduler:
             decoding = ready[: -(-len(decoding) // self._num_stages)]
         if self._drafts is not None:
             step.draft_budget = self._draft_budget(self._drafts)
-            if not self._drafts.num_lookahead:  # else the step before has chosen
-                self._drafts.begin_step(len(decoding))
+            if not self._drafts.num_lookahead and not self._drafts.begin_step(len(decoding)):
+                step.draft_budget = 0  # with lookahead the step before has chosen
             if step.draft_budget > 0 and self._drafts.waits(decoding):
                 return []
         return decoding
@@ -271,6 +271,8 @@ class Scheduler:
     def _propose(self, request: Request, num_new: int, step: _Step) -> list[int]:
         drafts, in_flight = self._drafts, request.num_output_placeholders
         if drafts is None or num_new != 1 or not (drafts.on_device if in_flight else request.num_output_tokens):
+            return _NO_DRAFTS
+        if not drafts.asks(request):
             return _NO_DRAFTS
         threshold = self.config.long_prefill_token_threshold
         most = min(
