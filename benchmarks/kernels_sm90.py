@@ -364,6 +364,39 @@ def moe_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"activate {kind} with another's columns", partial(activate, gates, kind, up=wide[:, 256:512])
 
 
+def adapter_cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    from octavo_kernels import SlotMemory
+    from octavo_kernels import triton as backend
+
+    def add(dtype, rows, rank, sizes, columns, out):
+        memory = SlotMemory(8, rank, dtype)
+        table = memory.add(sizes, columns)
+        memory.allocate(torch.device("meta"))
+        slots = empty(rows, dtype=torch.int32)
+        tiles = backend.lora_tiles(slots, 8)
+        h = backend.lora_shrink(empty(rows, columns, dtype=dtype), table, slots, tiles)
+        backend.lora_expand_(empty(rows, sum(sizes), dtype=out), h, table, slots, tiles)
+
+    def embed(dtype, rows):
+        memory = SlotMemory(1, 16, dtype)
+        table = memory.add([4096], 128256, is_embedding=True)
+        memory.allocate(torch.device("meta"))
+        slots = empty(rows, dtype=torch.int32)
+        h = backend.lora_gather(empty(rows, dtype=torch.int64), table, slots, 0, 128256)
+        backend.lora_expand_(empty(rows, 4096, dtype=dtype), h, table, slots, backend.lora_tiles(slots, 1))
+
+    # Up to 16 rows and more, of one, two and three blocks of numbers of a row, ranks of several blocks.
+    qkv, down = ([4096, 1024, 1024], 4096), ([4096], 14336)
+    for name, rank, layer in (("r8 down", 8, down), ("r16 qkv", 16, qkv), ("r256 qkv", 256, qkv)):
+        for rows in (16, 17):
+            yield f"lora bf16 {name} {rows}", partial(add, torch.bfloat16, rows, rank, *layer, torch.bfloat16)
+    for dtype in (torch.float16, torch.float32):
+        yield f"lora {short(dtype)} r16 qkv 17", partial(add, dtype, 17, 16, *qkv, dtype)
+    yield "lora bf16 embedding", partial(embed, torch.bfloat16, 32)
+    yield "lora bf16 part of a sum", partial(add, torch.bfloat16, 17, 16, *down, torch.float32)
+    yield "lora bf16 odd sizes", partial(add, torch.bfloat16, 17, 12, [1001, 7], 1728, torch.bfloat16)
+
+
 CASES = (
     input_cases,
     attention_cases,
@@ -371,6 +404,7 @@ CASES = (
     layer_cases,
     quantized_cases,
     moe_cases,
+    adapter_cases,
     sampling_cases,
     exchange_cases,
 )

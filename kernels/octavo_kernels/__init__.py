@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.adapters import AdapterTable
+from octavo_kernels.adapters import AdapterTable, RowTiles, SlotMemory, SlotTable
 from octavo_kernels.attention_metadata import AttentionMetadata, DecodeStep
 from octavo_kernels.dense import DenseWeight
 from octavo_kernels.dispatch import (
@@ -50,10 +50,13 @@ __all__ = [
     "GroupWeight",
     "PackedLinear",
     "QuantizedRows",
+    "RowTiles",
     "SampledRows",
     "SamplingRows",
     "SamplingTable",
     "ScaledWeight",
+    "SlotMemory",
+    "SlotTable",
     "StackedWeight",
     "activate",
     "add",
@@ -82,6 +85,7 @@ __all__ = [
     "lora_expand_",
     "lora_gather",
     "lora_shrink",
+    "lora_tiles",
     "match_rms_",
     "mix_streams",
     "moe_row_counts",
@@ -220,10 +224,16 @@ def sparsify_(x: Tensor, factor: float) -> None:
 # ---- low-rank adapters: row t has the one in slot ``slots[t]`` int32 [T] of a layer's `AdapterTable`, none below 0
 
 
-def lora_shrink(x: Tensor, table: AdapterTable, slots: Tensor) -> Tensor:
+def lora_tiles(slots: Tensor, num_slots: int) -> RowTiles | None:
+    """The rows sorted by slot, once for all layers of a step, for kernels that want them so; None: they do not."""
+    return backend_for(slots).lora_tiles(slots, num_slots)
+
+
+def lora_shrink(x: Tensor, table: AdapterTable, slots: Tensor, tiles: RowTiles | None = None) -> Tensor:
     """``A x`` of each row of ``x [T, K]``: float32 ``[T, table.width]``, of which a row's adapter of rank R defines the
-    first ``parts R``; sums in float32."""
-    return backend_for(x).lora_shrink(x, table, slots)
+    first ``parts R``; sums in float32. Of a `SlotTable` each part has ``max_rank`` numbers, and on a GPU all may be in
+    several parts to be added, ``[S, T, table.width]``."""
+    return backend_for(x).lora_shrink(x, table, slots, tiles)
 
 
 def lora_gather(ids: Tensor, table: AdapterTable, slots: Tensor, first: int, count: int) -> Tensor:
@@ -232,10 +242,10 @@ def lora_gather(ids: Tensor, table: AdapterTable, slots: Tensor, first: int, cou
     return backend_for(ids).lora_gather(ids, table, slots, first, count)
 
 
-def lora_expand_(y: Tensor, h: Tensor, table: AdapterTable, slots: Tensor) -> None:
+def lora_expand_(y: Tensor, h: Tensor, table: AdapterTable, slots: Tensor, tiles: RowTiles | None = None) -> None:
     """Add ``B h`` to each row of ``y [T, N]``, with ``h`` as `lora_shrink` makes it; sums in float32, rounded once.
     Rows without an adapter keep their bits."""
-    backend_for(y).lora_expand_(y, h, table, slots)
+    backend_for(y).lora_expand_(y, h, table, slots, tiles)
 
 
 def rope_and_cache(

@@ -28,13 +28,14 @@ os.environ["TRITON_INTERPRET"] = "0"
 
 import torch
 from safetensors.torch import save_file
+from support.adapters import write_adapter
 from support.overlapped import PARAMS, prompts_of
 from support.pretended_gpu import PretendedGpu, what_is_noticed
 from support.pretended_ranks import as_ranks
 from support.quantized_files import RECIPES, gpt_oss_as_released, quantize_checkpoint, write_checkpoint
 from support.tiny_models import FAMILIES, make_model
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, LoRARequest, SamplingParams
 from octavo.core.drafts import Drafts
 from octavo.core.scheduler import Scheduler
 from octavo.core.worker_drafts import WorkerDrafts
@@ -189,6 +190,7 @@ def plans(gpu: PretendedGpu) -> dict[str, Any]:
         (DEEPSEEK, {"max_num_seqs": 64}),
         (DEEPSEEK, {"max_num_seqs": 8, "max_num_batched_tokens": 2048}),
         (QWEN3, {"max_num_seqs": 64, "speculative_config": LOOKUP}),
+        (LLAMA_8B | layers, {"max_num_seqs": 64, "enable_lora": True, "max_loras": 4, "max_lora_rank": 64}),
     ):
         with suppress(ConfigError):
             engine(config, **options)
@@ -379,6 +381,82 @@ def drafts(gpu: PretendedGpu, lengths: range = range(8), method: str = "ngram") 
     return {"errors": found, "compiled while serving": new, "steps": steady, "kept": kept}
 
 
+def write_adapters(folder: str, vocab_size: int) -> list[LoRARequest | None]:
+    """None, and four for models like SMALL, of unlike ranks and layers."""
+    sizes = {"q_proj": (2048, 1024), "v_proj": (1024, 1024), "o_proj": (1024, 2048)}
+    layers = {f"model.layers.{i}.self_attn.{name}": size for i in (0, 1) for name, size in sizes.items()}
+    ends = {"model.embed_tokens": (vocab_size, 1024), "lm_head": (vocab_size, 1024)}
+    found: list[LoRARequest | None] = [None]
+    for i, shapes in enumerate((layers, ends, layers | ends, {"model.layers.1.mlp.down_proj": (1024, 3072)})):
+        path = Path(folder, f"{i}")
+        write_adapter(path, shapes, i, r=3 * (i + 1), lora_alpha=8, target_modules="all-linear")
+        found.append(LoRARequest(f"{i}", i + 1, str(path)))
+    return found
+
+
+LORA: dict[str, Any] = {
+    "enable_lora": True, "max_loras": 3, "max_cpu_loras": 4, "max_lora_rank": 12, "max_num_seqs": 24,
+    "max_model_len": 2048, "num_gpu_blocks_override": 2000,
+}  # fmt: skip
+
+
+def ask_adapters(llm: LLM, lengths: list[int], some: list[LoRARequest | None], **params: Any) -> list[str]:
+    """As `ask`, of ``some`` adapters in turn."""
+    asked = SamplingParams(**{"max_tokens": 4, "ignore_eos": True, "temperature": 0.7} | params)
+    prompts = [{"prompt_token_ids": [next(TOKENS) % 4000] * length} for length in lengths]
+    of_each = [some[i % len(some)] for i in range(len(prompts))]
+    return errors(llm.generate(prompts, asked, lora_request=of_each, use_tqdm=False))
+
+
+def adapters(gpu: PretendedGpu, tensors: Tensors | None = None, **arguments: Any) -> dict[str, Any]:
+    """Requests of four adapters and of none, which take turns in three slots: their graphs, what was compiled for them,
+    what is read into slots and how, and what steps of none and of some launch."""
+    config = SMALL | {"num_key_value_heads": 8} | arguments.pop("config", {})
+    llm = engine(config, tensors, **LORA | arguments)
+    graphs = [Counter(launch.name for launch in graph.launches) for graph in gpu.graphs]
+    known = set(gpu.kernels)
+    with tempfile.TemporaryDirectory() as folder:
+        loras = write_adapters(folder, config["vocab_size"])
+        gpu.strict = True
+        found: list[str] = []
+        for together in (1, 3, 30):
+            found += ask_adapters(llm, [1 + together % 3] * together, loras)
+        found += ask_adapters(llm, [7] * 30, loras, logprobs=2, presence_penalty=1.0)
+        found += ask_adapters(llm, [600, 30], loras[1:]) + ask_adapters(llm, [3] * 2, loras, prompt_logprobs=3)
+        steps: dict[str, list[dict[str, int]]] = {"none": [], "some": []}
+        plain = EngineCore.step
+        for kind, some in (("none", [None]), ("some", loras[:4])):
+            seen = steps[kind]
+
+            def noted(core: EngineCore, seen: list[dict[str, int]] = seen) -> Any:
+                gpu.take_launches()
+                done = plain(core)
+                seen.append(Counter(launch.name for launch in gpu.take_launches()))
+                return done
+
+            found += ask_adapters(llm, [30] * 4, some)  # histories and pinned memory have grown, slots are full
+            EngineCore.step = noted  # type: ignore[method-assign]
+            found += ask_adapters(llm, [30] * 4, some, max_tokens=40)
+            EngineCore.step = plain  # type: ignore[method-assign]
+    new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
+    return {
+        "errors": found, "compiled while serving": new, "graphs": graphs,
+        "steps": {kind: seen[8:-8] for kind, seen in steps.items()},
+    }  # fmt: skip
+
+
+def ranks_of_adapters(gpu: PretendedGpu) -> dict[str, Any]:
+    """A rank of two, with adapters."""
+    config = SMALL | {"num_key_value_heads": 8}
+    with tempfile.TemporaryDirectory() as folder:
+        loras = write_adapters(folder, config["vocab_size"])
+        return as_ranks(
+            gpu,
+            lambda count: engine(config, tensor_parallel_size=count, max_num_batched_tokens=48, **LORA),
+            lambda llm: ask_adapters(llm, [7] * 8, loras) + ask_adapters(llm, [40, 2], loras[3:], logprobs=2),
+        )
+
+
 def heads(kv_heads: int) -> dict[str, Any]:
     return QWEN3 | {"num_key_value_heads": kv_heads}
 
@@ -452,6 +530,13 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "gpt-oss": gpt_oss,
     "latents": latents,
     "drafts": drafts,
+    "adapters": lambda gpu: adapters(gpu, max_num_batched_tokens=48),
+    "adapters that guess": lambda gpu: adapters(gpu, max_num_batched_tokens=48, speculative_config=LOOKUP),
+    "adapters of codes": lambda gpu: adapters(
+        gpu, zeros_of(SMALL | {"num_key_value_heads": 8}, awq), config={"quantization_config": AWQ}, enforce_eager=True
+    ),
+    "adapters of fp8": lambda gpu: adapters(gpu, max_num_batched_tokens=48, quantization="fp8"),
+    "ranks of adapters": ranks_of_adapters,
     **{f"drafts of {method}": lambda gpu, method=method: drafts(gpu, range(0, 8, 3), method) for method in DRAFTERS},
     "gemma 3n": lambda gpu: gemma(gpu, "Gemma3nForCausalLM", activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0]),
     "gemma 4": lambda gpu: gemma(gpu, "Gemma4ForCausalLM", global_head_dim=512),

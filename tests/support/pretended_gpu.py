@@ -28,6 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from octavo.loader import load_model
 from octavo.loader.dummy import DummyWeight
+from octavo.worker import adapters
 
 TARGET = GPUTarget("cuda", 90, 32)
 MEMORY = 80 << 30
@@ -177,6 +178,7 @@ class PretendedGpu(TorchDispatchMode):
             stack.enter_context(patch(driver, "_active", _Hopper()))
             # Other threads know nothing of this mode: files are read by this one, dummy weights by none.
             stack.enter_context(patch(load_model, "ThreadPoolExecutor", _ThisThread))
+            stack.enter_context(patch(adapters, "ThreadPoolExecutor", _ThisThread))
             stack.enter_context(patch(DummyWeight, "load_into", lambda weight, target: None))
             for name, stand_in in self._cuda().items():
                 stack.enter_context(patch(torch.cuda, name, stand_in, create=True))
@@ -208,7 +210,9 @@ class PretendedGpu(TorchDispatchMode):
         weakref.finalize(storage, self._pinned.discard, storage.data_ptr())
 
     def _cuda(self) -> dict[str, Any]:
-        stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+        stream = SimpleNamespace(
+            wait_stream=lambda other: None, wait_event=lambda event: None, synchronize=lambda: None
+        )
 
         @contextlib.contextmanager
         def use(stream: Any) -> Iterator[None]:

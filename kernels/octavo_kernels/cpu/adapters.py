@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.adapters import AdapterTable
+from octavo_kernels.adapters import AdapterTable, RowTiles
 from octavo_kernels.cpu.library import DTYPES, get_library, threads_for
 
 
-def lora_shrink(x: Tensor, table: AdapterTable, slots: Tensor) -> Tensor:
+def lora_shrink(x: Tensor, table: AdapterTable, slots: Tensor, tiles: RowTiles | None = None) -> Tensor:
     """See `octavo_kernels.lora_shrink`."""
     library, dtype = get_library(), DTYPES.get(x.dtype)
     if library is None or dtype is None or x.stride(1) != 1:
@@ -38,7 +38,7 @@ def lora_gather(ids: Tensor, table: AdapterTable, slots: Tensor, first: int, cou
     return out
 
 
-def lora_expand_(y: Tensor, h: Tensor, table: AdapterTable, slots: Tensor) -> None:
+def lora_expand_(y: Tensor, h: Tensor, table: AdapterTable, slots: Tensor, tiles: RowTiles | None = None) -> None:
     """See `octavo_kernels.lora_expand_`."""
     library, dtype = get_library(), DTYPES.get(y.dtype)
     if library is None or dtype is None or y.stride(1) != 1 or h.dtype != torch.float32:

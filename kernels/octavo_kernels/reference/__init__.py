@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.reference.adapters import lora_expand_, lora_gather, lora_shrink
+from octavo_kernels.reference.adapters import lora_expand_, lora_gather, lora_shrink, lora_tiles
 from octavo_kernels.reference.attention import copy_blocks, paged_attention, rope_and_cache
 from octavo_kernels.reference.decode_step import decode_inputs
 from octavo_kernels.reference.dense import dense_embedding, dense_linear
@@ -61,6 +61,7 @@ __all__ = [
     "lora_expand_",
     "lora_gather",
     "lora_shrink",
+    "lora_tiles",
     "match_rms_",
     "mix_streams",
     "moe_row_counts",

@@ -7,10 +7,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from octavo_kernels.adapters import AdapterTable
+from octavo_kernels.adapters import AdapterTable, RowTiles
 
 
-def lora_shrink(x: Tensor, table: AdapterTable, slots: Tensor) -> Tensor:
+def lora_tiles(slots: Tensor, num_slots: int) -> RowTiles | None:
+    """See `octavo_kernels.lora_tiles`; here there are none."""
+    return None
+
+
+def lora_shrink(x: Tensor, table: AdapterTable, slots: Tensor, tiles: RowTiles | None = None) -> Tensor:
     """See `octavo_kernels.lora_shrink`."""
     wide = _wide(x.dtype)
     out = torch.zeros(len(x), table.width, dtype=wide, device=x.device)
@@ -30,7 +35,7 @@ def lora_gather(ids: Tensor, table: AdapterTable, slots: Tensor, first: int, cou
     return out
 
 
-def lora_expand_(y: Tensor, h: Tensor, table: AdapterTable, slots: Tensor) -> None:
+def lora_expand_(y: Tensor, h: Tensor, table: AdapterTable, slots: Tensor, tiles: RowTiles | None = None) -> None:
     """See `octavo_kernels.lora_expand_`."""
     offsets = table.offsets.tolist()
     for slot, b in _used(table.b, slots):

@@ -15,9 +15,6 @@ from octavo_kernels.reference import (
     dense_embedding,
     dense_linear,
     gated_linear_quantize,
-    lora_expand_,
-    lora_gather,
-    lora_shrink,
     match_rms_,
     mix_streams,
     quantize_rows,
@@ -29,6 +26,7 @@ from octavo_kernels.reference import (
     take_columns,
 )
 from octavo_kernels.triton.activation import activate
+from octavo_kernels.triton.adapters import lora_expand_, lora_gather, lora_shrink, lora_tiles
 from octavo_kernels.triton.attention import attention_problem, paged_attention
 from octavo_kernels.triton.block_copies import copy_blocks
 from octavo_kernels.triton.decode_step import decode_inputs
@@ -76,6 +74,7 @@ __all__ = [
     "lora_expand_",
     "lora_gather",
     "lora_shrink",
+    "lora_tiles",
     "match_rms_",
     "mix_streams",
     "moe_row_counts",

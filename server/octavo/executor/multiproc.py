@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from concurrent.futures import Future
 from functools import partial
 from importlib.util import find_spec
 
@@ -14,6 +15,7 @@ from octavo.executor.ray_placement import Placement
 from octavo.executor.remote import RemoteExecutor
 from octavo.executor.token_sums import TokenSum
 from octavo.executor.uniproc import Executor, UniProcExecutor
+from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.system.channel import Kind
@@ -139,6 +141,12 @@ class MultiprocExecutor(UniProcExecutor):
             return output
 
         return wait
+
+    def load_adapter(self, adapter: Adapter) -> Future[Adapter]:
+        """Have every rank read its part, which takes all of them about as long: what the first one says counts, and
+        another one that is behind is waited for in the step that needs the adapter."""
+        self._ranks.send(Kind.LOAD_ADAPTER, self._encode(adapter))
+        return super().load_adapter(adapter)
 
     def _explained(self, error: RuntimeError) -> RuntimeError:
         """``error``, or the rank whose end is behind it."""

@@ -41,7 +41,9 @@ BEAT_SECONDS = 0.5
 
 
 class Inbox:
-    """What rank 0 has sent: steps, and the bitmasks that are used in them."""
+    """What rank 0 has sent: steps, the bitmasks that are used in them, and adapters that are to be read."""
+
+    load_adapter: Callable[[bytearray], object] | None = None  # called with each as soon as it is found
 
     def __init__(self, channel: Channel, forward: Callable[[Kind, bytes], None] | None = None) -> None:
         """``forward``: called with everything that comes, for the other ranks of this machine."""
@@ -56,7 +58,11 @@ class Inbox:
             for found, payload in self._channel.receive():
                 if self._forward is not None:
                     self._forward(found, bytes(payload))
-                self._waiting[found].append(payload)
+                if found is Kind.LOAD_ADAPTER:
+                    assert self.load_adapter is not None
+                    self.load_adapter(payload)
+                else:
+                    self._waiting[found].append(payload)
             if queue or not wait:
                 break
             self._channel.wait()
@@ -88,9 +94,13 @@ def run(
 
     from octavo.executor.ranks import send_results
     from octavo.executor.token_sums import TokenSum
+    from octavo.interface.adapters import Adapter
     from octavo.interface.step import SchedulerOutput
 
     decode, encode = msgspec.msgpack.Decoder(SchedulerOutput).decode, msgspec.msgpack.Encoder().encode
+    if worker.adapters is not None:
+        decode_adapter, adapters = msgspec.msgpack.Decoder(Adapter).decode, worker.adapters
+        inbox.load_adapter = lambda payload: adapters.load(decode_adapter(payload))
     in_flight: deque[PendingOutput] = deque()
     total, stage = TokenSum(place.rank), place.tp.stage
     tells = stage.is_last and not stage.is_first and place.tp.rank == 0

@@ -86,7 +86,7 @@ ENGINE_HELP = {
     '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2} continues as the '
     "text did where its last tokens stood before, "
     '{"method": "suffix"} as recent answers did, too (default: no speculation)',
-    "enable_lora": "Serve LoRA adapters beside the model (CPUs only, for now)",
+    "enable_lora": "Serve LoRA adapters beside the model",
     "max_loras": "Maximum number of adapters in one step (default: 1)",
     "max_lora_rank": "Maximum rank of an adapter (default: 16)",
     "max_cpu_loras": "Maximum number of adapters that are kept in memory; others are read again when they are asked "

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 import octavo_kernels
-from octavo_kernels import AdapterTable
+from octavo_kernels import AdapterTable, RowTiles, SlotTable
 from octavo_kernels.quant import QuantizedRows
 
 
@@ -22,6 +22,7 @@ class AdapterRows:
     """Which slot's adapter each row of the forward pass under way has; shared by all layers of a model."""
 
     slots: Tensor | None = None  # int32 [T], -1: none; None: no row has one
+    tiles: RowTiles | None = None  # the same rows, sorted, where kernels want them so
 
 
 class LayerAdapters:
@@ -30,7 +31,8 @@ class LayerAdapters:
 
     def __init__(self, rows: AdapterRows, table: AdapterTable) -> None:
         self.rows, self.table = rows, table
-        self.has_any = False  # whether any adapter so far had matrices for this layer
+        # Whether any adapter so far had matrices for this layer, or steps are captured before there are any.
+        self.has_any = isinstance(table, SlotTable)
 
     @property
     def are_in_use(self) -> bool:
@@ -45,15 +47,16 @@ class LayerAdapters:
 
     def add_(self, y: Tensor, x: Tensor) -> None:
         """Add to ``y [T, N]`` what the rows' adapters make of ``x [T, K]``."""
-        slots = self._slots(len(x))
-        octavo_kernels.lora_expand_(y, octavo_kernels.lora_shrink(x, self.table, slots), self.table, slots)
+        slots, tiles = self._slots(len(x)), self.rows.tiles
+        h = octavo_kernels.lora_shrink(x, self.table, slots, tiles)
+        octavo_kernels.lora_expand_(y, h, self.table, slots, tiles)
 
     def add_rows_(self, y: Tensor, ids: Tensor, held: slice) -> None:
         """Add to the rows ``y [T, H]`` of an embedding what their adapters say of ``ids`` int64 ``[T]``, of which this
         rank holds those in ``held``."""
         slots = self._slots(len(ids))
         h = octavo_kernels.lora_gather(ids, self.table, slots, held.start, held.stop - held.start)
-        octavo_kernels.lora_expand_(y, h, self.table, slots)
+        octavo_kernels.lora_expand_(y, h, self.table, slots, self.rows.tiles)
 
     def _slots(self, count: int) -> Tensor:
         slots = self.rows.slots

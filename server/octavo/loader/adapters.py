@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+import octavo_kernels
 from octavo.errors import ConfigError, ModelError
 from octavo.interface.engine_config import LoRAConfig
 from octavo.layers.adapters import AdapterRows, LayerAdapters
@@ -18,7 +19,7 @@ from octavo.layers.quantization.base import ExpertsBase, LinearBase, Shard
 from octavo.loader.adapter_files import read_adapter
 from octavo.loader.matrices import Matrices
 from octavo.models.base import CausalLM
-from octavo_kernels import AdapterTable
+from octavo_kernels import AdapterTable, SlotMemory
 
 # Families whose queries, keys and values lie in another order in GGUF files than adapters have them.
 _OTHERWISE_IN_GGUF = ("FalconForCausalLM", "GPTNeoXForCausalLM")
@@ -35,18 +36,21 @@ class _Place:
 
 @dataclass
 class LoadedAdapter:
-    """An adapter in host memory: for each layer that it changes A and B as `AdapterTable` wants them."""
+    """An adapter in host memory: for each layer that it changes A and B as `AdapterTable` wants them, or all as a slot
+    of a `SlotMemory` holds it."""
 
     digest: str
     rank: int
     matrices: dict[LayerAdapters, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    image: Tensor | None = None
 
 
 class ModelAdapters:
     """The adapters of one model, or of a rank's part of it."""
 
-    def __init__(self, model: CausalLM, config: LoRAConfig) -> None:
-        """Lets every layer of ``model`` but experts take adapters."""
+    def __init__(self, model: CausalLM, config: LoRAConfig, device: torch.device | None = None) -> None:
+        """Lets every layer of ``model`` but experts take adapters. ``device``: whose memory has the slots; None: they
+        are addresses in the host's."""
         files, architecture = model.config.files, model.config.architecture
         if files.format == "gguf" and architecture in _OTHERWISE_IN_GGUF:
             raise ConfigError(
@@ -55,6 +59,10 @@ class ModelAdapters:
             )
         self._model, self._config = model, config
         self.dtype = torch.float32 if model.config.is_all_float32 else torch.bfloat16
+        if device is not None:
+            self.dtype = getattr(torch, model.config.dtype)  # tensor cores take both factors in one
+        self.memory = None if device is None else SlotMemory(config.max_loras, config.max_lora_rank, self.dtype)
+        self._is_fused = model.is_quantized and (device is None or device.type == "cpu")
         self.rows = AdapterRows()
         self._experts = {id(m) for layer in model.modules() if isinstance(layer, ExpertsBase) for m in layer.modules()}
         self._places: dict[str, list[_Place]] = {}
@@ -68,12 +76,19 @@ class ModelAdapters:
                 self._add(path, module, sizes, module.shards)
             elif isinstance(module, VocabParallelEmbedding):
                 self._add(path, module, [module.shard.shape[1]], [module.shard])
+        if self.memory is not None and device is not None:
+            self.memory.allocate(device)
 
     def _add(
         self, path: str, layer: LinearBase | VocabParallelEmbedding, sizes: list[int], shards: list[Shard]
     ) -> None:
         config = self._config
-        table = AdapterTable(config.max_loras, config.max_lora_rank, sizes, self.dtype)
+        if self.memory is None:
+            table = AdapterTable(config.max_loras, config.max_lora_rank, sizes, self.dtype)
+        elif isinstance(layer, LinearBase):
+            table = self.memory.add(sizes, layer.input_size)
+        else:
+            table = self.memory.add(sizes, layer.shard.num_rows, is_embedding=True)
         adapters = layer.adapters = LayerAdapters(self.rows, table)
         self._layers[adapters] = layer
         parent, dot, own = path.rpartition(".")
@@ -81,6 +96,11 @@ class ModelAdapters:
         for part, shard in enumerate(shards):
             name = f"{parent}{dot}{names[part] if len(names) == len(shards) else own}"
             self._places.setdefault(name, []).append(_Place(layer, part, shard))
+
+    @property
+    def num_bytes(self) -> int:
+        """What all slots take on the device."""
+        return 0 if self.memory is None else self._config.max_loras * self.memory.num_bytes
 
     def load(self, path: str, digest: str = "") -> LoadedAdapter:
         """Read an adapter. Raises ModelError, of one line, for one that is damaged, does not fit the model, or asks for
@@ -99,7 +119,10 @@ class ModelAdapters:
                 assert place.layer.adapters is not None
                 parts.setdefault(place.layer.adapters, {})[place.part] = _cut(a, b, place)
         rank = max(pair.a.shape[0] for pair in pairs)
-        return LoadedAdapter(found, rank, {layer: self._merged(layer, found) for layer, found in parts.items()})
+        matrices = {layer: self._merged(layer, found) for layer, found in parts.items()}
+        if self.memory is None:
+            return LoadedAdapter(found, rank, matrices)
+        return LoadedAdapter(found, rank, image=self.memory.image([matrices.get(layer) for layer in self._layers]))
 
     def _places_of(self, pair: Matrices, path: str) -> list[_Place]:
         weight = self._model.weight_name(f"{pair.module}.weight")
@@ -146,16 +169,14 @@ class ModelAdapters:
     @contextmanager
     def applied(self, slots: Tensor) -> Iterator[None]:
         """A forward pass of rows with these ``slots`` int32 ``[T]``, -1: none."""
-        apart = {module for layer, module in self._layers.items() if layer.has_any}
-        is_fused = self._model.is_quantized
-        if is_fused:
-            fuse_neighbours(self._model, apart)
-        self.rows.slots = slots
+        if self._is_fused:
+            fuse_neighbours(self._model, {module for layer, module in self._layers.items() if layer.has_any})
+        self.rows.slots, self.rows.tiles = slots, octavo_kernels.lora_tiles(slots, self._config.max_loras)
         try:
             yield
         finally:
-            self.rows.slots = None
-            if is_fused:
+            self.rows.slots = self.rows.tiles = None
+            if self._is_fused:
                 fuse_neighbours(self._model)
 
 

@@ -9,32 +9,40 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
+import numpy as np
 import torch
 
-from octavo.errors import ConfigError
 from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig, LoRAConfig
 from octavo.loader.adapters import LoadedAdapter, ModelAdapters
 from octavo.models.base import CausalLM
+from octavo.worker.slot_copies import SlotCopies
 
 logger = logging.getLogger(__name__)
 
 
-def make_adapters(model: CausalLM, config: EngineConfig, overlap: bool) -> AdapterManager | None:
-    """None where ``config`` has none. ``overlap``: steps overlap. Raises ConfigError."""
-    if config.lora is None:
-        return None
-    if overlap:
-        raise ConfigError("enable_lora is not supported yet where steps overlap, as they do on GPUs: leave it out")
-    return AdapterManager(model, config.lora)
+def make_adapters(model: CausalLM, config: EngineConfig, device: torch.device | None) -> AdapterManager | None:
+    """None where ``config`` has none. ``device``: of the runner of GPUs. Raises ConfigError."""
+    return None if config.lora is None else AdapterManager(model, config.lora, device)
+
+
+def slots_at(slots: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Of a step's tokens, whose ``slots`` int32 [T] are given, those ``indices`` int64 [R]; -1 of its padding."""
+    found = np.full(len(indices), -1, dtype=np.int32)
+    real = indices < len(slots)
+    found[real] = slots[indices[real]]
+    return found
 
 
 class AdapterManager:
     """Keeps up to ``max_cpu_loras`` adapters in host memory, the least recently used goes first. Those in slots stay in
     use all the same."""
 
-    def __init__(self, model: CausalLM, config: LoRAConfig) -> None:
-        self.model_adapters = ModelAdapters(model, config)
+    def __init__(self, model: CausalLM, config: LoRAConfig, device: torch.device | None = None) -> None:
+        """``device``: see `ModelAdapters`."""
+        self.model_adapters = ModelAdapters(model, config, device)
+        memory = self.model_adapters.memory
+        self.copies = None if memory is None or device is None else SlotCopies(memory, device)
         self._capacity = config.max_cpu_loras
         self._loaded: OrderedDict[str, LoadedAdapter] = OrderedDict()  # by digest
         # Those that are to be brought into slots, whatever else is read meanwhile: no more than there are slots.
@@ -59,8 +67,10 @@ class AdapterManager:
 
     def _load(self, adapter: Adapter) -> Adapter:
         started = time.perf_counter()
+        with self._lock:
+            known = self._loaded.get(adapter.digest)  # since it was asked for
         with torch.inference_mode():
-            loaded = self.model_adapters.load(adapter.path, adapter.digest)
+            loaded = known or self.model_adapters.load(adapter.path, adapter.digest)
         with self._lock:
             if adapter.digest:
                 self._keep(loaded)
@@ -81,11 +91,25 @@ class AdapterManager:
     def put(self, adapters: Mapping[int, Adapter]) -> None:
         """Bring adapters into slots. Raises ModelError where a rank which is to read one now cannot."""
         for slot, adapter in adapters.items():
-            with self._lock:
-                loaded = self._kept.pop(adapter.digest, None) or self._loaded.get(adapter.digest)
-            if loaded is None:  # on a rank that has not been asked to read it
-                loaded = self.model_adapters.load(adapter.path, adapter.digest)
-            self.num_changes += self.model_adapters.put(slot, loaded)
+            loaded = self._take(adapter.digest)
+            if loaded is None:  # on a rank that is still reading it, while the first one is not
+                self._thread.submit(self._load, adapter).result()
+                loaded = self._take(adapter.digest)
+                assert loaded is not None
+            if self.copies is None:
+                self.num_changes += self.model_adapters.put(slot, loaded)
+            else:
+                assert loaded.image is not None
+                self.copies.fill(slot, loaded.image)
+
+    def _take(self, digest: str) -> LoadedAdapter | None:
+        with self._lock:
+            return self._kept.pop(digest, None) or self._loaded.get(digest)
+
+    def begin_step(self, slots: np.ndarray) -> None:
+        """A GPU's step of rows with the adapters in ``slots`` int32 [R], -1: none, is launched next."""
+        if self.copies is not None:
+            self.copies.begin_step(set(slots[slots >= 0].tolist()))
 
     def close(self) -> None:
         """End the thread."""

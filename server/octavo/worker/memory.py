@@ -234,7 +234,6 @@ def kv_cache_layout(
 def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> int:
     """The longest sequence that fits on ``device``, as far as can be known before anything is read. Raises ConfigError
     when the weights, or one sequence of the length that is asked for beside them, do not fit."""
-    check_adapters(config, device)
     check_weights_fit(config.cache, memory, device)
     if config.model.is_encoder:
         return config.scheduler.max_model_len
@@ -253,38 +252,49 @@ def plan_memory(
     activations: int = 0,
     graphs: int = 0,
     histories: int = 0,
+    adapters: int | None = None,
 ) -> MemoryLedger:
-    """The ledger of ``weights`` bytes on ``device``; see `plan_cpu_memory` and `plan_device_memory`."""
+    """The ledger of ``weights`` bytes on ``device``; see `plan_cpu_memory` and `plan_device_memory`. ``adapters``:
+    bytes of a GPU's slots, where they are known."""
     asked = config.scheduler.max_model_len, config.fit_max_model_len
     if device.kind == "cpu":
         exchanged = communication_bytes(config.parallel.tensor_parallel_size) + handed_on_bytes(config)
         return plan_cpu_memory(config.cache, layout, weights, *asked, device.total, exchanged, adapter_bytes(config))
-    in_use = device.in_use + device.communication + weights
+    adapters = slot_bytes(config) if adapters is None else adapters
+    in_use = device.in_use + device.communication + weights + adapters
     return plan_device_memory(
         config.cache, layout, weights, *asked, device_total=device.total, in_use=in_use,
         activations=activations, graphs=graphs, histories=histories, communication=device.communication,
+        adapters=adapters,
     )  # fmt: skip
 
 
-def check_adapters(config: EngineConfig, device: DeviceMemory) -> None:
-    """Raises ConfigError for LoRA adapters on a device that takes none."""
-    if config.lora is not None and device.kind != "cpu":
-        raise ConfigError("enable_lora is not supported yet on GPUs: leave it out, or take the CPU (device cpu)")
-
-
 def adapter_bytes(config: EngineConfig) -> int:
-    """What LoRA adapters take at most: those in memory, and those in slots that have left it since, each for every
-    layer but experts, of the highest rank; by config.json's sizes."""
+    """What LoRA adapters take at most on a CPU: those in memory, and those in slots that have left it since."""
     if config.lora is None:
         return 0
+    size = 4 if config.model.is_all_float32 else 2
+    return _adapter_numbers(config, 1) * size * (config.lora.max_loras + config.lora.max_cpu_loras)
+
+
+def slot_bytes(config: EngineConfig) -> int:
+    """What the slots of LoRA adapters take on each GPU."""
+    if config.lora is None:
+        return 0
+    numbers = _adapter_numbers(config, config.parallel.tensor_parallel_size)
+    aligned = 3 * 256 * (4 * config.model.num_layers + 2)  # A, B and rank of each layer begin at a multiple
+    return (numbers * DTYPE_BYTES[config.model.dtype] + aligned) * config.lora.max_loras
+
+
+def _adapter_numbers(config: EngineConfig, ranks: int) -> int:
+    """Of one adapter of the highest rank for every layer but experts, on each of ``ranks``; by config.json's sizes."""
+    assert config.lora is not None
     model, hf = config.model, config.model.hf_config
     hidden, inner = model.hidden_size, int(hf.get("intermediate_size") or 4 * model.hidden_size)
     queries, keys = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
-    attention = 4 * hidden + 2 * queries + 2 * keys  # inputs and outputs of q, k, v and o
-    layers = model.num_layers * (attention + 3 * (hidden + inner))
-    numbers = layers + 2 * (hidden + model.vocab_size)
-    count = config.lora.max_loras + config.lora.max_cpu_loras
-    return numbers * config.lora.max_lora_rank * (4 if model.is_all_float32 else 2) * count
+    whole = model.num_layers * (4 + 3) * hidden + 2 * hidden  # A of q, k, v, gate, up and the head; B of the others
+    split = model.num_layers * (2 * queries + 2 * keys + 3 * inner) + 2 * model.vocab_size
+    return (whole + -(-split // ranks)) * config.lora.max_lora_rank
 
 
 def communication_bytes(ranks: int) -> int:
@@ -364,27 +374,29 @@ def plan_device_memory(
     graphs: int,
     histories: int = 0,
     communication: int = 0,
+    adapters: int = 0,
 ) -> MemoryLedger:
     """Size the KV cache of a device with memory of its own.
 
-    All in bytes: ``in_use`` is what is used once the weights are loaded (weights, CUDA context, other processes, and
-    ``communication``, by which ranks exchange tensors),
+    All in bytes: ``in_use`` is what is used once the weights are loaded (weights, CUDA context, other processes,
+    ``communication``, by which ranks exchange tensors, and ``adapters``, the slots of LoRA adapters),
     ``activations`` the peak of the largest step, ``graphs`` is reserved for captured steps, ``histories`` for the
     tokens of requests with penalties. The cache gets the rest of ``gpu_memory_utilization`` of the device. Raises
     ConfigError when that is too little, with the figure to change.
     """
     total = int(device_total * cache.gpu_memory_utilization)
     room = total - in_use - activations - graphs - histories - DEVICE_SLACK
+    slots = f", adapters ({adapters / MIB:,.0f} MiB; lower max_loras or max_lora_rank)" if adapters else ""
     hint = (
         f"; of {device_total / MIB:,.0f} MiB, gpu_memory_utilization={cache.gpu_memory_utilization:g} leaves "
         f"{max(room, 0) / MIB:,.0f} MiB beside weights ({weights / MIB:,.0f} MiB), a step ({activations / MIB:,.0f} "
         f"MiB; lower max_num_batched_tokens or max_num_seqs), graphs ({graphs / MIB:,.0f} MiB; enforce_eager), token "
-        f"histories ({histories / MIB:,.0f} MiB; lower max_num_seqs) and other uses "
-        f"({max(in_use - weights, 0) / MIB:,.0f} MiB)"
+        f"histories ({histories / MIB:,.0f} MiB; lower max_num_seqs){slots} and other uses "
+        f"({max(in_use - weights - adapters, 0) / MIB:,.0f} MiB)"
     )
     parts = (
-        ("others, context", max(in_use - weights - communication, 0)),
-        *((("communication", communication),) if communication else ()),
+        ("others, context", max(in_use - weights - communication - adapters, 0)),
+        *((name, size) for name, size in (("communication", communication), ("adapters", adapters)) if size),
         ("activations", activations),
         ("graphs", graphs),
         ("histories", histories),

@@ -13,7 +13,6 @@ from octavo.worker.memory import (
     DeviceMemory,
     MemoryLedger,
     ModelMemory,
-    check_adapters,
     check_fits,
     device_communication_bytes,
     kv_cache_layout,
@@ -75,7 +74,6 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     """The ledger that an engine of ``config`` on ``device``, or a rank of it, would print, or why it would not start.
     Ranks on a CPU share its memory. Raises ConfigError where the model cannot be shared so."""
     _check_float8(config, device)
-    check_adapters(config, device)
     sizes = replace(config.parallel, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
     config = replace(config, parallel=sizes)
     if device.kind != "cpu":

@@ -50,6 +50,8 @@ def _step(config: EngineConfig, tokens: int, sampled: int) -> int:
     beside = sequences * -(-scheduler.max_model_len // config.cache.block_size) * 4
     beside += min(_MOST_CHUNKS, sequences * _CHUNKS_OF_A_SEQUENCE) + tokens * 32
     beside += _CHUNKS_OF_LATENTS if _has_latents(model) else 0
+    if config.lora is not None:  # what a layer's adapters make of a row first
+        beside += tokens * 4 * max(512, 3 * config.lora.max_lora_rank)
     layer = tokens * size * (4 * hidden + max(_attention_size(model), 3 * _inner_size(model.hf_config)))
     logits = tokens * size * 2 * hidden + sampled * size * (hidden + model.vocab_size)
     return max(layer, logits) + beside

@@ -74,10 +74,11 @@ def result_bytes(
     deferred = model.hidden_size * (streams + 2 if streams else 1) + (hf.get("hidden_size_per_layer_input") or 0)
     deferred += model.num_heads * max(model.head_sizes)
     reads, kinds = _readings(config)
+    ways = 1 if config.lora is None else 2  # of steps: with and without adapters
     states = 4 * model.hidden_size if config.speculative.method == "eagle3" else 0  # others are the results themselves
     kept = sum(sizes) * (4 * model.hidden_size + states + 40) + sum(prefills) * 4 * deferred
-    graphs = (3 + reads) * len(sizes) + len(prefills) + 2 * kinds * len(drafter)
-    return graphs * GRAPH_BYTES + kept
+    graphs = ways * ((3 + reads) * len(sizes) + len(prefills)) + 2 * kinds * len(drafter)
+    return graphs * GRAPH_BYTES + ways * kept
 
 
 def _readings(config: EngineConfig) -> tuple[int, int]:

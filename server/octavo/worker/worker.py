@@ -134,6 +134,7 @@ class Worker:
         self.model.set_groups(layout.groups_of(range(num_layers)))
         groups = layout.groups_of(range(num_layers, len(specs)))
         draft_bytes = _attach(draft_model, self.model, groups, use_gpu_runner) if draft_model else 0
+        self.adapters = make_adapters(self.model, config, self.device if use_gpu_runner else None)
         self.ledger = self._plan_memory(config, layout, num_layers, draft_model, draft_bytes)
         for line in self.ledger.lines(self.model.weight_bytes_by_kind()):
             logger.info(line)
@@ -149,13 +150,12 @@ class Worker:
         head = PoolingHead(self.config.model, device, partial(classify, self.model, self.config.model.pooler.token_ids))
         requests = RequestStates(self.config, device, use_gpu_runner, head, len(layout.groups), self._make_grammars)
         part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
-        self.adapters = make_adapters(self.model, config, use_gpu_runner)
         gpu_runner = None
         if use_gpu_runner:
             capture = CudaCapture() if self._captures else run_eagerly
             guessing = (draft_model, part.layers) if draft_model else None
-            gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture, guessing)
-            self.runner = ModelRunner(self.model, requests, gpu_runner, kv_cache)
+            gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture, guessing, self.adapters)
+            self.runner = ModelRunner(self.model, requests, gpu_runner, kv_cache, adapters=self.adapters)
             if not on_cpu:
                 self._prepare(gpu_runner)
             return
@@ -250,7 +250,10 @@ class Worker:
             return replace(plan_memory(config, layout, weights, self._device_memory()), drafter=draft_bytes)
         assert isinstance(self.model, CausalLM)
         reader = drafter if isinstance(drafter, StateReader) else None
-        dummy = DummySteps(self.model, layout, scheduler, self.device, reader=reader, readers_layer=num_layers)
+        adapters = self.adapters.model_adapters if self.adapters else None
+        dummy = DummySteps(
+            self.model, layout, scheduler, self.device, reader=reader, readers_layer=num_layers, adapters=adapters
+        )
         peak = peak_of(dummy.run_largest, self.device)
         guessing: DummySteps | None = None
         if isinstance(drafter, CausalLM) and reader is None:
@@ -272,8 +275,11 @@ class Worker:
             graphs += result_bytes(config, sizes + drafts, prefills, guesses)
         histories = history_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
         device = self._device_memory()
-        device = replace(device, in_use=device.in_use - weights)  # which are loaded
-        ledger = plan_memory(config, layout, weights, device, activations=peak, graphs=graphs, histories=histories)
+        slots = 0 if adapters is None else adapters.num_bytes
+        device = replace(device, in_use=device.in_use - weights - slots)  # which are there
+        ledger = plan_memory(
+            config, layout, weights, device, activations=peak, graphs=graphs, histories=histories, adapters=slots
+        )
         return replace(ledger, drafter=draft_bytes)
 
     def cut_drafts(self, step: SchedulerOutput) -> None:

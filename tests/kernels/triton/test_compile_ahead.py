@@ -27,6 +27,7 @@ OF_A_DECODE_STEP = {
     ),
     "decode_inputs_kernel",
     *("latent_cache_kernel", "head_linear_kernel"),
+    *("lora_shrink_kernel", "lora_gather_kernel", "lora_expand_kernel"),
     *("route_kernel", "moe_sort_kernel", "moe_gemm_kernel", "moe_sum_kernel", "activate_kernel"),
 }
 READ_WEIGHTS = {"small_linear_kernel", "group_linear_kernel", "scaled_linear_kernel"}
@@ -84,6 +85,8 @@ def test_every_kernel_compiles_for_hopper(tmp_path, version):
     # Codes come 16 bytes a thread and become numbers in the registers that the tensor cores read.
     codes = [c for c in halves if c["kernel"] in ("group_linear_kernel", "scaled_linear_kernel", "moe_gemm_kernel")]
     assert [c["case"] for c in codes if c["stack"] or not c["wgmma"] or c["mma"] or {*c["copies"]} != {16}] == []
+    adapters = [c for c in compiled if c["kernel"].startswith("lora")]
+    assert [c["case"] for c in adapters if c["stack"]] == []
     # GPUs wait for each other before they read, and before they write again: each time one signal, two looks.
     meetings = {"one_shot_kernel": 2, "two_shot_kernel": 3, "gather_kernel": 2, "best_kernel": 2}
     exchanges = [c for c in compiled if c["kernel"] in meetings]

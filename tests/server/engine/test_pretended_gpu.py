@@ -150,6 +150,33 @@ def test_guesses_in_the_worker_stay_on_the_device(seen: Seen, method: str, reads
         assert sum(sum(step.values()) <= (2 if k else 0) for step in steps) > 0.7 * len(steps), k
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "adapters",
+        "adapters of codes",
+        pytest.param("adapters that guess", marks=pytest.mark.long),
+        pytest.param("adapters of fp8", marks=pytest.mark.long),
+    ],
+)
+def test_no_request_of_an_adapter_waits(seen: Seen, case: str) -> None:
+    """Steps with adapters replay graphs of their own, as few as the others, whose graphs hold nothing of adapters."""
+    found = seen(case)
+    assert found["errors"] == []
+    assert found["compiled while serving"] == []
+    for graph in found["graphs"]:
+        ours = {name for name in graph if name.startswith("lora")}
+        assert not ours or {"lora_expand_kernel"} < ours
+        assert {"nonzero", "sort", "bmm", "where"} & {*graph} == set() or case == "adapters that guess"
+    if case != "adapters of codes":
+        adapted = [graph for graph in found["graphs"] if any(name.startswith("lora") for name in graph)]
+        assert 0 < len(adapted) == len(found["graphs"]) / 2
+        assert any("moe_sort_kernel" in graph for graph in adapted)
+        for steps in found["steps"].values():
+            assert len(steps) > 10 and all(step.pop("replay") == 2 and sum(step.values()) <= 5 for step in steps)
+    assert [name for step in found["steps"]["none"] for name in step if name.startswith("lora")] == []
+
+
 def test_a_whole_model(seen: Seen) -> None:
     """Llama-3.1-8B: few launches a step, one graph after the other while the batch stays, memory within its limit."""
     found = seen("whole model")
@@ -187,7 +214,7 @@ def test_plans_reserve_what_engines_measure(seen: Seen) -> None:
     """A little more for steps and graphs, never less, and as many blocks within one in a hundred."""
     for (measured, blocks, weights), (planned, planned_blocks, planned_weights) in seen("plans")["found"]:
         assert weights == planned_weights
-        for part in ("activations", "graphs"):
+        for part in {"activations", "graphs", "adapters"} & measured.keys():
             assert measured[part] <= planned[part] <= 1.15 * measured[part], (part, measured, planned)
         assert 0.99 * blocks <= planned_blocks <= blocks
 
@@ -197,7 +224,11 @@ def without_long(cases: list[str], first: int) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "case", without_long(["ranks", "ranks that guess", "ranks of experts", "ranks of latents", "ranks of float16"], 1)
+    "case",
+    without_long(
+        ["ranks", "ranks of adapters", "ranks that guess", "ranks of experts", "ranks of latents", "ranks of float16"],
+        1,
+    ),
 )
 def test_no_request_of_ranks_waits(seen: Seen, case: str) -> None:
     """Of several GPUs: exchanges are in the graphs, none is waited for by the host, on rank 0 as on another; greedy

@@ -15,7 +15,7 @@ from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
 from octavo.models.state_reader import StateReader
 from octavo.sample.sampler import Sampler
-from octavo.worker.adapters import AdapterManager
+from octavo.worker.adapters import AdapterManager, slots_at
 from octavo.worker.cpu.adapted_steps import AdaptedSteps
 from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo.worker.input_batch import StepInputs
@@ -155,10 +155,7 @@ class CPURunner:
         """Around what is computed of these tokens of the step, those of its padding included."""
         if self._adapters is None or self._slots is None:
             return nullcontext()
-        slots = np.full(len(indices), -1, dtype=np.int32)
-        real = indices < len(self._slots)
-        slots[real] = self._slots[indices[real]]
-        return self._adapters.model_adapters.applied(torch.from_numpy(slots))
+        return self._adapters.model_adapters.applied(torch.from_numpy(slots_at(self._slots, indices)))
 
     def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
         """The tokens are in their rows when this returns."""

@@ -23,8 +23,9 @@ class DeviceBatch:
     ``last_tokens`` int64 [rows] is the token that a row computes next, ``num_computed`` int64 [rows] how many it has
     computed, ``num_kv_tokens`` int64 [rows] the positions below which keys and values are never written (they are
     shared), ``block_tables`` int32 [groups of layers, rows, max_blocks], ``drafts`` int64 [rows, most drafts] what is
-    guessed to follow the last token. For a drafter on the device: ``before_last`` int64 [rows] is the token before the
-    last one, ``room`` int64 [rows] the positions that blocks are there for.
+    guessed to follow the last token, ``adapter_slots`` int32 [rows] where its adapter is, -1: it has none. For a
+    drafter on the device: ``before_last`` int64 [rows] is the token before the last one, ``room`` int64 [rows] the
+    positions that blocks are there for.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class DeviceBatch:
         device: torch.device,
         max_drafts: int = 0,
         has_drafter: bool = False,
+        has_adapters: bool = False,
     ) -> None:  # fmt: skip
         """``max_decodes``: maximum number of rows of `decode_inputs`; ``max_drafts``: of a sequence in a step;
-        ``has_drafter``: it is on the device."""
+        ``has_drafter``: it is on the device; ``has_adapters``: rows may have some."""
         num_groups, num_rows, max_blocks = host.block_tables.shape
         num_rows += 1
-        self.device, self._host, self._has_drafter = device, host, has_drafter
+        self.device, self._host = device, host
+        self._has_drafter, self._has_adapters = has_drafter, has_adapters
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.num_computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.num_kv_tokens = torch.zeros(num_rows, dtype=torch.int64, device=device)
@@ -47,6 +50,7 @@ class DeviceBatch:
         self.before_last = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.room = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.drafts = torch.zeros(num_rows, max_drafts, dtype=torch.int64, device=device)
+        self.adapter_slots = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
         self.block_size = host.block_size
         self._starts = torch.arange(max_decodes + 1, dtype=torch.int32, device=device)
         self.max_model_len = max_blocks * host.block_size
@@ -64,6 +68,8 @@ class DeviceBatch:
         self.room[index] = self._put(host.num_blocks[rows] * host.block_size)
         columns = int(host.num_blocks[rows].max())
         self.block_tables[:, index, :columns] = self._put(host.block_tables[:, rows, :columns])
+        if self._has_adapters:
+            self.adapter_slots[index] = self._put(host.adapter_slots[rows])
 
     def set_blocks(self, changes: list[CachedRequestData]) -> None:
         """Copy blocks that were appended or replaced."""

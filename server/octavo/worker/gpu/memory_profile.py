@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,7 @@ import octavo_kernels
 from octavo.core.kv_groups import KVCacheLayout
 from octavo.interface.engine_config import SchedulerConfig
 from octavo.layers.attention import ForwardContext
+from octavo.loader.adapters import ModelAdapters
 from octavo.models.base import CausalLM
 from octavo.models.state_reader import StateReader
 from octavo.worker.kv_cache import allocate_kv_cache
@@ -30,6 +32,7 @@ class DummySteps:
     first_layer: int = 0  # of the layout's: the model's first one
     reader: StateReader | None = None  # what guesses from the steps' states, and its first layer
     readers_layer: int = 0
+    adapters: ModelAdapters | None = None  # that rows may have: they take those of empty slots
 
     def run_largest(self) -> None:
         """``max_num_batched_tokens`` tokens: one of each sequence but the last, whose prompt takes the rest. Prompts'
@@ -75,15 +78,23 @@ class DummySteps:
         ids = torch.zeros(tokens, dtype=torch.int64, device=device)
         positions = torch.arange(tokens, device=device) % min(longest, self.model.config.max_model_len)
         context = ForwardContext([metadata] * len(self.layout.groups), kv_cache.layers[self.first_layer :])
-        deferred = self.model.begin(ids, positions, context)
-        hidden = self.model.finish(*deferred)
+        with self._applied(tokens):
+            deferred = self.model.begin(ids, positions, context)
+            hidden = self.model.finish(*deferred)
         rows = torch.arange(sampled, device=device)
-        self._sample(self.model.compute_logits(hidden[rows % tokens]), rows)
+        with self._applied(sampled):
+            logits = self.model.compute_logits(hidden[rows % tokens])
+        self._sample(logits, rows)
         if self.reader is not None:
             context = replace(context, kv_caches=kv_cache.layers[self.readers_layer :])
             states = self.reader.read(self.model, deferred, hidden)
             states = self.reader.predict(ids, states, positions, context)
             self._sample(self.reader.guess(states[rows % tokens], 0), rows)
+
+    def _applied(self, count: int) -> AbstractContextManager[None]:
+        if self.adapters is None:
+            return nullcontext()
+        return self.adapters.applied(torch.zeros(count, dtype=torch.int32, device=self.device))
 
     def _sample(self, logits: Tensor, rows: Tensor) -> None:
         sampled, device = len(rows), self.device

@@ -7,12 +7,14 @@ Lengths and block tables lie in device memory, so one graph serves any sequences
 from __future__ import annotations
 
 from bisect import bisect_left
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import DeferredHidden
+from octavo.loader.adapters import ModelAdapters
 from octavo.models.base import CausalLM
 from octavo.worker.gpu.graphs import Capture, Captured
 from octavo.worker.input_batch import InputBatch, StepInputs
@@ -31,8 +33,10 @@ class PrefillGraphs:
         sizes: list[int],
         device: torch.device,
         capture: Capture,
+        adapters: ModelAdapters | None = None,
     ) -> None:
-        self.sizes = sizes
+        """``adapters``: that rows may have."""
+        self.sizes, self._adapters = sizes, adapters
         self._model, self._kv_caches, self._capture = model, kv_caches, capture
         num_groups, max_num_reqs, max_blocks = batch.block_tables.shape
         most = sizes[-1]
@@ -42,27 +46,35 @@ class PrefillGraphs:
         self._starts = torch.zeros(max_num_reqs + 1, dtype=torch.int32, device=device)
         self._seq_lens = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
         self._block_tables = torch.zeros(num_groups, max_num_reqs, max_blocks, dtype=torch.int32, device=device)
+        self._adapter_slots = torch.full((most,), -1, dtype=torch.int32, device=device)
         self._max_model_len = max_blocks * batch.block_size
-        self._graphs: dict[int, Captured] = {}
+        self._graphs: dict[tuple[int, bool], Captured] = {}
 
     def capture_all(self) -> None:
         """Capture every size now, the largest first, instead of when it is first needed."""
         for size in reversed(self.sizes):
-            self._graph(size)
+            for adapted in (False, True) if self._adapters else (False,):
+                self._graph(size, adapted)
 
-    def run(self, step: StepInputs) -> DeferredHidden | None:
-        """None: no graph is large enough."""
+    def run(self, step: StepInputs, adapter_slots: Tensor | None = None) -> DeferredHidden | None:
+        """``adapter_slots`` int32, of the tokens with their padding; None: they have none. Returns None where no graph
+        is large enough."""
         rows = len(step.positions)
         at = bisect_left(self.sizes, rows)
         if at == len(self.sizes):
             return None
-        graph = self._graph(self.sizes[at])
+        graph = self._graph(self.sizes[at], adapter_slots is not None)
         self._fill(step, self.sizes[at])
+        if adapter_slots is not None:
+            self._adapter_slots[:rows] = adapter_slots
+            self._adapter_slots[rows:] = -1
         graph.replay()
         return tuple(tensor[:rows] for tensor in graph.outputs)
 
-    def _graph(self, size: int) -> Captured:
-        if size not in self._graphs:
+    def _graph(self, size: int, adapted: bool) -> Captured:
+        key = size, adapted
+        if key not in self._graphs:
+            self._adapter_slots.fill_(-1)
             self._slots.fill_(-1)  # no sequence has tokens, so nothing is written
             self._starts.zero_()
             self._seq_lens.zero_()
@@ -79,10 +91,12 @@ class PrefillGraphs:
                 )
                 metadata = for_groups(first, self._block_tables, self._slots[:, :size])
                 context = ForwardContext(metadata, self._kv_caches)
-                return self._model.begin(self._input_ids[:size], self._positions[:size], context)
+                applied = self._adapters.applied(self._adapter_slots[:size]) if adapted and self._adapters else None
+                with applied or nullcontext():
+                    return self._model.begin(self._input_ids[:size], self._positions[:size], context)
 
-            self._graphs[size] = self._capture(work)
-        return self._graphs[size]
+            self._graphs[key] = self._capture(work)
+        return self._graphs[key]
 
     def _fill(self, step: StepInputs, size: int) -> None:
         """Rows beyond the step's are padding, whose keys and values are not written; further sequences are empty."""

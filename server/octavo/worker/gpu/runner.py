@@ -8,6 +8,7 @@ after the captured model.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -26,6 +27,7 @@ from octavo.sample import devices
 from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.metadata import SamplerOutput, SamplingMetadata
 from octavo.sample.sampler import Sampler
+from octavo.worker.adapters import AdapterManager, slots_at
 from octavo.worker.gpu.decode_graphs import DecodeGraphs
 from octavo.worker.gpu.device_batch import DeviceBatch
 from octavo.worker.gpu.device_drafter import DeviceDrafter, ModelDrafter, StateDrafter
@@ -60,15 +62,20 @@ class GPURunner:
         kv_caches: list[Tensor],
         capture: Capture = run_eagerly,
         drafter: DrafterParts | None = None,
+        adapters: AdapterManager | None = None,
     ) -> None:
-        """``drafter``: a model that guesses on the device, and its part of the blocks."""
+        """``drafter``: a model that guesses on the device, and its part of the blocks; ``adapters`` that rows may
+        have. Steps in which none has one are captured without."""
         self.model, self.requests, self.kv_caches = model, requests, kv_caches
         self.sampler = Sampler()
         self._row_multiple = model.row_multiple
         sizes = decode_sizes(config, model.row_multiple)
         num_drafts = config.speculative.num_speculative_tokens
-        self.batch = DeviceBatch(requests.batch, sizes[-1], requests.device, num_drafts, drafter is not None)
+        device, has_adapters = requests.device, adapters is not None
+        self.batch = DeviceBatch(requests.batch, sizes[-1], device, num_drafts, drafter is not None, has_adapters)
         parts = StepParts(model, kv_caches, self.batch, requests.sampling, capture)
+        self._adapters = adapters
+        self._slots: np.ndarray | None = None  # int32 [T] of the step's tokens; None: no row has an adapter
         self.drafter: DeviceDrafter | None = None
         self._reader: StateDrafter | None = None  # the drafter, if it reads what the model computes
         if drafter is not None:
@@ -82,11 +89,21 @@ class GPURunner:
         keeps_two = isinstance(self.drafter, ModelDrafter)
         self.decode_graphs = DecodeGraphs(parts, sizes, keeps_two, self._reader)
         self.draft_graphs: DraftGraphs | None = None
-        if sizes := draft_sizes(config, model.row_multiple):
-            self.draft_graphs = DraftGraphs(parts, sizes, config.scheduler.max_num_seqs, self._reader)
+        guessed, most = draft_sizes(config, model.row_multiple), config.scheduler.max_num_seqs
+        if guessed:
+            self.draft_graphs = DraftGraphs(parts, guessed, most, self._reader)
+        # The same of steps in which rows have adapters.
+        self._adapted_decodes: DecodeGraphs | None = None
+        self._adapted_drafts: DraftGraphs | None = None
+        if adapters is not None:
+            adapted = replace(parts, adapters=adapters.model_adapters)
+            self._adapted_decodes = DecodeGraphs(adapted, sizes, keeps_two, self._reader)
+            self._adapted_drafts = DraftGraphs(adapted, guessed, most, self._reader) if guessed else None
         self.prefill_graphs: PrefillGraphs | None = None
         if sizes := prefill_sizes(config):
-            self.prefill_graphs = PrefillGraphs(model, kv_caches, requests.batch, sizes, requests.device, capture)
+            self.prefill_graphs = PrefillGraphs(
+                model, kv_caches, requests.batch, sizes, device, capture, adapters.model_adapters if adapters else None
+            )
         self._read: Callable[[int], None] = _nothing  # has the drafter read the step under way
         # Rows of sequences that go on from what the device has sampled.
         self._sampled = np.zeros(len(requests.batch.num_computed), dtype=bool)
@@ -98,9 +115,8 @@ class GPURunner:
     @torch.inference_mode()
     def capture_all(self) -> int:
         """Capture every size now instead of when it is first needed. Returns their number."""
-        found = [
-            graphs for graphs in (self.decode_graphs, self.draft_graphs, self.prefill_graphs, self.drafter) if graphs
-        ]
+        plain, adapted = (self.decode_graphs, self.draft_graphs), (self._adapted_decodes, self._adapted_drafts)
+        found = [graphs for graphs in (*plain, *adapted, self.prefill_graphs, self.drafter) if graphs]
         for graphs in found:
             graphs.capture_all()
         return sum(len(graphs.sizes) for graphs in found)
@@ -125,19 +141,20 @@ class GPURunner:
         """Two replays while nothing but the tokens changes. None: there are too many sequences, or drafts."""
         if drafts:
             return self._decode_drafts(sampled, drafts)
-        size = self.decode_graphs.select_rows(sampled.rows)
-        if size is None:
+        graphs = self._adapted_decodes if self._take_slots(sampled.rows, None) else self.decode_graphs
+        size = graphs.select_rows(sampled.rows) if graphs else None
+        if graphs is None or size is None:
             return None
-        model = self.decode_graphs.model_graph(size)
-        rows, sampler = self.decode_graphs.selected, None
+        model = graphs.model_graph(size)
+        rows, sampler = graphs.selected, None
         if self._can_capture_sampling(rows):
-            sampler = self.decode_graphs.sampler_graph(size, not self._truncated.isdisjoint(rows))
+            sampler = graphs.sampler_graph(size, not self._truncated.isdisjoint(rows))
         model.replay()
-        self._read_later(self.decode_graphs, size)
+        self._read_later(graphs, size)
         count = len(sampled.rows)
         self._sampled[sampled.rows] = True
         if sampler is None:
-            logits = Logits(self.model.compute_logits(model.outputs[0])[:count])
+            logits = Logits(self._logits_of(model.outputs[0])[:count])
             return self._sample(logits, sampled, model.outputs[1][:count])
         self.requests.sampling.table()  # brings changes to the device
         sampler.replay()
@@ -153,8 +170,38 @@ class GPURunner:
             }
         return self._uncaptured.isdisjoint(rows) and self._below_min_tokens.isdisjoint(rows)
 
+    def _take_slots(self, rows: np.ndarray, counts: np.ndarray | None) -> bool:
+        """Note which adapters the tokens of the next step have: ``counts`` int64 [R] of each sequence, None: one.
+        Whether they have any."""
+        self._slots = None
+        if self._adapters is None:
+            return False
+        slots: np.ndarray = self.requests.batch.adapter_slots[rows]
+        if not (slots >= 0).any():
+            return False
+        self._adapters.begin_step(slots)
+        self._slots = slots if counts is None else slots.repeat(counts)
+        return True
+
+    def _slots_of(self, indices: np.ndarray) -> Tensor | None:
+        """On the device, of these tokens of the step, those of its padding included; None: no row has an adapter."""
+        return None if self._slots is None else self._put(slots_at(self._slots, indices))
+
+    def _applied(self, indices: np.ndarray) -> AbstractContextManager[None]:
+        """Around what is computed of these tokens of the step, where that is not captured."""
+        slots = self._slots_of(indices)
+        if self._adapters is None or slots is None:
+            return nullcontext()
+        return self._adapters.model_adapters.applied(slots)
+
+    def _logits_of(self, hidden: Tensor) -> Tensor:
+        """Of all that a captured step has left."""
+        with self._applied(np.arange(len(hidden))):
+            return self.model.compute_logits(hidden)
+
     def _decode_drafts(self, sampled: SampledRows, drafts: DraftRows) -> PendingTokens | None:
-        graphs, counts = self.draft_graphs, drafts.counts
+        counts = drafts.counts
+        graphs = self._adapted_drafts if self._take_slots(sampled.rows, counts) else self.draft_graphs
         size = graphs.select(sampled.rows, counts) if graphs else None
         if graphs is None or size is None:
             return None
@@ -165,7 +212,7 @@ class GPURunner:
         model.replay()
         self._read_later(graphs, size)
         if not self._can_capture_sampling(rows):
-            logits = Logits(self.model.compute_logits(model.outputs[0])[:total])
+            logits = Logits(self._logits_of(model.outputs[0])[:total])
             return self._verify(logits, sampled, drafts, model.outputs[1][:total])
         self.requests.sampling.table()
         sampler = graphs.sampler_graph(size, not self._truncated.isdisjoint(rows))
@@ -176,6 +223,7 @@ class GPURunner:
 
     def make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray) -> StepInputs:
         """Tokens that only the device knows are filled in there."""
+        self._take_slots(rows, num_scheduled)
         inputs = StepInputs(self.requests.batch, rows, num_scheduled, self._row_multiple)
         if self.drafter is not None:
             inputs.to(self.batch.device)
@@ -198,10 +246,12 @@ class GPURunner:
 
     def run(self, inputs: StepInputs) -> DeferredHidden:
         """All layers up to the last attention, as one graph where there is one large enough."""
-        hidden = self.prefill_graphs.run(inputs) if self.prefill_graphs else None
+        tokens = np.arange(len(inputs.positions))
+        hidden = self.prefill_graphs.run(inputs, self._slots_of(tokens)) if self.prefill_graphs else None
         if hidden is None:
             context = ForwardContext(inputs.metadata, self.kv_caches)
-            hidden = self.model.begin(inputs.input_ids, inputs.positions, context)
+            with self._applied(tokens):
+                hidden = self.model.begin(inputs.input_ids, inputs.positions, context)
         if self.drafter is not None:
             self._read = partial(self.drafter.read_inputs, inputs, self.model, hidden)
         return hidden
@@ -224,9 +274,11 @@ class GPURunner:
 
     def compute_logits(self, hidden: DeferredHidden, indices: np.ndarray) -> Tensor:
         """[len(indices), V] in the model's dtype."""
-        rows = self._put(pad_indices(indices, self._row_multiple))
+        padded = pad_indices(indices, self._row_multiple)
+        rows = self._put(padded)
         hidden = tuple(tensor[rows] for tensor in hidden)
-        return self.model.compute_logits(self.model.finish(*hidden))[: len(indices)]
+        with self._applied(padded):
+            return self.model.compute_logits(self.model.finish(*hidden))[: len(indices)]
 
     def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
         """One operation at a time, whatever sampling needs."""

@@ -89,12 +89,14 @@ class StepGraphs(ABC):
         """Its outputs: hidden states [size, H], the positions int64 [size] of the tokens to be sampled, and what a
         drafter reads."""
         if size not in self._models:
+            rows = self.plan(size).rows
 
             def work() -> tuple[Tensor, ...]:
                 tokens, after = self._inputs(size)
                 context = ForwardContext(tokens.metadata, self._parts.kv_caches)
-                deferred = self._model.begin(tokens.token_ids, tokens.positions, context)
-                hidden = self._model.finish(*deferred)
+                with self._parts.applied(rows):
+                    deferred = self._model.begin(tokens.token_ids, tokens.positions, context)
+                    hidden = self._model.finish(*deferred)
                 if self._reader is None:
                     return hidden, after
                 return hidden, after, tokens.token_ids, self._reader.states(self._model, deferred, hidden)
@@ -115,7 +117,8 @@ class StepGraphs(ABC):
 
             def work() -> tuple[Tensor, ...]:
                 step = SamplingRows(table, plan.rows, positions, truncated)
-                drawn = self._model.sample(hidden, step)
+                with self._parts.applied(plan.rows):
+                    drawn = self._model.sample(hidden, step)
                 return drawn.token_ids, drawn.invalid, *self._go_on(size, drawn.token_ids, drawn.invalid)
 
             self._samplers[key] = self._capture(work)

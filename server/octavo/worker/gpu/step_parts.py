@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.loader.adapters import ModelAdapters
 from octavo.models.base import Model
 from octavo.sample import devices
 from octavo.sample.states import SamplingStates
@@ -27,6 +29,11 @@ class StepParts:
     batch: DeviceBatch
     sampling: SamplingStates
     capture: Capture
+    adapters: ModelAdapters | None = None  # that the steps apply; None: their rows have none
+
+    def applied(self, rows: Tensor) -> AbstractContextManager[None]:
+        """Around what is computed of tokens of the sequences ``rows`` int64 [T]. Can be captured."""
+        return self.adapters.applied(self.batch.adapter_slots[rows]) if self.adapters else nullcontext()
 
     def capture_on(self, chosen: Tensor, nobody: Tensor, work: Callable[[], tuple[Tensor, ...]]) -> Captured:
         """Capture while ``chosen``, which says what is computed, says ``nobody``, so that running the work changes

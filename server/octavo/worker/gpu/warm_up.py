@@ -51,6 +51,10 @@ def warm_up(runner: ModelRunner, scheduler: SchedulerConfig) -> None:
     for count in _batch_sizes(scheduler.max_num_seqs):
         for length in range(1, min(SHORT_STEPS, longest) + 1):
             _run_prompts(runner, min(count, scheduler.max_num_batched_tokens // length), length)
+    if runner.adapters is not None:  # in an empty slot: tiles of rows, and of one row
+        for params in PARAMS[:3]:
+            _run_prompt(runner, params, min(PROMPT, longest), adapter_slot=0)
+        _run_prompts(runner, min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens), 1, adapter_slot=0)
     for count in _batch_sizes(scheduler.max_num_seqs - 1):
         _run_mixed(runner, count, min(LONG_PROMPT, longest, scheduler.max_num_batched_tokens - count))
 
@@ -60,17 +64,17 @@ def _batch_sizes(most: int) -> list[int]:
     return sorted({min(count, most) for count in (1, *(LANES << i for i in range(most.bit_length())))} - {0})
 
 
-def _run_prompt(runner: ModelRunner, params: SamplingParams, length: int) -> None:
+def _run_prompt(runner: ModelRunner, params: SamplingParams, length: int, adapter_slot: int = -1) -> None:
     """A prompt, and a token after it."""
-    only = _request(runner, "warm-up", params, length)
+    only = _request(runner, "warm-up", params, length, adapter_slot)
     _run(runner, [only], {only.req_id: length})
     _run(runner, [], {only.req_id: 1})
     runner.update_rows(SchedulerOutput(step_id=0, finished_req_ids=[only.req_id]))
 
 
-def _run_prompts(runner: ModelRunner, count: int, length: int) -> None:
+def _run_prompts(runner: ModelRunner, count: int, length: int, adapter_slot: int = -1) -> None:
     """``count`` prompts of one length."""
-    prompts = [_request(runner, f"warm-up-{i}", PARAMS[0], length) for i in range(count)]
+    prompts = [_request(runner, f"warm-up-{i}", PARAMS[0], length, adapter_slot) for i in range(count)]
     counts = {data.req_id: length for data in prompts}
     _run(runner, prompts, counts)
     runner.update_rows(SchedulerOutput(step_id=0, finished_req_ids=[*counts]))
@@ -86,7 +90,9 @@ def _run_mixed(runner: ModelRunner, decodes: int, length: int) -> None:
     runner.update_rows(SchedulerOutput(step_id=0, finished_req_ids=[*counts, last.req_id]))
 
 
-def _request(runner: ModelRunner, req_id: str, params: SamplingParams, length: int) -> NewRequestData:
+def _request(
+    runner: ModelRunner, req_id: str, params: SamplingParams, length: int, adapter_slot: int = -1
+) -> NewRequestData:  # fmt: skip
     blocks = -(-(length + 1) // runner.requests.batch.block_size)
     return NewRequestData(
         req_id=req_id,
@@ -98,6 +104,7 @@ def _request(runner: ModelRunner, req_id: str, params: SamplingParams, length: i
         block_ids=[[0] * blocks] * len(runner.requests.batch.block_tables),
         num_computed_tokens=0,
         num_kv_tokens=length + 1,  # no keys and values are written
+        adapter_slot=adapter_slot,
     )
 
 
