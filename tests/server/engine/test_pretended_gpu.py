@@ -154,7 +154,7 @@ def test_guesses_in_the_worker_stay_on_the_device(seen: Seen, method: str, reads
     "case",
     [
         "adapters",
-        "adapters of codes",
+        pytest.param("adapters of codes", marks=pytest.mark.long),
         pytest.param("adapters that guess", marks=pytest.mark.long),
         pytest.param("adapters of fp8", marks=pytest.mark.long),
     ],
@@ -175,6 +175,21 @@ def test_no_request_of_an_adapter_waits(seen: Seen, case: str) -> None:
         for steps in found["steps"].values():
             assert len(steps) > 10 and all(step.pop("replay") == 2 and sum(step.values()) <= 5 for step in steps)
     assert [name for step in found["steps"]["none"] for name in step if name.startswith("lora")] == []
+
+
+@pytest.mark.long
+def test_no_request_of_an_adapter_on_ranks_waits(seen: Seen) -> None:
+    """Neither on rank 0 nor on another, which reads its part of each adapter; plans count the slots."""
+    found = seen("ranks of adapters")
+    assert found["answers"] == [] and found["steps"] > 10
+    assert found["compiled while serving"] == []
+    adapted = [graph for graph in found["graphs"] if "lora_expand_kernel" in graph]
+    assert 0 < len(adapted) == len(found["graphs"]) / 2
+    assert sum(graph.get("one_shot_kernel", 0) for graph in adapted) == sum(
+        graph.get("one_shot_kernel", 0) for graph in found["graphs"] if graph not in adapted
+    )
+    measured, planned = found["parts"]
+    assert 0 < measured["adapters"] <= planned["adapters"] <= 1.15 * measured["adapters"]
 
 
 def test_a_whole_model(seen: Seen) -> None:
@@ -226,7 +241,7 @@ def without_long(cases: list[str], first: int) -> list[Any]:
 @pytest.mark.parametrize(
     "case",
     without_long(
-        ["ranks", "ranks of adapters", "ranks that guess", "ranks of experts", "ranks of latents", "ranks of float16"],
+        ["ranks", "ranks that guess", "ranks of experts", "ranks of latents", "ranks of float16"],
         1,
     ),
 )
