@@ -66,8 +66,8 @@ class RecentAnswers:
             self.num_tokens -= sum(len(text.token_ids) for text in dropped)
 
     def texts(self, scope: bytes) -> list[_Text]:
-        """What the scope keeps, the newer half first."""
-        return self._scopes.get(scope, [])
+        """What the scope keeps, the newer half first; halves that are empty are left out."""
+        return [text for text in self._scopes.get(scope, ()) if text.token_ids]
 
 
 class SuffixDrafter:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import tracemalloc
 from typing import Any
 
 from hypothesis import given
@@ -97,6 +99,22 @@ def test_ended_sequences_leave_nothing_but_the_bounded_store() -> None:
         tokens: list[Any] = [rng.randrange(50) for _ in range(500)]
         answer(suffix, tokens, scope=b"%d" % (i % 7))
     assert not suffix._sequences and suffix.recent is not None and suffix.recent.num_tokens <= MAX_STORED_TOKENS
+
+
+def test_the_store_takes_little_memory_and_gives_it_back() -> None:
+    """Tokens at random are the worst that can be: no two pairs are alike. Docs say 10 to 30 MB."""
+    rng = random.Random(1)
+    gc.collect()
+    tracemalloc.start()
+    recent = RecentAnswers(MAX_STORED_TOKENS, 10_000)
+    for _ in range(180):
+        recent.add(b"", [rng.randrange(50_000) for _ in range(400)])
+    assert recent.num_tokens > MAX_STORED_TOKENS / 2 and tracemalloc.get_traced_memory()[0] < 32e6
+    del recent
+    gc.collect()
+    left = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert left < 1e5
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30), st.booleans()), min_size=1, max_size=25), st.data())
