@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from octavo.spec_decode.places import MAX_TOKENS_PER_CALL, MOST_MATCHING
@@ -29,31 +30,24 @@ class Followers:
         `MAX_TOKENS_PER_CALL` at a time."""
         counts, totals, most = self._counts, self._totals, self._most
         end = min(len(token_ids), self._num_read + MAX_TOKENS_PER_CALL)
-        for position in range(self._num_read, end):
-            token, following = token_ids[position - 1], token_ids[position]
+        for token, following in pairwise(token_ids[self._num_read - 1 : end]):
             if token < 0 or following < 0:
                 continue
             of_token = counts.get(token)
             if of_token is None:
-                of_token = counts[token] = {}
+                counts[token], totals[token], most[token] = {following: 1}, 1, following
+                continue
             of_token[following] = count = of_token.get(following, 0) + 1
-            totals[token] = totals.get(token, 0) + 1
-            if count >= of_token[most.get(token, following)]:
+            totals[token] += 1
+            if count >= of_token[most[token]]:
                 most[token] = following
         self._num_read = max(end, self._num_read)
 
-    def most_often(self, token: int) -> int | None:
-        """What has followed ``token`` most often, of equals the latest; None: nothing has."""
-        return self._most.get(token)
-
-    def count(self, token: int, following: int) -> int:
-        """How often one followed the other."""
+    def after(self, token: int) -> tuple[dict[int, int], int, int] | None:
+        """How often each token has followed ``token``, how many have, and which one most often, of equals the latest;
+        None: nothing has."""
         of_token = self._counts.get(token)
-        return 0 if of_token is None else of_token.get(following, 0)
-
-    def size(self, token: int) -> tuple[int, int]:
-        """How many tokens have followed ``token``, and how many different ones."""
-        return self._totals.get(token, 0), len(self._counts.get(token, ()))
+        return None if of_token is None else (of_token, self._totals[token], self._most[token])
 
 
 class Guess(NamedTuple):
@@ -72,17 +66,19 @@ def most_probable(token: int, nexts: Sequence[tuple[int, int]], followers: Seque
     (Witten and Bell, "The zero-frequency problem", 1991; method C)."""
     probs: dict[int, float] = dict.fromkeys([following for following, _ in nexts], 0.0)
     total = kinds = 0
+    tables: list[dict[int, int]] = []
     for text in followers:
-        following = text.most_often(token)
-        if following is not None:
-            probs[following] = 0.0
-            of_text = text.size(token)
-            total, kinds = total + of_text[0], kinds + of_text[1]
+        after = text.after(token)
+        if after is not None:
+            counts, number, most_often = after
+            tables.append(counts)
+            probs[most_often] = 0.0
+            total, kinds = total + number, kinds + len(counts)
     if not probs:
         return None
-    if total:
+    if tables:
         for following in probs:
-            probs[following] = sum([text.count(token, following) for text in followers]) / (total + kinds)
+            probs[following] = sum([counts.get(following, 0) for counts in tables]) / (total + kinds)
     here: list[int] = []
     for length in sorted({min(length, MOST_MATCHING) for _, length in nexts}):
         here = [following for following, matching in nexts if matching >= length]

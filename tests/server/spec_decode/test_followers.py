@@ -28,28 +28,26 @@ def test_pairs_are_counted_once_however_a_text_grows(text: list[int], parts: lis
         grown += text[len(grown) : len(grown) + part]
         followers.read(grown)
     pairs = Counter(pair for pair in pairwise(text) if min(pair) >= 0)
-    for token in range(5):
-        of_token = {b: count for (a, b), count in pairs.items() if a == token}
-        assert followers.size(token) == (sum(of_token.values()), len(of_token))
-        assert all(followers.count(token, b) == of_token.get(b, 0) for b in range(-1, 5))
-        best = followers.most_often(token)
-        assert best is None if not of_token else of_token[best] == max(of_token.values())
-    assert followers.size(-1) == (0, 0) and sum(len(c) for c in followers._counts.values()) <= len(text)
+    for token in range(-1, 5):
+        of_token, after = {b: count for (a, b), count in pairs.items() if a == token}, followers.after(token)
+        assert after is None if not of_token else after is not None and after[:2] == (of_token, sum(of_token.values()))
+        assert after is None or of_token[after[2]] == max(of_token.values())
+    assert sum(len(of_token) for of_token in followers._counts.values()) <= len(text)
 
 
 def test_a_long_text_is_read_in_parts() -> None:
     followers, text = Followers(), list(range(2 * MAX_TOKENS_PER_CALL))
     followers.read(text)
-    assert followers.count(7, 8) == 1 and followers.most_often(len(text) - 2) is None
+    assert followers.after(7) == ({8: 1}, 1, 8) and followers.after(len(text) - 2) is None
     followers.read(text)
-    assert followers.most_often(len(text) - 2) == len(text) - 1
+    assert followers.after(len(text) - 2) == ({len(text) - 1: 1}, 1, len(text) - 1)
 
 
 @given(st.lists(texts, max_size=3), st.lists(st.tuples(st.integers(0, 4), st.integers(2, 12)), max_size=8))
 def test_what_seems_most_probable_is_no_more_than_certain(some: list[list[int]], nexts: list[tuple[int, int]]) -> None:
     followers = followers_of(*some)
     guess = most_probable(1, nexts, followers)
-    known = {b for b in range(5) if any(one.count(1, b) for one in followers)}
+    known = {b for one in followers for b in (one.after(1) or [{}])[0]}
     if guess is None:
         assert not nexts and not known
         return
