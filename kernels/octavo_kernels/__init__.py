@@ -521,20 +521,27 @@ def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
 
 
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    terms: int = 1,
+    plain: Tensor | None = None,
 ) -> tuple[QuantizedRows, Tensor]:
     """`rms_norm` or, with ``residual``, `fused_add_rms_norm`, then `quantize_rows`, in one pass.
 
     Returns the rows and the new residual (``x`` itself without one). They are bit-equal to the separate steps, except
     for second ``terms``: only groups with a value of at least a third of the row's largest have them. The error of 8
     bits grows with a group's largest value, so nearly all of it is in these few, and the others cost no arithmetic.
+    ``plain``, like x and contiguous, is filled with the rows as they are.
     """
-    return backend_for(x).rms_norm_quantize(x, weight, eps, residual, terms)
+    return backend_for(x).rms_norm_quantize(x, weight, eps, residual, terms, plain)
 
 
-def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
-    """`silu_and_mul`, then `quantize_rows`, in one pass; bit-equal to the separate steps."""
-    return backend_for(x).silu_and_mul_quantize(x, terms)
+def silu_and_mul_quantize(x: Tensor, terms: int = 1, plain: Tensor | None = None) -> QuantizedRows:
+    """`silu_and_mul`, then `quantize_rows`, in one pass; bit-equal to the separate steps. ``plain``, contiguous, is
+    filled with the rows as they are."""
+    return backend_for(x).silu_and_mul_quantize(x, terms, plain)
 
 
 def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:

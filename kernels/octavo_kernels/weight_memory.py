@@ -68,3 +68,14 @@ def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
             if nbytes < _REGION:
                 _region = region
     return tensor
+
+
+def own_memory(nbytes: int) -> Tensor:
+    """uint8 ``[nbytes]`` on the host for what is read in every step and comes and goes as one: freed with the last
+    tensor in it, in huge pages if it fills some."""
+    if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    memory = _reserve(nbytes)
+    tensor = _Region(memory).take([nbytes], torch.uint8)
+    assert tensor is not None
+    return tensor

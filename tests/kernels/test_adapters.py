@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
@@ -82,3 +84,24 @@ def test_a_recorded_step_follows_slots_that_change(isa):
     expected = y + y
     cpu.lora_expand_(expected, cpu.lora_shrink(x, table, slots), table, slots)
     assert torch.equal(program.outputs[:9], expected[:9])
+
+
+def test_numbers_of_items_outlive_the_operations_that_have_them(isa):
+    """A thread that comes late to an operation still reads them."""
+    if isa == "torch":
+        pytest.skip("nothing is recorded without a library")
+    x, slots = torch.randn(12, 32), torch.tensor([1] * 12, dtype=torch.int32)
+    table = make_table(32, [32], torch.float32)
+
+    def step() -> torch.Tensor:
+        y, tiles = cpu.add(x, x), cpu.lora_tiles(slots, len(RANKS))
+        cpu.lora_expand_(y, cpu.lora_shrink(x, table, slots, tiles), table, slots, tiles)
+        for _ in range(4):
+            y = cpu.add(y, y)
+        return y
+
+    program = record(step)
+    program.replay(9)
+    at = program._words.tolist().index(46) + 2  # lora_tiles
+    held = (ctypes.c_int32 * 7).from_address(int(program._words[at + 2]))
+    assert list(held) == [2, 1, 0, 8, 1, 8, 1]

@@ -331,8 +331,11 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, kind, dtype, terms):
     normed, expected_total = cpu.fused_add_rms_norm(x, residual, weight[0], 1e-5)
     check(rows, normed)
     assert torch.equal(total, expected_total)
-    wide = torch.randn(9, 1152).to(dtype)
-    check(cpu.silu_and_mul_quantize(wide, terms), cpu.silu_and_mul(wide), second_term_where_large=False)
+    wide, plain = torch.randn(9, 2 * x.shape[1]).to(dtype), torch.empty_like(x)
+    cpu.rms_norm_quantize(x, weight[0], 1e-5, residual, terms, plain)
+    assert torch.equal(plain, normed)
+    check(cpu.silu_and_mul_quantize(wide, terms, plain), cpu.silu_and_mul(wide), second_term_where_large=False)
+    assert torch.equal(plain, cpu.silu_and_mul(wide))
 
 
 @pytest.mark.parametrize("inner", [32, 160, 80])  # the last one in separate steps

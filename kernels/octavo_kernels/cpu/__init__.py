@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.cpu.adapters import lora_expand_, lora_gather, lora_shrink
+from octavo_kernels.cpu.adapters import lora_expand_, lora_gather, lora_shrink, lora_tiles
 from octavo_kernels.cpu.attention import (
     attention_problem,
     copy_blocks,
@@ -51,7 +51,6 @@ from octavo_kernels.reference import (
     group_linear,
     group_row_counts,
     linear,
-    lora_tiles,
     moe_row_counts,
     quantize_tokens,
     sample,

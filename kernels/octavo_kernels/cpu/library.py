@@ -25,15 +25,16 @@ ISA_ENV = "OCTAVO_CPU_ISA"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/simd.h: enum dtype
 WEIGHT_DTYPES = {**DTYPES, torch.float16: 2}  # weights may have one more
 
-# Operation -> opcode and argument layout, as in csrc/thread_team.c and csrc/ops.h: "P" address, "R" number of rows of
-# the step, "S" number of sequences of the step, "q" another integer, "d" float.
+# Operation -> opcode and argument layout, as in csrc/thread_team.c and csrc/ops.h: "P" address, "K" address of what
+# says how many items other operations have, "R" number of rows of the step, "S" number of sequences of the step, "q"
+# another integer, "d" float.
 _OPS = {
     "rms_norm": (0, "PPPPPRqqqd"),
     "silu_and_mul": (1, "PPRqq"),
     "rope_and_cache": (2, "PPPPPPPPR" + "q" * 11 + "d"),
     "paged_attention": (3, "PPPPPPPPRRS" + "q" * 11 + "dd"),
     "copy_blocks": (4, "PPqq"),
-    "quantize": (5, "PPPPPPqR" + "q" * 5 + "d"),
+    "quantize": (5, "PPPPPPPqR" + "q" * 5 + "d"),
     "quantized_linear": (6, "PPPPPR" + "q" * 8),
     "quantized_embedding": (7, "PPPR" + "q" * 7),
     "embedding": (8, "PPPRqqq"),
@@ -71,25 +72,26 @@ _OPS = {
     "all_reduce": (40, "PPPqqqRqqqq"),
     "all_gather": (41, "PPPPqqqRqqqq"),
     "best_of_ranks": (42, "PPPPPqqqRqq"),
-    "lora_shrink": (43, "PPPPPR" + "q" * 6),
+    "lora_shrink": (43, "P" * 6 + "q" * 6),
     "lora_gather": (44, "PPPPPR" + "q" * 4),
-    "lora_expand": (45, "P" * 6 + "R" + "q" * 5),
+    "lora_expand": (45, "P" * 7 + "q" * 5),
+    "lora_tiles": (46, "PPKRq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 
 
-def _arguments(letter: str) -> dict[int, list[int]]:
-    """Opcode -> which of its arguments are of that kind."""
-    return {code: [i for i, kind in enumerate(layout) if kind == letter] for code, layout in _OPS.values()}
+def _arguments(letters: str) -> dict[int, list[int]]:
+    """Opcode -> which of its arguments are of these kinds."""
+    return {code: [i for i, kind in enumerate(layout) if kind in letters] for code, layout in _OPS.values()}
 
 
-ADDRESSES, ROWS, SEQUENCES = _arguments("P"), _arguments("R"), _arguments("S")
+ADDRESSES, KEPT, ROWS, SEQUENCES = _arguments("PK"), _arguments("K"), _arguments("R"), _arguments("S")
 
 
 def packers() -> dict[str, tuple[struct.Struct, int, int]]:
     """How each operation is packed: its words, opcode and number of arguments."""
     return {
-        name: (struct.Struct("=qq" + re.sub("[PRS]", "q", layout)), code, len(layout))
+        name: (struct.Struct("=qq" + re.sub("[PKRS]", "q", layout)), code, len(layout))
         for name, (code, layout) in _OPS.items()
     }
 

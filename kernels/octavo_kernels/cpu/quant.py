@@ -52,25 +52,30 @@ def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
 
 
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    terms: int = 1,
+    plain: Tensor | None = None,
 ) -> tuple[QuantizedRows, Tensor]:
     """See `octavo_kernels.rms_norm_quantize`."""
     library = get_library()
     if library is None or x.dtype not in DTYPES or norm_dtype(weight, x.dtype) is None:
-        return reference.rms_norm_quantize(x, weight, eps, residual, terms)
+        return reference.rms_norm_quantize(x, weight, eps, residual, terms, plain)
     x = as_contiguous(x)
     total = x if residual is None else torch.empty_like(x)
-    rows, op, _keep = _quantize(library, _NORM, x, x.shape[-1], terms, residual, weight, total, eps)
+    rows, op, _keep = _quantize(library, _NORM, x, x.shape[-1], terms, residual, weight, total, eps, plain)
     library.run(op, threads_for(x.numel()))
     return rows, total
 
 
-def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
+def silu_and_mul_quantize(x: Tensor, terms: int = 1, plain: Tensor | None = None) -> QuantizedRows:
     """See `octavo_kernels.silu_and_mul_quantize`."""
     library = get_library()
     if library is None or x.dtype not in DTYPES:
-        return reference.silu_and_mul_quantize(x, terms)
-    rows, op, _keep = _quantize(library, _SILU, x, x.shape[-1] // 2, terms)
+        return reference.silu_and_mul_quantize(x, terms, plain)
+    rows, op, _keep = _quantize(library, _SILU, x, x.shape[-1] // 2, terms, plain=plain)
     library.run(op, threads_for(x.numel()))
     return rows
 
@@ -204,6 +209,7 @@ def _quantize(
     weight: Tensor | None = None,
     total: Tensor | None = None,
     eps: float = 0.0,
+    plain: Tensor | None = None,
 ) -> tuple[QuantizedRows, bytes, tuple[Tensor | None, ...]]:
     """The rows to be filled, the packed operation, and the tensors that must live until it has run."""
     x = as_contiguous(x)
@@ -217,6 +223,7 @@ def _quantize(
         0 if residual is None else residual.data_ptr(),
         0 if weight is None else weight.data_ptr(),
         0 if total is None or residual is None else total.data_ptr(),
+        0 if plain is None else plain.data_ptr(),
         rows.pairs.data_ptr(),
         rows.meta.data_ptr(),
         kind,

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from octavo_kernels.cpu.library import ADDRESSES, NAMES, ROWS, SEQUENCES, Library, get_library
+from octavo_kernels.cpu.library import ADDRESSES, KEPT, NAMES, ROWS, SEQUENCES, Library, get_library
 
 T = TypeVar("T")
 
@@ -212,9 +212,11 @@ def _plan_memory(
                 uses.append((at + 2 + argument, index))
                 first.setdefault(index, operation)
                 last[index] = operation
+    # Read after the program's end, or by a thread that comes late to an operation whose items others have done
+    lasting = results | set(words[_argument_indices(words, KEPT)].tolist())
     for index, buffer in enumerate(intermediates):
-        if buffer.untyped_storage().data_ptr() in results:
-            last[index] = len(operations)  # read after the program's end
+        if buffer.untyped_storage().data_ptr() in lasting:
+            last[index] = len(operations)
     offsets: dict[int, int] = {}
     live: list[tuple[int, int, int]] = []  # (offset, end, last operation), by offset
     size = 0

@@ -115,18 +115,26 @@ def unpack_rows(rows: QuantizedRows) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rms_norm_quantize(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    terms: int = 1,
+    plain: Tensor | None = None,
 ) -> tuple[QuantizedRows, Tensor]:
     """See `octavo_kernels.rms_norm_quantize`."""
-    if residual is None:
-        return quantize_rows(rms_norm(x, weight, eps), terms, second_term_where_large=True), x
-    normed, total = fused_add_rms_norm(x, residual, weight, eps)
+    normed, total = (rms_norm(x, weight, eps), x) if residual is None else fused_add_rms_norm(x, residual, weight, eps)
+    if plain is not None:
+        plain.copy_(normed)
     return quantize_rows(normed, terms, second_term_where_large=True), total
 
 
-def silu_and_mul_quantize(x: Tensor, terms: int = 1) -> QuantizedRows:
+def silu_and_mul_quantize(x: Tensor, terms: int = 1, plain: Tensor | None = None) -> QuantizedRows:
     """See `octavo_kernels.silu_and_mul_quantize`."""
-    return quantize_rows(silu_and_mul(x), terms)
+    product = silu_and_mul(x)
+    if plain is not None:
+        plain.copy_(product)
+    return quantize_rows(product, terms)
 
 
 def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None = None) -> Tensor:

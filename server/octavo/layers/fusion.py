@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 import octavo_kernels
+from octavo.layers.adapters import RowsTwice
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import PreNormDecoderLayer
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quantization.base import LinearBase
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
+from octavo_kernels.quant import QuantizedRows
 
 
 def fuse_neighbours(model: nn.Module, apart: Collection[nn.Module] = ()) -> None:
@@ -43,10 +45,19 @@ def _fuse_gate(mlp: GatedMLP, apart: Collection[nn.Module]) -> None:
     mlp.fused = None
     if mlp.act is not octavo_kernels.silu_and_mul or mlp.down_proj.gathers:
         return
-    if mlp.gate_up_proj in apart or mlp.down_proj in apart:
+    if not isinstance(down, QuantizedRowsMethod) or not _takes_rows(down):
         return
-    if isinstance(gate_up, QuantizedRowsMethod) and isinstance(down, QuantizedRowsMethod) and _takes_rows(down):
+    if mlp.gate_up_proj in apart or mlp.down_proj in apart:
+        mlp.fused = partial(_gate_apart, mlp.gate_up_proj, down.activation_terms, mlp.down_proj in apart)
+    elif isinstance(gate_up, QuantizedRowsMethod):
         mlp.fused = partial(gate_up.apply_gated, mlp.gate_up_proj, terms=down.activation_terms)
+
+
+def _gate_apart(gate_up: nn.Module, terms: int, keeps_rows: bool, x: Tensor) -> QuantizedRows | RowsTwice:
+    y = gate_up(x)
+    plain = y.new_empty(len(y), y.shape[1] // 2) if keeps_rows else None
+    rows = octavo_kernels.silu_and_mul_quantize(y, terms, plain)
+    return rows if plain is None else RowsTwice(rows, plain)
 
 
 def _takes_rows(method: QuantizedRowsMethod) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from octavo.layers.activation import activation, gated_activation
+from octavo.layers.adapters import RowsTwice
 from octavo.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
 from octavo.layers.parallel import TensorParallel
 from octavo_kernels.quant import QuantizedRows
@@ -19,7 +20,7 @@ class GatedMLP(nn.Module):
     takes in one operation, where there is one (`layers.fusion`).
     """
 
-    fused: Callable[[Tensor], QuantizedRows] | None = None
+    fused: Callable[[Tensor], QuantizedRows | RowsTwice] | None = None
 
     def __init__(
         self, hidden_size: int, inner_size: int, bias: bool, act: str, tp: TensorParallel, fused_weights: bool = False

@@ -31,10 +31,11 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor | QuantizedRows | RowsTwice, Tensor]:
         """The norm of ``residual + x`` (of ``x`` without one), ``[T, size]``, and that sum, the new residual."""
         if self.activation_terms:
-            rows, total = octavo_kernels.rms_norm_quantize(x, self.weight, self.eps, residual, self.activation_terms)
-            if not self.keeps_rows:
-                return rows, total
-            return RowsTwice(rows, octavo_kernels.rms_norm(total, self.weight, self.eps)), total
+            plain = torch.empty_like(x, memory_format=torch.contiguous_format) if self.keeps_rows else None
+            rows, total = octavo_kernels.rms_norm_quantize(
+                x, self.weight, self.eps, residual, self.activation_terms, plain
+            )
+            return rows if plain is None else RowsTwice(rows, plain), total
         if residual is None:
             return octavo_kernels.rms_norm(x, self.weight, self.eps), x
         return octavo_kernels.fused_add_rms_norm(x, residual, self.weight, self.eps)

@@ -20,9 +20,12 @@ from octavo.loader.adapter_files import read_adapter
 from octavo.loader.matrices import Matrices
 from octavo.models.base import CausalLM
 from octavo_kernels import AdapterTable, SlotMemory
+from octavo_kernels.weight_memory import own_memory
 
 # Families whose queries, keys and values lie in another order in GGUF files than adapters have them.
 _OTHERWISE_IN_GGUF = ("FalconForCausalLM", "GPTNeoXForCausalLM")
+
+_ALIGNMENT = 64  # bytes
 
 
 @dataclass
@@ -119,9 +122,9 @@ class ModelAdapters:
                 assert place.layer.adapters is not None
                 parts.setdefault(place.layer.adapters, {})[place.part] = _cut(a, b, place)
         rank = max(pair.a.shape[0] for pair in pairs)
-        matrices = {layer: self._merged(layer, found) for layer, found in parts.items()}
+        matrices = {layer: self._merged(layer, parts[layer]) for layer in self._layers if layer in parts}
         if self.memory is None:
-            return LoadedAdapter(found, rank, matrices)
+            return LoadedAdapter(found, rank, _together(matrices))
         return LoadedAdapter(found, rank, image=self.memory.image([matrices.get(layer) for layer in self._layers]))
 
     def _places_of(self, pair: Matrices, path: str) -> list[_Place]:
@@ -157,7 +160,7 @@ class ModelAdapters:
             for part, (own_a, own_b) in parts.items():
                 a[part * rank : part * rank + len(own_a)] = own_a
                 b[: len(own_b), table.offsets[part] : table.offsets[part] + own_b.shape[1]] = own_b
-        return a.to(self.dtype).contiguous(), b.to(self.dtype).contiguous()
+        return a.to(self.dtype), b.to(self.dtype)
 
     def put(self, slot: int, adapter: LoadedAdapter) -> bool:
         """Bring an adapter into a slot; whether layers take adapters from now on that did not before."""
@@ -178,6 +181,20 @@ class ModelAdapters:
             self.rows.slots = self.rows.tiles = None
             if self._is_fused:
                 fuse_neighbours(self._model)
+
+
+def _together(matrices: dict[LayerAdapters, tuple[Tensor, Tensor]]) -> dict[LayerAdapters, tuple[Tensor, Tensor]]:
+    """The same, one after the other in the order in which a step reads them."""
+    total = sum(tensor.nbytes + -tensor.nbytes % _ALIGNMENT for pair in matrices.values() for tensor in pair)
+    memory, at = own_memory(total), 0
+
+    def place(tensor: Tensor) -> Tensor:
+        nonlocal at
+        room = memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        at += tensor.nbytes + -tensor.nbytes % _ALIGNMENT
+        return room.copy_(tensor)
+
+    return {layer: (place(a), place(b)) for layer, (a, b) in matrices.items()}
 
 
 def _cut(a: Tensor, b: Tensor, place: _Place) -> tuple[Tensor, Tensor]:

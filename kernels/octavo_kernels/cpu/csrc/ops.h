@@ -193,10 +193,11 @@ struct argmax_args {
 
 // Quantise rows of activations to int8 (quant.h), after the operation before the linear. x, residual and residual_out are in
 // `dtype`, norm_weight in weight_dtype. kind 0: x [rows, width] as it is; 1: RMS norm of x, plus residual unless that is NULL (the sum is
-// written to residual_out); 2: silu(x[:, :width]) * x[:, width:] of x [rows, 2 * width].
+// written to residual_out); 2: silu(x[:, :width]) * x[:, width:] of x [rows, 2 * width]. The rows that are quantised are written
+// to plain [rows, width], too, unless that is NULL.
 struct quantize_args {
     const void *x, *residual, *norm_weight;
-    void *residual_out;
+    void *residual_out, *plain;
     struct row_pair *values;
     void *meta;
     int64_t kind, rows, width, groups, terms, dtype, weight_dtype;
@@ -444,15 +445,23 @@ struct best_of_ranks_args {
     int64_t rows, offset, first;
 };
 
-// Low-rank adapters: row r has the one in slot slots[r], none below 0. Slot s has rank ranks[s] (0: it leaves this layer
-// alone) and its matrix at address weights[s].
+// Low-rank adapters: row r has the one in slot slots[r], none below 0.
+// The rows that have one, sorted by slot: rows [count]; tiles [1 + 3 * count] has the number of tiles, then each one's slot,
+// first row in that order and number of rows
+struct lora_tiles_args {
+    const int32_t *slots;
+    int32_t *rows, *tiles;
+    int64_t count, num_slots;
+};
+// Slot s has rank ranks[s] (0: it leaves this layer alone) and its matrix at address weights[s]; order and tiles are rows and
+// tiles of lora_tiles.
 // out [rows, outputs] = x times weights[s] [parts * ranks[s], width]; only the first parts * ranks[s] of a row are written
 struct lora_shrink_args {
     const void *x;
-    const int32_t *slots, *ranks;
+    const int32_t *order, *tiles, *ranks;
     const int64_t *weights;
     float *out;
-    int64_t rows, stride, width, parts, outputs, dtype, weight_dtype;
+    int64_t stride, width, parts, outputs, dtype, weight_dtype;
 };
 // The same of an embedding: out = weights[s] [count, ranks[s]] at ids - first, 0 outside
 struct lora_gather_args {
@@ -467,9 +476,9 @@ struct lora_gather_args {
 struct lora_expand_args {
     void *y;
     const float *h;
-    const int32_t *slots, *ranks;
+    const int32_t *order, *tiles, *ranks;
     const int64_t *weights, *offsets;
-    int64_t rows, stride, parts, inputs, dtype, weight_dtype;
+    int64_t stride, parts, inputs, dtype, weight_dtype;
 };
 
 // Benchmarks only. out int64 [threads]
@@ -523,6 +532,7 @@ void op_add_choices(const struct add_choices_args *a, struct team_member *m);
 void op_all_reduce(const struct all_reduce_args *a, struct team_member *m);
 void op_all_gather(const struct all_gather_args *a, struct team_member *m);
 void op_best_of_ranks(const struct best_of_ranks_args *a, struct team_member *m);
+void op_lora_tiles(const struct lora_tiles_args *a, struct team_member *m);
 void op_lora_shrink(const struct lora_shrink_args *a, struct team_member *m);
 void op_lora_gather(const struct lora_gather_args *a, struct team_member *m);
 void op_lora_expand(const struct lora_expand_args *a, struct team_member *m);

@@ -32,6 +32,13 @@ INLINE void load_float_row(const struct quantize_args *a, int64_t r, float *row,
     }
 }
 
+static void store_plain(const struct quantize_args *a, int64_t r, const float *row) {
+    const int64_t at = r * a->width;
+    int64_t i = 0;
+    for (; i + VW <= a->width; i += VW) store_as(a->plain, at + i, vload(row + i), (int)a->dtype);
+    if (i < a->width) store_part(a->plain, at + i, a->width - i, vload(row + i), (int)a->dtype);
+}
+
 void op_quantize(const struct quantize_args *a, struct team_member *m) {
     int64_t padded = a->groups * GROUP;
     float *row = thread_scratch((size_t)(padded + VW) * sizeof(float));
@@ -41,6 +48,7 @@ void op_quantize(const struct quantize_args *a, struct team_member *m) {
             if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16, BFLOAT16);
             else if (a->dtype == BFLOAT16) load_float_row(a, r, row, BFLOAT16, FLOAT32);
             else load_float_row(a, r, row, FLOAT32, FLOAT32);
+            if (a->plain) store_plain(a, r, row);
             if (a->terms == ROW_TERMS) {
                 quantize_scaled_row(row, a->width, a->groups, scaled_row_at(a->values, r, a->groups));
                 continue;

@@ -73,6 +73,7 @@ static const struct {
     {(op_fn)op_lora_shrink, sizeof(struct lora_shrink_args)},
     {(op_fn)op_lora_gather, sizeof(struct lora_gather_args)},
     {(op_fn)op_lora_expand, sizeof(struct lora_expand_args)},
+    {(op_fn)op_lora_tiles, sizeof(struct lora_tiles_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 
