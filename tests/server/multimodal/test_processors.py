@@ -143,6 +143,9 @@ def compare(name: str, processor: ImageProcessor, tokenizer: Tokenizer, images: 
         try:
             expected = reference(image, return_tensors="np", do_convert_rgb=True, **extra)
         except ValueError as error:
+            if "Size must contain" in str(error):  # a side of no pixels, which is one here
+                assert processor.process(image).num_embeds > 0
+                continue
             assert "aspect ratio" in str(error), title
             with pytest.raises(ValueError, match="200 times"):
                 processor.process(image)

@@ -41,7 +41,7 @@ class PixtralProcessor(ImageProcessor):
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         ratio = max(height / self.longest[0], width / self.longest[1])
         if ratio > 1:
-            height, width = math.floor(height / ratio), math.floor(width / ratio)
+            height, width = (max(1, math.floor(edge / ratio)) for edge in (height, width))
         rows, columns = (height - 1) // self.cell + 1, (width - 1) // self.cell + 1
         return rows * self.cell, columns * self.cell
 
