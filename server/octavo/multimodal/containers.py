@@ -1,0 +1,143 @@
+"""The outside of image files: which format, how large, and whether the file is that image and nothing else.
+
+Read before anything is decoded, so that what claims to be enormous costs nothing, and what is two files at once (an
+image that is an archive, too) is not taken for either.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+_CUT_SHORT = "image is cut short; send the whole file"
+_NOT_ALONE = "image has {n} bytes behind its end, as files that are two things at once have; send the image alone"
+# A frame of baseline, extended, progressive or lossless JPEG.
+_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # within compressed data: the end of these
+
+
+class ImageError(ValueError):
+    """The image cannot be used; one line for the client, without a library's words."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """``format`` as Pillow calls it; width and height in pixels, as stored."""
+
+    format: str
+    width: int
+    height: int
+
+
+def outline(data: bytes) -> Outline:
+    """What the file is. Raises ImageError for anything but one whole PNG, JPEG, WebP or GIF."""
+    for magic, read in _READERS:
+        if data.startswith(magic):
+            try:
+                return read(data)
+            except (IndexError, struct.error):
+                raise ImageError(_CUT_SHORT) from None
+    raise ImageError("image is neither PNG, JPEG, WebP nor GIF; convert it")
+
+
+def _end(data: bytes, end: int) -> None:
+    if end > len(data):
+        raise ImageError(_CUT_SHORT)
+    if rest := data[end:].strip(b"\0\r\n"):
+        raise ImageError(_NOT_ALONE.format(n=len(rest)))
+
+
+def _png(data: bytes) -> Outline:
+    width, height = struct.unpack_from(">II", data, 16)
+    at = 8
+    while True:
+        length, kind = struct.unpack_from(">I4s", data, at)
+        at += 12 + length
+        if kind == b"IEND":
+            break
+    _end(data, at)
+    return Outline("PNG", width, height)
+
+
+def _gif(data: bytes) -> Outline:
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + _palette(flags)
+    frame: tuple[int, int] | None = None
+    while (kind := data[at]) != 0x3B:
+        if kind == 0x21:
+            at += 2
+        elif kind == 0x2C:
+            left, top, wide, high, local = struct.unpack_from("<HHHHB", data, at + 1)
+            frame = frame or (max(width, left + wide), max(height, top + high))
+            at += 11 + _palette(local)
+        else:
+            raise ImageError("image is damaged; send it again")
+        while length := data[at]:
+            at += 1 + length
+        at += 1
+    _end(data, at + 1)
+    if frame is None:
+        raise ImageError("image is a GIF without a picture; send another")
+    return Outline("GIF", *(frame if width and height else (0, 0)))
+
+
+def _palette(flags: int) -> int:
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _webp(data: bytes) -> Outline:
+    (size,) = struct.unpack_from("<I", data, 4)
+    if data[8:12] != b"WEBP":
+        raise ImageError("image is neither PNG, JPEG, WebP nor GIF; convert it")
+    kind = data[12:16]
+    if kind == b"VP8X":
+        width = 1 + int.from_bytes(data[24:27], "little")
+        height = 1 + int.from_bytes(data[27:30], "little")
+    elif kind == b"VP8L":
+        bits = struct.unpack_from("<I", data, 21)[0]
+        width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    elif kind == b"VP8 ":
+        width, height = (edge & 0x3FFF for edge in struct.unpack_from("<HH", data, 26))
+    else:
+        raise ImageError("image is damaged; send it again")
+    _end(data, 8 + size + size % 2 if len(data) > 8 + size else 8 + size)
+    return Outline("WEBP", width, height)
+
+
+def _jpeg(data: bytes) -> Outline:
+    size: tuple[int, int] | None = None
+    at = 2
+    while True:
+        if data[at] != 0xFF:
+            raise ImageError("image is damaged; send it again")
+        marker = data[at + 1]
+        if marker == 0xFF:  # padding
+            at += 1
+            continue
+        at += 2
+        if marker == 0xD9:
+            break
+        if 0xD0 <= marker <= 0xD8 or marker == 0x01:
+            continue
+        (length,) = struct.unpack_from(">H", data, at)
+        if marker in _FRAMES and size is None:
+            height, width = struct.unpack_from(">HH", data, at + 3)
+            size = width, height
+        at += length
+        if marker == 0xDA:
+            found = _MARKER.search(data, at)
+            if found is None:
+                raise ImageError(_CUT_SHORT)
+            at = found.start()
+    if size is None:
+        raise ImageError("image is damaged; send it again")
+    # Cameras put more pictures, or a short film, behind the first picture.
+    if not data.startswith(b"\xff\xd8\xff", at) and data[at + 4 : at + 8] != b"ftyp":
+        _end(data, at)
+    return Outline("JPEG", *size)
+
+
+_READERS = (
+    (b"\x89PNG\r\n\x1a\n", _png), (b"\xff\xd8\xff", _jpeg), (b"RIFF", _webp), (b"GIF87a", _gif), (b"GIF89a", _gif),
+)  # fmt: skip

@@ -1,0 +1,50 @@
+"""Images from the bytes of files. Runs where it may take long, not in the server's event loop."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING
+
+from octavo.multimodal.containers import ImageError, outline
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_SIDE = 16_384  # pixels
+MAX_PIXELS = 179_000_000
+
+
+def decode(data: bytes) -> Image:
+    """The image in a file, of an animated one the first frame, turned as its EXIF data say, in whatever mode it is.
+
+    Raises ImageError: what is no whole PNG, JPEG, WebP or GIF, has no pixels, or more than the limits, which the header
+    tells before anything is decoded.
+    """
+    form = outline(data)
+    if not form.width or not form.height:
+        raise ImageError(f"image is {form.width} x {form.height} pixels; it must have some")
+    if max(form.width, form.height) > MAX_SIDE or form.width * form.height > MAX_PIXELS:
+        raise ImageError(
+            f"image is {form.width} x {form.height} pixels, and at most {MAX_SIDE} a side and "
+            f"{MAX_PIXELS // 10**6} million in all are taken; scale it down"
+        )
+    from PIL import Image as Pillow
+    from PIL import ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of sizes within our own limits
+            image = Pillow.open(io.BytesIO(data), formats=(form.format,))
+            if max(image.size) > MAX_SIDE or image.width * image.height > MAX_PIXELS:
+                raise ImageError("image has two sizes; send another")
+            image.load()
+    except ImageError:
+        raise
+    except Exception:  # whatever a decoder raises; its words are not for clients
+        raise ImageError("image is damaged; send it again") from None
+    try:
+        turned: Image = ImageOps.exif_transpose(image)
+    except Exception:  # EXIF data that cannot be read say nothing
+        return image
+    return turned
