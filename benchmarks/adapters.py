@@ -5,8 +5,9 @@
 On the embedded model, in one process, rounds alternate between an engine without --enable-lora, one with it whose
 requests are all for the model itself, and one whose requests are spread over the adapters (random ones, for every
 linear layer). Printed: the medians of each round's ratio, of CPU time where the work is the same, else of decoded
-tokens a second. --vllm: the last ratio of both engines, too, on a made Llama of 4 layers in bfloat16, as benchmarks/
-tensor_parallel.py makes it. Other programs of the machine move these figures.
+tokens a second; and how long an adapter's first token takes when its files are still to be read. --vllm: the last
+ratio of both engines, too, on a made Llama of 4 layers in bfloat16, as benchmarks/tensor_parallel.py makes it. Other
+programs of the machine move these figures.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def measure_embedded(args: argparse.Namespace) -> None:
     ready = LLM(**sizes, enable_lora=True, max_loras=args.adapters, max_lora_rank=args.rank)
     prompts = [f"Story number {number}: once upon a time" for number in range(args.users)]
     with tempfile.TemporaryDirectory() as folder:
-        write_adapters(Path(folder), args.adapters, args.rank, plain.config.model.hf_config)
+        write_adapters(Path(folder), args.adapters + 1, args.rank, plain.config.model.hf_config)
         asked = [LoRARequest(f"a{i % args.adapters}", 1, f"{folder}/a{i % args.adapters}") for i in range(args.users)]
 
         def run(llm: Any, tokens: int, adapters: bool) -> tuple[float, float]:
@@ -105,12 +106,25 @@ def measure_embedded(args: argparse.Namespace) -> None:
                 found[which] = decoding(*order[which])
             idle.append(found[1][1] / found[0][1])
             rates.append(found[0][0] / found[2][0])
+        cold = [first_token(ready, f"{folder}/a{i % (args.adapters + 1)}") for i in range(4 * (args.adapters + 1))]
     steps = [llm.engine.executor.worker.runner.device_runner.recorded_steps._step for llm in (plain, ready)]
     same = len(steps[0]._words) == len(steps[1]._words)
     print(f"no adapter in a step: {statistics.median(idle):.3f}x the CPU time of an engine without --enable-lora; "
           f"recorded steps are {'of the same' if same else 'NOT of the same'} operations")  # fmt: skip
     print(f"{args.users} users over {args.adapters} adapters of rank {args.rank}: {statistics.median(rates):.2f}x the "
           "base's decoded tokens a second")  # fmt: skip
+    print(f"first token of an adapter that is read from its files: {statistics.median(cold):.3f} s, at most "
+          f"{max(cold):.3f} s")  # fmt: skip
+
+
+def first_token(llm: Any, path: str) -> float:
+    """Seconds until the first token of a request, alone, for the adapter at ``path``, which is the one that has not
+    been asked for for longest: memory holds one less than there are."""
+    from octavo import LoRARequest, SamplingParams
+
+    params, begun = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), time.perf_counter()
+    llm.generate("Once upon a time", params, lora_request=LoRARequest("cold", 1, path), use_tqdm=False)
+    return time.perf_counter() - begun
 
 
 def measure_both(args: argparse.Namespace) -> None:

@@ -48,7 +48,8 @@ def save_adapter(path: Path, model: PreTrainedModel, seed: int, **settings: Any)
     targets = settings["target_modules"]
     shapes = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Embedding) and _is_target(targets, name):
+        kinds = nn.Linear if targets == "all-linear" else nn.Linear | nn.Embedding
+        if isinstance(module, kinds) and _is_target(targets, name):
             shapes[name] = (module.weight.shape[0], module.weight.shape[1])
     merged = copy.deepcopy(model)
     with torch.no_grad():
@@ -59,7 +60,7 @@ def save_adapter(path: Path, model: PreTrainedModel, seed: int, **settings: Any)
 
 def _is_target(targets: str | list[str], name: str) -> bool:
     if targets == "all-linear":
-        return not name.endswith(("embed_tokens", "lm_head"))
+        return name != "lm_head"
     return bool(re.fullmatch(targets, name)) if isinstance(targets, str) else name.endswith(tuple(targets))
 
 

@@ -16,6 +16,7 @@ from octavo.layers.adapters import AdapterRows, LayerAdapters
 from octavo.layers.embedding import PackedTable, VocabParallelEmbedding
 from octavo.layers.fusion import fuse_neighbours
 from octavo.layers.quantization.base import ExpertsBase, LinearBase, Shard
+from octavo.layers.weights import WeightSource
 from octavo.loader.adapter_files import read_adapter
 from octavo.loader.matrices import Matrices
 from octavo.models.base import CausalLM
@@ -116,36 +117,43 @@ class ModelAdapters:
             raise ModelError(f"{path} has changed since the adapter was loaded: load it again")
         parts: dict[LayerAdapters, dict[int, tuple[Tensor, Tensor]]] = {}
         for pair in pairs:
-            places = self._places_of(pair, path)
-            a, b = pair.a.load(torch.float32), pair.b.load(torch.float32) * pair.scaling
-            for place in places:
-                assert place.layer.adapters is not None
-                parts.setdefault(place.layer.adapters, {})[place.part] = _cut(a, b, place)
+            a = pair.a.load(torch.float32)
+            for places, source in self._parts_of(pair, path):
+                b = source.load(torch.float32) * pair.scaling
+                for place in places:
+                    assert place.layer.adapters is not None
+                    parts.setdefault(place.layer.adapters, {})[place.part] = _cut(a, b, place)
         rank = max(pair.a.shape[0] for pair in pairs)
         matrices = {layer: self._merged(layer, parts[layer]) for layer in self._layers if layer in parts}
         if self.memory is None:
             return LoadedAdapter(found, rank, _together(matrices))
         return LoadedAdapter(found, rank, image=self.memory.image([matrices.get(layer) for layer in self._layers]))
 
-    def _places_of(self, pair: Matrices, path: str) -> list[_Place]:
-        weight = self._model.weight_name(f"{pair.module}.weight")
-        module = "" if weight is None else weight.removesuffix(".weight")
-        places = self._places.get(module)
-        if places is None:
-            if ".experts." in f"{pair.module}.":
-                raise ModelError(f"{path}: {pair.module!r} is of a layer of experts: not supported yet")
-            raise ModelError(
-                f"{path}: {self._model.config.model} has no place for {pair.module!r}; is the adapter another model's?"
-            )
-        of_embedding = isinstance(places[0].layer, VocabParallelEmbedding)
-        outputs, inputs = pair.b.shape[0], pair.a.shape[1]
-        shape, given = places[0].shard.shape, (inputs, outputs) if of_embedding else (outputs, inputs)
-        if given != shape or of_embedding != pair.of_embedding:
-            raise ModelError(
-                f"{path}: A and B of {pair.module!r} are for a weight of {list(given)}, {self._model.config.model} has "
-                f"{list(shape)}; is the adapter another model's?"
-            )
-        return places
+    def _parts_of(self, pair: Matrices, path: str) -> Iterator[tuple[list[_Place], WeightSource]]:
+        """Where a pair's A and B belong: B in parts where the model has the checkpoint's weight in several."""
+        if ".experts." in f"{pair.module}.{self._model.weight_name(pair.module)}.":
+            raise ModelError(f"{path}: {pair.module!r} is of a layer of experts: not supported yet")
+        for name, b in self._model.experts_apart(f"{pair.module}.weight", pair.b, self._model.config):
+            module = (self._model.weight_name(name) or "").removesuffix(".weight")
+            places = self._places.get(module)
+            if places is None:
+                raise ModelError(f"{path}: {self._why_not(pair.module, module)}")
+            of_embedding = isinstance(places[0].layer, VocabParallelEmbedding)
+            outputs, inputs = b.shape[0], pair.a.shape[1]
+            shape, given = places[0].shard.shape, (inputs, outputs) if of_embedding else (outputs, inputs)
+            if given != shape or of_embedding != pair.of_embedding:
+                raise ModelError(
+                    f"{path}: A and B of {pair.module!r} are for a weight of {list(given)}, "
+                    f"{self._model.config.model} has {list(shape)}; is the adapter another model's?"
+                )
+            yield places, b
+
+    def _why_not(self, given: str, module: str) -> str:
+        """Why there is no place for matrices of the checkpoint's module ``given``, here ``module``."""
+        parent, _, own = module.rpartition(".")
+        if hasattr(dict(self._model.named_modules()).get(parent), own):
+            return f"adapters of {given!r} are not supported yet; train one without {own}"
+        return f"{self._model.config.model} has no place for {given!r}; is the adapter another model's?"
 
     def _merged(self, layer: LayerAdapters, parts: dict[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """A and B of all parts of a layer, those that the adapter leaves alone as zeros."""
