@@ -1,13 +1,13 @@
 """What speculation brings: one user's decode rate and many users' throughput, with and without, in turns.
 
-    python benchmarks/speculation.py                          # ours, about 5 minutes on two cores
+    python benchmarks/speculation.py                          # ours, about 8 minutes on two cores
     python benchmarks/speculation.py --peers                  # and llama.cpp and vLLM with their n-gram modes, one user
     python benchmarks/speculation.py --suffix --users 1       # with guesses from recent answers
 
 Both of our servers run all the time, and every round asks one of them and then the other for the same answers, so that
 a machine that turns slower slows both. Greedy chat on texts of the tree (`speculation_prompts.py`). The decode rate of
 a stream is (tokens - 1) / (last event - first event). Where recent answers are learnt from, each round has a
-``cache_salt`` of its own: what was answered in an earlier one is not known in it.
+``cache_salt`` of its own, over all workloads: no question is known, but what was answered to others is.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def compare(plain: Server, speculative: Server, workload: str, users: int, round
     errors = 0
     for at in range(rounds):
         for server in (plain, speculative) if at % 2 == 0 else (speculative, plain):
-            rate, answers, failed = ask(server, prompts, users, f"{workload} {users} {at}" if salted else "")
+            rate, answers, failed = ask(server, prompts, users, f"{users} {at}" if salted else "")
             rates[server.engine.variant].append(rate)
             texts[server.engine.variant] = answers
             errors += failed

@@ -107,7 +107,7 @@ CHAT = [
     "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
 ]
 
-# A day's questions, for what is learnt from earlier answers: no two of them are alike.
+# A day's questions, no two of them alike: what is learnt from them serves those after.
 CHATS = [
     "What should I think about before I adopt a dog?",
     "I have an interview on Friday for a job in a warehouse. How can I prepare?",
@@ -135,4 +135,4 @@ CHATS = [
     "Explain the difference between a virus and a bacterium.",
 ]
 
-WORKLOADS: dict[str, list[str]] = {"summary": SUMMARIES, "RAG": RAG, "editing": EDITS, "chat": CHAT, "chats": CHATS}
+WORKLOADS: dict[str, list[str]] = {"summary": SUMMARIES, "RAG": RAG, "editing": EDITS, "chats": CHATS, "chat": CHAT}
