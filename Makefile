@@ -105,7 +105,7 @@ bench: setup  ## our server against whichever peers are installed (20 minutes; A
 bench-client: setup  ## bench serve beside vLLM's (make peers) and beside the least that a client can be; ARGS
 	python benchmarks/bench_client.py $(ARGS)
 
-bench-speculation: setup  ## with and without guessed tokens, 1, 5 and 20 users (5 minutes); ARGS=--peers: llama.cpp's, vLLM's
+bench-speculation: setup  ## with and without guessed tokens, 1, 5 and 20 users (8 minutes); ARGS=--peers: llama.cpp's, vLLM's
 	python benchmarks/speculation.py $(ARGS)
 
 bench-routing: setup  ## prefix hits and evenness behind our router, round robin and others' (peers: ARGS=routers); ARGS
