@@ -1,8 +1,8 @@
 """Suffix decoding: what has followed the end of the text most often, in the sequence itself and in recent answers.
 
 After Oliaro et al., "SuffixDecoding" (2024), with vLLM's names. It pays where answers resemble each other: agents,
-loops, many requests for one kind of document. How much is guessed follows from how long the match is and how often the
-places agree.
+loops, many requests for one kind of document. How much is guessed follows from how long the matches are and how often
+they agree. Where no two tokens match, what has followed the last one is good for one guess: a model has its habits.
 """
 
 from __future__ import annotations
