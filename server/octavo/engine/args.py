@@ -187,11 +187,9 @@ class EngineArgs:
             )
         if self.pipeline_parallel_size > 1:
             raise ConfigError("enable_lora with pipeline_parallel_size above 1 is not supported yet: give 1")
-        backend = self.distributed_executor_backend
-        if backend == "ray" or (backend == "mp" and self.tensor_parallel_size == 1):
+        if self.distributed_executor_backend == "ray":
             raise ConfigError(
-                f"enable_lora with distributed_executor_backend {backend} is not supported yet for "
-                f"{self.tensor_parallel_size} ranks: leave one of them out"
+                "enable_lora with distributed_executor_backend ray is not supported yet: leave one of them out"
             )
         method = self._parse_speculative().method
         if method in ("mtp", *HEAD_METHODS):

@@ -22,7 +22,7 @@ from octavo.core.worker_drafts import WorkerDrafts
 from octavo.errors import ConfigError, DeviceLostError, OctavoError
 from octavo.executor.multiproc import make_executor
 from octavo.executor.ranks import Ranks
-from octavo.executor.uniproc import Executor, UniProcExecutor
+from octavo.executor.uniproc import Executor
 from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig, KVEventsConfig, SpeculativeConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
@@ -115,10 +115,9 @@ class EngineCore:
         self._publish_kv_events()
 
     def load_adapter(self, adapter: Adapter) -> Future[Adapter]:
-        """Read an adapter in the background, and check it; see `UniProcExecutor.load_adapter`."""
+        """Read an adapter in the background, and check it; see `Executor.load_adapter`."""
         if self.config.lora is None:
             raise ValueError("the engine runs without LoRA adapters (enable_lora)")
-        assert isinstance(self.executor, UniProcExecutor)  # others are refused, see `EngineArgs`
         return self.executor.load_adapter(adapter)
 
     def check_grammar(self, grammar: str) -> None:

@@ -8,6 +8,7 @@ import itertools
 import logging
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,10 +16,11 @@ from typing import Any
 
 from octavo import errors
 from octavo.core.kv_groups import KVCacheLayout
-from octavo.errors import OctavoError
+from octavo.errors import ModelError, OctavoError
 from octavo.executor.rank_processes import RankProcesses
 from octavo.executor.ranks import WATCH_SECONDS
 from octavo.executor.uniproc import Executor, UniProcExecutor
+from octavo.interface.adapters import Adapter, AdapterAnswer
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.system.channel import Channel, Kind
@@ -26,7 +28,7 @@ from octavo.system.heartbeat import Heartbeat
 
 logger = logging.getLogger(__name__)
 
-_GRAMMAR_SECONDS = 0.005  # between two looks at grammars that are being compiled, while there is no step
+_LOOK_SECONDS = 0.005  # between two looks at grammars and adapters that are being prepared, while there is no step
 
 
 @dataclass
@@ -75,9 +77,11 @@ class RemoteExecutor:
         self._close = weakref.finalize(self, ranks.close)
         self._encode, decoder = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder
         self._decode_result, self._decode_news = decoder(Result).decode, decoder(GrammarNews).decode
+        self._decode_answer = decoder(AdapterAnswer).decode
         self._results: deque[Result] = deque()
         self._numbers = itertools.count()
         self._futures: dict[int, Future[None]] = {}  # of grammars
+        self._adapters: deque[Future[Adapter]] = deque()  # being read; answers come in that order
         self._held: set[str] = set()
         self._is_lost = False
         ranks.configure(config)
@@ -136,6 +140,12 @@ class RemoteExecutor:
             if kind is Kind.RESULT:
                 self._results.append(self._decode_result(payload))
                 self.recording_obstacle = self._results[-1].recording_obstacle
+            elif kind is Kind.ADAPTER:
+                answer, loading = self._decode_answer(payload), self._adapters.popleft()
+                if answer.error is None:
+                    loading.set_result(answer.adapter)
+                else:
+                    loading.set_exception(ModelError(answer.error))
             else:
                 news = self._decode_news(payload)
                 self._held = news.held
@@ -145,6 +155,16 @@ class RemoteExecutor:
                         future.set_result(None)
                     elif future is not None:
                         future.set_exception(ValueError(problem))
+
+    def load_adapter(self, adapter: Adapter) -> Future[Adapter]:
+        """See `Executor`."""
+        self._ranks.send(Kind.LOAD_ADAPTER, self._encode(adapter))
+        self._adapters.append(_Awaited(self._take, self._wait_for_news))
+        return self._adapters[-1]
+
+    def _wait_for_news(self) -> None:
+        self._ranks.check()
+        self._rank.channel.wait(WATCH_SECONDS)
 
     def is_lost(self) -> bool:
         """See `Executor`."""
@@ -171,6 +191,26 @@ class RemoteExecutor:
         return self._held
 
 
+class _Awaited(Future[Adapter]):
+    """A future of the other process's: whoever asks for it takes what that process has sent."""
+
+    def __init__(self, take: Callable[[], None], wait: Callable[[], None]) -> None:
+        super().__init__()
+        self._take, self._wait = take, wait
+
+    def done(self) -> bool:
+        """See `Future`."""
+        if not super().done():
+            self._take()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> Adapter:
+        """See `Future`; waits without end. Raises RuntimeError when the process is lost."""
+        while not self.done():
+            self._wait()
+        return super().result()
+
+
 def serve(config: EngineConfig, channel: Channel, heartbeat: Heartbeat) -> None:
     """Run what a `RemoteExecutor` sends until its process has ended. Raises EOFError then."""
     import msgspec
@@ -194,17 +234,18 @@ def serve(config: EngineConfig, channel: Channel, heartbeat: Heartbeat) -> None:
     decode_grammar = msgspec.msgpack.Decoder(tuple[int, str | None]).decode
     steps: deque[SchedulerOutput] = deque()
     in_flight: deque[tuple[int, PendingOutput]] = deque()
-    grammars, num_steps = _Grammars(executor), 0
+    grammars, adapters, num_steps = _Grammars(executor), _Adapters(executor), 0
     while True:
         if not steps and not in_flight:
-            channel.wait(_GRAMMAR_SECONDS if grammars.is_waiting else None)
+            channel.wait(_LOOK_SECONDS if grammars.is_waiting or adapters.is_waiting else None)
         for kind, payload in channel.receive():
             if kind is Kind.STEP:
                 steps.append(decode_step(payload))
+            elif kind is Kind.LOAD_ADAPTER:
+                adapters.take(payload)
             else:
                 grammars.take(*decode_grammar(payload))
-        if (news := grammars.poll()) is not None:
-            channel.send(Kind.GRAMMARS, encode(news))
+        _tell(channel, grammars, adapters)
         if steps:
             step = steps.popleft()
             in_flight.append((step.step_id, _start(executor, step)))
@@ -212,11 +253,19 @@ def serve(config: EngineConfig, channel: Channel, heartbeat: Heartbeat) -> None:
                 continue
         if in_flight:
             result = _finish(executor, *in_flight.popleft())
-            if (news := grammars.poll()) is not None:
-                channel.send(Kind.GRAMMARS, encode(news))
+            _tell(channel, grammars, adapters)
             channel.send(Kind.RESULT, encode(result))
             num_steps += 1
             heartbeat.progress(num_steps)
+
+
+def _tell(channel: Channel, grammars: _Grammars, adapters: _Adapters) -> None:
+    import msgspec
+
+    if (news := grammars.poll()) is not None:
+        channel.send(Kind.GRAMMARS, msgspec.msgpack.encode(news))
+    for answer in adapters.poll():
+        channel.send(Kind.ADAPTER, msgspec.msgpack.encode(answer))
 
 
 def _start(executor: Executor, step: SchedulerOutput) -> PendingOutput:
@@ -277,6 +326,35 @@ class _Grammars:
         if not done and held == before:
             return None
         return GrammarNews([(number, _problem(self._prepared[number])) for number in done], held)
+
+
+class _Adapters:
+    """The adapters that the other side has asked for."""
+
+    def __init__(self, executor: Executor) -> None:
+        import msgspec
+
+        self._executor, self._decode = executor, msgspec.msgpack.Decoder(Adapter).decode
+        self._loading: deque[tuple[Adapter, Future[Adapter]]] = deque()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there will be answers without a step."""
+        return bool(self._loading)
+
+    def take(self, payload: bytearray) -> None:
+        """Have one read."""
+        adapter = self._decode(payload)
+        self._loading.append((adapter, self._executor.load_adapter(adapter)))
+
+    def poll(self) -> Iterator[AdapterAnswer]:
+        """Of those that have been read, in the order in which they were asked for."""
+        while self._loading and self._loading[0][1].done():
+            adapter, loading = self._loading.popleft()
+            error = loading.exception()
+            if error is not None and not isinstance(error, OctavoError):
+                logger.error("adapter %r could not be loaded", adapter.name, exc_info=error)
+            yield AdapterAnswer(loading.result()) if error is None else AdapterAnswer(adapter, f"{error}")
 
 
 def _problem(prepared: Future[None]) -> str | None:

@@ -65,6 +65,10 @@ class Executor(Protocol):
         """Complete the futures of grammars that are compiled, waiting at most ``seconds`` for one. Returns the
         sequences that no step should include yet: their grammars' bitmasks are slow and not ready."""
 
+    def load_adapter(self, adapter: Adapter) -> Future[Adapter]:
+        """Read a LoRA adapter in the background; the future has it with its digest. It raises ModelError for one that
+        cannot be used."""
+
 
 class UniProcExecutor:
     """Runs one `Worker`; see `Executor`."""
@@ -108,8 +112,7 @@ class UniProcExecutor:
         return False
 
     def load_adapter(self, adapter: Adapter) -> Future[Adapter]:
-        """Read a LoRA adapter in the background; the future has it with its digest. It raises ModelError for one that
-        cannot be used."""
+        """See `Executor`."""
         assert self.worker.adapters is not None
         return self.worker.adapters.load(adapter)
 

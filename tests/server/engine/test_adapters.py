@@ -78,9 +78,10 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3,
         {},
         {"max_num_batched_tokens": 24, "max_num_seqs": 4, "speculative_config": NGRAM},
         {"tensor_parallel_size": 2},
+        {"distributed_executor_backend": "mp"},
         {"overlap": True, "max_num_batched_tokens": 24, "max_num_seqs": 4, "speculative_config": NGRAM},
     ],
-    ids=["whole", "chunks and guesses", "ranks", "as on GPUs"],
+    ids=["whole", "chunks and guesses", "ranks", "process", "as on GPUs"],
 )
 def test_answers_are_those_of_merged_weights_alone_and_in_one_batch(made, options):
     """Also by a GPU's runner, whose slots are memory of their own."""
@@ -106,6 +107,7 @@ def test_answers_are_those_of_merged_weights_alone_and_in_one_batch(made, option
     together = llm.generate(prompts, GREEDY, lora_request=[ask(name, folder) for name in names], use_tqdm=False)
     for output, (tokens, logprobs) in zip(together, alone, strict=True):
         assert found(output)[0] == tokens and torch.equal(found(output)[1], logprobs)
+    refused(llm, folder / "nothing", "adapter_config.json")
 
 
 def assert_recorded(llm: LLM) -> None:
