@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.adapters import save_adapter
 from support.overlapped import CASES, PARAMS, answers, prompts_of, tiny
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, LoRARequest, SamplingParams
 from octavo.errors import ConfigError
 from octavo.loader.safetensors_reader import SafetensorsFile
 from octavo.loader.staging import PIECE
 
+LOOKUP = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
@@ -49,6 +51,58 @@ def test_half_precision_runs(dtype: str, kv_dtype: str, tiny_checkpoints: dict[s
     llm = on_gpu(tiny_checkpoints["qwen3"], dtype=dtype, kv_cache_dtype=kv_dtype)
     outputs = llm.generate(prompts_of(dtype, 20), SamplingParams(temperature=0.7, max_tokens=40), use_tqdm=False)
     assert all(o.outputs[0].finish_reason in ("length", "stop") and o.outputs[0].token_ids for o in outputs)
+    llm.engine.check_integrity()
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny_checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest | None]:
+    """None, and adapters of unlike ranks and layers."""
+    from transformers import AutoModelForCausalLM
+
+    folder, model = tmp_path_factory.mktemp("adapters"), AutoModelForCausalLM.from_pretrained(tiny_checkpoints["llama"])
+    layers: list[str | list[str]] = ["all-linear", ["q_proj", "v_proj", "down_proj"], ["embed_tokens", "o_proj"]]
+    found: list[LoRARequest | None] = [None]
+    for i, modules in enumerate(layers):
+        save_adapter(folder / f"{i}", model, i, r=3 + 5 * i, lora_alpha=16, target_modules=modules)
+        found.append(LoRARequest(f"{i}", i + 1, str(folder / f"{i}")))
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, {"enforce_eager": True}, {"speculative_config": LOOKUP}], ids=str)
+def test_adapters_answer_as_on_the_cpu(
+    changes: dict[str, Any], adapters: list[LoRARequest | None], tiny_checkpoints: dict[str, Path]
+) -> None:
+    """Beside each other and the model, alone, and where they take turns in slots."""
+    prompts = prompts_of("adapters", 5) * len(adapters)
+    of_each = [adapter for adapter in adapters for _ in range(5)]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+    def answer(llm: LLM, prompts: Any, of_each: Any) -> list[list[int]]:
+        outputs = llm.generate(prompts, params, lora_request=of_each, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    settings = {"enable_lora": True, "max_lora_rank": 13}
+    cpu = answer(tiny(tiny_checkpoints["llama"], device="cpu", max_loras=3, **settings), prompts, of_each)
+    assert cpu[:5] != cpu[5:10] != cpu[10:15] != cpu[15:]
+    for slots in (3, 1):
+        llm = on_gpu(tiny_checkpoints["llama"], max_loras=slots, max_cpu_loras=3, **settings, **changes)
+        assert answer(llm, prompts, of_each) == cpu
+        llm.reset_prefix_cache()
+        assert [answer(llm, prompts[i], of_each[i])[0] for i in range(0, len(prompts), 4)] == cpu[::4]
+        llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize("changes", [{}, {"quantization": "fp8"}], ids=["plain", "fp8"])
+def test_adapters_run_in_half_precision(
+    changes: dict[str, Any], adapters: list[LoRARequest | None], tiny_checkpoints: dict[str, Path]
+) -> None:
+    llm = on_gpu(
+        tiny_checkpoints["llama"], dtype="bfloat16", enable_lora=True, max_loras=3, max_lora_rank=13, **changes
+    )
+    prompts, params = prompts_of("half", 1) * 40, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    outputs = llm.generate(prompts, params, lora_request=[adapters[i % 4] for i in range(40)], use_tqdm=False)
+    assert all(len(output.outputs[0].token_ids) == 20 and not output.error for output in outputs)
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) >= 4
     llm.engine.check_integrity()
 
 
