@@ -1,10 +1,10 @@
 """The whole engine on a GPU, with random weights: step time, throughput, prefill, start, beside Hugging Face.
 
-`python benchmarks/gpu/engine.py [start|decode|throughput|prefill|small ...]`; all of them by default. As two commands,
-about equally long: `start decode`, and `throughput prefill small`. Needs torch, triton, transformers (for the baseline)
-and the engine's own packages. Every figure is also given as a fraction of what the device's measured copy bandwidth and
-matrix rate would allow, with the number of kernels that Triton compiled while the clock ran: a figure with some is not
-one of a steady engine. TRITON_INTERPRET=1 tries it with a tiny model.
+`python benchmarks/gpu/engine.py [start|decode|throughput|prefill|small|adapters ...]`; all of them by default. As two
+commands, about equally long: `start decode`, and `throughput prefill small adapters`. Needs torch, triton, transformers
+(for the baseline) and the engine's own packages. Every figure is also given as a fraction of what the device's
+measured copy bandwidth and matrix rate would allow, with the number of kernels that Triton compiled while the clock
+ran: a figure with some is not one of a steady engine. TRITON_INTERPRET=1 tries it with a tiny model.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ def engine(config: dict[str, Any], **options: Any) -> Iterator[Any]:
         free_memory()
 
 
-def generate(llm: Any, load: Load, seed: int) -> float:
-    """Seconds that the load takes. Other tokens for each seed, so that no prompt is in the prefix cache."""
+def generate(llm: Any, load: Load, seed: int, loras: list[Any] | None = None) -> float:
+    """Seconds that the load takes. Other tokens for each seed, so that no prompt is in the prefix cache. ``loras``: the
+    adapter of each request."""
     from octavo import SamplingParams
 
     rng = random.Random(seed)
@@ -154,7 +155,7 @@ def generate(llm: Any, load: Load, seed: int) -> float:
         SamplingParams(temperature=0.6, max_tokens=out, ignore_eos=True, seed=i) for i, out in enumerate(load.outs)
     ]
     start = time.perf_counter()
-    llm.generate(prompts, params, use_tqdm=False)
+    llm.generate(prompts, params, use_tqdm=False, lora_request=loras)
     if not DRY:
         torch.cuda.synchronize()
     return time.perf_counter() - start
@@ -255,6 +256,62 @@ def small(copy: float, rate: float) -> None:
             of_floor=Costs.of(llm).floor(load, copy, rate) / seconds, compiled=compiled)  # fmt: skip
 
 
+def write_adapter(folder: Path, config: dict[str, Any], rank: int, seed: int) -> None:
+    """Random matrices for all linear layers."""
+    from safetensors.torch import save_file
+
+    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    size = config.get("head_dim", hidden // heads)
+    keys, queries = config["num_key_value_heads"] * size, heads * size
+    shapes = {
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, (outputs, inputs) in shapes.items():
+            for kind, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
+                values = torch.randn(shape, generator=generator).mul_(0.01).bfloat16()
+                tensors[f"base_model.model.model.layers.{layer}.{name}.lora_{kind}.weight"] = values
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    described = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+
+
+def adapters(copy: float, rate: float) -> None:
+    """8 sequences of the 8B model: without adapters where there may be some, and over 1, 4 and 8 of rank 16; how long
+    one takes that is read from files first."""
+    from octavo import LoRARequest
+
+    sizes, count = LLAMA_8B | (TINY if DRY else {}), 2 if DRY else 8
+    few, many = (Load([32] * count, [out] * count) for out in ((2, 4) if DRY else (16, 256)))
+    steps = many.outs[0] - few.outs[0]
+
+    def step_of(llm: Any, loras: list[Any] | None) -> float:
+        """Milliseconds."""
+        generate(llm, few, 0, loras)
+        seconds = [generate(llm, many, 2 * i + 1, loras) - generate(llm, few, 2 * i + 2, loras) for i in range(3)]
+        return statistics.median(seconds) / steps * 1e3
+
+    with engine(LLAMA_8B, max_model_len=2048, max_num_seqs=count) as llm:
+        plain = step_of(llm, None)
+    with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
+        for i in range(count):
+            write_adapter(Path(folder, f"{i}"), sizes, 16, i)
+        loras = [LoRARequest(f"{i}", i + 1, str(Path(folder, f"{i}"))) for i in range(count)]
+        with engine(LLAMA_8B, max_model_len=2048, max_num_seqs=count, enable_lora=True, max_loras=count) as llm:
+            before, base = compiles.now(), step_of(llm, None)
+            cold = generate(llm, Load([32], [1]), 1, loras[:1])
+            say("8B 8 sequences, no adapter", base, "ms/step", "that without --enable-lora", without_ms=plain)
+            for number in sorted({1, min(4, count), count}):
+                step = step_of(llm, [loras[i % number] for i in range(count)])
+                say(f"8B 8 sequences over {number} adapters", step, "ms/step", "none yet: not measured",
+                    of_base=base / step, compiled=compiles.since(before).compiled)  # fmt: skip
+            say("8B first token of a cold adapter", cold, "s", "<= 0.5")
+
+
 def start(copy: float, rate: float) -> None:
     """A new process until it is ready: with nothing in Triton's cache, then with all that the first left there."""
     folder, cache = model_folder(LLAMA_8B), Path(tempfile.mkdtemp(prefix="octavo-triton-"))
@@ -276,6 +333,7 @@ def start(copy: float, rate: float) -> None:
 
 SECTIONS: dict[str, Callable[[float, float], None]] = {
     "start": start, "decode": decode, "throughput": throughput, "prefill": prefill, "small": small,
+    "adapters": adapters,
 }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""The layers' kernels on a GPU beside torch's: norms, activation, rotary and cache write, linears of few rows; and
-what prepares a decode step for them.
+"""The layers' kernels on a GPU beside torch's: norms, activation, rotary and cache write, linears of few rows, what
+adapters add to them; and what prepares a decode step for them.
 
 Where cuBLAS is faster than the linear of few rows, name the shape in `octavo_kernels.triton.small_linear.MEASURED`.
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from measure import DEVICE, DRY, copies_for, microseconds, microseconds_of_other
 from report import Report
 
-from octavo_kernels import reference
+from octavo_kernels import SlotMemory, reference
 from octavo_kernels import triton as backend
 from octavo_kernels.triton.small_linear import small_config, small_linear, split_config
 
@@ -96,6 +96,34 @@ def linears(report: Report, name: str) -> None:
             report.add(label, ours, n * k * 2, cuBLAS=blas)
 
 
+def adapters(report: Report, name: str) -> None:
+    """What 4 adapters of rank 16 add to a product: rows alone, and sorted."""
+    hidden, ffn, heads, kv_heads, size, _, _ = MODELS[name]
+    kv, rank, slots = kv_heads * size, 16, 4
+    for part, (sizes, k) in {"qkv": ([heads * size, kv, kv], hidden), "down": ([hidden], ffn)}.items():
+        count, n = copies_for(slots * rank * (len(sizes) * k + sum(sizes)) * 2), sum(sizes)
+        tables = []
+        for _ in range(count):
+            memory = SlotMemory(slots, rank, DTYPE)
+            tables.append(memory.add(sizes, k))
+            memory.allocate(DEVICE)
+            image = memory.image([(torch.randn(len(sizes) * rank, k) * k**-0.5, torch.randn(rank, n))])
+            for slot in range(slots):
+                memory.fill(slot, image)
+        for rows in ROWS:
+            x, y = randn(rows, k), randn(rows, n)
+            which = torch.arange(rows, dtype=torch.int32, device=DEVICE) % slots
+            tiles = backend.lora_tiles(which, slots)
+
+            def add(table, x=x, y=y, which=which, tiles=tiles):
+                backend.lora_expand_(y, backend.lora_shrink(x, table, which, tiles), table, which, tiles)
+
+            used = min(rows, slots)
+            moved = 2 * (rows * (k + 2 * n) + used * rank * (len(sizes) * k + n))
+            us = microseconds([partial(add, table) for table in tables])
+            report.add(f"{name} {part} {rows} rows of {used} adapters", us, moved)
+
+
 def block_copies(report: Report) -> None:
     blocks = torch.randn(BLOCKS, LAYERS, 2, 8, 16, 128, device=DEVICE).to(DTYPE)
     for count in (1, BLOCKS // 32, BLOCKS // 4):
@@ -136,6 +164,7 @@ def main() -> None:
         for rows in ROWS:
             elementwise(report, name, rows)
         linears(report, name)
+        adapters(report, name)
     block_copies(report)
     step_inputs(report)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,26 @@ def test_rows_have_the_bits_that_they_have_alone_and_without_adapters_around(mad
         assert torch.equal(found(alone)[1], found(output)[1]), name
         assert torch.equal(found(output)[1], base[i % len(PROMPTS)][1]) == (name == "base"), name
     assert_recorded(llm)
+
+
+@pytest.mark.long
+def test_answers_are_the_same_by_the_kernels_of_gpus(made, monkeypatch):
+    """In Triton's interpreter: rows of all adapters in a step, with bits that each has alone."""
+    from octavo_kernels import cpu, triton
+
+    for name in ("lora_tiles", "lora_shrink", "lora_gather", "lora_expand_"):
+        monkeypatch.setattr(cpu, name, getattr(triton, name))
+    folder, models, params = made["folder"], made["models"], replace(GREEDY, max_tokens=3)
+    llm = overlapped(
+        LLM(str(folder / "model"), dtype="float32", enable_lora=True, max_loras=4, skip_tokenizer_init=True)
+    )
+    of_each = [ask(name, folder) for name in models]
+    together = llm.generate([{"prompt_token_ids": PROMPTS[0]}] * len(models), params, lora_request=of_each)
+    llm.reset_prefix_cache()
+    for name, output, adapter in zip(models, together, of_each, strict=True):
+        assert found(output)[0] == expected(models[name], PROMPTS[0])[0][:3], name
+        (alone,) = llm.generate({"prompt_token_ids": PROMPTS[0]}, params, lora_request=adapter)
+        assert torch.equal(found(alone)[1], found(output)[1]), name
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "as on GPUs"])
