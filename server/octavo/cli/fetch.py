@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
+from octavo.errors import ConfigError
 from octavo.fetch.model_names import DEFAULT_MODEL
 from octavo.flags.fields import parse_int
 
@@ -31,12 +32,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Afterwards remove the models that nobody serves and that were used longest ago, until all fetched ones "
         "take no more than this, as 200GiB (default: remove nothing)",
     )  # fmt: skip
+    parser.add_argument(
+        "--adapter", action="store_true",
+        help="Fetch a LoRA adapter: adapter_config.json and adapter_model.safetensors of hf://org/name, "
+        "https://host/folder, s3://..., gs://... or pypi://dist==version/folder/ (default: off)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--digest", help="sha256:HEX that an adapter's adapter_model.safetensors must have (default: any)"
+    )
     parser.add_argument("--json", action="store_true", help="Print where the files are as JSON (default: off)")
     parser.add_argument("--quiet", action="store_true", help="Print no progress (default: off)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the weights' paths, or all as JSON, to stdout. Raises ModelError."""
+    if args.adapter:
+        return _fetch_adapter(args)
+    if args.digest is not None:
+        raise ConfigError("--digest is of an adapter: give --adapter, too")
     from octavo.fetch.eviction import keep_and_evict
     from octavo.fetch.sources import resolve_model
 
@@ -55,4 +68,17 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(described))
     else:
         print("\n".join(files.weights))
+    return 0
+
+
+def _fetch_adapter(args: argparse.Namespace) -> int:
+    from octavo.fetch.adapters import fetch_adapter
+
+    if args.model is None:
+        raise ConfigError("--adapter: say where the adapter is, as hf://org/name")
+    folder = fetch_adapter(
+        args.model, revision=args.revision, digest=args.digest, download_dir=args.download_dir,
+        progress=not args.quiet,
+    )  # fmt: skip
+    print(json.dumps({"adapter": args.model, "directory": str(folder)}) if args.json else folder)
     return 0

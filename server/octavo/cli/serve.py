@@ -80,7 +80,8 @@ def _run_node(engine_args: EngineArgs, args: ServerArgs) -> int:
 def _check_adapters(engine_args: EngineArgs, args: ServerArgs) -> None:
     """Raises ConfigError for options about LoRA adapters that need one that is not given."""
     if not engine_args.enable_lora:
-        given = [name for name in ("lora_modules", "lora_dir", "allow_runtime_lora_updating") if getattr(args, name)]
+        names = ("lora_modules", "lora_dir", "lora_list", "lora_credentials", "allow_runtime_lora_updating")
+        given = [name for name in names if getattr(args, name)]
         if given:
             raise ConfigError(f"{given[0]} needs --enable-lora: give both, or neither")
         return

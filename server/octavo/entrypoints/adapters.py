@@ -33,6 +33,7 @@ class ServedAdapter:
     adapter: Adapter
     created: int
     base: str | None = None  # what --lora-modules says
+    source: str | None = None  # of one that --lora-list lists, where it comes from
 
 
 class Adapters:
@@ -80,10 +81,23 @@ class Adapters:
             except OctavoError as error:
                 raise ConfigError(f"lora_modules: {name}: {error}") from None
 
-    async def _read(self, name: str, path: str, base: str | None = None) -> None:
+    async def load_listed(self, name: str, path: str, source: str) -> None:
+        """One of --lora-list, in place of the one that was listed under its name before. Raises APIError, OctavoError."""
+        self._check_name(name)
+        async with self._lock:
+            if (served := self._served.get(name)) and served.source is None:
+                raise bad_request(f"an adapter {name!r} is loaded that is not the list's; unload it", "lora_name")
+            await self._read(name, path, source=source)
+
+    def unload_listed(self, name: str) -> None:
+        """The list has it no more."""
+        if (served := self._served.get(name)) and served.source is not None:
+            del self._served[name]
+
+    async def _read(self, name: str, path: str, base: str | None = None, source: str | None = None) -> None:
         adapter = await self._engine.load_adapter(Adapter(name, path))
         self._served.pop(name, None)
-        self._served[name] = ServedAdapter(adapter, int(time.time()), base)
+        self._served[name] = ServedAdapter(adapter, int(time.time()), base, source)
 
     def unload(self, name: str) -> None:
         """Serve no more requests of an adapter. Raises a 404 for one that is not there."""

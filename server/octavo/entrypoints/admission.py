@@ -10,9 +10,12 @@ from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.state import Phase, ServerState
 from octavo.metrics.prometheus import REJECTED_QUEUE_FULL
 
+MISSING_ADAPTER = "x-octavo-missing-adapter"  # of a 404: another replica may have it by now
 _SHOWN = 20  # adapters that an error names
 # Whether the current request came before the drain began, or over a connection that did: it is not refused.
 before_drain: ContextVar[bool] = ContextVar("before_drain", default=False)
+# Whether a router has sent the current request to another replica before, as it says in x-envoy-attempt-count.
+was_retried: ContextVar[bool] = ContextVar("was_retried", default=False)
 
 
 def check_model(state: ServerState, name: str | None, generates: bool = True) -> None:
@@ -24,11 +27,13 @@ def check_model(state: ServerState, name: str | None, generates: bool = True) ->
     served = state.adapters[name] or state.adapters[name.removesuffix(":latest")]
     if served is None:
         names = [*state.model_names, *(one.adapter.name for one in state.adapters.all()[:_SHOWN])]
+        may_be_elsewhere = state.engine.config.lora is not None and not was_retried.get()
         raise APIError(
             404,
             f"model {name[:200]!r} does not exist; this server serves {', '.join(map(repr, names))}",
             param="model",
             code="model_not_found",
+            headers={MISSING_ADAPTER: "true"} if may_be_elsewhere else None,
         )
     if not generates:
         raise bad_request(

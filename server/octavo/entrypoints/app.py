@@ -15,6 +15,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from octavo.entrypoints import health, models, pages
+from octavo.entrypoints.adapter_list import AdapterReport
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.anthropic.answers import AnthropicMessage, TokenCount
 from octavo.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
@@ -57,6 +58,12 @@ STATE_OPERATIONS = (
     Operation("GET", "/version", health.version, "The server's version", answer=health.Version),
 )
 BLOCKS = Operation("GET", "/octavo/blocks", health.blocks, "The KV cache's blocks", answer=health.Blocks)
+ADAPTER_OPERATIONS = (  # of the management port alone
+    Operation("GET", "/v1/adapters", models.adapters, "LoRA adapters, and what has become of each",
+        answer=AdapterReport,
+    ),
+    Operation("POST", "/v1/adapters/reload", models.reload_adapters, "Read --lora-list now", answer=AdapterReport),
+)  # fmt: skip
 OLLAMA_OPERATIONS = tuple(
     replace(operation, error=OllamaErrorResponse, name=operation.name or f"ollama_{operation.id}")
     for operation in (
@@ -203,7 +210,7 @@ def build_app(state: ServerState) -> Starlette:
 
 def build_management_app(state: ServerState) -> Starlette:
     """The ASGI application of the management port: probes and metrics, without API keys."""
-    return _build(state, "Octavo management", (*STATE_OPERATIONS, BLOCKS))
+    return _build(state, "Octavo management", (*STATE_OPERATIONS, BLOCKS, *ADAPTER_OPERATIONS))
 
 
 class _Route(Route):

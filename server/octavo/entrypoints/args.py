@@ -47,6 +47,8 @@ class ServerArgs:
     embedding_pooling: str | None = None  # None: as the model's files say, "mean" where they say nothing
     lora_modules: list[str] = field(default_factory=list)  # name=path, or a JSON object
     lora_dir: str | None = None  # below it lies what requests may load
+    lora_list: str | None = None  # a file that lists adapters to fetch, serve and follow
+    lora_credentials: str | None = None  # a folder with what fetching them needs
     allow_runtime_lora_updating: bool = False
     root_path: str = ""
     disable_fastapi_docs: bool = False

@@ -17,6 +17,7 @@ from octavo.entrypoints.openai.responses import ModelCard, ModelList
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON
+from octavo.errors import ConfigError
 from octavo.interface.sampling_params import recommended_sampling
 from octavo.version import __version__
 
@@ -70,8 +71,32 @@ def _card(state: ServerState, name: str) -> ModelCard:
 
 def _adapter_card(state: ServerState, served: ServedAdapter) -> ModelCard:
     card = _card(state, served.adapter.name)
-    card.created, card.root, card.parent = served.created, served.adapter.path, served.base or state.model_name
+    root = served.source or served.adapter.path
+    card.created, card.root, card.parent = served.created, root, served.base or state.model_name
     return card
+
+
+async def adapters(request: Request) -> Response:
+    """Handle GET /v1/adapters of the management port."""
+    return JSON(_with_adapters(request).adapter_list.report())
+
+
+async def reload_adapters(request: Request) -> Response:
+    """Handle POST /v1/adapters/reload of the management port: reads --lora-list now. What is new is loaded afterwards,
+    as /v1/adapters tells."""
+    state = _with_adapters(request)
+    try:
+        await state.adapter_list.reload()
+    except ConfigError as error:
+        raise bad_request(error) from None
+    return JSON(state.adapter_list.report())
+
+
+def _with_adapters(request: Request) -> ServerState:
+    state = state_of(request)
+    if state.engine.config.lora is None:
+        raise APIError(404, "the server runs without LoRA adapters (--enable-lora)")
+    return state
 
 
 class Props(Struct):

@@ -67,6 +67,7 @@ async def serve(
     tracer = Tracer(args.otlp_traces_endpoint, metrics.model_name) if args.otlp_traces_endpoint else None
     engine = AsyncLLM(config, tokenizer, process, metrics, load_log, tracer)
     stop = _StopSignals(loop)
+    state: ServerState | None = None
     servers: list[HttpServer] = []
     apps: list[Starlette] = []
     tasks: list[asyncio.Task[Any]] = []
@@ -98,6 +99,8 @@ async def serve(
         await _drain(state, stop, servers[0].server_state.connections)
         return 0
     finally:
+        if state is not None:
+            await state.adapter_list.close()
         for server in servers:
             server.should_exit = True
             server.force_exit = stop.second.is_set()
@@ -140,6 +143,7 @@ async def become_ready(engine: AsyncLLM, state: ServerState) -> None:
     state.metrics.record_cache(engine.config, ready.num_blocks, ready.blocks_of_longest)
     state.metrics.record_memory(ready.weight_bytes, ready.memory_shares)
     await state.adapters.load_modules(state.args.lora_modules)
+    await state.adapter_list.start()
     state.phase = Phase.SERVING
     for phase, seconds in ready.phases.items():
         logger.info("the core's %s took %.2f s", phase, seconds)

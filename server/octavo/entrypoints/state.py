@@ -13,6 +13,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from octavo.engine.async_llm import AsyncLLM
+from octavo.entrypoints.adapter_list import AdapterList
 from octavo.entrypoints.adapters import Adapters, current_adapter
 from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
@@ -52,6 +53,7 @@ class ServerState:
     def __post_init__(self) -> None:
         self.model_names = served_names(self.engine.config, self.args)
         self.adapters = Adapters(self.engine, self.args.lora_dir, self.model_names)
+        self.adapter_list = AdapterList(self.adapters, self.args.lora_list, self.args.lora_credentials)
         self.fingerprint = system_fingerprint(self.engine.config)
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_n = max(MAX_N, max_num_seqs)

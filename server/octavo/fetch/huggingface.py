@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -69,6 +69,16 @@ def fetch_repository(
     return _Repository(match["repo"], revision or "main", download_dir, progress, check).fetch(
         match["file"], match["quant"], need_weights, refresh
     )
+
+
+def fetch_repository_files(
+    repo: str, names: Sequence[str], *, revision: str | None = None, download_dir: str | None = None,
+    progress: bool = True,
+) -> Path:  # fmt: skip
+    """The snapshot's folder of ``org/name``, with these files of it and no others. Raises ModelError."""
+    if not _REPOSITORY.fullmatch(repo):
+        raise no_such_name(repo, download_dir)
+    return _Repository(repo, revision or "main", download_dir, progress).fetch_named(names)
 
 
 def cached_repository(address: str, *, revision: str | None = None, download_dir: str | None = None) -> Path | None:
@@ -139,6 +149,31 @@ class _Repository:
             raise ModelError(
                 f"cannot reach {self.endpoint} to fetch {self.repo}: {error}; check the network, HTTPS_PROXY and "
                 "HF_ENDPOINT, or name a model that is on this machine" + near_models(self.repo, self.download_dir)
+            ) from None
+        except ResponseError as error:
+            raise self._refused(error) from None
+        except OSError as error:
+            raise disk_error(error, self.cache) from None
+
+    def fetch_named(self, names: Sequence[str]) -> Path:
+        """See `fetch_repository_files`."""
+        wanted = json.dumps([self.revision, *names])
+        record = self.folder / "octavo" / f"{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.json"
+        if found := self._recorded(record):
+            return found
+        try:
+            commit, files = self._list()
+            if missing := [name for name in names if name not in files]:
+                raise ModelError(f"{self.repo} at {self.endpoint} has no {' and no '.join(missing)}")
+            snapshot = self.folder / "snapshots" / commit
+            with locked(record, wait_for=self.repo):
+                self._get((files[name] for name in names), snapshot)
+                write_json_atomically(record, {"commit": commit, "files": list(names), "result": ""})
+            return snapshot
+        except UnreachableError as error:
+            raise ModelError(
+                f"cannot reach {self.endpoint} to fetch {self.repo}: {error}; check the network, HTTPS_PROXY and "
+                "HF_ENDPOINT"
             ) from None
         except ResponseError as error:
             raise self._refused(error) from None

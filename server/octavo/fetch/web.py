@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,13 +101,15 @@ def hidden(address: str) -> str:
 
 def fetch_web_model(
     address: str, *, download_dir: str | None = None, progress: bool = True, need_weights: bool = True,
-    refresh: bool = False, check: Callable[[Path], None] = check_before_weights,
+    refresh: bool = False, check: Callable[[Path], None] = check_before_weights, names: Sequence[str] = (),
+    version: str = "",
 ) -> Path:  # fmt: skip
-    """The file or folder on this machine; ``check`` gets the folder before weights are fetched. Raises ModelError with
-    the way out."""
+    """The file or folder on this machine; ``check`` gets the folder before weights are fetched. ``names``: of the
+    files of a folder, where they are not a model's; ``version``: what is to be kept apart from other versions of it.
+    Raises ModelError with the way out."""
     where = WebAddress.parse(address)
-    folder = _folder(where, download_dir)
-    model = _WebModel(where, folder, progress)
+    folder = _folder(where, download_dir, version)
+    model = _WebModel(where, folder, progress, names)
     if not refresh and (found := model.recorded(need_weights)):
         return found
     try:
@@ -120,7 +122,7 @@ def fetch_web_model(
             return found
         raise _unreachable(where, error) from None
     except ResponseError as error:
-        raise _refused(where, error) from None
+        raise _refused(where, error, names) from None
     except OSError as error:
         raise disk_error(error, folder) from None
 
@@ -131,14 +133,14 @@ def cached_web_model(address: str, download_dir: str | None = None) -> Path | No
     return _WebModel(where, _folder(where, download_dir), False).recorded(True)
 
 
-def _folder(where: WebAddress, download_dir: str | None) -> Path:
-    key = hashlib.sha256(f"{where.base}?{where.query}#{where.sha256 or ''}".encode()).hexdigest()[:16]
+def _folder(where: WebAddress, download_dir: str | None, version: str = "") -> Path:
+    key = hashlib.sha256(f"{where.base}?{where.query}#{where.sha256 or version}".encode()).hexdigest()[:16]
     return cache_dir(download_dir) / "web" / f"{re.sub(r'[^A-Za-z0-9._-]', '_', where.name)[:60]}-{key}"
 
 
 class _WebModel:
-    def __init__(self, where: WebAddress, folder: Path, progress: bool) -> None:
-        self.where, self.folder, self.progress = where, folder, progress
+    def __init__(self, where: WebAddress, folder: Path, progress: bool, names: Sequence[str] = ()) -> None:
+        self.where, self.folder, self.progress, self.names = where, folder, progress, list(names)
         self.headers = _headers(where)
 
     @property
@@ -157,6 +159,8 @@ class _WebModel:
         if self.where.is_file:
             files = self._get([self.where.name])
             need_weights = True
+        elif self.names:
+            files = self._get(self.names)
         else:
             files = self._get([_NEEDED, *_OPTIONAL])
             if need_weights:
@@ -289,13 +293,14 @@ def _unreachable(where: WebAddress, error: UnreachableError) -> ModelError:
     )
 
 
-def _refused(where: WebAddress, error: ResponseError) -> ModelError:
+def _refused(where: WebAddress, error: ResponseError, names: Sequence[str] = ()) -> ModelError:
     variables = "OCTAVO_HTTP_TOKEN" if where.signer is None else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     if error.status in (401, 403):
         hint = f"{variables} may lack access" if _headers(where) else f"set {variables}"
         return ModelError(f"{where.shown} cannot be read (HTTP {error.status}): {hint}, or use a public address")
     if error.status in (404, 410):
-        needed = "" if where.is_file else f" (a folder needs {_NEEDED} and {_SINGLE} or {_INDEX})"
-        return ModelError(f"there is no model at {where.shown} (HTTP {error.status}){needed}: check the address")
+        files = " and ".join(names) or f"{_NEEDED} and {_SINGLE} or {_INDEX}"
+        needed, what = "" if where.is_file else f" (a folder needs {files})", "adapter" if names else "model"
+        return ModelError(f"there is no {what} at {where.shown} (HTTP {error.status}){needed}: check the address")
     hint = "check the address" if error.status < 500 else "try again later"
     return ModelError(f"{where.shown} was answered with HTTP {error.status} ({error}); {hint}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.entrypoints.admission import before_drain
+from octavo.entrypoints.admission import before_drain, was_retried
 from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState
 from octavo.entrypoints.tenants import read_headers
@@ -52,6 +52,7 @@ class RequestMiddleware:
             incoming_headers.set(Headers(scope=scope))
         read_headers(headers)
         before_drain.set(self.state.phase is not Phase.DRAINING or request_state.get("connection_draining", False))
+        was_retried.set(headers.get(b"x-envoy-attempt-count", b"1") != b"1")
         started = time.monotonic()
         status, sent_bytes = 0, 0
 
