@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from octavo_operator import __version__, health
+from octavo_operator.adapter_reader import AdapterReader
 from octavo_operator.autoscaling.autoscaler import Autoscaler
 from octavo_operator.autoscaling.zero_scaler import ZeroScaler
 from octavo_operator.config import ConfigError, OperatorConfig
@@ -31,7 +32,8 @@ async def run(config: OperatorConfig) -> int:
     autoscaler = Autoscaler(client, config, controller.store, lease, controller.queue.add)
     zero = ZeroScaler(client, controller.store, autoscaler.reader, controller.post, lambda: lease.is_held,
                       gateways=controller.gateways_of)  # fmt: skip
-    controller.scaling = autoscaler.scaling
+    adapters = AdapterReader(controller.store, controller.queue.add, config.operator_id)
+    controller.scaling, controller.adapters = autoscaler.scaling, adapters.said
     controller.pod_starts.read_startup = autoscaler.reader.read_startup
     controller.metrics.set_watch_silence(watches.health.max_silence, watches.silence_limit)
     controller.metrics.set_scaling(autoscaler.reader.decisions, zero.wakes)
@@ -50,7 +52,7 @@ async def run(config: OperatorConfig) -> int:
             asyncio.create_task(task)
             for task in (
                 watches.run(), watches.keep_discovering(), watches.keep_listing(), lead(),
-                autoscaler.run(), zero.run(lease.leading), stop.wait(),
+                autoscaler.run(), zero.run(lease.leading), adapters.run(lease.leading), stop.wait(),
             )
         ]  # fmt: skip
         logger.info(
@@ -66,6 +68,7 @@ async def run(config: OperatorConfig) -> int:
                 logger.error("a task of the operator failed", exc_info=error)
         return 0 if stop.is_set() else 1
     finally:
+        await adapters.close()
         await zero.close()
         await autoscaler.close()
         await web.cleanup()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo_operator import reconcile_gateway
+from octavo_operator.adapters import Said
 from octavo_operator.api import KIND, InvalidLLMDeployment, LLMDeployment, Owner, gateway
 from octavo_operator.api.common import gateway_key, gateway_name
 from octavo_operator.api.gateway import InvalidLLMGateway
@@ -64,6 +65,7 @@ class Controller:
         self.metrics = Metrics(self._state, config.resync_seconds)
         client.on_response = self.metrics.on_response
         self.scaling: Callable[[LLMDeployment], Scaling] = lambda _: Scaling()  # set by __main__.py
+        self.adapters: Callable[[Key], Said] = lambda _: {}  # what pods say; set by __main__.py
 
     def on_change(self, kind: str, body: Any) -> None:
         """A watch reported an object as new or changed."""
@@ -287,6 +289,7 @@ class Controller:
             deployment, self.store.children(key), self._config, self._apis, time.time(), problem,
             self.scaling(deployment), self._image_rollout.turn(deployment), self._applier.contests.problem(key),
             pod_events, start, self._links.gateways_of(deployment), lambda: rivals(self.store, key),
+            self.adapters(key),
         )  # fmt: skip
 
     def _record(self, owner: Owner, status: Json) -> None:
@@ -324,10 +327,11 @@ class Controller:
         except TRANSPORT_ERRORS:
             return False
         except ApiError as error:
-            if error.is_unknown_field and "start" in status:
+            newer = ("start", "adapters")
+            if error.is_unknown_field and any(name in status for name in newer):
                 # The CRD is older than this operator: the rest of the status must not be lost.
                 self.pod_starts.are_supported = False
-                return await self._write_status(owner, {k: v for k, v in status.items() if k != "start"})
+                return await self._write_status(owner, {k: v for k, v in status.items() if k not in newer})
             if error.status != 404:
                 logger.warning("%s/%s: status rejected: %s", *owner.key, error.message)
             return not error.is_transient

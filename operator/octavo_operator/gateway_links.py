@@ -75,10 +75,12 @@ class GatewayLinks:
 
 
 def _deployment_face(body: Json) -> Json:
-    meta, model = body["metadata"], (body.get("spec") or {}).get("model") or {}
+    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    model, adapters = spec.get("model") or {}, [one.get("name") for one in spec.get("adapters") or []]
     return {
         "uid": meta["uid"], "labels": meta.get("labels") or {}, "deleted": _is_deleted(body),
-        "names": [model.get("name"), model.get("aliases") or []], "ready": is_available(body.get("status") or {}),
+        "names": [model.get("name"), model.get("aliases") or [], adapters],
+        "ready": [is_available(status), *sorted(ready_adapters(status))],
     }  # fmt: skip
 
 
@@ -95,6 +97,11 @@ def is_available(status: Json) -> bool:
     """Whether a replica of an LLMDeployment with this status serves requests."""
     conditions = status.get("conditions") or []
     return any((one["type"], one["status"]) == ("Available", "True") for one in conditions)
+
+
+def ready_adapters(status: Json) -> set[str]:
+    """Adapters that a pod of an LLMDeployment with this status serves."""
+    return {one["name"] for one in status.get("adapters") or [] if one.get("ready")}
 
 
 def _selects(one: Observed, labels: dict[str, str]) -> bool:

@@ -25,6 +25,7 @@ TEMPLATE = f"{GROUP}/pod-template"  # annotation of the Deployment: its pod temp
 _POD_FIELDS = (
     "model", "engine", "accelerator", "parallelism", "resources", "shm", "scheduling", "lifecycle", "probes", "auth",
     "podPatches", "podLabels", "podAnnotations", "volumes", "volumeMounts", "envFrom", "clusterAssignedIds",
+    "adapters", "maxLoras", "maxRank", "adapterCredentialsSecretRef",
 )  # fmt: skip
 _ROUTER_FIELDS = ("lifecycle", "clusterAssignedIds")  # and what routing.prefix says but for replicas
 _ROLLOUT_FIELDS = ("imagePolicy", "imagePriority")  # of engine: they do not change the pods
@@ -183,8 +184,11 @@ def pod_spec_digest(deployment: LLMDeployment, component: str = ENGINE, *, or_de
                 "prefix": {name: value for name, value in prefix.items() if name != "replicas"}, "secrets": secrets,
                 **{name: fields[name] for name in _ROUTER_FIELDS if name in fields},
                 **({"holds": True} if deployment.routers_hold else {}),
+                **({"adapters": True} if "adapters" in fields else {}),  # their files may be from before there were any
             }
         )  # fmt: skip
+    if "adapters" in fields:
+        fields["adapters"] = True  # which ones there are is data
     if "prefetch" in (cache := (fields.get("model") or {}).get("cache") or {}):
         kept = {name: value for name, value in cache.items() if name != "prefetch"}
         fields["model"] = {**fields["model"], "cache": kept}

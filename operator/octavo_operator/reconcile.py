@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from octavo_operator.adapters import Said, summarize
 from octavo_operator.api import KIND, InvalidLLMDeployment, LLMDeployment
 from octavo_operator.api.schema import SpecError
 from octavo_operator.autoscaling.condition import Scaling
@@ -20,6 +21,7 @@ from octavo_operator.kube.resources import IMAGE_VOLUMES
 from octavo_operator.kube.store import ObjectRef, Observed
 from octavo_operator.plan import (
     Action,
+    Annotate,
     CreateToken,
     Delete,
     Evict,
@@ -36,6 +38,7 @@ from octavo_operator.plan import (
 from octavo_operator.prefetch import Prefetch
 from octavo_operator.prefetch import observe as observe_prefetch
 from octavo_operator.render import InvalidTemplateError, expected_template, names, render
+from octavo_operator.render.adapters import LISTED, list_digest
 from octavo_operator.render.autoscaling import autoscaler_kind
 from octavo_operator.render.group_token import expected_token, needs_token
 from octavo_operator.render.router.objects import (
@@ -93,12 +96,13 @@ def reconcile(
     start: Json | None = None,
     gateways: Sequence[str] = (),
     rivals: Callable[[], Rivals] = Rivals,
+    said: Said = MappingProxyType({}),
 ) -> Outcome:
     """`children`: observed objects of the LLMDeployment; `apis`: optional kinds and features that the cluster has;
     `problem`: of the last execution of the plan, for the status; `image_turn`: of one that follows the operator's
     engine image; `contested`: an object that others keep changing; `pod_events`: of hanging pods; `start`: of
     the last pod that became ready; `gateways`: names of the LLMGateways that serve it;
-    `rivals`: groups of others that wait for places."""
+    `rivals`: groups of others that wait for places; `said`: by its pods, of their LoRA adapters."""
     if deployment.deleting:
         return Outcome()
     scaling = dataclasses.replace(scaling, holds=deployment.routers_hold or bool(gateways))
@@ -133,6 +137,7 @@ def reconcile(
             actions.insert(0, CreateToken(expected_token(deployment)))
         if places.evicted:
             actions.append(Evict(places.evicted))
+        actions += _hurried_kubelets(deployment, children)
         plan = dataclasses.replace(plan, actions=actions)
         pending = plan.changes_pods(deployment.name) or current is None or prefetch.holds
         if plan.conflicts and problem is None:
@@ -154,6 +159,7 @@ def reconcile(
     seen = Observation(
         live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, current, image_turn,
         contested, pod_events, routers, prefetch, start, workers, places,
+        summarize(deployment, pods, said),
     )  # fmt: skip
     return Outcome(plan, expected_status(deployment, seen, config.cluster_domain, now), requeue_after)
 
@@ -165,6 +171,19 @@ def _annotate(desired: list[Json], name: str, record: dict[str, str], room: Room
         meta = manifest["metadata"]
         if (manifest["kind"], meta["name"]) in workload_refs(name):
             meta["annotations"] = {**meta.get("annotations", {}), **notes}
+
+
+def _hurried_kubelets(deployment: LLMDeployment, children: list[Observed]) -> list[Action]:
+    """Tells the kubelets of running pods that their list of adapters has changed."""
+    if deployment.spec.adapters is None:
+        return []
+    stamp, behind = {LISTED: list_digest(deployment)}, []
+    for one in children:
+        meta = one.body["metadata"] if one.kind == "Pod" else {}
+        annotations = meta.get("annotations") or {}
+        if "deletionTimestamp" not in meta and LISTED in annotations and not stamp.items() <= annotations.items():
+            behind.append(Annotate(one, stamp))
+    return list(behind)
 
 
 def _may_be_done(action: Action, current: Json | None, prefetch: Prefetch, kept: frozenset[ObjectRef]) -> bool:

@@ -13,7 +13,7 @@ from octavo_operator.children import child, pods_of
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Events, Problem, is_finished
 from octavo_operator.diff import digest
-from octavo_operator.gateway_links import is_available
+from octavo_operator.gateway_links import is_available, ready_adapters
 from octavo_operator.kube.store import Observed
 from octavo_operator.plan import (
     Annotate,
@@ -37,7 +37,7 @@ from octavo_operator.render.gateway import (
     settings_digest,
     url,
 )
-from octavo_operator.render.router.gateway import MODEL_FILES, files
+from octavo_operator.render.router.gateway import MODEL_FILES, ModelName, files
 from octavo_operator.render.router.objects import FILES, unchanged_files
 from octavo_operator.render.router.served import Candidate, Served, gateway_spec, served_models
 from octavo_operator.routing import router_problem
@@ -106,9 +106,9 @@ def reconcile(
         degraded(problem or pod_problem or _conflict(served) or _unexposed(gateway, children, apis) or contested),
     ]
     set_times(conditions, gateway, now)
-    is_ready = {one.deployment.name: is_available(one.deployment.status) for one in candidates}
+    statuses = {one.deployment.name: one.deployment.status for one in candidates}
     models = [
-        {"name": one.name, "llmdeployment": one.owner, "ready": any(is_ready[pool] for pool in one.pools)}
+        {"name": one.name, "llmdeployment": one.owner, "ready": any(_is_ready(one, statuses[it]) for it in one.pools)}
         for one in served.models
     ]
     outside = external_url(
@@ -119,6 +119,10 @@ def reconcile(
         "models": models, "conditions": conditions,
     }  # fmt: skip
     return Outcome(plan, status, requeue_after)
+
+
+def _is_ready(model: ModelName, status: Json) -> bool:
+    return is_available(status) and (not model.parent or model.served in ready_adapters(status))
 
 
 def _has_service(gateway: LLMGateway, children: list[Observed]) -> bool:

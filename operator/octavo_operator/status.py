@@ -6,6 +6,7 @@ Progressing      a rollout is in progress (False: complete, or stuck)
 ModelCached      the model has been fetched (absent where nothing is fetched)
 RouterReady      all routers serve, and have a replica to ask (absent unless routing.strategy is prefix)
 ImageUpToDate    the pods have the operator's engine image (absent unless they follow it)
+AdaptersReady    all pods serve all LoRA adapters (absent without spec.adapters)
 AutoscalerReady  the number of replicas follows the load (absent without spec.autoscaling)
 Degraded         there is a problem, with its cause
 """
@@ -17,6 +18,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from octavo_operator.adapters import KIND as ADAPTERS_READY
+from octavo_operator.adapters import LOADING, AdapterSummary
 from octavo_operator.api import InvalidLLMDeployment, LLMDeployment, Owner
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
 from octavo_operator.autoscaling.decision import rounded_capacity
@@ -76,6 +79,7 @@ class Observation:
     start: Json | None = None  # of the last pod that became ready
     workers: list[Json] = field(default_factory=list)  # the other pods of groups
     places: Places = field(default_factory=Places)  # of groups
+    adapters: AdapterSummary | None = None  # None: LoRA is off
 
     @cached_property
     def workload(self) -> Workload:
@@ -96,6 +100,8 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
         conditions.insert(0, _model_cached(deployment, seen, problem))
     if verdict := autoscaler_ready(deployment, seen.autoscaler, seen.scaling, seen.apis):
         conditions.insert(-1, make_condition("AutoscalerReady", *verdict))
+    if seen.adapters:
+        conditions.insert(-1, make_condition(ADAPTERS_READY, *seen.adapters.condition))
     if seen.image_turn:
         conditions.insert(-1, _image_up_to_date(seen.image_turn))
     conditions.insert(0, _ready(deployment, seen, conditions, problem))
@@ -110,6 +116,8 @@ def expected_status(deployment: LLMDeployment, seen: Observation, cluster_domain
         out["image"] = image
     if seen.start:
         out["start"] = seen.start
+    if seen.adapters:
+        out["adapters"] = seen.adapters.adapters
     if deployment.spec.autoscaling and (
         capacity := rounded_capacity(deployment.status.get("replicaCapacity"), seen.scaling.capacity)
     ):
@@ -130,7 +138,7 @@ def invalid_status(deployment: InvalidLLMDeployment, workload: Workload, now: fl
         degraded(problem),
     ]
     set_times(conditions, deployment, now)
-    fields = ("selector", "url", "image", "replicaCapacity", "start")
+    fields = ("selector", "url", "image", "replicaCapacity", "start", "adapters")
     kept = {name: value for name, value in deployment.status.items() if name in fields}
     return {**_counts(deployment, workload), **kept, "conditions": conditions}
 
@@ -172,10 +180,10 @@ def events(before: Json, after: Json) -> list[Event]:
             out.append(Event("Normal", "ModelCached", condition["message"]))
         elif kind == ROUTER_READY and status == "False" and old and old["status"] == "True":
             out.append(Event("Warning", NOT_READY, condition["message"]))
-        elif kind == "AutoscalerReady" and status == "False":
+        elif kind in ("AutoscalerReady", ADAPTERS_READY) and status == "False" and name != LOADING:
             out.append(Event("Warning", name, condition["message"]))
-        elif kind == "AutoscalerReady" and status == "True" and old and old["status"] == "False":
-            out.append(Event("Normal", "AutoscalerReady", condition["message"]))
+        elif kind in ("AutoscalerReady", ADAPTERS_READY) and status == "True" and old and old["status"] == "False":
+            out.append(Event("Normal", kind, condition["message"]))
         elif kind == "Progressing" and name in ("MakingRoom", "Prefetching"):
             out.append(Event("Normal" if name == "Prefetching" else "Warning", name, condition["message"]))
     return out

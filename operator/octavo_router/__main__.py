@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from octavo_router import calls, management, replicas, tenants
+from octavo_router import adapters, calls, management, replicas, tenants
 from octavo_router.hold import Hold
 from octavo_router.server import Processor, Request
 
@@ -27,7 +27,10 @@ async def serve(args: argparse.Namespace) -> None:
     address = args.management_address
     managing = [await management.start(told, address, args.management_port)]
     managing.append(await management.start(asked, address, args.control_port))
-    tasks = [asyncio.create_task(replicas.follow(args.admin_port, processor.set_replicas))]
+    tasks = [
+        asyncio.create_task(replicas.follow(args.admin_port, processor.set_replicas)),
+        asyncio.create_task(adapters.follow(processor.replicas, args.engine_port, processor.set_adapters)),
+    ]
     if args.tenants:
         limits = tenants.follow_limits(args.tenants, processor.tenants, processor.limits_changed)
         usage = tenants.follow_usage(
@@ -57,7 +60,7 @@ def main() -> None:
     parser.add_argument("--hold-requests", type=int, default=0, help="requests that may wait for a first replica")
     parser.add_argument("--hold-seconds", type=float, default=300, help="how long they may wait")
     parser.add_argument("--tenants", type=Path, help="file with the limits of a gateway's tenants")
-    parser.add_argument("--engine-port", type=int, default=8001, help="port of replicas' metrics; 0: of their API")
+    parser.add_argument("--engine-port", type=int, default=8001, help="port of replicas' management; 0: of their API")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     uvloop.run(serve(parser.parse_args()))
 

@@ -15,7 +15,7 @@ import hashlib
 import math
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 # Found with benchmarks/routing: lower ones agree less between routers, higher ones are less even.
@@ -116,24 +116,29 @@ class Picker:
                     del self._last[name]
         self._replicas = {name: self._replicas.get(name) or _Replica() for name in sorted(wanted)}
 
-    def pick(self, key: str, blocks: Sequence[int], now: float, text: int = 0) -> Pick | None:
+    def pick(
+        self, key: str, blocks: Sequence[int], now: float, text: int = 0, among: Set[str] | None = None
+    ) -> Pick | None:
         """The replica for a request that begins now, which counts until `end`. `key`: of its conversation, or empty;
         one that begins with SESSION is nobody else's. `text`: a hash of all of it, or 0; what has been asked before in
-        the same words is another conversation's beginning.
+        the same words is another conversation's beginning. `among`: the replicas that have its adapter; None, or none
+        of those that there are: all alike.
         `now`: seconds, never falling. None: there is no replica."""
         if not self._replicas:
             return None
         self._forget(now)
+        able = [name for name in self._replicas if among is None or name in among] or list(self._replicas)
         last = self._conversation(key, blocks, text)
         before = None
         if last is not None:
             before = min(self._last[last].count, key=lambda name: self._load(name, key))
+        if before in able:
             pick, reason = before, "conversation"
         else:
-            pick, reason = self._home(key, blocks) if blocks or key else (self._idlest(key), "home")
+            pick, reason = self._home(key, blocks, able) if blocks or key else (self._idlest(key, able), "home")
         floor = SPILL_FLOOR if blocks or last is not None else 1  # so short a prompt is as fast elsewhere
         if self._is_busy(pick, floor):
-            idlest = self._idlest(key)
+            idlest = self._idlest(key, able)
             if not self._is_busy(idlest, floor):
                 pick, reason = idlest, "spill"
         chosen = self._replicas[pick]
@@ -143,7 +148,7 @@ class Picker:
         self._note(self._name(key, blocks), pick, text, now)
         chosen.learn(blocks, self._bounded(MAX_BLOCKS) // len(self._replicas))
         chosen.in_flight += 1
-        return Pick((pick, *self._others(pick, blocks, key)), reason, matched, chosen)
+        return Pick((pick, *self._others(pick, blocks, key, able)), reason, matched, chosen)
 
     def end(self, pick: Pick) -> None:
         """The request has ended."""
@@ -153,8 +158,8 @@ class Picker:
         one = self._replicas[name]
         return one.in_flight, one.live, _rank(key, name)
 
-    def _idlest(self, key: str) -> str:
-        return min(self._replicas, key=lambda name: self._load(name, key))
+    def _idlest(self, key: str, able: Sequence[str]) -> str:
+        return min(able, key=lambda name: self._load(name, key))
 
     def _is_busy(self, name: str, floor: int = SPILL_FLOOR) -> bool:
         mean = (self.under_way + 1) / len(self._replicas)
@@ -186,10 +191,10 @@ class Picker:
             return key, blocks[-1] if blocks else 0
         return blocks[-1] if blocks else None
 
-    def _home(self, key: str, blocks: Sequence[int]) -> tuple[str, str]:
-        live = sum(one.live for one in self._replicas.values())
-        most = math.ceil(HOME_SHARE * (live + 1) / len(self._replicas))
-        with_room = [name for name, one in self._replicas.items() if one.live < most]
+    def _home(self, key: str, blocks: Sequence[int], able: Sequence[str]) -> tuple[str, str]:
+        live = sum(self._replicas[name].live for name in able)
+        most = math.ceil(HOME_SHARE * (live + 1) / len(able))
+        with_room = [name for name in able if self._replicas[name].live < most]
         home = max(with_room, key=lambda name: _rank(key, name))
         matched = {name: self._replicas[name].matched(blocks) for name in with_room}
         best = max(with_room, key=lambda name: matched[name])
@@ -197,9 +202,9 @@ class Picker:
             return best, "match"
         return home, "home"
 
-    def _others(self, pick: str, blocks: Sequence[int], key: str) -> list[str]:
+    def _others(self, pick: str, blocks: Sequence[int], key: str, able: Sequence[str]) -> list[str]:
         def cost(name: str) -> tuple[object, ...]:
-            return self._is_busy(name), -self._replicas[name].matched(blocks), self._load(name, key)
+            return name not in able, self._is_busy(name), -self._replicas[name].matched(blocks), self._load(name, key)
 
         return sorted((name for name in self._replicas if name != pick), key=cost)[:ALTERNATIVES]
 

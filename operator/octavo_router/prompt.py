@@ -19,10 +19,12 @@ _CHUNK_FIELDS = ("text", "content", "image_url", "url", "source", "data", "input
 @dataclass(frozen=True)
 class Prompt:
     """A hash for each whole block of the prompt's beginning, of all text before the block's end, and one of all of the
-    prompt. They are equal within this process and for one salt only. Empty: there is no prompt, or it is no JSON."""
+    prompt. They are equal within this process and for one salt only. Empty: there is no prompt, or it is no JSON.
+    `model`: the name in the request."""
 
     blocks: Sequence[int] = ()
     text: int = 0
+    model: str = ""
 
 
 def read_prompt(body: bytes, salt: str = "") -> Prompt:
@@ -41,12 +43,13 @@ def read_prompt(body: bytes, salt: str = "") -> Prompt:
             break
     data = "\0".join(text).encode(errors="surrogatepass")[:limit]
     # Others' prompts: they share nothing, whatever they say.
-    chain = hash((request_text(request, "model"), request_text(request, "cache_salt"), salt))
+    model = request_text(request, "model")
+    chain = hash((model, request_text(request, "cache_salt"), salt))
     hashes = []
     for end in range(BLOCK_BYTES, len(data) + 1, BLOCK_BYTES):
         chain = hash((chain, data[end - BLOCK_BYTES : end]))
         hashes.append(chain)
-    return Prompt(hashes, hash((chain, data[len(hashes) * BLOCK_BYTES :], size)))
+    return Prompt(hashes, hash((chain, data[len(hashes) * BLOCK_BYTES :], size)), model)
 
 
 def request_text(request: dict[str, Any], name: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from octavo_router.adapters import Holders
 from octavo_router.calls import INTERNAL, Stream
 from octavo_router.hold import Hold, Ticket
 from octavo_router.limits import Account, Refusal, Tenants
@@ -42,6 +43,7 @@ class Processor:
     def __init__(self, hold: Hold) -> None:
         self.tenants = Tenants()
         self._pools: dict[str, Picker] = {}
+        self._holders: Holders = {}
         self._hold = hold
         self._waiting: dict[int, _Waiting] = {}  # by the tickets' numbers
         self._arrived = asyncio.Event()
@@ -60,6 +62,10 @@ class Processor:
     def replicas(self) -> list[str]:
         """All healthy ones."""
         return [name for healthy in (self._found or {}).values() for name in healthy]
+
+    def set_adapters(self, found: Holders) -> None:
+        """Which replicas have which LoRA adapters."""
+        self._holders = found
 
     def limits_changed(self) -> None:
         """Of tenants."""
@@ -118,7 +124,8 @@ class Processor:
         percent = said.get(_LOAD_FACTOR)
         picker.load_factor = int(percent) / 100 if percent else LOAD_FACTOR
         prompt = read_prompt(body, said.get(_SALT, ""))
-        pick = picker.pick(said.get(_KEY, ""), prompt.blocks, time.monotonic(), prompt.text)
+        among = self._holders.get(prompt.model)
+        pick = picker.pick(said.get(_KEY, ""), prompt.blocks, time.monotonic(), prompt.text, among)
         if pick is None:
             return None
         self.metrics.picks.labels(pool, pick.reason).inc()

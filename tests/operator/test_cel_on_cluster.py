@@ -35,6 +35,10 @@ def uri(text: str) -> dict[str, Any]:
     return {"model": {"uri": text}}
 
 
+def adapters(*names: str, **more: Any) -> dict[str, Any]:
+    return {"adapters": [{"name": name, "uri": HF, **more} for name in names]}
+
+
 # What the message must say, a spec that is wrong, and one beside it that is right.
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("model.uri: unknown source", uri("ollama://name"), uri("hf://org/name")),
@@ -64,6 +68,47 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "model.credentialsSecretRef",
         {"model": {"uri": "pvc://m", "credentialsSecretRef": {"name": "s"}}},
         model(credentialsSecretRef={"name": "s"}),
+    ),
+    ("maxLoras, maxRank and adapterCredentialsSecretRef", {"maxRank": 8}, {"maxRank": 8, "adapters": []}),
+    (
+        "maxLoras, maxRank and adapterCredentialsSecretRef",
+        {"adapterCredentialsSecretRef": {"name": "s"}},
+        {"adapterCredentialsSecretRef": {"name": "s"}, **adapters("a")},
+    ),
+    (
+        "spec.adapters: Too many",
+        adapters(*(f"a{number}" for number in range(65))),
+        adapters(*(f"a{number}" for number in range(64))),
+    ),
+    ("spec.adapters[1]: Duplicate value", adapters("a", "a"), adapters("a", "b")),
+    ("adapters: a name is the model's own", adapters("toy"), adapters("toys")),
+    (
+        "adapters: a name is the model's own",
+        {**model(name="main"), **adapters("main")},
+        {**model(name="main"), **adapters("toy")},
+    ),
+    (
+        "adapters: a name is one of model.aliases",
+        {**model(aliases=["x", "y"]), **adapters("a", "y")},
+        {**model(aliases=["x", "y"]), **adapters("a", "z")},
+    ),
+    ("spec.adapters[0].name", adapters("a:latest"), adapters("org/a.b-c_d")),
+    ("adapters: uri is hf://", adapters("a", uri="org/name"), adapters("a", uri="hf://org/name")),
+    ("adapters: uri is hf://", adapters("a", uri="s3://bucket"), adapters("a", uri="s3://bucket/folder")),
+    ("adapters: uri is hf://", adapters("a", uri="pvc://claim/../b"), adapters("a", uri="pvc://claim/b")),
+    ("adapters: uri is hf://", adapters("a", uri="http://host/a"), adapters("a", uri="https://host/a")),
+    ("adapters: uri is hf://", adapters("a", uri="file://a"), adapters("a", uri="file:///a")),
+    ("adapters: uri is hf://", adapters("a", uri="pypi://dist/a"), adapters("a", uri="pypi://dist==1.0/a/")),
+    ("spec.adapters[0].digest", adapters("a", digest="sha256:1"), adapters("a", digest=DIGEST)),
+    (
+        "adapters: revision is for adapters of a hub",
+        adapters("a", uri="file:///a", revision="main"),
+        adapters("a", revision="main"),
+    ),
+    (
+        "adapters need parallelism.pipeline 1",
+        {"adapters": [], "parallelism": {"pipeline": 2}},
+        {"adapters": [], "parallelism": {"tensor": 2}},
     ),
     ("model.cache.mode pvc", {"model": {"uri": "file:///m", "cache": PVC}}, model(cache=PVC)),
     ("model.aliases must not", model(name="a", aliases=["a"]), model(name="a", aliases=["b"])),

@@ -90,6 +90,21 @@ def test_a_first_reconciliation_writes_everything_and_a_second_one_nothing() -> 
         {"name": "c", "llmdeployment": "b", "ready": False}]  # fmt: skip
 
 
+def test_adapters_are_models_of_their_own() -> None:
+    told = {"adapters": [{"name": "sql", "ready": 1, "of": 2}, {"name": "new", "ready": 0, "of": 2}]}
+    entries = [{"name": name, "uri": "hf://org/x"} for name in ("sql", "new", "b")]
+    adapted = Candidate(parsed("a", adapters=entries), 1)
+    adapted.deployment.status.update(conditions=[AVAILABLE], **told)
+    seen = reconcile(gateway(), [], [adapted, model("b", 2)], CONFIG, 0.0)
+    assert seen.status is not None
+    ready = {one["name"]: (one["llmdeployment"], one["ready"]) for one in seen.status["models"]}
+    assert ready == {"a": ("a", True), "sql": ("a", True), "new": ("a", False), "b": ("a", False)}
+    assert "rename" not in conditions(seen)["Degraded"][2] and "served by a" in conditions(seen)["Degraded"][2]
+    files = next(one.manifest["data"] for one in seen.plan.actions if isinstance(one, Apply)
+                 and one.manifest["kind"] == "ConfigMap")  # fmt: skip
+    assert '["parent"]="a"' in files["models.lua"]
+
+
 def test_a_model_that_comes_changes_a_configmap_and_no_router() -> None:
     objects = carried_out(reconcile(gateway(), [], [model("a")], CONFIG, 0.0).plan)
     for config in (CONFIG, LATER):
@@ -240,6 +255,10 @@ def test_gateways_are_looked_at_again_when_something_of_theirs_changes() -> None
     assert one.put({**manifest("a"), "status": {"replicas": 3}}) == set(), "a status that says nothing to it"
     assert one.put({**manifest("a"), "status": {"conditions": [AVAILABLE]}}) == all_of_them
     assert one.put({**manifest("a", replicas=2), "status": {"conditions": [AVAILABLE]}}) == set()
+    added = {**manifest("a", adapters=[{"name": "sql", "uri": "hf://o/n"}]), "status": {"conditions": [AVAILABLE]}}
+    assert one.put(added) == all_of_them
+    ready = {"conditions": [AVAILABLE], "adapters": [{"name": "sql", "ready": 1, "of": 1}]}
+    assert one.put({**added, "status": ready}) == all_of_them
     renamed = manifest("a", model={"uri": "x", "name": "b"})
     assert one.put({**renamed, "status": {"conditions": [AVAILABLE]}}) == all_of_them
     assert one.put({**manifest("a", "other")}) == set(), "of another namespace"

@@ -158,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, body, {"Content-Type": "application/json"})
 
     def _resolve(self, name: str, commit: str, file: str, seen: Seen) -> None:
-        repo = self._allowed(name)
+        hub, repo = self.state, self._allowed(name)
         if repo is None:
             return
         if repo.gated and self.headers.get("Authorization") is None:
@@ -167,7 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "no such file"})
         data = repo.files[file]
         if len(data) >= LARGE:  # another host, as far as anybody can tell
-            there = f"http://localhost:{self.state.port}/storage/{name}/{file}"
+            other = "localhost" if hub.host == "127.0.0.1" else hub.host
+            there = f"http://{other}:{hub.port}/storage/{name}/{file}"
             etag = hashlib.sha256(data).hexdigest()
             headers = {"Location": there, "X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{etag}"'}
             return self._answer(302, b"", headers | {"X-Repo-Commit": repo.commit, "ETag": f'"{etag}"'})

@@ -50,6 +50,8 @@ def _valid(spec: Json) -> Json:
     if "parallelism" in spec:  # as many ranks as the engine has at most
         tensor, pipeline = spec["parallelism"].get("tensor", 1), spec["parallelism"].get("pipeline", 1)
         spec["parallelism"] = {**spec["parallelism"], "pipeline": min(pipeline, 48 // tensor)}
+    if spec.get("parallelism", {}).get("pipeline", 1) > 1:  # which takes no adapters
+        spec = {name: value for name, value in spec.items() if name != "adapters"}
     at_zero = (spec.get("autoscaling") or {}).get("minReplicas") == 0
     return {**spec, "routing": {"strategy": "prefix"}} if at_zero else spec
 
@@ -70,6 +72,9 @@ specs = st.fixed_dictionaries(
             speculative=st.sampled_from([{"method": "ngram"}, {"method": "suffix", "tokens": 8}]),
             args=st.just(["--seed", "1"]),
             env=st.sampled_from([[{"name": "A", "value": "1"}], [{"name": "HF_HOME", "value": "/tmp/x"}]]),
+        ),
+        "adapters": st.sampled_from(
+            [[], [{"name": "sql", "uri": "hf://org/sql", "revision": "abc"}], [{"name": "a", "uri": "pvc://claim/a"}]]
         ),
         "accelerator": st.sampled_from([{}, {"count": 1}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
         "parallelism": _some(tensor=st.integers(1, 48), pipeline=st.integers(1, 48), data=st.integers(1, 48)),

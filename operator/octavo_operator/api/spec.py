@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from octavo_operator.api.adapters import MAX_ADAPTERS, Adapter, AdapterCredentials
 from octavo_operator.api.autoscaling import Autoscaling
 from octavo_operator.api.common import BY_NAME, MAP
 from octavo_operator.api.engine import Engine
@@ -120,9 +121,41 @@ class LLMDeploymentSpec:
             "self.parallelism.nodes > 1 || !has(self.scheduling.groupTopologyKey)",
             "scheduling.groupTopologyKey is about groups of pods; set parallelism.nodes above 1, or remove it",
         ),
+        Rule(
+            "has(self.adapters) || !(has(self.maxLoras) || has(self.maxRank) || has(self.adapterCredentialsSecretRef))",
+            "maxLoras, maxRank and adapterCredentialsSecretRef are about adapters; set adapters, to [] if there are "
+            "none yet",
+        ),
+        Rule(
+            "!has(self.adapters) || !has(self.model.aliases) || !self.adapters.exists(a, a.name in self.model.aliases)",
+            "adapters: a name is one of model.aliases; choose another",
+        ),
+        Rule(
+            "!has(self.adapters) || (self.parallelism.pipeline == 1 && self.parallelism.nodes == 1)",
+            "adapters need parallelism.pipeline 1 and parallelism.nodes 1; set them, or remove adapters",
+        ),
     )
     model: Model = spec_field("Model to serve.")
     engine: Engine = spec_field("Engine settings.", default=Engine)
+    adapters: tuple[Adapter, ...] | None = spec_field(
+        "LoRA adapters, which requests name as models. They come and go without a new pod; the first value, [] too, "
+        "switches LoRA on, which replaces the pods.",
+        default=None,
+        maxItems=MAX_ADAPTERS,
+        **BY_NAME,
+    )
+    max_loras: int | None = spec_field(
+        "Number of adapters that requests of one step may name; others wait. Default: 4.",
+        default=None,
+        minimum=1,
+        maximum=256,
+    )
+    max_rank: int | None = spec_field("Highest rank of an adapter. Default: 16.", default=None, minimum=1, maximum=512)
+    adapter_credentials_secret_ref: AdapterCredentials | None = spec_field(
+        "Secret with what fetching adapters needs, under the keys HF_TOKEN, OCTAVO_HTTP_TOKEN, AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL.",
+        default=None,
+    )
     accelerator: Accelerator | None = spec_field(
         "GPU of each replica. Unset: the model runs on CPUs, without access to GPUs.", default=None
     )

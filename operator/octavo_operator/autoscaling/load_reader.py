@@ -290,9 +290,15 @@ def scrape_targets(deployment: LLMDeployment, pods: list[Json], live: Json | Non
 
 def metrics_url(pod: Json) -> str | None:
     """Where the engine of a pod has its metrics; None: it has no address yet."""
+    url = management_url(pod)
+    return f"{url}/metrics" if url else None
+
+
+def management_url(pod: Json) -> str | None:
+    """Where the engine of a pod has its management port; None: it has no address yet."""
     address = (pod.get("status") or {}).get("podIP")
     host = f"[{address}]" if address and ":" in address else address
-    return f"http://{host}:{_management_port(pod)}/metrics" if host else None
+    return f"http://{host}:{_management_port(pod)}" if host else None
 
 
 def _scaled(body: Json, operator: str | None) -> LLMDeployment | None:

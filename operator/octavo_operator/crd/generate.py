@@ -17,6 +17,12 @@ NAME_RULES = (
     ),
 )
 
+ADAPTER_RULE = Rule(
+    "!has(self.spec.adapters) || !self.spec.adapters.exists(a, a.name == (has(self.spec.model.name) ? "
+    "self.spec.model.name : self.metadata.name))",
+    "adapters: a name is the model's own (model.name, or that of the LLMDeployment); choose another",
+)
+
 CONDITION: dict[str, Any] = {
     "type": "object",
     "required": ["type", "status", "lastTransitionTime", "reason", "message"],
@@ -24,7 +30,7 @@ CONDITION: dict[str, Any] = {
         "type": {
             "type": "string",
             "description": "Ready, Available (a replica serves requests), Progressing, ModelCached, RouterReady, "
-            "ImageUpToDate, AutoscalerReady or Degraded.",
+            "AdaptersReady, ImageUpToDate, AutoscalerReady or Degraded.",
         },
         "status": {
             "type": "string",
@@ -87,6 +93,23 @@ STATUS: dict[str, Any] = {
                 "ready": _seconds("From the pod's creation until it was ready."),
             },
         },
+        "adapters": {
+            "type": "array",
+            "description": "LoRA adapters, and how many pods serve each.",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "description": "Its name in requests."},
+                    "ready": _count("Number of pods that serve it as it is listed."),
+                    "of": _count("Number of pods."),
+                    "reason": {"type": "string", "description": "Why one of them does not, in CamelCase."},
+                    "message": {"type": "string", "description": "Cause and remedy."},
+                },
+                "required": ["name"],
+            },
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+        },
         "replicaCapacity": _count("Observed number of requests that one pod handles at once; used by autoscaling."),
         "conditions": {
             "type": "array",
@@ -133,7 +156,11 @@ def manifest() -> dict[str, Any]:
         "kind": api.KIND, "listKind": f"{api.KIND}List", "plural": api.PLURAL, "singular": "llmdeployment",
         "shortNames": ["llmd"], "categories": ["all"],
     }  # fmt: skip
-    return definition(names, version(api.KIND, about, spec, STATUS, COLUMNS, {"status": {}, "scale": scale}))
+    made = version(api.KIND, about, spec, STATUS, COLUMNS, {"status": {}, "scale": scale})
+    made["schema"]["openAPIV3Schema"]["x-kubernetes-validations"].append(
+        {**ADAPTER_RULE.schema(), "fieldPath": ".spec.adapters"}
+    )
+    return definition(names, made)
 
 
 def version(

@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
+from octavo_operator.render.adapters import expected_adapters
 from octavo_operator.render.autoscaling import expected_autoscaler
 from octavo_operator.render.group_policy import expected_group_policy
 from octavo_operator.render.network import (
@@ -72,6 +73,7 @@ def render(
         expected_cache_claim(deployment),
         expected_network_policy(deployment, config, stage),
         expected_service(deployment, stage),
+        expected_adapters(deployment),
         expected_group_policy(deployment) if is_grouped(deployment, apis) else None,
         expected_workload(deployment, template, unavailable, held, apis),
         expected_disruption_budget(deployment),

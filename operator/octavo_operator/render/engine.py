@@ -10,6 +10,7 @@ from octavo_operator.api import LLMDeployment
 from octavo_operator.api.engine import Speculative
 from octavo_operator.diff import quantity
 from octavo_operator.render import names
+from octavo_operator.render.adapters import adapter_arguments, adapter_mounts
 
 Json = dict[str, Any]
 _TOKENS = {"ngram": 7, "draft_model": 4, "eagle": 3, "eagle3": 3, "medusa": 3}  # guessed in one step, by method
@@ -58,7 +59,7 @@ def arguments(deployment: LLMDeployment) -> list[str]:
         out.append("--enable-expert-parallel")
     if not engine.prefix_caching:
         out.append("--no-enable-prefix-caching")
-    return [*out, *engine.args]
+    return [*out, *adapter_arguments(deployment), *engine.args]
 
 
 def _escape(text: str) -> str:
@@ -108,7 +109,7 @@ def expected_engine(deployment: LLMDeployment, image: str) -> Json:
             {"name": "management", "containerPort": names.MANAGEMENT_PORT, "protocol": "TCP"},
         ],
         "resources": _resources(deployment),
-        "volumeMounts": _mounts(deployment),
+        "volumeMounts": [*_mounts(deployment), *adapter_mounts(deployment)],
         # Ready means that the model is loaded. Until then the liveness probe does not run, however long loading takes.
         "startupProbe": {
             **_get("/readyz"),

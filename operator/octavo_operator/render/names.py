@@ -55,6 +55,11 @@ def group(name: str) -> str:
     return f"{name}-group"
 
 
+def adapters(name: str) -> str:
+    """Name of the ConfigMap that lists LoRA adapters."""
+    return f"{name}-adapters"
+
+
 def cluster_token(name: str) -> str:
     """Name of the Secret by which the pods of a group know each other."""
     return f"{name}-cluster-token"

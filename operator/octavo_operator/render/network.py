@@ -80,7 +80,7 @@ def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig, s
     management_from = [dict(peer) for peer in policy.management_from] or default_management_peers(config)
     if policy.management_from:
         management_from += routers  # their health checks
-    if deployment.spec.autoscaling:  # the operator scrapes the pods
+    if deployment.spec.autoscaling or deployment.spec.adapters is not None:  # the operator asks the pods
         management_from = [*management_from, operator_peer(config)]
     body: Json = {
         "podSelector": {"matchLabels": names.selector(deployment)},

@@ -7,6 +7,7 @@ from typing import Any
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import names
+from octavo_operator.render.adapters import LISTED, adapter_volumes
 from octavo_operator.render.engine import expected_engine, expected_fetch
 from octavo_operator.render.pod_patches import patched
 from octavo_operator.render.restricted import violations
@@ -46,8 +47,10 @@ def expected_template(deployment: LLMDeployment, config: OperatorConfig, image_v
     deployment = config.defaults.fill(deployment)
     spec = deployment.spec
     metadata: Json = {"labels": {**spec.pod_labels, **names.labels(deployment)}}
-    if spec.pod_annotations:
-        metadata["annotations"] = dict(spec.pod_annotations)
+    # An annotation that is there can be changed in running pods, of which kubelets take notice at once.
+    follows = {} if spec.adapters is None else {LISTED: ""}
+    if annotations := {**spec.pod_annotations, **follows}:
+        metadata["annotations"] = annotations
     template = patched(deployment, {"metadata": metadata, "spec": _pod_spec(deployment, config)})
     if not config.allow_privileged_pods:
         for offence in violations(template, deployment.name, _cache_volume(deployment), deployment.namespace):
@@ -133,7 +136,7 @@ def _volumes(deployment: LLMDeployment) -> list[Json]:
     if spec.model.source == "oci":
         reference = spec.model.uri.removeprefix("oci://").partition("//")[0]
         out.append({"name": "model", "image": {"reference": reference, "pullPolicy": "IfNotPresent"}})
-    return out + [dict(volume) for volume in spec.volumes]
+    return [*out, *adapter_volumes(deployment), *(dict(volume) for volume in spec.volumes)]
 
 
 def _cache_volume(deployment: LLMDeployment) -> Json:

@@ -58,13 +58,15 @@ class Entry:
 
 class AdapterState(msgspec.Struct, omit_defaults=True):
     """What has become of an adapter. ``state``: loading, loaded or failed, for which ``reason`` is a word and
-    ``message`` a line; ``served``: requests may name it, perhaps as it was listed before; ``digest``: of the files that
-    are served."""
+    ``message`` a line; ``served``: requests may name it, perhaps as it was listed before; ``uri``, ``revision`` and
+    ``expected``, the digest that its weights must have, are the list's; ``digest``: of the files that are served."""
 
     name: str
     state: str
     served: bool
     uri: str = ""
+    revision: str = ""
+    expected: str = ""
     digest: str = ""
     reason: str = ""
     message: str = ""
@@ -188,10 +190,13 @@ class AdapterList:
         found = []
         for name, one in self._listed.items():
             served = self._adapters[name]
-            digest = served.adapter.digest if served else ""
+            digest, entry = served.adapter.digest if served else "", one.entry
             found.append(
-                AdapterState(name, one.state, served is not None, one.entry.uri, digest, one.reason, one.message)
-            )
+                AdapterState(
+                    name, one.state, served is not None, entry.uri, entry.revision or "", entry.digest or "", digest,
+                    one.reason, one.message,
+                )
+            )  # fmt: skip
         for other in self._adapters.all():
             if other.adapter.name not in self._listed:
                 found.append(AdapterState(other.adapter.name, LOADED, True, digest=other.adapter.digest))

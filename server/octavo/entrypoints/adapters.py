@@ -82,7 +82,8 @@ class Adapters:
                 raise ConfigError(f"lora_modules: {name}: {error}") from None
 
     async def load_listed(self, name: str, path: str, source: str) -> None:
-        """One of --lora-list, in place of the one that was listed under its name before. Raises APIError, OctavoError."""
+        """One of --lora-list, in place of the one that was listed under its name before. Raises APIError and
+        OctavoError."""
         self._check_name(name)
         async with self._lock:
             if (served := self._served.get(name)) and served.source is None:

@@ -53,8 +53,8 @@ SERVER_HELP = {
     "lora_dir": "Folder below which /v1/load_lora_adapter may load adapters (default: none, it loads nothing)",
     "lora_list": 'JSON file with LoRA adapters to fetch and serve, {"adapters": [{"name": "sql", "uri": '
     '"hf://org/name"}]}; its changes are followed (default: none)',
-    "lora_credentials": "Folder with files named HF_TOKEN, OCTAVO_HTTP_TOKEN, AWS_ACCESS_KEY_ID, ..., for fetching what "
-    "--lora-list lists (default: none)",
+    "lora_credentials": "Folder with files named HF_TOKEN, OCTAVO_HTTP_TOKEN, AWS_ACCESS_KEY_ID and so on, for "
+    "fetching what --lora-list lists (default: none)",
     "allow_runtime_lora_updating": "Allow /v1/load_lora_adapter and /v1/unload_lora_adapter "
     "(VLLM_ALLOW_RUNTIME_LORA_UPDATING sets it too)",
     "root_path": "Path prefix under which a proxy publishes the server",

@@ -137,8 +137,9 @@ local function no_such_model(ask, name)
 end
 
 local function openai_card(model)
-  return format('{"id":%s,"object":"model","created":%d,"owned_by":%s}', quoted(model.name), model.created,
-    quoted(model.owner))
+  local parent = model.parent and ',"parent":' .. quoted(model.parent) or ""
+  return format('{"id":%s,"object":"model","created":%d,"owned_by":%s%s}', quoted(model.name), model.created,
+    quoted(model.owner), parent)
 end
 
 local function moment(model) return os.date("!%Y-%m-%dT%H:%M:%SZ", model.created) end

@@ -24,8 +24,10 @@ import yaml
 from octavo_operator.diff import digest
 from octavo_operator.render.router.envoy import (
     ADMIN,
+    COUNTED,
     Pool,
     RouterSpec,
+    adapter_headers,
     bootstrap,
     client_listener,
     cluster,
@@ -56,7 +58,8 @@ class Backend:
 @dataclass(frozen=True)
 class ModelName:
     """A name in requests. `pool`: who serves it; `served`: its name there; `owner`: the LLMDeployment; `created`:
-    seconds since the epoch; `backends`: who shares it, then the others are those of the greatest weight; (): nobody."""
+    seconds since the epoch; `backends`: who shares it, then the others are those of the greatest weight; (): nobody;
+    `parent`: of an adapter, the name of its model."""
 
     name: str
     pool: str
@@ -64,6 +67,7 @@ class ModelName:
     owner: str
     created: int = 0
     backends: tuple[Backend, ...] = ()
+    parent: str = ""
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -133,11 +137,8 @@ def _script() -> str:
 
 
 def _model(one: ModelName) -> Json:
-    made = dict(one.__dict__)
-    if one.backends:
-        return {**made, "backends": [each.__dict__ for each in one.backends]}
-    del made["backends"]  # of a thousand names most are nobody else's
-    return made
+    made = {**one.__dict__, "backends": [each.__dict__ for each in one.backends]}
+    return {name: value for name, value in made.items() if value or name == "created"}  # most names have neither
 
 
 def limits(gateway: GatewaySpec) -> Json:
@@ -155,8 +156,9 @@ def listener(gateway: GatewaySpec) -> Json:
         "match": {"prefix": "/"},
         "route": {"cluster_header": POOL_HEADER, **to_a_replica()},
         "request_headers_to_remove": [POOL_HEADER],
+        **adapter_headers(),
     }
-    host: Json = {"name": "all", "domains": ["*"], "routes": [route]}
+    host: Json = {"name": "all", "domains": ["*"], "routes": [route], **COUNTED}
     if gateway.tenants:  # a tenant is a virtual cluster: its requests are counted by their status
         host["virtual_clusters"] = [
             {"name": one.name, "headers": [{"name": TENANT_HEADER, "string_match": {"exact": one.name}}]}

@@ -47,20 +47,21 @@ def served_models(gateway: LLMGateway, candidates: Iterable[Candidate]) -> Serve
     shared = {it.name: it for split in gateway.spec.splits if (it := _shared(split, by_name, conflicts))}
     for one in by_age:
         owner = one.deployment.name
-        for name in one.deployment.served_names:
+        for name, parent in _names_of(one.deployment):
+            change = "rename that adapter" if parent else "change its spec.model.name or aliases"
             if name in shared:
                 if owner not in (backend.pool for backend in shared[name].backends):
                     conflicts.append(
                         f"model {name!r} of LLMDeployment {owner} is shared by others; add it to the backends of "
-                        "spec.splits, or change its spec.model.name or aliases"
+                        f"spec.splits, or {change}"
                     )
             elif name in models:
                 conflicts.append(
                     f"model {name!r} of LLMDeployment {owner} is served by {models[name].owner}, which is older; "
-                    "change its spec.model.name or aliases, or let spec.splits share the name"
+                    f"{change}, or let spec.splits share the name"
                 )
             else:
-                models[name] = ModelName(name, owner, name, owner, one.created)
+                models[name] = ModelName(name, owner, name, owner, one.created, parent=parent)
     models |= shared
     for alias in gateway.spec.aliases:
         if alias.name in models:
@@ -70,6 +71,12 @@ def served_models(gateway: LLMGateway, candidates: Iterable[Candidate]) -> Serve
         else:
             models[alias.name] = dataclasses.replace(target, name=alias.name)
     return Served(tuple(models.values()), tuple(conflicts))
+
+
+def _names_of(deployment: LLMDeployment) -> list[tuple[str, str]]:
+    """All names of an LLMDeployment; those of its adapters with the model's own."""
+    own = deployment.served_names
+    return [(name, "") for name in own] + [(one.name, own[0]) for one in deployment.spec.adapters or ()]
 
 
 def _shared(split: Split, candidates: Mapping[str, Candidate], conflicts: list[str]) -> ModelName | None:

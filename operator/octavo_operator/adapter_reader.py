@@ -1,0 +1,164 @@
+"""Asks pods which LoRA adapters they have, and those that lack some to read their list: adapters.py says whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from octavo_operator.adapters import PodAdapters, Said, is_behind, next_to_ask, parse_report, serving_uids
+from octavo_operator.api import KIND, LLMDeployment, SpecError
+from octavo_operator.autoscaling.load_reader import management_url
+from octavo_operator.children import pods_of
+from octavo_operator.claims import claimant
+from octavo_operator.kube.store import Key, Store
+from octavo_operator.render.adapters import list_digest
+
+Json = dict[str, Any]
+
+logger = logging.getLogger("octavo.operator.adapters")
+
+PERIOD_SECONDS = 0.5
+BEHIND_SECONDS = 1.0  # between readings of a pod that lacks something
+SETTLED_SECONDS = 15.0  # of another: it may have been restarted
+TIMEOUT_SECONDS = 2.0
+_MAX_BYTES = 1 << 20
+_MAX_CONCURRENT = 100
+
+
+@dataclass
+class _Memory:
+    """Of one LLMDeployment, by the uids of its pods."""
+
+    said: dict[str, PodAdapters] = field(default_factory=dict)
+    asked: dict[str, float] = field(default_factory=dict)
+    read: dict[str, float] = field(default_factory=dict)  # when each was read last
+    busy: set[str] = field(default_factory=set)
+
+    def keep(self, uids: set[str]) -> None:
+        memories: list[dict[str, Any]] = [self.said, self.asked, self.read]
+        for memory in memories:
+            for gone in memory.keys() - uids:
+                del memory[gone]
+
+
+class AdapterReader:
+    """`changed` is called with a key when a pod says something new."""
+
+    def __init__(
+        self,
+        store: Store,
+        changed: Callable[[Key], None],
+        operator: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`operator`: our name in claims; LLMDeployments of other operators are left out."""
+        self._store, self._changed, self._operator, self._clock = store, changed, operator, clock
+        self._memory: dict[Key, _Memory] = {}
+        self._parsed: dict[Key, tuple[str, LLMDeployment | None]] = {}  # with the resourceVersion
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
+        self._session: aiohttp.ClientSession | None = None
+
+    def said(self, key: Key) -> Said:
+        """What the pods of an LLMDeployment have said last."""
+        memory = self._memory.get(key)
+        return memory.said if memory else {}
+
+    async def run(self, leading: asyncio.Event) -> None:
+        """Until cancelled."""
+        while True:
+            await leading.wait()
+            found = {key: one for key in self._store.deployments() if (one := self._deployment(key))}
+            for gone in self._memory.keys() - found.keys():
+                del self._memory[gone]
+            for key, one in found.items():
+                self._look_after(key, one)
+            await asyncio.sleep(PERIOD_SECONDS)
+
+    async def close(self) -> None:
+        """Cancels what is asked and closes connections."""
+        for task in self._tasks:
+            task.cancel()
+        if self._session:
+            await self._session.close()
+
+    def _deployment(self, key: Key) -> LLMDeployment | None:
+        """The LLMDeployment if it has spec.adapters and is ours."""
+        seen = self._store.get(KIND, *key)
+        if seen is None or b'"adapters"' not in seen.text:
+            self._parsed.pop(key, None)
+            return None
+        known = self._parsed.get(key)
+        if known is None or known[0] != seen.resource_version:
+            known = self._parsed[key] = (seen.resource_version, _adapted(seen.body, self._operator))
+        return known[1]
+
+    def _look_after(self, key: Key, deployment: LLMDeployment) -> None:
+        memory, now = self._memory.setdefault(key, _Memory()), self._clock()
+        pods = {str(pod["metadata"]["uid"]): pod for pod in pods_of(self._store.children(key))}
+        uids = serving_uids(pods.values())
+        memory.keep(set(uids))
+        digest = list_digest(deployment)
+        asked = next_to_ask(digest, uids, memory.said, memory.asked, now)
+        for uid in uids:
+            url = management_url(pods[uid])
+            pause = BEHIND_SECONDS if is_behind(digest, memory.said.get(uid)) else SETTLED_SECONDS
+            if url is None or uid in memory.busy or now - memory.read.get(uid, float("-inf")) < pause:
+                continue
+            memory.read[uid] = now
+            if uid == asked:
+                memory.asked[uid] = now
+            memory.busy.add(uid)
+            task = asyncio.create_task(self._ask(key, memory, uid, url, reload=uid == asked))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, key: Key, memory: _Memory, uid: str, url: str, reload: bool) -> None:
+        """Reads a pod; `reload`: after it has read its list."""
+        try:
+            async with self._slots:
+                method, path = ("POST", "/v1/adapters/reload") if reload else ("GET", "/v1/adapters")
+                found = parse_report(await self._call(method, f"{url}{path}"))
+        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+            logger.debug("%s/%s: a pod's adapters cannot be read: %r", *key, error)
+            if memory.said.pop(uid, None) is not None:
+                self._changed(key)
+            return
+        finally:
+            memory.busy.discard(uid)
+        if memory.said.get(uid) != found:
+            memory.said[uid] = found
+            self._changed(key)
+
+    async def _call(self, method: str, url: str) -> Any:
+        if self._session is None:
+            # Connections are not kept: an IP address may soon be another pod's.
+            connector = aiohttp.TCPConnector(limit=_MAX_CONCURRENT, force_close=True)
+            self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": "octavo-operator"})
+        limits = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        async with self._session.request(method, url, timeout=limits, allow_redirects=False) as response:
+            if response.status != 200:
+                raise ValueError(f"HTTP status {response.status}")
+            text = bytearray()
+            async for chunk in response.content.iter_any():
+                text += chunk
+                if len(text) > _MAX_BYTES:
+                    raise ValueError(f"its answer is larger than {_MAX_BYTES} bytes")
+            return json.loads(text)
+
+
+def _adapted(body: Json, operator: str | None) -> LLMDeployment | None:
+    if operator and claimant(body) not in (None, operator):
+        return None
+    try:
+        deployment = LLMDeployment.from_json(body)
+    except SpecError:
+        return None
+    return deployment if deployment.spec.adapters is not None and not deployment.deleting else None
