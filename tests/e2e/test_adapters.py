@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from clusterrig import settings
-from clusterrig.fixtures import Cluster, eventually
+from clusterrig.fixtures import Cluster, eventually, kill_all
 from support.adapters import write_adapter
 from support.hub_server import Hub, Repo
 from support.token_clients import TokenClients
@@ -138,3 +138,99 @@ def test_adapters_are_added_and_removed_under_load(cluster: Cluster, deployed: s
         assert everywhere(cluster, deployed, "a0") and everywhere(cluster, deployed, "a2")
     assert pods(cluster, deployed).keys() == before
     assert not users.troubles and sum(users.finished.values()) > 8
+
+
+def test_a_broken_one_is_told_of_and_harms_nobody(cluster: Cluster, deployed: str) -> None:
+    url = f"http://{cluster.get('service', NAME, namespace=deployed)['spec']['clusterIP']}"
+    change(cluster, deployed, "a0")
+    eventually(lambda: everywhere(cluster, deployed, "a0"), PATIENCE)
+    before = pods(cluster, deployed).keys()
+    broken = {"high": "hf://org/high", "other": "hf://org/other", "absent": "hf://org/absent", "lost": "pvc://claim/x"}
+    reasons = {"high": "RankTooHigh", "other": "WrongBase", "absent": "DownloadFailed", "lost": "ClaimNotMounted"}
+    with TokenClients(url, "a0", users=2) as users:
+        began = change(cluster, deployed, "a0", **broken)
+
+        def are_told() -> bool:
+            found = told(cluster, deployed)
+            return {name: found.get(name, {}).get("reason") for name in reasons} == reasons
+
+        eventually(are_told, PATIENCE)
+        seconds = time.monotonic() - began
+        print(f"\ntold after {seconds:.1f} s", end="")
+        assert seconds <= TOLD_SECONDS
+        assert all("\n" not in one.get("message", "") for one in told(cluster, deployed).values())
+        assert condition(cluster, deployed, "AdaptersReady")["status"] == "False"
+        assert condition(cluster, deployed, "Ready")["status"] == "True", "the model and the others serve"
+        eventually(lambda: told(cluster, deployed)["a0"] == {"name": "a0", "ready": 2, "of": 2}, TOLD_SECONDS)
+        listed = cluster.get("events", namespace=deployed)["items"]
+        assert any(one["reason"] in reasons.values() and one["type"] == "Warning" for one in listed)
+        change(cluster, deployed, "a0", "a3")
+        eventually(lambda: condition(cluster, deployed, "AdaptersReady")["status"] == "True", TOLD_SECONDS)
+        assert everywhere(cluster, deployed, "a3")
+    assert pods(cluster, deployed).keys() == before
+    assert not users.troubles
+
+
+def test_a_pod_is_ready_only_with_all_of_them(cluster: Cluster, deployed: str) -> None:
+    """One is deleted, and one is killed in place: whenever a pod is ready it has every adapter."""
+    names = ("a0", "a1", "a2")
+    change(cluster, deployed, *names)
+    eventually(lambda: condition(cluster, deployed, "AdaptersReady")["status"] == "True", PATIENCE)
+    before = pods(cluster, deployed)
+    gone, killed = before
+    cluster.kubectl("delete", "pod", before[gone]["metadata"]["name"], "-n", deployed, "--wait=false")
+    kill_all(killed)
+    seen: set[str] = set()
+
+    def all_back() -> bool:
+        found = pods(cluster, deployed)
+        for uid, pod in found.items():
+            statuses = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
+            is_new = uid not in before or statuses[0]["restartCount"] > 0
+            if is_new and is_ready(pod) and uid not in seen:
+                seen.add(uid)
+                address = f"http://{pod['status']['podIP']}:8000"
+                assert [ask(address, name).status_code for name in names] == [200] * 3, "it was ready without them"
+        return len(seen) == 2
+
+    eventually(all_back, PATIENCE)
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    return any((one["type"], one["status"]) == ("Ready", "True") for one in pod["status"].get("conditions") or [])
+
+
+def test_routers_and_a_gateway_find_the_pods_that_have_one(cluster: Cluster, deployed: str) -> None:
+    """Behind routers an adapter is used as soon as one pod has it, and never is anybody told that it is missing."""
+    change(cluster, deployed, "a0")
+    gateway = {
+        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMGateway", "metadata": {"name": "all"}, "spec": {"replicas": 1},
+    }  # fmt: skip
+    cluster.apply(gateway, namespace=deployed)
+    routing = {"spec": {"routing": {"strategy": "prefix", "prefix": {"replicas": 1}}}}
+    cluster.kubectl("patch", "llmd", NAME, "-n", deployed, "--type=merge", "-p", json.dumps(routing))
+    for kind, name in (("llmd", NAME), ("llmg", "all")):
+        cluster.kubectl(
+            "wait", f"{kind}/{name}", "-n", deployed, "--for=condition=Ready", "--timeout=300s", timeout=310
+        )
+    urls = [f"http://{cluster.get('service', name, namespace=deployed)['spec']['clusterIP']}" for name in (NAME, "all")]
+    try:
+        for url in urls:
+            eventually(lambda url=url: ask(url, "a0").status_code == 200, 60)
+        with TokenClients(urls[0], NAME, users=2) as base, TokenClients(urls[1], "a0", users=2) as users:
+            began = change(cluster, deployed, "a0", "a1")
+            for url in urls:
+                eventually(lambda url=url: ask(url, "a1").status_code == 200, PATIENCE)
+                print(f"\nusable at {url} after {time.monotonic() - began:.1f} s", end="")
+                assert time.monotonic() - began <= USABLE_SECONDS
+            cards = {one["id"]: one for one in httpx.get(f"{urls[1]}/v1/models", timeout=30).json()["data"]}
+            assert cards["a1"]["parent"] == NAME and cards["a1"]["owned_by"] == NAME
+            models = cluster.get("llmg", "all", namespace=deployed)["status"]["models"]
+            assert {one["name"] for one in models} == {NAME, "a0", "a1"}
+            began = change(cluster, deployed, "a0")
+            for url in urls:
+                eventually(lambda url=url: ask(url, "a1").status_code == 404, PATIENCE)
+                assert time.monotonic() - began <= USABLE_SECONDS
+        assert not users.troubles and not base.troubles
+    finally:
+        cluster.kubectl("delete", "llmg", "all", "-n", deployed, "--timeout=60s", timeout=90)

@@ -5,18 +5,15 @@ OCTAVO_ROUTER_ROUNDS=20: so many restarts and rollouts of each kind (CI makes fe
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from clusterrig.fixtures import Cluster, eventually
+from clusterrig.fixtures import Cluster, eventually, kill_all
 from support.token_clients import TokenClients
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.alone]
@@ -182,12 +179,3 @@ def available(cluster: Cluster, namespace: str) -> list[int]:
     """Pods of both Deployments, as they count them."""
     items = (cluster.get("deployment", name, namespace=namespace) for name in (NAME, f"{NAME}-router"))
     return [one["status"].get("availableReplicas", 0) for one in items]
-
-
-def kill_all(uid: str) -> None:
-    """kill -9 of all processes of a pod but the one that holds its network. They run on this machine."""
-    for group in Path("/proc").glob("[0-9]*/cgroup"):
-        with contextlib.suppress(OSError):
-            is_pause = (group.parent / "comm").read_text() == "toolbox\n"
-            if f"pod{uid}" in group.read_text() and not is_pause:
-                os.kill(int(group.parent.name), signal.SIGKILL)

@@ -161,6 +161,11 @@ class _Repository:
         record = self.folder / "octavo" / f"{hashlib.sha256(wanted.encode()).hexdigest()[:16]}.json"
         if found := self._recorded(record):
             return found
+        if _flag("HF_HUB_OFFLINE") or _flag("TRANSFORMERS_OFFLINE"):
+            raise ModelError(
+                f"{self.repo} (revision {self.revision}) is not in {self.cache}, and HF_HUB_OFFLINE keeps it from "
+                "being fetched; unset it"
+            )
         try:
             commit, files = self._list()
             if missing := [name for name in names if name not in files]:
