@@ -25,7 +25,7 @@ Json = dict[str, Any]
 logger = logging.getLogger("octavo.operator.adapters")
 
 PERIOD_SECONDS = 0.5
-BEHIND_SECONDS = 1.0  # between readings of a pod that lacks something
+BEHIND_SECONDS = 0.5  # between readings of a pod that lacks something
 SETTLED_SECONDS = 15.0  # of another: it may have been restarted
 TIMEOUT_SECONDS = 2.0
 _MAX_BYTES = 1 << 20

@@ -62,9 +62,7 @@ def test_a_folder_of_the_web_by_its_digest(tmp_path: Path) -> None:
         web.files[f"/a/{FILES[1]}"] = b"new"
         new = f"sha256:{hashlib.sha256(b'new').hexdigest()}"
         second = fetch_adapter(f"{web.url}/a", digest=new, progress=False)
-        assert content(second)[FILES[1]] == b"new" and content(first) == CONTENT, (
-            "whoever serves it may read it again"
-        )
+        assert content(second)[FILES[1]] == b"new" and content(first) == CONTENT, "whoever serves it may read it again"
         web.files[f"/a/{FILES[1]}"] = b"zeros"  # what did not fit is fetched again, not taken for good
         with pytest.raises(ModelError, match="expected"):
             fetch_adapter(f"{web.url}/a", digest=OTHER, progress=False)
