@@ -28,6 +28,7 @@ PERIOD_SECONDS = 0.5
 BEHIND_SECONDS = 0.5  # between readings of a pod that lacks something
 SETTLED_SECONDS = 15.0  # of another: it may have been restarted
 TIMEOUT_SECONDS = 2.0
+SILENT_SECONDS = 10.0  # until what a pod has said last no longer counts
 _MAX_BYTES = 1 << 20
 _MAX_CONCURRENT = 100
 
@@ -39,10 +40,12 @@ class _Memory:
     said: dict[str, PodAdapters] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
     read: dict[str, float] = field(default_factory=dict)  # when each was read last
+    silent: dict[str, float] = field(default_factory=dict)  # since when
     busy: set[str] = field(default_factory=set)
+    reloading: str | None = None
 
     def keep(self, uids: set[str]) -> None:
-        memories: list[dict[str, Any]] = [self.said, self.asked, self.read]
+        memories: list[dict[str, Any]] = [self.said, self.asked, self.read, self.silent]
         for memory in memories:
             for gone in memory.keys() - uids:
                 del memory[gone]
@@ -106,7 +109,7 @@ class AdapterReader:
         uids = serving_uids(pods.values())
         memory.keep(set(uids))
         digest = list_digest(deployment)
-        asked = next_to_ask(digest, uids, memory.said, memory.asked, now)
+        asked = next_to_ask(digest, uids, memory.said, memory.asked, now) if memory.reloading is None else None
         for uid in uids:
             url = management_url(pods[uid])
             pause = BEHIND_SECONDS if is_behind(digest, memory.said.get(uid)) else SETTLED_SECONDS
@@ -114,7 +117,7 @@ class AdapterReader:
                 continue
             memory.read[uid] = now
             if uid == asked:
-                memory.asked[uid] = now
+                memory.asked[uid], memory.reloading = now, uid
             memory.busy.add(uid)
             task = asyncio.create_task(self._ask(key, memory, uid, url, reload=uid == asked))
             self._tasks.add(task)
@@ -128,11 +131,15 @@ class AdapterReader:
                 found = parse_report(await self._call(method, f"{url}{path}"))
         except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
             logger.debug("%s/%s: a pod's adapters cannot be read: %r", *key, error)
-            if memory.said.pop(uid, None) is not None:
+            now = self._clock()
+            if now - memory.silent.setdefault(uid, now) >= SILENT_SECONDS and memory.said.pop(uid, None) is not None:
                 self._changed(key)
             return
         finally:
             memory.busy.discard(uid)
+            if reload:
+                memory.reloading = None
+        memory.silent.pop(uid, None)
         if memory.said.get(uid) != found:
             memory.said[uid] = found
             self._changed(key)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import hashlib
 import json
+import time
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from support.llmd import parsed
+from support.llmd import parsed, store_of
 
+from octavo_operator.adapter_reader import AdapterReader
 from octavo_operator.adapters import (
     PATIENCE_SECONDS,
     AdapterState,
@@ -300,3 +305,77 @@ def test_events_tell_of_broken_ones_and_of_their_end() -> None:
 def test_claims_are_read_where_the_pods_mount_them(spec: dict[str, Any], uri: str | None) -> None:
     deployment = parsed(**spec, adapters=[{"name": "x", "uri": "pvc://claim/a/b"}])
     assert listed(deployment).get("x", {}).get("uri") == uri
+
+
+class Engines:
+    """Management ports of pods: each loads for a moment after it was asked to, and notes how many do at a time."""
+
+    def __init__(self) -> None:
+        self.lists: dict[int, str] = {}
+        self.loading: set[int] = set()
+        self.most_loading = 0
+        self.order: list[int] = []
+        self.digest = ""
+
+    async def start(self, count: int) -> list[int]:
+        ports = []
+        for number in range(count):
+            app = web.Application()
+            app.router.add_get("/v1/adapters", functools.partial(self._answer, number))
+            app.router.add_post("/v1/adapters/reload", functools.partial(self._reload, number))
+            runner = web.AppRunner(app)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            ports.append(runner.addresses[0][1])
+        return ports
+
+    async def _reload(self, number: int, request: web.Request) -> web.Response:
+        self.order.append(number)
+        self.loading.add(number)
+        self.most_loading = max(self.most_loading, len(self.loading))
+        self.lists[number] = self.digest
+        asyncio.get_running_loop().call_later(0.2, self.loading.discard, number)
+        return await self._answer(number, request)
+
+    async def _answer(self, number: int, _: web.Request) -> web.Response:
+        state = "loading" if number in self.loading else "loaded"
+        states = [{"name": "sql", "state": state, "served": True, "uri": SQL["uri"], "revision": SQL["revision"]}]
+        return web.json_response({"listed": self.lists.get(number, ""), "adapters": states})
+
+
+def test_the_reader_asks_one_pod_after_the_other_and_then_lets_them_be() -> None:
+    async def run() -> None:
+        engines, changes = Engines(), []
+        ports = await engines.start(3)
+        store = store_of(adapters=[SQL])
+        for number, port in enumerate([*ports, 1]):  # the last one does not answer
+            container = {"name": "engine", "ports": [{"name": "management", "containerPort": port}]}
+            meta = {
+                "name": f"p{number}", "namespace": "default", "uid": f"p{number}", "resourceVersion": "1",
+                "labels": {"octavo.dev/llmdeployment": "toy", "app.kubernetes.io/component": "engine"},
+            }  # fmt: skip
+            pod = {"metadata": meta, "spec": {"containers": [container]}, "status": {"podIP": "127.0.0.1"}}
+            store.put(Observed.of("Pod", "v1", pod))
+        engines.digest = list_digest(parsed(adapters=[SQL]))
+        reader = AdapterReader(store, changes.append)
+        leading = asyncio.Event()
+        leading.set()
+        running = asyncio.create_task(reader.run(leading))
+        deadline = time.monotonic() + 30
+
+        def is_done(uid: str) -> bool:
+            found = reader.said(("default", "toy")).get(uid, PodAdapters(""))
+            return found.listed == engines.digest and not is_behind(engines.digest, found)
+
+        while not all(is_done(f"p{number}") for number in range(3)):
+            assert time.monotonic() < deadline, reader.said(("default", "toy"))
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.2)
+        running.cancel()
+        await reader.close()
+        assert sorted(engines.order) == [0, 1, 2], "each once"
+        assert engines.most_loading == 1
+        assert set(changes) == {("default", "toy")}
+
+    asyncio.run(run())

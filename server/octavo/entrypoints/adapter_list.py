@@ -149,6 +149,7 @@ class AdapterList:
         self._credentials = Path(credentials) if credentials is not None else None
         self._listed: dict[str, _Listed] = {}
         self._digest = ""
+        self._can_load = False  # not before the model is there
         self._reading = asyncio.Lock()
         self._slots = asyncio.Semaphore(_FETCHES)
         self._following: asyncio.Task[None] | None = None
@@ -156,6 +157,7 @@ class AdapterList:
     async def start(self) -> None:
         """Returns once each adapter is loaded or has failed, or after START_SECONDS. Raises ConfigError for a list that
         cannot be read: a server must not seem ready without all of its adapters."""
+        self._can_load = True
         if self._path is None:
             return
         await self.reload()
@@ -176,7 +178,7 @@ class AdapterList:
     async def reload(self) -> None:
         """Reads the file; returns at once, while what is new is fetched and loaded. A file that is not there changes
         nothing. Raises ConfigError, and then nothing is changed either."""
-        if self._path is None:
+        if self._path is None or not self._can_load:
             return
         async with self._reading:
             text = await asyncio.to_thread(_read, self._path)
