@@ -1,7 +1,8 @@
 // Low-rank adapters (LoRA): each row of a step has one of several, or none. A row's result depends on that row alone.
 //
 // Rows are taken in tiles of one slot, so that a matrix is read once for all of them. The order of each sum depends on widths
-// and ranks alone, not on who else is in the tile.
+// and ranks alone, not on who else is in the tile. What is needed next is fetched ahead: rows of A and of blocks of B are too
+// short for the processor to notice by itself, and adapters are read from memory in every step.
 #include "ops.h"
 #include "simd.h"
 
@@ -68,7 +69,10 @@ INLINE void shrink_rows(const char *const *x, const char *w, float *const *out, 
         for (; i + VW <= width; i += VW) {
             vf weight[4];
 #pragma GCC unroll 4
-            for (int r = 0; r < 4; r++) weight[r] = load_as(of[r], i, wdtype);
+            for (int r = 0; r < 4; r++) {
+                weight[r] = load_as(of[r], i, wdtype);
+                __builtin_prefetch(of[r] + (4 * width + i) * size);  // of the next four
+            }
 #pragma GCC unroll 4
             for (int row = 0; row < rows; row++) {
                 const vf v = load_as(x[row], i, dtype);
@@ -149,7 +153,10 @@ INLINE void expand_rows(char *const *y, const float *const *h, const char *w, in
         for (int64_t j = 0; j < rank; j++) {
             vf weight[NV];
 #pragma GCC unroll 4
-            for (int n = 0; n < NV; n++) weight[n] = load_as(w + j * columns * size, i + n * VW, wdtype);
+            for (int n = 0; n < NV; n++) {
+                weight[n] = load_as(w + j * columns * size, i + n * VW, wdtype);
+                __builtin_prefetch(w + (j * columns + i + (NV + n) * VW) * size);  // the next columns
+            }
 #pragma GCC unroll 4
             for (int row = 0; row < rows; row++) {
                 const vf factor = splat(h[row][j]);
