@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from octavo_kernels import cpu
 from octavo_kernels.cpu import SharedMemory, compiler, library
-from octavo_kernels.cpu.recording import record
+from octavo_kernels.cpu.recording import Program, record
 
 T = TypeVar("T")
 NAN = float("nan")
@@ -113,6 +113,63 @@ def test_columns_are_gathered_and_the_best_is_found(count: int, rows: int, total
             expected = cpu.argmax(whole)
             assert torch.equal(index, expected[0])
             torch.testing.assert_close(best, expected[1], rtol=0, atol=0, equal_nan=True)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from([0, 1, 3, 40, 300]), min_size=2, max_size=4), st.booleans(), st.integers(0, 1 << 30))
+def test_rows_of_experts_go_to_all_ranks_and_come_back(counts: list[int], bfloat16: bool, seed: int) -> None:
+    """Of ranks with few rows, none, and more than a slot takes: each gets its own rows' sums in the order of ranks,
+    with its own shared part; the same as a recorded step that is replayed with other numbers of rows."""
+    if not any(counts):
+        return
+    g, width, k = torch.Generator().manual_seed(seed), 2001, 2
+    dtype = torch.bfloat16 if bfloat16 else torch.float32
+    whole, ids = (
+        torch.randn(sum(counts), width, generator=g).to(dtype),
+        torch.randint(0, 9, (sum(counts), k), generator=g),
+    )
+    weights, shared, gate = (torch.randn(sum(counts), n, generator=g) for n in (k, width, 1))
+    parts = [torch.randn(sum(counts), width, generator=g) for _ in counts]
+    expected = summed(parts) + gate.sigmoid() * shared.to(dtype).float()
+    most = max(counts) + 6
+
+    def recorded(rank: SharedMemory) -> tuple[Program[list[torch.Tensor]], list[torch.Tensor], torch.Tensor]:
+        given = [torch.zeros(most, width, dtype=dtype), torch.zeros(most, k, dtype=torch.int32), torch.zeros(most, k)]
+        given += [torch.zeros(most, width, dtype=dtype), torch.zeros(most, 1), torch.zeros(most * len(counts), width)]
+        x, chosen, by, shared, gate, parts = given
+        rows = torch.full((len(counts),), most)
+
+        def step() -> list[torch.Tensor]:
+            return [*rank.gather_rows(x, chosen, by, rows, rank.rank), rank.sum_rows(parts, rows, x, shared, gate)]
+
+        return record(step), given, rows
+
+    def work(rank: SharedMemory) -> list[torch.Tensor]:
+        own, rows = slice(sum(counts[: rank.rank]), sum(counts[: rank.rank + 1])), torch.tensor(counts)
+        mine = [whole[own], ids[own].int(), weights[own], shared[own].to(dtype), gate[own]]
+        mine = [torch.nn.functional.pad(tensor, (0, 0, 0, 5)) for tensor in mine]
+        gathered = rank.gather_rows(*mine[:3], rows, rank.rank)
+        padded = rank.sum_rows(parts[rank.rank], rows, mine[0], *mine[3:])
+        total = padded[:-5]
+        assert len(total) == own.stop - own.start and not padded[-5:].any()
+        program, given, counted = programs[rank.rank]
+        for ours, values in zip(given, (*mine, parts[rank.rank]), strict=True):
+            ours[: len(values)] = values
+        counted[:] = rows
+        program.replay()
+        again = [*(tensor[: sum(counts)] for tensor in program.outputs[:3]), program.outputs[3][: len(total)]]
+        assert all(map(torch.equal, again, (*gathered, total)))
+        return [*gathered, total]
+
+    with ranks_of(len(counts)) as ranks:
+        programs = [recorded(rank) for rank in ranks]
+        found = all_do(ranks, work)
+    for rank, (x, chosen, by, _) in enumerate(found):
+        assert torch.equal(x, whole) and torch.equal(chosen, ids.int() - rank) and torch.equal(by, weights)
+    total = torch.cat([one[3] for one in found])
+    torch.testing.assert_close(
+        total, expected.to(dtype), rtol=1e-2 if bfloat16 else 1e-5, atol=1e-2 if bfloat16 else 1e-5
+    )
 
 
 def test_the_smallest_of_every_ranks_numbers() -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -127,6 +128,13 @@ class Engine:
         finally:
             self._open.discard(connection)
             connection.close()
+
+    def text(self, body: dict[str, Any]) -> str:
+        """What a completion of ``body`` says."""
+        address = f"http://127.0.0.1:{self.port}/v1/completions"
+        request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        answer = json.load(urllib.request.urlopen(request, timeout=60))
+        return str(answer["choices"][0]["text"])
 
     def hang_up(self) -> None:
         """Ends all requests under way from the client's side."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo_kernels.cpu.library import DTYPES, get_library, threads_for
+from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
 
 MAX_RANKS = 48  # csrc/ops.h
 _HEADER = 4096
@@ -128,6 +128,46 @@ class SharedMemory:
         for first in range(0, rows, _SLOT // 16):
             self._run("best_of_ranks", rows, *addresses, *self._exchange, rows, offset, first)
         return out_index, out_value
+
+    def gather_rows(
+        self, x: Tensor, ids: Tensor, weights: Tensor, counts: Tensor, first_expert: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows that ranks compute apart, one rank's after another's: of each, ``x [>= own, H]`` and the ``ids`` int32
+        and ``weights`` float32 ``[>= own, k]`` of its experts, here counted from ``first_expert`` on. ``counts`` int64
+        [ranks], alike on all ranks, is how many rows each has; a recorded step reads them when it is replayed."""
+        x, ids, weights = as_contiguous(x), as_contiguous(ids, torch.int32), as_contiguous(weights, torch.float32)
+        numbers, k = counts.numpy(), ids.shape[1]  # no operation of torch's: the step may be recorded
+        total, most = int(numbers.sum()), int(numbers.max())
+        out = x.new_empty(total, x.shape[1]), ids.new_empty(total, k), weights.new_empty(total, k)
+        row = x.shape[1] * x.element_size()
+        addresses = [tensor.data_ptr() for tensor in (x, ids, weights, *out, counts)]
+        for first in range(0, most, self._rows_in_slot(row + 8 * k)):
+            self._run("gather_rows", out[0].numel(), *addresses, *self._exchange, row, k, first_expert, first)
+        return out
+
+    def sum_rows(
+        self, parts: Tensor, counts: Tensor, like: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
+    ) -> Tensor:
+        """Of every rank's ``parts`` float32 [sum of counts, H], the sum of this rank's rows, in the order of ranks, and
+        ``sigmoid(gate) * shared`` of it alone: as ``like [>= own, H]``, whose rows beyond its own are padding."""
+        if like.dtype not in DTYPES:
+            raise ValueError(f"like: must be float32 or bfloat16, not {like.dtype}")
+        shared = None if shared is None else as_contiguous(shared, like.dtype)
+        gate = None if gate is None else as_contiguous(gate, torch.float32)
+        out, width = like.new_empty(like.shape), like.shape[1]
+        if len(like) > (own := int(counts.numpy()[self.rank])):
+            out[own:] = 0
+        tensors = (parts, shared, gate, out, counts)
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        for first in range(0, len(parts), self._rows_in_slot(4 * width)):
+            self._run("sum_rows", parts.numel(), *addresses, *self._exchange, width, first, DTYPES[like.dtype])
+        return out
+
+    @staticmethod
+    def _rows_in_slot(size: int) -> int:
+        if size > _SLOT:
+            raise ValueError(f"x: a row of {size} bytes does not fit a slot of {_SLOT}")
+        return _SLOT // size
 
     def smallest(self, numbers: Sequence[int]) -> list[int]:
         """The smallest of every rank's, one by one."""

@@ -76,6 +76,8 @@ _OPS = {
     "lora_gather": (44, "PPPPPR" + "q" * 4),
     "lora_expand": (45, "P" * 7 + "q" * 5),
     "lora_tiles": (46, "PPKRq"),
+    "gather_rows": (47, "PPPPPPPPqqqqqqq"),
+    "sum_rows": (48, "PPPPPPqqqqqq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

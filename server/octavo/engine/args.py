@@ -40,6 +40,7 @@ _FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # alias: torch's n
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
 _FITTING_LENGTHS = (None, "auto", -1)
 MAX_RANKS = 48
+MAX_LOCK_STEP = 16  # engines that tell each other before each step how many rows they have
 BACKENDS = ("mp", "ray", "uni")
 MAX_LORA_RANK = 512
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -232,12 +233,7 @@ class EngineArgs:
         count = model.num_experts
         if not count:
             raise ConfigError(f"enable_expert_parallel: {model.model} has no experts; leave it out")
-        if self.data_parallel_size > 1:
-            raise ConfigError(
-                f"enable_expert_parallel with data_parallel_size {self.data_parallel_size} is not supported yet, as "
-                "its engines would have to step together: give tensor_parallel_size instead, or leave one of them out"
-            )
-        deal(count, 0, self.tensor_parallel_size)
+        deal(count, 0, self.tensor_parallel_size * self.data_parallel_size)
 
     def _speculative(self, model: ModelConfig) -> SpeculativeConfig:
         config = self._parse_speculative()
@@ -343,6 +339,27 @@ class EngineArgs:
                 f"{self.pipeline_parallel_size} yet: give method ngram or suffix, or pipeline_parallel_size 1"
             )
 
+    def _validate_shared_experts(self) -> None:
+        """What engines that deal experts to one another cannot do."""
+        cores, speculative = self.data_parallel_size, self._parse_speculative()
+        together = f"enable_expert_parallel with data_parallel_size {cores}"
+        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if (size := getattr(self, name)) > 1:
+                raise ConfigError(
+                    f"{together} and {name} {size} is not supported yet: give {name} 1, or data_parallel_size 1"
+                )
+        if cores > MAX_LOCK_STEP:
+            raise ConfigError(f"{together}: at most {MAX_LOCK_STEP} engines step together, give no more")
+        if self.enable_lora:
+            raise ConfigError(f"{together} and enable_lora is not supported yet: leave one of them out")
+        if self.distributed_executor_backend == "mp":
+            raise ConfigError(f"{together} does not go with distributed_executor_backend mp: leave that out")
+        if speculative.in_worker:
+            raise ConfigError(
+                f"{together} and speculation by {speculative.method} is not supported yet: give method ngram or "
+                "suffix, or leave one of them out"
+            )
+
     def _validate_ray(self) -> None:
         check_ray()
         if self.tensor_parallel_size == 1:
@@ -414,6 +431,8 @@ class EngineArgs:
                 "leave one of them out"
             )
         self._validate_ranks()
+        if self.enable_expert_parallel and self.data_parallel_size > 1:
+            self._validate_shared_experts()
         at_least("distributed_timeout_seconds", 1)
         self._validate_adapters(at_least)
         self._validate_nodes(at_least)

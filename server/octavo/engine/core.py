@@ -33,6 +33,7 @@ from octavo.worker.advice import out_of_memory
 
 if TYPE_CHECKING:
     from octavo.engine.kv_events_publisher import KVEventsPublisher
+    from octavo.executor.lock_step import LockStep
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +49,17 @@ class _Preparing:
 class EngineCore:
     """Add requests, call `step` while `has_unfinished_requests`. Not thread-safe: one thread owns it."""
 
-    def __init__(self, config: EngineConfig, executor: Executor | None = None, ranks: Ranks | None = None) -> None:
-        """``ranks``: started already, of an engine of several."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor | None = None,
+        ranks: Ranks | None = None,
+        lock_step: LockStep | None = None,
+    ) -> None:
+        """``ranks``: started already, of an engine of several; ``lock_step``: with engines that have other experts."""
+        self._lock_step = lock_step
+        if lock_step is not None:
+            executor = UniProcExecutor(config, lock_step=lock_step)
         self._kv_events = _make_publisher(config.kv_events)  # before the model is loaded: an endpoint may be taken
         self._kv_event_log: KVEventLog | None = None
         self.executor = executor or make_executor(config, ranks)
@@ -180,6 +190,7 @@ class EngineCore:
                 if len(self._in_flight) < self.executor.max_in_flight:
                     continue
             elif not self._in_flight:
+                self.keep_pace()
                 break
             taken, output = self._take_results()
             outputs += self.scheduler.update_from_output(output)
@@ -200,6 +211,17 @@ class EngineCore:
             self._drafts.observe_drafting(sum(map(len, output.draft_token_ids.values())), output.draft_seconds)
         stats.recording_obstacle = self.executor.recording_obstacle
         return EngineCoreOutputs(outputs, stats, time.time())
+
+    @property
+    def is_called(self) -> bool:
+        """Whether `keep_pace` has something to do, be there requests here or not."""
+        return self._lock_step is not None and self._lock_step.is_called()
+
+    def keep_pace(self) -> None:
+        """Take part in a step of engines that need this one's experts. Raises DeviceLostError when one is lost."""
+        if self.is_called:
+            self._execute(SchedulerOutput(-1))()
+            self.num_steps += 1
 
     def _poll_adapters(self) -> None:
         """Have adapters loaded that have got a slot; end the requests of one that cannot be."""

@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, combinations
 from typing import IO, TYPE_CHECKING, Any
 
 from octavo.system.heartbeat import Heartbeat
@@ -34,8 +36,9 @@ class CoreProcess:
     It reads one line of JSON from its stdin and ends when stdin does, so it cannot outlive its parent.
     """
 
-    def __init__(self, num_ranks: int = 1, nnodes: int = 1) -> None:
-        """``num_ranks``: on this machine; ``nnodes``: machines that each have as many."""
+    def __init__(self, num_ranks: int = 1, nnodes: int = 1, number: int = 0, links: Sequence[int] = ()) -> None:
+        """``num_ranks``: on this machine; ``nnodes``: machines that each have as many; ``number`` of this core among
+        several, ``links``: descriptors to the others, see `octavo.executor.lock_step.LockStep`."""
         self.socket, theirs = socket.socketpair()  # for a `CoreClient`
         with theirs, tempfile.TemporaryFile() as shared:
             self.shared_fd = os.dup(shared.fileno())  # a page of heartbeats for each rank, then the block map
@@ -43,9 +46,11 @@ class CoreProcess:
             others = [Heartbeat(self.shared_fd, create=False, rank=rank) for rank in range(1, num_ranks * nnodes)]
             self.heartbeats = [self.heartbeat, *others]  # by rank
             inherited = theirs.fileno(), shared.fileno()
-            command = [sys.executable, "-m", "octavo.engine.core_proc", *map(str, (*inherited, num_ranks))]
+            arguments = *inherited, num_ranks, number, *links
+            command = [sys.executable, "-m", "octavo.engine.core_proc", *map(str, arguments)]
             # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, pass_fds=inherited)
+            pass_fds = *inherited, *links
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, pass_fds=pass_fds)
         self._stdin: IO[bytes] | None = self.process.stdin
         self._configured = False
 
@@ -88,10 +93,22 @@ class CoreProcess:
 
 
 class CoreProcesses:
-    """Several cores, each with the whole model, as a `CoreProcess`."""
+    """Several cores, each with the whole model, or all of it but experts, as a `CoreProcess`."""
 
-    def __init__(self, count: int, num_ranks: int = 1) -> None:
-        self.all = [CoreProcess(num_ranks) for _ in range(count)]
+    def __init__(self, count: int, num_ranks: int = 1, linked: bool = False) -> None:
+        """``linked``: to one another."""
+        links: list[list[socket.socket]] = [[] for _ in range(count)]
+        if linked:
+            for first, second in combinations(links, 2):
+                ours, theirs = socket.socketpair()
+                first.append(ours)
+                second.append(theirs)
+        self.all = [
+            CoreProcess(num_ranks, number=number, links=[sock.fileno() for sock in own])
+            for number, own in enumerate(links)
+        ]
+        for sock in chain.from_iterable(links):
+            sock.close()
 
     @property
     def pid(self) -> int:
@@ -119,4 +136,4 @@ def start_cores(args: EngineArgs) -> CoreProcess | CoreProcesses:
     ranks, cores = args.tensor_parallel_size * args.pipeline_parallel_size // args.nnodes, args.data_parallel_size
     if args.distributed_executor_backend == "ray":  # which says where they are
         return CoreProcess(1, ranks * args.nnodes)
-    return CoreProcess(ranks, args.nnodes) if cores == 1 else CoreProcesses(cores, ranks)
+    return CoreProcess(ranks, args.nnodes) if cores == 1 else CoreProcesses(cores, ranks, args.enable_expert_parallel)

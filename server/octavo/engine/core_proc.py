@@ -1,6 +1,6 @@
 """The engine core's process: one loop that receives requests, steps, and sends results.
 
-    python -m octavo.engine.core_proc SOCKET HEARTBEATS RANKS     (octavo.engine.core_launcher does this)
+    python -m octavo.engine.core_proc SOCKET HEARTBEATS RANKS [NUMBER LINK...]  (octavo.engine.core_launcher does this)
 
 Configuration is one line of JSON on stdin. The end of stdin means that the parent has exited: so does this process.
 Messages are msgpack over the inherited SOCKET: no pickle, nothing that listens anywhere.
@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from pathlib import Path
@@ -36,7 +36,9 @@ from octavo.system.parent import die_with_parent, read_line_from_stdin
 
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
+    from octavo.executor.lock_step import LockStep
     from octavo.interface.adapters import Adapter
+    from octavo.interface.engine_config import ParallelConfig
     from octavo.interface.messages import EngineCoreOutputs
 
 logger = logging.getLogger(__name__)
@@ -49,14 +51,15 @@ CHECK_SECONDS = 30  # between integrity checks, at least
 class CoreProc:
     """The main loop. Blocks, using no CPU, while there is no work."""
 
-    def __init__(self, core: EngineCore, channel: Channel, heartbeat: Heartbeat) -> None:
+    def __init__(self, core: EngineCore, channel: Channel, heartbeat: Heartbeat, links: Sequence[int] = ()) -> None:
+        """``links``: descriptors that other engines' steps make readable."""
         import msgspec
 
         from octavo.engine.output_codec import encode_outputs
         from octavo.interface.adapters import Adapter
         from octavo.interface.messages import EngineCoreRequest
 
-        self._core = core
+        self._core, self._links = core, links
         self._channel = channel
         self._heartbeat = heartbeat
         self._decode_add = msgspec.msgpack.Decoder(EngineCoreRequest).decode
@@ -76,7 +79,7 @@ class CoreProc:
 
         core = self._core
         while True:
-            if not core.has_unfinished_requests() and not self._adapters:
+            if not core.has_unfinished_requests() and not self._adapters and not core.is_called:
                 if self.busy:  # the final counts
                     self._send(EngineCoreOutputs(stats=core.scheduler.make_stats(), timestamp=time.time()))
                 self.busy = False
@@ -95,16 +98,19 @@ class CoreProc:
                 self._send(core.step())
                 if core.num_steps > num_steps:
                     self._heartbeat.progress(core.num_steps)
+            elif core.is_called:
+                core.keep_pace()
+                self._heartbeat.progress(core.num_steps)
 
     def _wait_for_work(self) -> None:
         """Block. An idle engine checks its integrity: a fault is logged, it is not fatal."""
-        if not self._checked and not self._channel.wait(IDLE_SECONDS):
+        if not self._checked and not self._channel.wait(IDLE_SECONDS, self._links):
             self._checked = True
             try:
                 self._core.check_integrity()
             except AssertionError:
                 logger.exception("integrity check failed: please report this")
-        self._channel.wait()
+        self._channel.wait(None, self._links)
         if time.monotonic() - self._last_check > CHECK_SECONDS:
             self._checked, self._last_check = False, time.monotonic()
 
@@ -200,8 +206,9 @@ def _beat_forever(
         time.sleep(BEAT_SECONDS)
 
 
-def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
-    """Run the core on two inherited descriptors, the first of ``num_ranks`` here; returns the exit status."""
+def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1, number: int = 0, *links: int) -> int:
+    """Run the core on two inherited descriptors, the first of ``num_ranks`` here; returns the exit status. ``number``:
+    of the core among several, to the others of which it has ``links``, see `LockStep`."""
     die_with_parent(os.getppid())  # elsewhere than on Linux the end of stdin has to suffice
     gc.disable()  # nothing imported or loaded is garbage, and collecting takes a sixth of the startup
     # The front end decides when this process stops: it drains on SIGTERM and then closes stdin.
@@ -210,7 +217,7 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
     faulthandler.enable()
     started = time.perf_counter()
     channel, heartbeat = Channel(socket.socket(fileno=socket_fd)), Heartbeat(heartbeat_fd, create=False)
-    for descriptor in (socket_fd, heartbeat_fd):  # a compiler started later must not hold them open
+    for descriptor in (socket_fd, heartbeat_fd, *links):  # a compiler started later must not hold them open
         os.set_inheritable(descriptor, False)
     local = RankProcesses(range(1, num_ranks), heartbeat_fd) if num_ranks > 1 else None
     # The slow imports (torch, by the worker) come before the configuration does.
@@ -241,12 +248,13 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
         config, ranks = start_ranks(config, heartbeat_fd, local)
         if ranks is not None:
             ranks.on_lost = end.on_lost
-        core = EngineCore(config, ranks=ranks)
+        lock_step = _lock_step(number, links, config.parallel) if links else None
+        core = EngineCore(config, ranks=ranks, lock_step=lock_step)
     except OctavoError as error:
         return _fail(channel, error)
     if core.executor.num_blocks > 1:
         core.share_block_map(create_block_map(heartbeat_fd, core.executor.num_blocks - 1))
-    proc = CoreProc(core, channel, heartbeat)
+    proc = CoreProc(core, channel, heartbeat, links)
     # The model lives as long as the process: keep the collector from scanning it during a step.
     gc.collect()
     gc.freeze()
@@ -268,6 +276,12 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1) -> int:
     channel.send(Kind.READY, msgspec.msgpack.encode(ready))
     proc.run()
     return 0
+
+
+def _lock_step(number: int, links: Sequence[int], parallel: ParallelConfig) -> LockStep:
+    from octavo.executor.lock_step import LockStep
+
+    return LockStep(number, [socket.socket(fileno=link) for link in links], parallel)
 
 
 class _End:

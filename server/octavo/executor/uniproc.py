@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from octavo.core.kv_groups import KVCacheLayout
 from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig
-from octavo.interface.step import PendingOutput, SchedulerOutput
+from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 
 if TYPE_CHECKING:
+    from octavo.executor.lock_step import LockStep
     from octavo.worker.request_states import RequestStates
 
 
@@ -73,10 +74,18 @@ class Executor(Protocol):
 class UniProcExecutor:
     """Runs one `Worker`; see `Executor`."""
 
-    def __init__(self, config: EngineConfig, overlap: bool = False, **rank: Any) -> None:
-        """``overlap``: let steps overlap on a CPU too, with the runner of GPUs; ``rank``: see `Worker`."""
+    def __init__(
+        self, config: EngineConfig, overlap: bool = False, lock_step: LockStep | None = None, **rank: Any
+    ) -> None:
+        """``overlap``: let steps overlap on a CPU too, with the runner of GPUs; ``lock_step``: with engines that have
+        other experts; ``rank``: see `Worker`."""
         from octavo.worker.worker import Worker
 
+        self._lock_step = lock_step
+        if lock_step is not None:
+            from octavo.layers.parallel import TensorParallel
+
+            rank["tp"] = TensorParallel(expert_parallel=True, replicas=lock_step.share_memory())
         self.worker = Worker(config, overlap, **rank)
         self._describe()
 
@@ -95,12 +104,23 @@ class UniProcExecutor:
         return self.worker.runner.recording_obstacle
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
-        """Start a step."""
+        """Start a step. In lock step with others it may have no tokens here; raises RuntimeError when one is lost."""
         self.worker.cut_drafts(step)
-        return self.worker.execute_model(step)
+        if self._lock_step is None:
+            return self.worker.execute_model(step)
+        step.rows_of_replicas = self._lock_step.begin_step(step.total_num_scheduled_tokens)
+        if not any(step.rows_of_replicas):
+            return ModelRunnerOutput
+        pending, replicas = self.worker.execute_model(step), self.worker.tp.replicas
+        assert replicas is not None
+        replicas.check()
+        return pending
 
     def is_lost(self) -> bool:
-        """CUDA's context may be spoilt: an illegal access, for one, makes each later call raise."""
+        """CUDA's context may be spoilt: an illegal access, for one, makes each later call raise. Engines in lock step
+        are in the middle of a step that has failed here."""
+        if self._lock_step is not None:
+            return True
         if self.config.device != "cuda":
             return False
         import torch

@@ -62,8 +62,8 @@ ENGINE_HELP = {
     "in --tensor-parallel-size of them (CPUs only, for now)",
     "data_parallel_size": "Engines in this server, each with the whole model, that share its requests: the one with "
     "fewest tokens under way gets the next (CPUs only, for now; octavo serve)",
-    "enable_expert_parallel": "Deal the experts of a mixture to the ranks of --tensor-parallel-size, each whole on one "
-    "of them, instead of a part of every expert to each",
+    "enable_expert_parallel": "Deal the experts of a mixture to the ranks of --tensor-parallel-size, or to the engines "
+    "of --data-parallel-size, each whole on one of them, instead of a part of every expert to each",
     "distributed_timeout_seconds": "Longest time for a step of several processes, after which those that are late are "
     "named and the server ends",
     "nnodes": "Machines that share the model, as many ranks on each (CPUs only, for now). OCTAVO_CLUSTER_TOKEN must be "

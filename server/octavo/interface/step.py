@@ -62,6 +62,7 @@ class SchedulerOutput:
     block_copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst), before anything is written
     adapters: dict[int, Adapter] = field(default_factory=dict)  # to be brought into slots before anything is computed
     finished_req_ids: list[str] = field(default_factory=list)  # rows to drop before anything else, preempted ones too
+    rows_of_replicas: list[int] = field(default_factory=list)  # tokens of each engine that shares experts
     total_num_scheduled_tokens: int = 0
     num_prompt_tokens: int = 0  # of the total: those of prompts (recomputed ones included)
 

@@ -147,6 +147,7 @@ class Decoder(nn.Module):
         self.norm = norm
         self.taps: tuple[int, ...] = ()
         self.stage = Stage()
+        self.is_cut = True  # within the last layer; else that one is computed of all rows
 
     def keep(self, stage: Stage, layers: range) -> None:
         """Keep what ``stage`` has, which are ``layers`` and maybe what comes before or behind them."""
@@ -178,7 +179,7 @@ class Decoder(nn.Module):
         its last layer does: ``x``, and ``residual`` where there is one."""
         x, residual = self._received(*received) if received else (self.embed(input_ids, positions), None)
         layers, last = self.own_layers(), None
-        if self.stage.is_last:
+        if self.stage.is_last and self.is_cut:
             last = layers.pop()
         tapped = []
         for number, layer in enumerate(layers):
@@ -200,7 +201,10 @@ class Decoder(nn.Module):
 
     def finish(self, *deferred: Tensor) -> Tensor:
         """Hidden states ``[R, H]`` from any R rows of what `begin` returned, but for what was tapped."""
-        x, residual = cast(DecoderLayer, self.layers[-1]).finish(*deferred)
+        if self.is_cut:
+            x, residual = cast(DecoderLayer, self.layers[-1]).finish(*deferred)
+        else:
+            x, residual = self._received(*deferred)
         return _total(x, residual) if self.norm is None else cast(Tensor, self.norm(x, residual)[0])
 
 

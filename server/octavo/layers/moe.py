@@ -85,6 +85,12 @@ class FusedMoE(nn.Module):
         out: Tensor = self.experts(x, ids, weights, shared, gate)
         return out
 
+    def serve_others(self, dtype: torch.dtype) -> None:
+        """Compute the rows of other replicas, which have activations in ``dtype``, in a step without rows here."""
+        k = self.routing.top_k
+        ids, weights = torch.empty((0, k), dtype=torch.int32), torch.empty((0, k), dtype=torch.float32)
+        self.experts(torch.empty((0, self.gate.input_size), dtype=dtype), ids, weights)
+
     def warm_up(self, max_rows: int) -> None:
         """Compute for so many rows, up to ``max_rows``, that every kernel which may be launched is compiled."""
         weight = self.gate.weight
@@ -92,13 +98,13 @@ class FusedMoE(nn.Module):
             self(torch.zeros(min(rows, max_rows), self.gate.input_size, dtype=weight.dtype, device=weight.device))
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts of each row, counted from this rank's first, and their weights, see
+        """The experts of each row, counted from `ExpertsBase.first`, and their weights, see
         `octavo_kernels.topk_route`."""
         how, gate = self.routing, self.gate
         correction, scales = gate.e_score_correction_bias, gate.per_expert_scale
         return octavo_kernels.topk_route(
             gate(x), how.top_k, how.kind, correction, how.groups, how.renormalise, how.scale, scales,
-            self.experts.numbers.start,
+            self.experts.first,
         )  # fmt: skip
 
 

@@ -166,6 +166,47 @@ class TorchGroup(GatheringGroup):
         return found.view(self.ranks, *x.shape)
 
 
+class Replicas:
+    """Engines of which each has requests of its own and the whole model but for experts: these are dealt to all, so in
+    each layer that has some everyone computes everyone's rows. All step together, with as many rows as `set_rows` says.
+    """
+
+    def __init__(self, rank: int, ranks: int, memory: SharedMemory | None = None) -> None:
+        """``memory`` may be missing where nothing is computed."""
+        self.rank, self.ranks, self._shared = rank, ranks, memory
+        self.rows: Sequence[int] = [0] * ranks
+        self._rows = torch.zeros(ranks, dtype=torch.int64)
+
+    @property
+    def _memory(self) -> SharedMemory:
+        assert self._shared is not None
+        return self._shared
+
+    @property
+    def total(self) -> int:
+        """Rows of all."""
+        return sum(self.rows)
+
+    def set_rows(self, rows: Sequence[int]) -> None:
+        """How many each has in the step that comes; as a step is recorded, in one that is."""
+        self.rows = rows
+        self._rows.numpy()[:] = rows
+
+    def gather(self, x: Tensor, ids: Tensor, weights: Tensor, first_expert: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `SharedMemory.gather_rows`."""
+        return self._memory.gather_rows(x, ids, weights, self._rows, first_expert)
+
+    def sum(self, parts: Tensor, like: Tensor, shared: Tensor | None, gate: Tensor | None) -> Tensor:
+        """See `SharedMemory.sum_rows`."""
+        return self._memory.sum_rows(parts, self._rows, like, shared, gate)
+
+    def check(self) -> None:
+        """Raise RuntimeError, which names the late, where results since the last call are meaningless."""
+        if self._memory.stopped:
+            late = ", ".join(f"core {rank}" for rank in self._memory.late) or "a core"
+            raise RuntimeError(f"{late} did not take part in an exchange of experts; core {self.rank} waited")
+
+
 def sum_in_order(parts: Sequence[Tensor] | Tensor) -> Tensor:
     """The sum of every rank's tensor as all groups have it: in order, in float32, rounded once."""
     total = parts[0].float()
@@ -189,7 +230,8 @@ class TensorParallel:
     """Rank ``rank`` of ``size`` that together hold a model, or ``stage`` of one. ``group`` may be missing where nothing
     is computed.
 
-    ``expert_parallel``: each rank has some of a layer's experts whole, instead of a part of every one.
+    ``expert_parallel``: each rank has some of a layer's experts whole, instead of a part of every one. They are dealt
+    to ``replicas`` where there are any, of one rank each.
     """
 
     rank: int = 0
@@ -197,6 +239,7 @@ class TensorParallel:
     group: Group | None = None
     stage: Stage = ONE_STAGE
     expert_parallel: bool = False
+    replicas: Replicas | None = None
 
     def divide(self, total: int, what: str) -> int:
         """``total / size``; ConfigError when it does not divide."""
@@ -209,12 +252,16 @@ class TensorParallel:
 
     def experts(self, total: int) -> range:
         """The numbers of this rank's experts, of which it has at least a part."""
+        group = self.replicas
+        if group is not None:
+            return deal(total, group.rank, group.ranks)
         return deal(total, self.rank, self.size) if self.expert_parallel else range(total)
 
     def part_dtype(self, x: Tensor) -> torch.dtype:
         """In what this rank's part of a sum is best kept that is to be in x's: on CPUs, where it costs little, nothing
         is rounded before it is whole."""
-        return torch.float32 if self.size > 1 and x.device.type == "cpu" else x.dtype
+        is_part = self.size > 1 or self.replicas is not None
+        return torch.float32 if is_part and x.device.type == "cpu" else x.dtype
 
     def all_reduce(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The sum of every rank's ``x``: in place, unless another ``dtype`` is asked for."""

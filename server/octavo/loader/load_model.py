@@ -102,6 +102,9 @@ def build_model(
             if tp.stage.size > 1:
                 assert isinstance(model, CausalLM)
                 model.keep_stage()
+            if tp.replicas is not None:
+                assert isinstance(model, CausalLM)
+                model.share_experts()
             for name, module in list(model.named_modules()):
                 if isinstance(module, LinearBase):
                     module.stored_types = [_stored_type(modules, part) for part in _part_paths(model, name, module)]

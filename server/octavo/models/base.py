@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from octavo.core.kv_groups import KVCacheGroup
+from octavo.errors import ConfigError
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.ranks import split_layers
@@ -18,6 +20,7 @@ from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.decoder import Decoder, DeferredHidden, Elsewhere
 from octavo.layers.embedding import PackedTable, ParallelLMHead
 from octavo.layers.latent_attention import LatentSelfAttention
+from octavo.layers.moe import FusedMoE
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import ExpertsBase, LinearBase, kind_of
 from octavo.layers.quantization.packed_method import PackedMethod
@@ -174,6 +177,23 @@ class CausalLM(Model):
             table.is_for_head = True
         for number, one in enumerate(self._attention_layers()):
             one.layer = number  # among the caches that are here
+
+    def share_experts(self) -> None:
+        """Have every layer's experts see all rows of a step, as the other replicas expect: called before there are
+        weights. Raises ConfigError."""
+        if type(self.model).begin is not Decoder.begin:
+            raise ConfigError(
+                f"enable_expert_parallel with data_parallel_size is not supported for {self.config.architecture} with "
+                "embeddings in each layer: leave one of them out"
+            )
+        self.model.is_cut = False
+
+    def serve_others(self) -> None:
+        """Take part in a step of other replicas without rows of one's own."""
+        dtype = getattr(torch, self.config.dtype)
+        for layer in self.modules():
+            if isinstance(layer, FusedMoE):
+                layer.serve_others(dtype)
 
     def forward(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """Hidden states ``[T, H]`` of the tokens ``input_ids [T]`` at ``positions [T]`` (both int64)."""

@@ -11,7 +11,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum, unique
 
 _HEAD = struct.Struct("=IB")  # bytes of the payload, kind
@@ -123,16 +123,20 @@ class Channel:
         while found := self._frames.take():
             yield found
 
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait for something to receive; False after ``seconds`` without. Sends what is buffered meanwhile."""
+    def wait(self, seconds: float | None = None, others: Sequence[int] = ()) -> bool:
+        """Wait for something to receive, here or from the descriptors ``others``; False after ``seconds`` without.
+        Sends what is buffered meanwhile."""
         until = None if seconds is None else time.monotonic() + seconds
+        poll = select.poll() if others else self._poll
+        for descriptor in others:
+            poll.register(descriptor, select.POLLIN)
         while True:
-            self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             left = None if until is None else max(0.0, until - time.monotonic()) * 1e3
-            events = self._poll.poll(left)
+            events = poll.poll(left)
             if not events:
                 return False
-            if events[0][1] & ~select.POLLOUT:
+            if any(event & ~select.POLLOUT for _, event in events):
                 return True
             self._push()
 

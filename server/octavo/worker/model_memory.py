@@ -6,7 +6,7 @@ import torch
 
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.ranks import Stage
-from octavo.layers.parallel import TensorParallel
+from octavo.layers.parallel import Replicas, TensorParallel
 from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import taken_weights
 from octavo.loader.weight_bytes import model_without_memory, weight_size
@@ -31,13 +31,15 @@ def model_memory(config: EngineConfig, device: torch.device, ranks: int = 1, sta
     """On one of ``ranks`` devices that share it, or ``stage`` of it. Raises ModelError and ConfigError as loading it
     would, but for what reading its tensors shows."""
     stored, dealt = stored_weights(config.model, config.load_format), config.parallel.enable_expert_parallel
-    tp = TensorParallel(0, ranks, stage=stage, expert_parallel=dealt)
+    cores = config.parallel.data_parallel_size
+    replicas = Replicas(0, cores) if dealt and cores > 1 else None
+    tp = TensorParallel(0, ranks, stage=stage, expert_parallel=dealt, replicas=replicas)
     model = model_without_memory(config.model, device, tp, stored)
     if stored:
         taken_weights(model, stored, config.model)
     size = weight_size(model, stored, device)
     parameters = size.parameters
-    if dealt and ranks > 1:  # there are more experts than those here
+    if dealt and ranks * cores > 1:  # there are more experts than those here
         whole = model_without_memory(config.model, device, TensorParallel(stage=stage), stored)
         parameters = weight_size(whole, stored, device).parameters
     described = bool(config.model.hf_config.get("quantization_config"))

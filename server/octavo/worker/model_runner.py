@@ -55,6 +55,11 @@ class ModelRunner:
     @torch.inference_mode()
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start one step: update rows, make inputs, run, sample. Calling what is returned reads the results back."""
+        if (replicas := self.model.tp.replicas) is not None:
+            replicas.set_rows(step.rows_of_replicas)
+        if not step.num_scheduled_tokens:
+            self.model.serve_others()
+            return ModelRunnerOutput
         self.update_rows(step)
         requests, batch, runner = self.requests, self.requests.batch, self.device_runner
         req_ids, pooler = list(step.num_scheduled_tokens), requests.pooler

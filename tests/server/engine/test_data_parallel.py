@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.serving import Engine
+from support.serving import Engine, are_gone
+from support.split_cases import CASES
+from support.tiny_models import make_model
 
 from octavo import LLM, SamplingParams
+from octavo.engine.args import EngineArgs
 from octavo.engine.data_parallel import Loads
 from octavo.errors import ConfigError
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
@@ -103,3 +109,77 @@ def test_two_cores_share_requests_and_end_together(tmp_path: Path) -> None:
         for thread in crowd:
             thread.join(20)
         assert engine.process.wait(20) == 1
+
+
+@pytest.mark.slow
+def test_experts_are_dealt_to_cores_that_step_together(tmp_path: Path) -> None:
+    """Of a mixture with a shared expert: answers are those of one engine, be requests at one core alone or, at random
+    times, at both; guesses are verified; each core holds half of the experts. One that is killed ends the server."""
+    guesses = json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 1})
+    flags = "--dtype", "float32", "--load-format", "auto", "--max-num-batched-tokens", "64", "--max-num-seqs", "8"
+    engine = Engine(tmp_path, "-dp", "2", "-ep", *flags, "--speculative-config", guesses)
+    config_class, settings = CASES["experts"]
+    make_model(config_class, settings | {"num_hidden_layers": 3, "max_position_embeddings": 2048}).save_pretrained(
+        tmp_path / "model"
+    )
+    rng, answers = random.Random(28), dict[int, str]()
+    asked = [
+        {
+            "prompt": [rng.randrange(250) for _ in range(rng.choice([2, 9, 40, 150]))] * 2, "seed": number,
+            "max_tokens": rng.choice([1, 7, 40]), "temperature": rng.choice([0.0, 0.8]),
+        }
+        for number in range(20)
+    ]  # fmt: skip
+    llm = LLM(str(tmp_path / "model"), dtype="float32", max_num_seqs=8, max_num_batched_tokens=64)
+    params = [SamplingParams(ignore_eos=True, **{k: v for k, v in one.items() if k != "prompt"}) for one in asked]
+    prompts = [{"prompt_token_ids": one["prompt"]} for one in asked]
+    expected = [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    def ask(number: int, after: float) -> None:
+        time.sleep(after)
+        answers[number] = engine.text({"model": "tiny", "ignore_eos": True, **asked[number]})
+
+    with engine:
+        for number in range(3):
+            ask(number, 0)
+        clients = [threading.Thread(target=ask, args=(i, rng.random() * 1.5)) for i in range(3, len(asked))]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join(60)
+        assert [answers.get(number) for number in range(len(asked))] == expected
+        assert "not recorded" not in engine.log
+        time.sleep(0.3)  # all sleep
+        children = Path(f"/proc/{engine.process.pid}/task/{engine.process.pid}/children").read_text().split()
+        cores = [psutil.Process(int(child)) for child in children]
+        used = [sum(core.cpu_times()[:2]) for core in cores]
+        time.sleep(1)
+        assert all(sum(core.cpu_times()[:2]) - before < 0.3 for core, before in zip(cores, used, strict=True))
+        crowd = engine.crowd(4, 1000)
+        time.sleep(0.3)
+        killed = time.monotonic()
+        os.kill(int(children[0]), signal.SIGKILL)
+        for thread in crowd:
+            thread.join(20)
+        assert engine.process.wait(20) == 1 and time.monotonic() - killed < 10
+        assert are_gone(list(map(int, children)))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"tensor_parallel_size": 2}, "and tensor_parallel_size 2 is not supported yet: give tensor_parallel_size 1"),
+        ({"pipeline_parallel_size": 2}, "and pipeline_parallel_size 2 is not supported yet"),
+        ({"data_parallel_size": 17}, "at most 16 engines step together"),
+        ({"enable_lora": True}, "and enable_lora is not supported yet"),
+        ({"distributed_executor_backend": "mp"}, "distributed_executor_backend mp: leave that out"),
+        ({"speculative_config": {"model": "x", "num_speculative_tokens": 2}}, "give method ngram or suffix"),
+        ({"data_parallel_size": 5}, "4 experts cannot be dealt to 5 ranks"),
+    ],
+)
+def test_what_dealing_experts_to_cores_does_not_go_with(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    make_model(*CASES["experts"]).save_pretrained(tmp_path)
+    options: dict[str, Any] = {"data_parallel_size": 2, "load_format": "dummy", "skip_tokenizer_init": True, **more}
+    with pytest.raises(ConfigError, match=said) as error:
+        EngineArgs(str(tmp_path), enable_expert_parallel=True, **options).create_engine_config(progress=False)
+    assert "\n" not in str(error.value)

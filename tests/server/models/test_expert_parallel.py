@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ from torch import Tensor
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError, ModelError
 from octavo.interface.ranks import deal
-from octavo.layers.parallel import TensorParallel
+from octavo.layers.parallel import Replicas, TensorParallel
 from octavo.layers.quantization.base import ExpertsBase
 from octavo.loader import load_model as loading
+from octavo_kernels.cpu import SharedMemory, create_shared_memory
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80], [7]]
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -63,6 +66,41 @@ def test_two_ranks_with_whole_experts_give_the_logits_of_one(case: str, tmp_path
     """Of every family with experts: shared ones, groups, biases, weights of inputs; OLMoE's five are 3 and 2."""
     make_model(*FAMILY_CASES[case]).save_pretrained(tmp_path)
     check(tmp_path, "none", 1e-4)
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in FIRST.values() else pytest.param(case, marks=pytest.mark.long) for case in SPARSE]
+)
+def test_engines_that_share_experts_give_the_logits_of_one(case: str, tmp_path: Path) -> None:
+    """Each of sequences of its own, and one of them alone while the other has none; each expert is at one of them."""
+    make_model(*FAMILY_CASES[case]).save_pretrained(tmp_path)
+    whole, descriptor = load(tmp_path), create_shared_memory(2, 60.0, has_cores=False)
+    memories = [SharedMemory(descriptor, rank, 2) for rank in range(2)]
+    os.close(descriptor)
+    replicas = [Replicas(rank, 2, memory) for rank, memory in enumerate(memories)]
+    models = [load(tmp_path, tp=TensorParallel(expert_parallel=True, replicas=one)) for one in replicas]
+    assert sum(map(expert_bytes, models)) == expert_bytes(whole) > max(map(expert_bytes, models))
+    found: dict[tuple[int, int], list[Tensor]] = {}
+
+    def work(rank: int) -> None:
+        for turn, texts in enumerate(((TOKENS, TOKENS[1:]), (TOKENS[1:], []), ([], TOKENS))):
+            replicas[rank].set_rows([sum(map(len, text)) for text in texts])
+            if texts[rank]:
+                found[turn, rank] = logits_of(models[rank], texts[rank])
+            else:
+                models[rank].serve_others()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second = logits_of(whole, TOKENS)
+    expected = {(0, 0): [first, second], (0, 1): [second], (1, 0): [second], (2, 1): [first, second]}
+    assert found.keys() == expected.keys()
+    for key, logits in expected.items():
+        for ours, theirs in zip(found[key], logits, strict=True):
+            assert (ours - theirs).abs().max() <= 1e-4 * max(1.0, theirs.abs().max().item())
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "int8"])
@@ -118,11 +156,6 @@ def test_every_expert_is_dealt_once(experts: int, ranks: int) -> None:
     ("case", "options", "said"),
     [
         ("llama", {}, r"enable_expert_parallel: .* has no experts; leave it out"),
-        (
-            "mixtral",
-            {"data_parallel_size": 2},
-            r"enable_expert_parallel with data_parallel_size 2 .*give tensor_parall",
-        ),
         ("few", {"tensor_parallel_size": 4}, r"3 experts cannot be dealt to 4 ranks; give at most 3"),
     ],
 )

@@ -202,3 +202,71 @@ void op_best_of_ranks(const struct best_of_ranks_args *a, struct team_member *m)
     }
     team_finish_phase(m, 1);
 }
+
+// Of `counts` rows of a rank, those in this operation's part
+static int64_t rows_from(int64_t count, int64_t first, int64_t most) { return MAX(0, MIN(count - first, most)); }
+
+void op_gather_rows(const struct gather_rows_args *a, struct team_member *m) {
+    const struct exchange *e = &a->exchange;
+    const int64_t chosen = a->k * (int64_t)sizeof(int32_t), size = a->row_bytes + 2 * chosen, most = e->slot_bytes / size;
+    int64_t largest = 0;
+    for (int64_t r = 0; r < e->ranks; r++) largest = MAX(largest, a->counts[r]);
+    if (largest <= a->first) return;  // on every rank
+    const int64_t rows = rows_from(a->counts[e->rank], a->first, most);
+    for (int64_t i; (i = team_take_item(m, rows)) >= 0; team_item_done(m)) {
+        char *row = slot_of(e, turn_of(e), e->rank) + i * size;
+        const int64_t at = a->first + i;
+        memcpy(row, (const char *)a->x + at * a->row_bytes, (size_t)a->row_bytes);
+        memcpy(row + a->row_bytes, a->ids + at * a->k, (size_t)chosen);
+        memcpy(row + a->row_bytes + chosen, a->weights + at * a->k, (size_t)chosen);
+    }
+    team_finish_phase(m, rows);
+    meet(e, m);
+    for (int64_t r; (r = team_take_item(m, e->ranks)) >= 0; team_item_done(m)) {
+        int64_t at = a->first;
+        for (int64_t before = 0; before < r; before++) at += a->counts[before];
+        const char *row = slot_of(e, turn_of(e) - 1, r);
+        for (int64_t i = 0; i < rows_from(a->counts[r], a->first, most); i++, at++, row += size) {
+            memcpy((char *)a->out_x + at * a->row_bytes, row, (size_t)a->row_bytes);
+            memcpy(a->out_ids + at * a->k, row + a->row_bytes, (size_t)chosen);
+            memcpy(a->out_weights + at * a->k, row + a->row_bytes + chosen, (size_t)chosen);
+            for (int64_t c = 0; c < a->k; c++) a->out_ids[at * a->k + c] -= (int32_t)a->first_expert;
+        }
+    }
+    team_finish_phase(m, e->ranks);
+}
+
+// Row `at` of all, which is row `own` of this rank's
+INLINE void sum_row(const struct sum_rows_args *a, int64_t at, int64_t own, int dtype) {
+    const struct exchange *e = &a->exchange;
+    const float gate = a->shared_gate ? 1.0f / (1.0f + exp_scalar(-a->shared_gate[own])) : 1.0f;
+    for (int64_t c = 0; c < a->width; c += VW) {
+        const int64_t n = MIN(VW, a->width - c), from = (at - a->first) * a->width + c;
+        vf sum = load_part(slot_of(e, turn_of(e) - 1, 0), from, n, FLOAT32);
+        for (int64_t r = 1; r < e->ranks; r++) sum += load_part(slot_of(e, turn_of(e) - 1, r), from, n, FLOAT32);
+        if (a->shared) sum = vfma(splat(gate), load_part(a->shared, own * a->width + c, n, dtype), sum);
+        store_part(a->out, own * a->width + c, n, sum, dtype);
+    }
+}
+
+void op_sum_rows(const struct sum_rows_args *a, struct team_member *m) {
+    const struct exchange *e = &a->exchange;
+    const int64_t size = a->width * (int64_t)sizeof(float);
+    int64_t total = 0, start = 0;
+    for (int64_t r = 0; r < e->ranks; r++) {
+        if (r == e->rank) start = total;
+        total += a->counts[r];
+    }
+    const int64_t rows = rows_from(total, a->first, e->slot_bytes / size);
+    if (!rows) return;  // on every rank
+    for (int64_t i; (i = team_take_item(m, rows)) >= 0; team_item_done(m))
+        memcpy(slot_of(e, turn_of(e), e->rank) + i * size, a->parts + (a->first + i) * a->width, (size_t)size);
+    team_finish_phase(m, rows);
+    meet(e, m);
+    const int64_t begin = MAX(start, a->first), end = MIN(start + a->counts[e->rank], a->first + rows), own = MAX(0, end - begin);
+    for (int64_t i; (i = team_take_item(m, own)) >= 0; team_item_done(m)) {
+        if (a->dtype == FLOAT32) sum_row(a, begin + i, begin + i - start, FLOAT32);
+        else sum_row(a, begin + i, begin + i - start, BFLOAT16);
+    }
+    team_finish_phase(m, own);
+}

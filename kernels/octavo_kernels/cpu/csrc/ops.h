@@ -445,6 +445,32 @@ struct best_of_ranks_args {
     int64_t rows, offset, first;
 };
 
+// Rows that ranks compute apart, counts[rank] each and one rank's after another's: out_* [sum of counts], from x, of
+// `row_bytes` a row, ids and weights [counts[rank], k]. Ids are counted from first_expert in out_ids.
+struct gather_rows_args {
+    const void *x;
+    const int32_t *ids;
+    const float *weights;
+    void *out_x;
+    int32_t *out_ids;
+    float *out_weights;
+    const int64_t *counts;
+    struct exchange exchange;
+    int64_t row_bytes, k, first_expert, first;
+};
+
+// out [counts[rank], width] = the sum of every rank's parts [sum of counts, width] of this rank's rows, and sigmoid(shared_gate)
+// times shared; both of these may be NULL, and are of this rank alone
+struct sum_rows_args {
+    const float *parts;
+    const void *shared;
+    const float *shared_gate;
+    void *out;
+    const int64_t *counts;
+    struct exchange exchange;
+    int64_t width, first, dtype;
+};
+
 // Low-rank adapters: row r has the one in slot slots[r], none below 0.
 // The rows that have one, sorted by slot: rows [count]; tiles [1 + 3 * count] has the number of tiles, then each one's slot,
 // first row in that order and number of rows
@@ -533,6 +559,8 @@ void op_all_reduce(const struct all_reduce_args *a, struct team_member *m);
 void op_all_gather(const struct all_gather_args *a, struct team_member *m);
 void op_best_of_ranks(const struct best_of_ranks_args *a, struct team_member *m);
 void op_lora_tiles(const struct lora_tiles_args *a, struct team_member *m);
+void op_gather_rows(const struct gather_rows_args *a, struct team_member *m);
+void op_sum_rows(const struct sum_rows_args *a, struct team_member *m);
 void op_lora_shrink(const struct lora_shrink_args *a, struct team_member *m);
 void op_lora_gather(const struct lora_gather_args *a, struct team_member *m);
 void op_lora_expand(const struct lora_expand_args *a, struct team_member *m);

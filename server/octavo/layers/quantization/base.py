@@ -177,6 +177,11 @@ class ExpertsBase(nn.Module):
         return size
 
     @property
+    def first(self) -> int:
+        """The number from which chosen experts are counted: this rank's first, but where rows go to other replicas."""
+        return self.numbers.start if self.tp.replicas is None else 0
+
+    @property
     def adds_bias(self) -> bool:
         """Whether this rank adds the biases of results: of experts that ranks have parts of, only one does."""
         return self.tp.rank == 0 or self.tp.expert_parallel
@@ -184,8 +189,11 @@ class ExpertsBase(nn.Module):
     def forward(
         self, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
     ) -> Tensor:
-        """See `octavo_kernels.fused_moe`; the sum of all ranks' parts. ``ids`` are counted from this rank's first
-        expert."""
+        """See `octavo_kernels.fused_moe`; the sum of all ranks' parts. ``ids`` are counted from `first`."""
+        replicas = self.tp.replicas
+        if replicas is not None:
+            part = self.method.apply(self, *replicas.gather(x, ids, weights, self.numbers.start), None, None)
+            return replicas.sum(part, x, shared, gate)
         part = self.method.apply(self, x, ids, weights, shared, gate)
         return self.tp.all_reduce(part, x.dtype)
 

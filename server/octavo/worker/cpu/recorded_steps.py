@@ -9,8 +9,8 @@ layers up to the last attention and another what follows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import numpy as np
@@ -114,8 +114,13 @@ class RecordedSteps:
             self._layers = self._record(lambda: [*self._run_layers()])
             if self._layers is None:
                 return None
-        self._layers.replay(total, sequences=sequences)
+        self._layers.replay(*self._rows(total), sequences=sequences)
         return tuple(tensor[:total] for tensor in self._layers.outputs)
+
+    def _rows(self, total: int) -> tuple[int, ...]:
+        """Those of the step, and of all replicas together if there are any: experts compute these."""
+        replicas = self._model.tp.replicas
+        return (total,) if replicas is None else (total, replicas.total)
 
     def compute_logits(self, hidden: DeferredHidden) -> Tensor | None:
         """Logits float32 [R, vocabulary] from R rows of what `run` returned."""
@@ -140,7 +145,7 @@ class RecordedSteps:
             self._best = [output.numpy() for output in self._step.outputs[1:3]]
         self._written[0][: len(indices)] = indices
         self._written[1][0] = wants_logits
-        self._step.replay(rows, len(indices), sequences=sequences)
+        self._step.replay(*self._rows(rows), len(indices), sequences=sequences)
         if not wants_logits:
             token_ids, values = (array[: len(indices)].tolist() for array in self._best)
             return Logits(self._step.outputs[0], None, (token_ids, values))
@@ -180,10 +185,25 @@ class RecordedSteps:
     def _for_logits(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    @contextmanager
+    def _most_rows(self) -> Iterator[None]:
+        """Steps are recorded with as many rows as there may be, on all replicas."""
+        replicas = self._model.tp.replicas
+        if replicas is None:
+            yield
+            return
+        rows = replicas.rows
+        replicas.set_rows([len(self._inputs.positions)] * replicas.ranks)
+        try:
+            yield
+        finally:
+            replicas.set_rows(rows)
+
     def _record(self, step: Callable[[], T]) -> Program[T] | None:
         if self.can_record:
             try:
-                return record(step, self.arena)
+                with self._most_rows():
+                    return record(step, self.arena)
             except RecordingError as error:
                 logger.info("steps are not recorded, each operation is called from Python: %s", error)
                 self.obstacle = str(error)
