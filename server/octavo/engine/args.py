@@ -381,10 +381,10 @@ class EngineArgs:
         if self.master_port > 65535:
             raise ConfigError(f"master_port must be at most 65535, got {self.master_port}")
         ranks, stages = self.tensor_parallel_size, self.pipeline_parallel_size
-        if self.nnodes > 1 and stages > 1 and (ranks, stages, self.nnodes) != (1, 2, 2):
+        if self.nnodes > 1 and stages not in (1, self.nnodes):
             raise ConfigError(
-                f"pipeline_parallel_size {stages} with tensor_parallel_size {ranks} on {self.nnodes} nodes is not "
-                "supported yet: one rank a node, give pipeline_parallel_size 2 on 2 nodes or tensor_parallel_size alone"
+                f"pipeline_parallel_size {stages} on {self.nnodes} nodes is not supported yet: each node has a stage, "
+                f"give {self.nnodes}, or 1 and tensor_parallel_size over all nodes"
             )
         if ranks * stages % self.nnodes:
             raise ConfigError(

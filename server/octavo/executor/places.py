@@ -6,13 +6,13 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from octavo.executor.channel_group import ChannelGroup
 from octavo.executor.node_group import NodeGroup
 from octavo.executor.signed_channel import SignedChannel
-from octavo.executor.stage_links import ChannelLink, MemoryLink
+from octavo.executor.stage_links import ChannelLink, MemoryLink, NoLink, SpreadLink
 from octavo.interface.engine_config import EngineConfig, ParallelConfig
 from octavo.layers.parallel import Group, SharedMemoryGroup, TensorParallel
 from octavo.worker.stage import StageLink
@@ -50,10 +50,17 @@ class Place:
 
 def create_memory(parallel: ParallelConfig, has_cores: bool) -> list[list[int]]:
     """The descriptors that each rank of one machine makes its `Place` of: memory that all ranks have; of several stages
-    also that of its own, then a socket and memory for the link with the stage before and with the stage after."""
+    also that of its own, then a socket and memory for the link with the stage before and with the stage after. Of
+    several machines, memory that its ranks have, then what links the first of them, which hears from the stage before,
+    with each other one."""
     ranks, timeout = parallel.tensor_parallel_size, parallel.distributed_timeout_seconds
     if parallel.nnodes > 1:
         ranks = parallel.ranks_per_node
+        found = [[one] for one in _copies(create_shared_memory(ranks, timeout, has_cores), ranks)]
+        if parallel.pipeline_parallel_size > 1 and parallel.node_rank > 0:
+            for rank in range(1, ranks):
+                _link(found, 0, rank)
+        return found
     if parallel.pipeline_parallel_size == 1:
         return [[one] for one in _copies(create_shared_memory(ranks, timeout, has_cores), ranks)]
     size = parallel.world_size
@@ -63,9 +70,13 @@ def create_memory(parallel: ParallelConfig, has_cores: bool) -> list[list[int]]:
         for rank, one in enumerate(_copies(own, ranks), first):
             found[rank].append(one)
     for rank in range(size - ranks):
-        for end, one, memory in zip(socket.socketpair(), (rank, rank + ranks), _copies(_memory_file(), 2), strict=True):
-            found[one] += [end.detach(), memory]
+        _link(found, rank, rank + ranks)
     return found
+
+
+def _link(found: list[list[int]], first: int, second: int) -> None:
+    for end, one, memory in zip(socket.socketpair(), (first, second), _copies(_memory_file(), 2), strict=True):
+        found[one] += [end.detach(), memory]
 
 
 def local_place(parallel: ParallelConfig, rank: int, descriptors: Sequence[int]) -> Place:
@@ -73,16 +84,13 @@ def local_place(parallel: ParallelConfig, rank: int, descriptors: Sequence[int])
     (stage, within), ranks = parallel.place_of(rank), parallel.tensor_parallel_size
     (world, *rest), dealt = descriptors, parallel.enable_expert_parallel
     if parallel.nnodes > 1:
-        return _place_on_node(parallel, rank, world, None)
+        return _place_on_node(parallel, rank, descriptors, None)
     group = _open(world, rank, parallel.world_size)
     if stage.size == 1:
         return Place(rank, group, TensorParallel(within, ranks, group, expert_parallel=dealt))
     own, *links = rest
-    found: list[MemoryLink] = []
-    for other, exists in ((rank - ranks, not stage.is_first), (rank + ranks, not stage.is_last)):
-        if exists:
-            end, memory, *links = links
-            found.append(MemoryLink(socket.socket(fileno=end), memory, stage.size, other))
+    others = [rank - ranks] * (not stage.is_first) + [rank + ranks] * (not stage.is_last)
+    found = _memory_links(links, stage.size, others)
     of_stage = _open(own, within, ranks, rank - within)
     return Place(
         rank, group, TensorParallel(within, ranks, of_stage, stage, dealt),
@@ -106,23 +114,44 @@ def place_of_node(
     timeout, rank = parallel.distributed_timeout_seconds, node * parallel.ranks_per_node
     if shared is not None:
         across = ChannelGroup(channels, node, parallel.nnodes, timeout, "node")
-        return _place_on_node(parallel, rank, shared[0], across)
-    world, (stage, within) = ChannelGroup(channels, rank, parallel.world_size, timeout), parallel.place_of(rank)
-    if stage.size == 1:
-        tp = TensorParallel(within, parallel.world_size, world, expert_parallel=parallel.enable_expert_parallel)
-        return Place(rank, world, tp)
-    tp = TensorParallel(stage=stage)
-    if stage.is_first:
-        return Place(rank, world, tp, after=ChannelLink(channels[0], 1, timeout))
-    return Place(rank, world, tp, before=ChannelLink(channels[0], 0, timeout))
+        place = _place_on_node(parallel, rank, shared, across)
+    else:
+        world = ChannelGroup(channels, rank, parallel.world_size, timeout)
+        place = Place(rank, world, _on_one_of(parallel, rank, world, None))
+    stage, ranks = place.tp.stage, parallel.ranks_per_node
+    before: StageLink | None = None
+    if not stage.is_first:
+        before = ChannelLink(channels[0], rank - ranks, timeout)
+        if shared is not None:
+            before = SpreadLink(before, _memory_links(shared[1:], stage.size, range(rank + 1, rank + ranks)))
+    after = None if stage.is_last else ChannelLink(channels[0], rank + ranks, timeout, channels if node == 0 else ())
+    return replace(place, before=before, after=after)
 
 
-def _place_on_node(parallel: ParallelConfig, rank: int, shared: int, across: ChannelGroup | None) -> Place:
-    node, within = divmod(rank, parallel.ranks_per_node)
+def _place_on_node(
+    parallel: ParallelConfig, rank: int, descriptors: Sequence[int], across: ChannelGroup | None
+) -> Place:
+    (shared, *links), (node, within) = descriptors, divmod(rank, parallel.ranks_per_node)
     local = _open(shared, within, parallel.ranks_per_node, rank - within)
     group = NodeGroup(local, across, node, parallel.nnodes)
-    dealt = parallel.enable_expert_parallel
-    return Place(rank, group, TensorParallel(rank, parallel.world_size, group, expert_parallel=dealt))
+    tp = _on_one_of(parallel, rank, group, local)
+    if across is not None or tp.stage.size == 1:
+        return Place(rank, group, tp)
+    before = None if tp.stage.is_first else _memory_links(links, tp.stage.size, [rank - within])[0]
+    return Place(rank, group, tp, before, None if tp.stage.is_last else NoLink())
+
+
+def _on_one_of(parallel: ParallelConfig, rank: int, all_ranks: Group, local: Group | None) -> TensorParallel:
+    """Of several machines, of which each has a stage, or all have one together."""
+    (stage, within), ranks = parallel.place_of(rank), parallel.tensor_parallel_size
+    group = all_ranks if stage.size == 1 else local
+    return TensorParallel(within, ranks, group, stage, parallel.enable_expert_parallel)
+
+
+def _memory_links(descriptors: Sequence[int], slots: int, others: Sequence[int]) -> list[MemoryLink]:
+    """With each of ``others``, of two descriptors each."""
+    pairs = zip(descriptors[::2], descriptors[1::2], others, strict=True)
+    return [MemoryLink(socket.socket(fileno=end), memory, slots, other) for end, memory, other in pairs]
 
 
 def _open(descriptor: int, rank: int, ranks: int, first: int = 0) -> SharedMemoryGroup:

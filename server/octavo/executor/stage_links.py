@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import socket
 import struct
+import threading
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from octavo.executor.signed_channel import SignedChannel
 from octavo.system.channel import Channel, Kind
+from octavo.worker.stage import StageLink
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _AT, _STATE = struct.Struct("=Q"), struct.Struct("=IIB")  # where they begin; rows, columns, dtype of each
@@ -95,16 +98,68 @@ class MemoryLink:
         self._memory = torch.frombuffer(mmap.mmap(self._file, 0), dtype=torch.uint8)
 
 
-class ChannelLink:
-    """One end of a `StageLink` between nodes."""
+class SpreadLink:
+    """What comes to the first rank of a node, for it and the others there."""
 
-    def __init__(self, channel: SignedChannel, other: int, timeout_seconds: float) -> None:
-        """``other``: the rank at the other end."""
+    def __init__(self, source: StageLink, others: Sequence[StageLink]) -> None:
+        self._source, self._others = source, others
+
+    def send(self, states: Sequence[Tensor]) -> None:
+        """See `StageLink`; this end hears alone."""
+        raise NotImplementedError
+
+    def receive(self) -> list[Tensor]:
+        """See `StageLink`."""
+        states = self._source.receive()
+        for link in self._others:
+            link.send(states)
+        return states
+
+
+class NoLink:
+    """Of a rank whose states another one, which has the same, hands on."""
+
+    def send(self, states: Sequence[Tensor]) -> None:
+        """See `StageLink`."""
+
+    def receive(self) -> list[Tensor]:
+        """See `StageLink`; this end hears nothing."""
+        raise NotImplementedError
+
+
+def _hand_on(source: SignedChannel, target: SignedChannel, timeout_seconds: float) -> None:
+    """Everything, until one of the nodes has ended, as others notice. Nobody else reads ``source`` or writes to
+    ``target``; what else they do with these is another thread's."""
+    readable = select.poll()
+    readable.register(source.fileno(), select.POLLIN)
+    try:
+        while True:
+            for kind, payload in source.receive():
+                target.send(kind, bytes(payload))
+            if not target.flush(timeout_seconds):
+                return
+            readable.poll()
+    except (EOFError, OSError, ValueError):
+        return
+
+
+class ChannelLink:
+    """One end of a `StageLink` between nodes, which are connected with node 0 each: that one hands on what the others
+    send."""
+
+    def __init__(
+        self, channel: SignedChannel, other: int, timeout_seconds: float, nodes: Sequence[SignedChannel] = ()
+    ) -> None:
+        """``other``: the rank at the other end; ``nodes``: on node 0, to all others in their order."""
         self._channel, self._other, self._timeout = channel, other, timeout_seconds
         self._frames: deque[bytearray] = deque()
+        self._to_hand_on = list(pairwise(nodes))
 
     def send(self, states: Sequence[Tensor]) -> None:
         """See `StageLink`; waits while the connection takes no more."""
+        for pair in self._to_hand_on:  # with the first step: until then all exchange what they agree on
+            threading.Thread(target=_hand_on, args=(*pair, self._timeout), name="stage-relay", daemon=True).start()
+        self._to_hand_on.clear()
         layout = _States.like(states)
         memory = torch.empty(layout.nbytes, dtype=torch.uint8)
         for ours, theirs in zip(layout.views(memory), states, strict=True):

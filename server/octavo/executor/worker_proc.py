@@ -114,8 +114,9 @@ def run(
         place.check()
         if tells:
             send_results(channel, encode(output))
-        if total.add(output) and stage.is_last and not tells:
-            channel.send(Kind.SUM, encode((total.num_steps, total.value)))
+        if total.add(output) and stage.is_last:
+            if not tells:
+                channel.send(Kind.SUM, encode((total.num_steps, total.value)))
             if others is not None:
                 total.compare(others.sums())
         heartbeat.progress(total.num_steps)

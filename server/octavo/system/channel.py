@@ -149,6 +149,10 @@ class Channel:
             self._push()
         return not self._unsent
 
+    def fileno(self) -> int:
+        """Of the socket."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Close the connection, under whoever waits for it too."""
         try:

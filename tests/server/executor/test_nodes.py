@@ -20,12 +20,16 @@ from pathlib import Path
 import pytest
 import torch
 from support.serving import Engine, are_gone, free_port, rank_pids, tiny_model
+from support.split_cases import SMALL
+from support.tiny_models import make_model
 
+from octavo import LLM, SamplingParams
 from octavo.engine.args import EngineArgs
 from octavo.executor.channel_group import ChannelGroup
 from octavo.executor.node_group import NodeGroup
 from octavo.executor.nodes import NodeRanks, fingerprint
 from octavo.executor.signed_channel import Greeted, RefusedError, SignedChannel, accept, connect
+from octavo.executor.stage_links import ChannelLink
 from octavo.interface.engine_config import ParallelConfig
 from octavo.layers.parallel import SharedMemoryGroup, sum_in_order
 from octavo.system.channel import Kind
@@ -340,6 +344,81 @@ def test_two_nodes_serve_and_end_together(victim: int, flags: tuple[str, str], t
     finally:
         for process in nodes:
             process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "count"), [(("-tp", "2", "-pp", "2"), 2), pytest.param(("-pp", "3"), 3, marks=pytest.mark.long)]
+)
+def test_each_node_has_a_stage(flags: tuple[str, ...], count: int, tmp_path: Path) -> None:
+    """On addresses of their own, and the answers are those of one process, after guesses too. When the last node, whose
+    samples count, is killed, all end."""
+    port, env = free_port(), {"OCTAVO_CLUSTER_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
+    guesses = json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2})
+    shared = [
+        *flags, "--nnodes", str(count), "--master-addr", "127.0.0.2", "--master-port", str(port), "--dtype", "float32",
+        "--load-format", "auto", "--speculative-config", guesses, "--max-num-batched-tokens", "64",
+        "--max-num-seqs", "4",
+    ]  # fmt: skip
+    engine = Engine(tmp_path, *shared, env=env)
+    make_model("LlamaConfig", SMALL | {"num_key_value_heads": 2, "num_hidden_layers": 5}).save_pretrained(
+        tmp_path / "model"
+    )
+    prompts = [[*range(start, start + 40)] * 2 for start in range(6)]
+    llm = LLM(str(tmp_path / "model"), dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    answers: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = engine.text({"model": "tiny", "prompt": prompts[number], "temperature": 0, "max_tokens": 30,
+                                       "ignore_eos": True})  # fmt: skip
+
+    command = [
+        sys.executable, "-m", "octavo.cli.main", "serve", str(tmp_path / "model"), *shared, "--headless", "--port",
+        str(port),
+    ]  # fmt: skip
+    nodes = [
+        subprocess.Popen(
+            [*command, "--node-rank", str(number), "--host", f"127.0.0.{number + 2}"], env={**os.environ, **env}
+        )
+        for number in range(1, count)
+    ]
+    try:
+        with engine:
+            clients = [threading.Thread(target=ask, args=(number,)) for number in range(len(prompts))]
+            for client in clients:
+                client.start()
+            for client in clients:
+                client.join(60)
+            assert [answers.get(number) for number in range(len(prompts))] == [out.outputs[0].text for out in outputs]
+            crowd = engine.crowd(2, 150)
+            time.sleep(0.2)
+            nodes[-1].kill()
+            assert engine.process.wait(10) == 1
+            assert [node.wait(10) for node in nodes] == [1] * (count - 2) + [-signal.SIGKILL]
+            for request in crowd:
+                request.join(5)
+    finally:
+        for process in nodes:
+            process.kill()
+
+
+def test_node_0_hands_on_what_stages_elsewhere_send(listener: Listener) -> None:
+    """From each node to the next, in their order, whatever the size; beside what it sends itself."""
+    channels, clients = zip(*(listener.pair(node) for node in (1, 2)), strict=True)
+    first = ChannelLink(channels[0], 1, 10, channels)
+    (middle, last), states = (ChannelLink(client, 0, 10) for client in clients), torch.randn(3, 5)
+    first.send([states])
+    assert torch.equal(middle.receive()[0], states)
+    for size in (1, 7, 5000):
+        sent = [torch.randn(size, 300), torch.randn(size, 2).bfloat16()]
+        thread = threading.Thread(target=middle.send, args=(sent,))
+        thread.start()
+        first.send([states])
+        assert all(map(torch.equal, last.receive(), sent))
+        thread.join(10)
+        assert torch.equal(middle.receive()[0], states)
 
 
 def probe(port: int, path: str = "/health", method: str = "GET") -> tuple[int, str]:

@@ -254,8 +254,7 @@ class _Grammars:
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be an integer >= 1"),
         ({"pipeline_parallel_size": 2, "speculative_config": {"model": "x", "num_speculative_tokens": 2}},
          "method draft_model does not work with pipeline_parallel_size 2 yet: give method ngram or suffix"),
-        ({"pipeline_parallel_size": 2, "nnodes": 2, "tensor_parallel_size": 2}, "one rank a node"),
-        ({"pipeline_parallel_size": 3, "nnodes": 3}, "on 3 nodes is not supported yet"),
+        ({"pipeline_parallel_size": 2, "nnodes": 3}, "on 3 nodes is not supported yet: each node has a stage, give 3"),
         ({"pipeline_parallel_size": 40, "tensor_parallel_size": 2}, "at most 48 ranks, not 80"),
     ],
 )  # fmt: skip
