@@ -95,7 +95,7 @@ class LLM(PoolingMethods):
         self._chat_template = options.chat_template
         self._input = InputProcessor(self.config, self.tokenizer, options.max_logprobs, options.strict_json_schema)
         self._output = OutputProcessor(self.tokenizer)
-        self._adapters = OfflineAdapters(self.engine)
+        self._adapters = OfflineAdapters(self.engine, engine_args.get("download_dir"))
         self._ids = itertools.count()
         self.totals = Totals()
         self._finished: Counts[str] = Counts()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import logging
 import os
 import sys
@@ -11,9 +12,9 @@ import time
 
 from octavo.engine.args import EngineArgs
 from octavo.engine.core_launcher import CoreOptions, CoreProcess, CoreProcesses, start_cores
-from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.args import ServerArgs, parse_module
 from octavo.entrypoints.listening import bind, check_ports
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, ModelError
 from octavo.executor.headless import NodeState, run_headless
 from octavo.executor.signed_channel import cluster_token
 from octavo.fetch.cache import mark_as_served
@@ -91,6 +92,20 @@ def _check_adapters(engine_args: EngineArgs, args: ServerArgs) -> None:
         raise ConfigError("lora_dir needs --allow-runtime-lora-updating: give both, or neither")
 
 
+def _fetched(module: str, download_dir: str | None) -> str:
+    """A value of --lora-modules with the folder of what it names. Raises ConfigError."""
+    name, path, base = parse_module(module)
+    if "://" not in path:
+        return module
+    from octavo.fetch.adapters import fetch_adapter
+
+    try:
+        folder = fetch_adapter(path, download_dir=download_dir)
+    except ModelError as error:
+        raise ConfigError(f"lora_modules: {name}: {error}") from None
+    return json.dumps({"name": name, "path": str(folder), "base_model_name": base})
+
+
 def _keys_from_environment() -> list[str]:
     for name in ("OCTAVO_API_KEY", "VLLM_API_KEY"):
         if key := os.environ.get(name):
@@ -104,6 +119,7 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess | Cor
     config.model.generation_config.update(args.override_generation_config)
     process.configure(config.to_dict(), CoreOptions(args.watchdog_seconds, args.log_level, args.log_format))
     mark_as_served(config.model.files.weights, engine_args.download_dir)
+    args.lora_modules = [_fetched(module, engine_args.download_dir) for module in args.lora_modules]
     fetch_seconds = phases.done("finding the model")
     from octavo.text.tokenizer import Tokenizer
 

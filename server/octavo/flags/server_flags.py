@@ -48,8 +48,8 @@ SERVER_HELP = {
     "(default: none; reasoning stays in the content)",
     "embedding_pooling": "Pooling of /v1/embeddings for requests that set none (default: as the model's own files say, "
     "else mean)",
-    "lora_modules": "LoRA adapters to serve beside the model, each as name=folder, or as JSON: "
-    '{"name": "sql", "path": "/adapters/sql"}',
+    "lora_modules": "LoRA adapters to serve beside the model, each as name=folder, or name=hf://org/name and the like, "
+    'or as JSON: {"name": "sql", "path": "/adapters/sql"}',
     "lora_dir": "Folder below which /v1/load_lora_adapter may load adapters (default: none, it loads nothing)",
     "lora_list": 'JSON file with LoRA adapters to fetch and serve, {"adapters": [{"name": "sql", "uri": '
     '"hf://org/name"}]}; its changes are followed (default: none)',

@@ -12,7 +12,7 @@ class LoRARequest:
 
     lora_name: str
     lora_int_id: int
-    lora_path: str  # a folder as PEFT saves it, or a GGUF file as llama.cpp does
+    lora_path: str  # a folder as PEFT saves it, from hf:// and the like too, or a GGUF file as llama.cpp does
 
     def __post_init__(self) -> None:
         for name, value in (("lora_name", self.lora_name), ("lora_path", str(self.lora_path))):

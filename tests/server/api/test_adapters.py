@@ -229,7 +229,7 @@ def lora_line(server: Engine) -> str:
 def test_without_the_flag_nothing_can_be_changed(tmp_path):
     """Here with two engines, each of which reads what --lora-modules names."""
     make(tmp_path / "own", 1)
-    flags = "--enable-lora", "--lora-modules", f"own={tmp_path / 'own'}", "--data-parallel-size", "2"
+    flags = "--enable-lora", "--lora-modules", f"own=file://{tmp_path / 'own'}", "--data-parallel-size", "2"
     with Engine(tmp_path, *flags) as engine, ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: complete(engine, "own"), range(6)))
         assert all(answer["model"] == "own" for answer in answers)

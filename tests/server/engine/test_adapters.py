@@ -146,6 +146,16 @@ def test_llama_cpps_files_hold_the_same_adapter(made, llm, tmp_path):
         assert found(output)[0] == expected(made["models"]["all"], PROMPTS[0])[0]
 
 
+def test_adapters_are_fetched_from_where_models_are(made, llm):
+    for name in ("all", "some"):
+        request = LoRARequest(name, 1, f"file://{made['folder'] / name}")
+        for _ in range(2):
+            (output,) = llm.generate({"prompt_token_ids": PROMPTS[0]}, GREEDY, lora_request=request, use_tqdm=False)
+            assert found(output)[0] == expected(made["models"][name], PROMPTS[0])[0]
+    with pytest.raises(ModelError, match="unknown source"):
+        llm.generate({"prompt_token_ids": [1]}, GREEDY, lora_request=LoRARequest("x", 1, "ftp://host/x"))
+
+
 def test_other_weights_under_one_name_find_no_keys_of_the_first(made, tmp_path):
     folder = made["folder"]
     llm = LLM(str(folder / "model"), dtype="float32", enable_lora=True, skip_tokenizer_init=True)
