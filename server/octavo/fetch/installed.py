@@ -92,7 +92,8 @@ def _in_octavo_cache(root: Path) -> Iterator[Installed]:
             yield Installed(name, member, (folder,))
     for folder in _folders(root / "web"):
         ggufs = [*folder.glob("*.gguf")]
-        if (folder / "fetched.json").exists():
+        # An adapter is no model: neither listed, nor evicted while it is served.
+        if (folder / "fetched.json").exists() and not (folder / "adapter_config.json").exists():
             name = folder.name.rpartition("-")[0] or folder.name
             yield Installed(name, ggufs[0] if ggufs else folder, (folder,))
 

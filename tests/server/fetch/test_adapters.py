@@ -14,6 +14,7 @@ from support.web_server import Web
 from octavo.cli.main import main
 from octavo.errors import ModelError
 from octavo.fetch.adapters import FILES, fetch_adapter
+from octavo.fetch.installed import installed
 
 CONFIG, WEIGHTS = b'{"r": 1}', b"w" * 20_000
 CONTENT = dict(zip(FILES, (CONFIG, WEIGHTS), strict=True))
@@ -57,6 +58,7 @@ def test_a_folder_of_the_web_by_its_digest(tmp_path: Path) -> None:
     with Web({f"/a/{name}": data for name, data in CONTENT.items()}) as web:
         first = fetch_adapter(f"{web.url}/a", digest=DIGEST, progress=False)
         assert content(first) == CONTENT and fetch_adapter(f"{web.url}/a/", digest=DIGEST, progress=False) == first
+        assert installed() == [], "it is no model, which could be evicted while it is served"
         with pytest.raises(ModelError, match=f"expected {OTHER}"):
             fetch_adapter(f"{web.url}/a", digest=OTHER, progress=False)
         web.files[f"/a/{FILES[1]}"] = b"new"
