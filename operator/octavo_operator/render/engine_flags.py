@@ -122,6 +122,7 @@ FLAGS = (
     "--no-enforce-eager",
     "--no-exclude-tools-when-tool-choice-none",
     "--no-headless",
+    "--no-language-model-only",
     "--no-return-tokens-as-token-ids",
     "--no-skip-tokenizer-init",
     "--no-strict-json-schema",

@@ -162,7 +162,7 @@ class KVCacheManager:
         """The longest cached prefix of the sequence's tokens. Takes no references."""
         if not self.enable_prefix_caching or request.skip_prefix_cache:
             return PrefixHit([[] for _ in self.groups])
-        size, tokens = self.block_size, request.all_token_ids
+        size, tokens = self.block_size, request.key_token_ids
         blocks = self._find_blocks(request)
         hit = PrefixHit(blocks, None, len(blocks[0]) * size)
         rest = tuple(tokens[hit.num_tokens : hit.num_tokens + size])
@@ -176,7 +176,7 @@ class KVCacheManager:
 
     def _find_blocks(self, request: Request) -> list[list[KVCacheBlock]]:
         """The whole blocks of the longest prefix that every group can serve."""
-        tokens, hash_of = request.all_token_ids, partial(self._hash, request)
+        tokens, hash_of = request.key_token_ids, partial(self._hash, request)
         most, last = len(tokens) // self.block_size, len(tokens) - 1
         found: list[list[KVCacheBlock]] = []
         for group in self.groups:
@@ -243,7 +243,7 @@ class KVCacheManager:
             return
         num_full = min(request.num_confirmed_tokens, request.num_tokens) // self.block_size
         for i in range(table.num_hashed_blocks, num_full):
-            tokens = tuple(request.all_token_ids[i * self.block_size : (i + 1) * self.block_size])
+            tokens = tuple(request.key_token_ids[i * self.block_size : (i + 1) * self.block_size])
             own_hash, parent = self._hash(request, i), self._parent_hash(request, i)
             for g, group in enumerate(self.groups):
                 block, key = table.groups[g][i], group.key(own_hash)
@@ -265,7 +265,7 @@ class KVCacheManager:
         if start == confirmed:
             return
         index = start // self.block_size
-        tokens, parent = tuple(request.all_token_ids[start:confirmed]), self._parent_hash(request, index)
+        tokens, parent = tuple(request.key_token_ids[start:confirmed]), self._parent_hash(request, index)
         for group, blocks in zip(self.groups, table.groups, strict=True):
             if len(blocks[index].tokens) < len(tokens) and blocks[index] is not self.pool.null_block:
                 self.pool.index(blocks[index], group.key(parent), tokens, None)
@@ -275,7 +275,7 @@ class KVCacheManager:
         hashes, size = request.block_hashes, self.block_size
         while len(hashes) <= index:
             i = len(hashes)
-            hashes.append(block_hash(self._parent_hash(request, i), request.all_token_ids[i * size : (i + 1) * size]))
+            hashes.append(block_hash(self._parent_hash(request, i), request.key_token_ids[i * size : (i + 1) * size]))
         return hashes[index]
 
     def _parent_hash(self, request: Request, index: int) -> bytes:

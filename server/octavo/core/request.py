@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from octavo.interface.images import ImageItem, key_token_ids
 from octavo.interface.messages import EngineCoreRequest
 
 NO_LIMIT = 1 << 60
+_NO_ITEMS: list[ImageItem] = []
 
 
 class RequestStatus(IntEnum):
@@ -57,12 +59,16 @@ class Request:
     - ``num_cached_tokens``: what the first admission found in the prefix cache, as reported to the user.
     - ``num_prompt_logprobs``: prompt positions whose log-probabilities have been reported.
 
+    ``mm_items`` are its images, ``images_until`` the position after the last one's tokens (0: there are none).
+    ``key_token_ids`` are its tokens as the prefix cache knows them: the same list, unless there are images.
+
     ``epoch`` counts how often its blocks were taken away: results of steps before that say nothing of the new blocks.
     """
 
     __slots__ = (
-        "adapter", "all_token_ids", "block_hashes", "core_request", "eos_token_ids", "epoch", "grammar", "index",
-        "max_tokens", "num_cached_tokens", "num_computed_tokens", "num_confirmed_tokens", "num_drafts", "num_kv_tokens",
+        "adapter", "all_token_ids", "block_hashes", "core_request", "eos_token_ids", "epoch", "grammar", "images_until",
+        "index", "key_token_ids", "max_tokens", "mm_items", "num_cached_tokens", "num_computed_tokens",
+        "num_confirmed_tokens", "num_drafts", "num_kv_tokens",
         "num_output_placeholders", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens", "num_rejected",
         "pooling", "req_id", "request_id", "sampling_params", "scheduled_time", "status", "stop_reason",
         "stop_token_ids",
@@ -76,6 +82,9 @@ class Request:
         self.req_id = f"{index}#{core_request.request_id}"
         self.all_token_ids = list(core_request.prompt_token_ids)
         self.num_prompt_tokens = len(self.all_token_ids)
+        self.mm_items: list[ImageItem] = core_request.mm_items or _NO_ITEMS
+        self.images_until = self.mm_items[-1].end if self.mm_items else 0
+        self.key_token_ids = key_token_ids(self.all_token_ids, core_request.mm_items)
         self.sampling_params = params
         self.max_tokens: int = params.max_tokens if params.max_tokens is not None else NO_LIMIT
         if core_request.pooling is not None:
@@ -128,6 +137,8 @@ class Request:
     def append_output_token(self, token_id: int, max_model_len: int) -> bool:
         """Take a sampled token; True when it ends the sequence (``status`` and ``stop_reason`` then say how)."""
         self.all_token_ids.append(token_id)
+        if self.images_until:
+            self.key_token_ids.append(token_id)
         num_tokens = len(self.all_token_ids)
         num_output = num_tokens - self.num_prompt_tokens
         if token_id in self.stop_token_ids and num_output >= self.sampling_params.min_tokens:

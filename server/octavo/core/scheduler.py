@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from octavo.core.adapters import AdapterQueue, AdapterSlots, check_adapters
 from octavo.core.drafts import Drafts, num_sampled_rows
+from octavo.core.encoder_cache import EncoderCacheManager
 from octavo.core.integrity import check_integrity
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
 from octavo.core.request import Request, RequestStatus
@@ -67,9 +68,11 @@ class Scheduler:
         drafts: Drafts | None = None,
         num_stages: int = 1,
         adapters: AdapterSlots | None = None,
+        images: EncoderCacheManager | None = None,
     ) -> None:
         """``drafts``: None for no speculation. ``num_stages``: of a pipeline, which has a step in flight for each, none
-        with a sequence that another one decodes; drafts are the host's then. ``adapters``: None for no LoRA adapters.
+        with a sequence that another one decodes; drafts are the host's then. ``adapters``: None for no LoRA adapters;
+        ``images``: None for a model that reads none.
         Raises ValueError when one sequence of ``max_model_len`` would not fit: alone, it could never finish."""
         needed = kv.most_blocks(config.max_model_len)
         if needed > kv.pool.num_usable_blocks:
@@ -91,7 +94,7 @@ class Scheduler:
         self._in_flight: deque[list[ScheduledSequence]] = deque()
         self._step_id = 0
         self._groups = SampleGroups(kv)
-        self._drafts, self._num_stages = drafts, num_stages
+        self._drafts, self._num_stages, self._images = drafts, num_stages, images
         self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish, drafts)
         self.held: set[str] = set()  # running sequences whose grammar mask is not ready: not scheduled
 
@@ -110,10 +113,22 @@ class Scheduler:
                 f"prompt of {num_prompt_tokens} tokens needs {needed} KV cache blocks, the cache has "
                 f"{self.kv.pool.num_usable_blocks}; shorten it or give the cache more memory"
             )
+        self._check_images(core_request)
         group = self._groups.add(core_request)
         self.requests.update(group.sequences)
         self.adapters.add(core_request.adapter, len(group.sequences))
         self.waiting.add(group.leader)
+
+    def _check_images(self, core_request: EngineCoreRequest) -> None:
+        if not core_request.mm_items:
+            return
+        if self._images is None:
+            raise ValueError("the model reads no images here; send text alone")
+        drafts = self._drafts.num_speculative_tokens if self._drafts is not None else 0
+        most = self.config.max_num_batched_tokens - num_sampled_rows(self.config.max_num_seqs, drafts)
+        if (threshold := self.config.long_prefill_token_threshold) > 0:
+            most = min(most, threshold)
+        self._images.check(core_request.mm_items, most)
 
     def finish_requests(self, request_ids: Iterable[str], status: RequestStatus) -> list[EngineCoreOutput]:
         """End whole requests from outside (abort, error). Unknown ids are ignored. Frees everything at once."""
@@ -155,6 +170,8 @@ class Scheduler:
     def _stop(self, request: Request) -> None:
         """Take a running sequence's row away."""
         del self.running[request.req_id]
+        if self._images is not None:
+            self._images.drop(request)
         self._prefilling.pop(request.req_id, None)
         self._finished_req_ids.append(request.req_id)
         self.adapters.stop(request.adapter)
@@ -187,6 +204,8 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
         """The next step; ``now`` (seconds) is its time, for new sequences' metrics. An empty step needs no update."""
         self.kv.begin_step()
+        if self._images is not None:
+            self._images.begin_step()
         step = _Step(self.config.max_num_batched_tokens, now)
         self._schedule_running(step)
         if not step.preempted:
@@ -209,7 +228,11 @@ class Scheduler:
         threshold = self.config.long_prefill_token_threshold
         if 0 < threshold < num_new:
             num_new = threshold
-        return num_new if num_new < budget else budget
+        if num_new > budget:
+            num_new = budget
+        if self._images is not None and request.num_computed_tokens < request.images_until:
+            num_new = self._images.cut(request, num_new)
+        return num_new
 
     def _schedule_running(self, step: _Step) -> None:
         """Decoding sequences first, so that none waits behind a long prompt; then prompts in progress."""
@@ -270,6 +293,8 @@ class Scheduler:
 
     def _propose(self, request: Request, num_new: int, step: _Step) -> list[int]:
         drafts, in_flight = self._drafts, request.num_output_placeholders
+        if request.num_computed_tokens < request.images_until:
+            return _NO_DRAFTS
         if drafts is None or num_new != 1 or not (drafts.on_device if in_flight else request.num_output_tokens):
             return _NO_DRAFTS
         if not drafts.asks(request):
@@ -349,7 +374,7 @@ class Scheduler:
     def _admit(self, step: _Step, request: Request) -> bool:
         """Start the first waiting sequence if all its known tokens fit beside what running prompts still need."""
         free = self.kv.pool.num_free_blocks - step.reserved
-        allocation = self._start_forked(request, free) or self._start(step, request, free)
+        allocation = self._start_forked(step, request, free) or self._start(step, request, free)
         if allocation is None:
             return False
         if request.scheduled_time is None:
@@ -374,15 +399,16 @@ class Scheduler:
                 pooling=request.pooling,
                 grammar=request.grammar,
                 adapter_slot=self.adapters.start(request.adapter),
+                mm_items=[item.without_tensors() for item in request.mm_items] or None,
             )
         )
         self._schedule_tokens(step, request, self._num_schedulable(request, step.budget), allocation)
         step.reserved += self.kv.missing_blocks(request)
         return True
 
-    def _start_forked(self, request: Request, free: int) -> Allocation | None:
+    def _start_forked(self, step: _Step, request: Request, free: int) -> Allocation | None:
         """A sample that holds its prompt's blocks needs just its last prompt token computed."""
-        if request.req_id not in self._groups.forked or free < 1:
+        if request.req_id not in self._groups.forked or free < 1 or not self._num_schedulable(request, step.budget):
             return None
         allocation = self._allocate(request, 1)
         if allocation is not None:
@@ -401,6 +427,8 @@ class Scheduler:
         for attempt in attempts:
             request.num_computed_tokens = attempt.num_tokens
             num_new = self._num_schedulable(request, step.budget)
+            if num_new <= 0:
+                continue  # there is no room for an image now
             allocation = self._allocate(request, num_new, attempt)
             if allocation is not None:
                 return allocation
@@ -421,6 +449,8 @@ class Scheduler:
             request.num_drafts += len(drafts)
         step.budget -= num_new
         until = request.num_computed_tokens + num_new
+        if self._images is not None and request.num_computed_tokens < request.images_until:
+            self._images.use(request, until)
         request.num_computed_tokens = until
         sampled = until >= num_known
         if sampled:
@@ -454,6 +484,8 @@ class Scheduler:
             output.num_draft_tokens = self._wanted_drafts(step, self._drafts)
         output.block_copies = [pair for pairs in step.copies.values() for pair in pairs]
         output.adapters = self.adapters.take_placed()
+        if self._images is not None:
+            output.encoder_inputs, output.free_encoder_hashes = self._images.take()
         output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
         self._in_flight.append(list(step.scheduled.values()))
         self._step_id += 1
@@ -492,7 +524,12 @@ class Scheduler:
 
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take the results of the oldest step in flight. Tokens of sequences that have ended since are dropped."""
-        return self._results.process(self._in_flight.popleft(), output)
+        step = self._in_flight.popleft()
+        if self._images is not None and output.errors:
+            for scheduled in step:
+                if scheduled.request.req_id in output.errors:
+                    self._images.forget(scheduled.request)
+        return self._results.process(step, output)
 
     # -- inspection -------------------------------------------------------------------------------------------------
 
@@ -518,3 +555,5 @@ class Scheduler:
         waiting = {request.req_id for request in self.waiting}
         check_integrity(self.kv, self._groups, self.requests, self.running, waiting, self._prefilling.keys())
         check_adapters(self.adapters, self.requests.values(), self.running.values())
+        if self._images is not None:
+            self._images.check_integrity(set(self.running))

@@ -76,6 +76,7 @@ class EngineArgs:
     enforce_eager: bool = False
     attention_backend: str = "auto"
     skip_tokenizer_init: bool = False
+    language_model_only: bool = False  # leave out what reads images
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -143,6 +144,7 @@ class EngineArgs:
             generation_config=load_generation_config(files) if self.generation_config == "auto" else {},
             dtype_is_asked=self.dtype != "auto",
             pooler=load_pooler_config(files, hf_config),
+            language_model_only=self.language_model_only,
         )
         cache = CacheConfig(
             block_size=self.block_size,

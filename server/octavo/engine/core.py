@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from octavo.core.adapters import AdapterSlots
 from octavo.core.draft_lengths import DraftLengths
 from octavo.core.drafts import Drafter, Drafts
+from octavo.core.encoder_cache import EncoderCacheManager
 from octavo.core.encoder_scheduler import EncoderScheduler
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.kv_events import KVEventLog
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from octavo.executor.lock_step import LockStep
 
 logger = logging.getLogger(__name__)
+
+
+ENCODER_CACHE_TOKENS = 8192  # embeddings of images that are kept
 
 
 @dataclass
@@ -78,7 +82,10 @@ class EngineCore:
             stages = self.config.parallel.pipeline_parallel_size
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1 and stages == 1)
             slots = AdapterSlots(self.config.lora.max_loras) if self.config.lora is not None else None
-            self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts, stages, slots)
+            images = (
+                EncoderCacheManager(ENCODER_CACHE_TOKENS) if self.config.model.reads_images and stages == 1 else None
+            )
+            self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts, stages, slots, images)
             if self._kv_events is not None and cache.enable_prefix_caching:
                 self._kv_events.start([group.window for group in layout.groups])
                 self._kv_event_log = kv.log_events()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from octavo.engine.images import ImageInputs
 from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import EngineCoreRequest
@@ -51,6 +52,7 @@ class InputProcessor:
         self.has_token_types = config.model.is_encoder and config.model.hf_config.get("type_vocab_size", 2) > 1
         self.follow(config)
         self.eos_token_ids = eos_token_ids(config, tokenizer)
+        self.images = ImageInputs(config, tokenizer)
 
     def follow(self, config: EngineConfig) -> None:
         """Take over limits that the core has found."""
@@ -86,11 +88,19 @@ class InputProcessor:
         if not -(2**31) <= priority < 2**31:
             raise ValueError(f"priority must fit 32 bits (-2**31 to 2**31 - 1), got {priority}")
         text, ids, salt = _split_prompt(prompt)
+        features = self.images.process(data) if (data := _images_of(prompt)) else None
         salt = cache_salt if cache_salt is not None else salt
         if ids is None:
             ids = self.tokenize(text or "", add_special_tokens, truncate_prompt_tokens, salt)
         else:
             ids = self._check_ids(ids)
+        items = None
+        if features:
+            if truncate_prompt_tokens is not None:
+                raise ValueError(
+                    "truncate_prompt_tokens would cut images of the prompt; leave it out, or send text alone"
+                )
+            ids, items = self.images.place(ids, features)
         ids = self._truncate(ids, truncate_prompt_tokens, truncation_side)
         if grammar is None and params.structured_outputs is not None:
             grammar = to_grammar(params.structured_outputs, strict=self.strict_json_schema)
@@ -110,6 +120,7 @@ class InputProcessor:
             grammar=grammar,
             grammar_field=grammar_field or "structured_outputs",
             adapter=adapter,
+            mm_items=items,
         )
 
     def process_pooling(
@@ -138,6 +149,8 @@ class InputProcessor:
             raise ValueError(
                 f"truncate_prompt_tokens must be -1 or between 1 and {longest} (the longest text here), got {limit}"
             )
+        if _images_of(prompt):
+            raise ValueError("prompt has multi_modal_data, and images are not pooled here; send text alone")
         text, ids, _ = _split_prompt(prompt)
         types: list[int] | None = None
         if ids is not None:
@@ -328,8 +341,6 @@ def _split_prompt(prompt: Any) -> tuple[str | None, Sequence[int] | None, str | 
     if isinstance(prompt, str):
         return prompt, None, None
     if isinstance(prompt, dict):
-        if prompt.get("multi_modal_data"):
-            raise ValueError("prompt has multi_modal_data, which is not supported: the model takes text only; drop it")
         if prompt.get("prompt_token_ids") is not None:
             return prompt.get("prompt"), prompt["prompt_token_ids"], prompt.get("cache_salt")
         if isinstance(prompt.get("prompt"), str):
@@ -338,6 +349,10 @@ def _split_prompt(prompt: Any) -> tuple[str | None, Sequence[int] | None, str | 
     if isinstance(prompt, Sequence) or hasattr(prompt, "__iter__"):
         return None, prompt, None
     raise ValueError(f"prompt must be a text, a list of token ids or a dict, got {type(prompt).__name__}")
+
+
+def _images_of(prompt: Any) -> Any:
+    return prompt.get("multi_modal_data") if isinstance(prompt, dict) else None
 
 
 def _not_unicode(text: str) -> ValueError:

@@ -22,8 +22,7 @@ ALWAYS = {
     "disable_log_requests": "requests are logged only with --enable-log-requests",
     "async_scheduling": "steps are always scheduled ahead on a GPU",
     "disable_cascade_attn": "there is no cascade attention",
-    "language_model_only": "models take text only",
-    "skip_mm_profiling": "models take text only",
+    "skip_mm_profiling": "an image's memory is computed",
     "use_v2_block_manager": "there is one block manager",
 }
 

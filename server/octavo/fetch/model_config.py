@@ -23,7 +23,8 @@ def load_hf_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None
     path = files.path / "config.json"
     config = _with_quantization({**read_json(path), **(overrides or {})}, files.path)
     for key in ("text_config", "llm_config"):  # models with several inputs keep the language model's part apart
-        if "vocab_size" not in config and isinstance(config.get(key), dict):
+        apart = "vocab_size" not in config or "hidden_size" not in config
+        if apart and isinstance(config.get(key), dict):
             kept = ("architectures", "tie_word_embeddings")
             outer: dict[str, Any] = {field: config[field] for field in kept if field in config}
             config = {**config, **config[key], **outer}

@@ -92,6 +92,7 @@ ENGINE_HELP = {
     "max_cpu_loras": "Maximum number of adapters that are kept in memory; others are read again when they are asked "
     "for (default: as --max-loras)",
     "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",
+    "language_model_only": "Leave out what reads images: the model takes text only",
 }
 CHOICES = {
     "dtype": (*DTYPES, *DTYPE_NAMES), "load_format": LOAD_FORMATS,

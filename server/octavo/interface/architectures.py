@@ -50,11 +50,14 @@ MODELS = {
     "Qwen2_5_VLForConditionalGeneration": "text_of_vision",
     "Qwen3VLForConditionalGeneration": "text_of_vision",
     "Mistral3ForConditionalGeneration": "text_of_vision",
-    "Gemma3ForConditionalGeneration": "text_of_vision",
+    "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma3nForConditionalGeneration": "text_of_vision",
     "Gemma4ForConditionalGeneration": "text_of_vision",
     "Gemma4UnifiedForConditionalGeneration": "text_of_vision",
     "Qwen3VLMoeForConditionalGeneration": "text_of_vision",
+    "LlavaForConditionalGeneration": "llava",
+    "Idefics3ForConditionalGeneration": "idefics3",
+    "SmolVLMForConditionalGeneration": "idefics3",
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen_moe",
     "Qwen3MoeForCausalLM": "qwen_moe",
@@ -93,6 +96,13 @@ MODELS = {
     "ModernBertForMaskedLM": "modernbert",
     "ModernBertForSequenceClassification": "modernbert",
 }
+# Those that read images, where the checkpoint has a tower for them.
+IMAGE_READERS = {
+    "LlavaForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+}  # fmt: skip
+# Those whose image tokens see each other in both directions.
+SEES_IMAGES_WHOLE = {"Gemma3ForConditionalGeneration"}
 # Those that read whole texts, to both sides, and cannot write any; whose checkpoints may know learned positions alone.
 ENCODERS = {name for name, module in MODELS.items() if module in ("bert", "nomic_bert", "gte", "modernbert")}
 _LEARNED_POSITIONS = {name for name in ENCODERS if name.startswith(("Bert", "Roberta", "XLMRoberta", "DistilBert"))}
@@ -185,9 +195,16 @@ ALIASES: dict[str, Mapping[str, str]] = {
     **{name: _NOMIC_BERT for name in MODELS if name.startswith("NomicBert")},
     **{name: _DISTIL_BERT for name in MODELS if name.startswith("DistilBert")},
 }  # fmt: skip
+_LLAVA: dict[str, Any] = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "vocab_size": 32000, "max_position_embeddings": 2048,
+}  # fmt: skip
 # What config.json means by leaving a field out, where transformers has a default of the family.
 DEFAULTS: dict[str, Mapping[str, Any]] = {
     "Phi3ForCausalLM": {"rms_norm_eps": 1e-5},
+    "LlavaForConditionalGeneration": _LLAVA,  # what text_config leaves out is Llama's
+    "Idefics3ForConditionalGeneration": _LLAVA,
+    "SmolVLMForConditionalGeneration": _LLAVA,
     "OlmoeForCausalLM": {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
     "Qwen2MoeForCausalLM": {
         "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "num_key_value_heads": 16,

@@ -54,7 +54,12 @@ Name = Callable[[str], str]
 
 
 # Architectures around one of several language models, by model_type of text_config: those that are built.
-_TEXT_TYPES = {"Mistral3ForConditionalGeneration": ("mistral", "mistral3", "ministral3")}
+_TEXT_TYPES = {
+    "Mistral3ForConditionalGeneration": ("mistral", "mistral3", "ministral3"),
+    "LlavaForConditionalGeneration": ("llama",),
+    "Idefics3ForConditionalGeneration": ("llama",),
+    "SmolVLMForConditionalGeneration": ("llama",),
+}
 
 
 def check_config(config: dict[str, Any], source: str, name: Name = str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from octavo.interface.architectures import ENCODERS
+from octavo.interface.architectures import ENCODERS, IMAGE_READERS
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.pooling import PoolerConfig
 from octavo.interface.ranks import Stage
@@ -26,6 +26,7 @@ class ModelConfig:
     dtype_is_asked: bool = True  # by --dtype; False: it is the checkpoint's own
     weight_dtype: str | None = None  # of weights, where it is not that of activations
     pooler: PoolerConfig = field(default_factory=PoolerConfig)
+    language_model_only: bool = False  # leave out what reads images
 
     @property
     def architecture(self) -> str:
@@ -36,6 +37,12 @@ class ModelConfig:
     def is_encoder(self) -> bool:
         """Whether it reads whole texts, keeps nothing of them and writes none."""
         return self.architecture in ENCODERS
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether prompts may have images."""
+        has_tower = isinstance(self.hf_config.get("vision_config"), dict) and self.files.format != "gguf"
+        return has_tower and self.architecture in IMAGE_READERS and not self.language_model_only
 
     @property
     def is_all_float32(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from octavo.interface.adapters import Adapter
+from octavo.interface.images import ImageItem
 from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams
 
@@ -27,6 +28,7 @@ class EngineCoreRequest:
     pooling: Pooling | None = None  # return a vector, or classes, instead of tokens
     token_types: list[int] | None = None  # of an encoder's pair of texts; None: all 0
     adapter: Adapter | None = None  # None: the model as it is
+    mm_items: list[ImageItem] | None = None  # images of the prompt, in order
 
 
 @dataclass

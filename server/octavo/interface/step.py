@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo.interface.adapters import Adapter
+from octavo.interface.images import ImageItem
 from octavo.interface.messages import LogprobsLists
 from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams
@@ -28,6 +29,7 @@ class NewRequestData:
     pooling: Pooling | None = None
     token_types: list[int] | None = None  # of an encoder's pair of texts; None: all 0
     adapter_slot: int = -1  # of its LoRA adapter; -1: it has none
+    mm_items: list[ImageItem] | None = None  # where its images lie; what is encoded comes in `encoder_inputs`
 
 
 @dataclass
@@ -63,6 +65,8 @@ class SchedulerOutput:
     adapters: dict[int, Adapter] = field(default_factory=dict)  # to be brought into slots before anything is computed
     finished_req_ids: list[str] = field(default_factory=list)  # rows to drop before anything else, preempted ones too
     rows_of_replicas: list[int] = field(default_factory=list)  # tokens of each engine that shares experts
+    free_encoder_hashes: list[str] = field(default_factory=list)  # digests of images whose embeddings go, first of all
+    encoder_inputs: list[ImageItem] = field(default_factory=list)  # images to be encoded before anything is computed
     total_num_scheduled_tokens: int = 0
     num_prompt_tokens: int = 0  # of the total: those of prompts (recomputed ones included)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import octavo_kernels
 from octavo.errors import ModelError
@@ -24,12 +25,30 @@ from octavo_kernels import AttentionMetadata
 
 
 @dataclass
+class StepImages:
+    """What images change of a step's T tokens."""
+
+    rows: Tensor  # int64 [M]: the tokens that are placeholders
+    embeds: Tensor  # [M, H], in their place
+    deep: tuple[Tensor, ...] = ()  # [M, H] each, added to what the first layers return (DeepStack)
+    limit: Tensor | None = None  # int32 [T]: the last position that each token sees; None: its own
+    cos_sin: Tensor | None = None  # float32 [T, size]: the turns of each token; None: they follow from its position
+
+    def padded(self, rows: int) -> StepImages:
+        """The same for a step with rows of padding, ``rows`` in all."""
+        if self.limit is None or len(self.limit) == rows:
+            return self
+        return replace(self, limit=functional.pad(self.limit, (0, rows - len(self.limit))))
+
+
+@dataclass
 class ForwardContext:
     """What a step's forward pass needs beside its tokens; passed as an argument, never a global."""
 
     metadata: list[AttentionMetadata]  # of each group of layers that share a block table
     # Of each layer: [2, num_blocks, num_kv_heads, block_size, head_size], in the kernels' order.
     kv_caches: list[Tensor]
+    images: StepImages | None = None  # None: the step has no token of any
 
 
 class Attention(nn.Module):
@@ -76,13 +95,16 @@ class Attention(nn.Module):
         """``qkv [T, (Hq + 2 Hkv) D]`` (of queries alone ``[T, Hq D]``), ``positions`` int64 ``[T]``: ``[T, Hq D]``."""
         rotary, q_norm, k_norm, owner = self._shared
         owner = owner or self
+        images, cos_sin = ctx.images, rotary.cos_sin_cache if rotary else None
+        if images is not None and images.cos_sin is not None:
+            cos_sin, positions = images.cos_sin, torch.arange(len(qkv), device=qkv.device)
         kv_cache, metadata = ctx.kv_caches[owner.layer], ctx.metadata[owner.group]
         scales = (owner.k_scale, owner.v_scale) if kv_cache.dtype == torch.float8_e4m3fn else (1.0, 1.0)
         if owner is self:
             q = octavo_kernels.rope_and_cache(
                 qkv,
                 positions,
-                rotary.cos_sin_cache if rotary else None,
+                cos_sin,
                 kv_cache,
                 metadata.slot_mapping,
                 self.num_heads,
@@ -96,8 +118,9 @@ class Attention(nn.Module):
         else:
             q = self._queries(qkv, positions)
         out = octavo_kernels.paged_attention(
-            q, kv_cache, metadata, self.scale, self.window, self.softcap, *scales, self.sinks, chunked=self.chunked
-        )
+            q, kv_cache, metadata, self.scale, self.window, self.softcap, *scales, self.sinks,
+            limit=images.limit if images is not None else None, chunked=self.chunked,
+        )  # fmt: skip
         return out.view(qkv.shape[0], self.num_heads * self.head_size)
 
     def _queries(self, q: Tensor, positions: Tensor) -> Tensor:

@@ -178,6 +178,9 @@ class Decoder(nn.Module):
         ``received``: what the stage before this one has returned for them. A stage that is not the last returns what
         its last layer does: ``x``, and ``residual`` where there is one."""
         x, residual = self._received(*received) if received else (self.embed(input_ids, positions), None)
+        images = ctx.images
+        if images is not None and not received:
+            x = x.index_copy(0, images.rows, images.embeds)
         layers, last = self.own_layers(), None
         if self.stage.is_last and self.is_cut:
             last = layers.pop()
@@ -186,6 +189,8 @@ class Decoder(nn.Module):
             if number in self.taps:
                 tapped.append(_total(x, residual))
             x, residual = layer(x, residual, positions, ctx)
+            if images is not None and number < len(images.deep):
+                x = x.index_add(0, images.rows, images.deep[number])
         if last is None:
             return (x,) if residual is None else (x, residual)
         if len(layers) in self.taps:

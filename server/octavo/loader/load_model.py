@@ -59,7 +59,7 @@ def load_model(
     stored = stored_weights(config, load_format)
     model = build_model(config, device, tp or TensorParallel(), stored)
     if model.leaves_out:
-        logger.info("%s runs as a text model: %s are not supported yet", config.architecture, model.leaves_out)
+        logger.info("%s runs as a text model: %s are left out", config.architecture, model.leaves_out)
     taken: list[tuple[WeightSlot, WeightSource]]
     if load_format == "dummy":
         slots = weight_slots(model)

@@ -65,7 +65,7 @@ class Model(nn.Module):
     # Whether checkpoints may hold layers of multi-token prediction beyond num_hidden_layers: they are left out.
     leaves_out_mtp_layers: ClassVar[bool] = False
     # What the checkpoint's model reads beside text ("images") and this one does not; None: nothing.
-    leaves_out: ClassVar[str | None] = None
+    leaves_out: str | None = None
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()

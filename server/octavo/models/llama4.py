@@ -99,4 +99,4 @@ class Llama4ForCausalLM(LlamaForCausalLM):
 class Llama4ForConditionalGeneration(Llama4ForCausalLM):
     """The text of Scout and Maverick."""
 
-    leaves_out: ClassVar[str | None] = "images"
+    leaves_out: str | None = "images"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from octavo.models.gemma import Gemma3ForCausalLM
 from octavo.models.gemma3n import Gemma3nForCausalLM
 from octavo.models.gemma4 import Gemma4ForCausalLM
 from octavo.models.llama import MistralForCausalLM
@@ -26,7 +25,7 @@ _SOUND: list[tuple[str, str | None]] = [(r"^(model\.)?(audio_tower|embed_vision|
 class Qwen2VLForConditionalGeneration(Qwen2ForCausalLM):
     """Qwen2-VL's text."""
 
-    leaves_out: ClassVar[str | None] = "images"
+    leaves_out: str | None = "images"
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Qwen2ForCausalLM.checkpoint_names]
 
 
@@ -37,14 +36,14 @@ class Qwen2_5_VLForConditionalGeneration(Qwen2VLForConditionalGeneration):  # no
 class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
     """Qwen3-VL's text."""
 
-    leaves_out: ClassVar[str | None] = "images"
+    leaves_out: str | None = "images"
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Qwen3ForCausalLM.checkpoint_names]
 
 
 class Qwen3VLMoeForConditionalGeneration(Qwen3MoeForCausalLM):
     """The text of Qwen3-VL's mixtures of experts."""
 
-    leaves_out: ClassVar[str | None] = "images"
+    leaves_out: str | None = "images"
     stacked_experts: ClassVar[tuple[bool, bool]] = (True, False)
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Qwen3MoeForCausalLM.checkpoint_names]
 
@@ -52,21 +51,14 @@ class Qwen3VLMoeForConditionalGeneration(Qwen3MoeForCausalLM):
 class Mistral3ForConditionalGeneration(MistralForCausalLM):
     """The text of Mistral Small 3.1 and 3.2 and of Ministral 3."""
 
-    leaves_out: ClassVar[str | None] = "images"
+    leaves_out: str | None = "images"
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *MistralForCausalLM.checkpoint_names]
-
-
-class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
-    """The text of Gemma 3 from 4B on."""
-
-    leaves_out: ClassVar[str | None] = "images"
-    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Gemma3ForCausalLM.checkpoint_names]
 
 
 class Gemma3nForConditionalGeneration(Gemma3nForCausalLM):
     """The text of Gemma 3n E2B and E4B."""
 
-    leaves_out: ClassVar[str | None] = "images, video and audio"
+    leaves_out: str | None = "images, video and audio"
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         *_SOUND,
         *_NAMES,
@@ -77,7 +69,7 @@ class Gemma3nForConditionalGeneration(Gemma3nForCausalLM):
 class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
     """The text of Gemma 4, all sizes."""
 
-    leaves_out: ClassVar[str | None] = "images, video and audio"
+    leaves_out: str | None = "images, video and audio"
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_SOUND, *_NAMES, *Gemma4ForCausalLM.checkpoint_names]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from octavo.interface.step import CachedRequestData, NewRequestData, SchedulerOutput
+from octavo.layers.attention import StepImages
 from octavo.sample import devices
 from octavo_kernels.attention_metadata import AttentionMetadata, for_groups
 
@@ -114,6 +115,7 @@ class StepInputs:
         max_seq_len = int(seq_lens.max())
         num_columns = -(-max_seq_len // batch.block_size)
 
+        self.images: StepImages | None = None  # of the step's tokens
         self.rows = rows
         self.starts = starts
         self.seq_lens = seq_lens

@@ -16,6 +16,7 @@ from octavo.models.base import CausalLM
 from octavo.sample import devices
 from octavo.worker.adapters import AdapterManager
 from octavo.worker.draft_model import DraftModel
+from octavo.worker.image_encoder import ImageEncoder
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.prediction_drafter import PredictionDrafter, StepStates
@@ -44,8 +45,9 @@ class ModelRunner:
         kv_cache: KVCache,
         drafter: DraftModel | PredictionDrafter | None = None,
         adapters: AdapterManager | None = None,
+        images: ImageEncoder | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.images = model, images
         self.adapters = adapters
         self.drafter = drafter
         self.requests = requests
@@ -69,7 +71,12 @@ class ModelRunner:
         sampled_ids = [req_id for req_id in step.sampled_req_ids if req_id not in pooler]
         bitmask = requests.grammars.start_fill(sampled_ids, step.scheduled_spec_decode_tokens)
         num_drafts = sum(map(len, step.scheduled_spec_decode_tokens.values()))
-        is_decode = len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens - num_drafts
+        images = None
+        if self.images is not None:
+            images = self.images.images_of(req_ids, batch.num_computed[rows], num_scheduled)
+        is_decode = (
+            images is None and len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens - num_drafts
+        )
         if is_decode and not len(pooler):
             sampled = SampledRows(req_ids, rows, positions, bitmask)
             drafts = DraftRows(step.scheduled_spec_decode_tokens, sampled)
@@ -80,6 +87,7 @@ class ModelRunner:
                 self._draft(output, step, rows, self._states(rows, num_scheduled))
                 return self._read_back(output, sampled, tokens, [])
         inputs = runner.make_inputs(rows, num_scheduled)
+        inputs.images = images if images is None else images.padded(len(inputs.positions))
         ended = set(step.sampled_req_ids)
         order = [i for i, req_id in enumerate(req_ids) if req_id in ended and req_id not in pooler]
         which = np.array(order, dtype=np.int64)
@@ -145,6 +153,8 @@ class ModelRunner:
         """In the order of the SchedulerOutput's contract: drop rows, copy blocks, add rows and blocks."""
         requests = self.requests
         requests.remove(step.finished_req_ids)
+        if self.images is not None:
+            self.images.update(step)
         if self.adapters is not None and step.adapters:
             self.adapters.put(step.adapters)
         if step.block_copies:

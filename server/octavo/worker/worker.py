@@ -14,13 +14,15 @@ import octavo_kernels
 from octavo.core.drafts import num_sampled_rows
 from octavo.core.kv_groups import KVCacheGroup, KVCacheLayout
 from octavo.errors import ConfigError
-from octavo.interface.engine_config import DEFAULT_ON_CPU, EngineConfig, SpeculativeConfig
+from octavo.interface.architectures import SEES_IMAGES_WHOLE
+from octavo.interface.engine_config import DEFAULT_ON_CPU, EngineConfig, SchedulerConfig, SpeculativeConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM, Model
 from octavo.models.encoder import Encoder
+from octavo.models.image_reader import ReadsImages
 from octavo.models.state_reader import StateReader
 from octavo.system import limits
 from octavo.worker.adapters import AdapterManager, make_adapters
@@ -34,6 +36,7 @@ from octavo.worker.gpu.memory_profile import DummySteps, peak_of
 from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.gpu.warm_up import warm_up
 from octavo.worker.grammar import SequenceGrammars
+from octavo.worker.image_encoder import ImageEncoder
 from octavo.worker.kv_cache import KVCache, allocate_kv_cache, kv_cache_specs
 from octavo.worker.memory import (
     DeviceMemory,
@@ -129,6 +132,7 @@ class Worker:
         draft_model, draft_specs = self._load_drafter(config.drafter)
         specs += draft_specs
         scheduler = with_token_budget(config.scheduler, self.device.type)
+        scheduler = _with_room_for_images(config, scheduler)
         config = replace(config, scheduler=scheduler)
         layout = kv_cache_layout(specs, config, self.max_in_flight, self.model.specs_of_all)
         self.model.set_groups(layout.groups_of(range(num_layers)))
@@ -150,12 +154,13 @@ class Worker:
         head = PoolingHead(self.config.model, device, partial(classify, self.model, self.config.model.pooler.token_ids))
         requests = RequestStates(self.config, device, use_gpu_runner, head, len(layout.groups), self._make_grammars)
         part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
+        images = _image_encoder(self.model, device)
         gpu_runner = None
         if use_gpu_runner:
             capture = CudaCapture() if self._captures else run_eagerly
             guessing = (draft_model, part.layers) if draft_model else None
             gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture, guessing, self.adapters)
-            self.runner = ModelRunner(self.model, requests, gpu_runner, kv_cache, adapters=self.adapters)
+            self.runner = ModelRunner(self.model, requests, gpu_runner, kv_cache, adapters=self.adapters, images=images)
             if not on_cpu:
                 self._prepare(gpu_runner)
             return
@@ -168,7 +173,7 @@ class Worker:
         windows = [group.window for group in layout.groups if group.window is not None]
         drafter = _drafter(draft_model, requests, part, (max_rows, max_logits), min(windows, default=None))
         self.runner = (
-            ModelRunner(self.model, requests, runner, kv_cache, drafter, self.adapters)
+            ModelRunner(self.model, requests, runner, kv_cache, drafter, self.adapters, images)
             if self.tp.stage.is_last
             else StageRunner(self.model, requests, runner, kv_cache, self._pipes)
         )
@@ -292,6 +297,25 @@ class Worker:
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step; what is returned waits for its results."""
         return self.runner.execute_model(step)
+
+
+def _with_room_for_images(config: EngineConfig, scheduler: SchedulerConfig) -> SchedulerConfig:
+    """Of a model whose images are computed in one step: tokens for one beside all decodes, where none are asked for."""
+    model = config.model
+    if not model.reads_images or model.architecture not in SEES_IMAGES_WHOLE or config.scheduler.max_num_batched_tokens:
+        return scheduler
+    rows = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
+    least = rows + int(model.hf_config.get("mm_tokens_per_image", 256)) + 8  # and what stands around it
+    return replace(scheduler, max_num_batched_tokens=max(scheduler.max_num_batched_tokens, least))
+
+
+def _image_encoder(model: CausalLM, device: torch.device) -> ImageEncoder | None:
+    """None: the model reads no images here."""
+    vision = model.vision if isinstance(model, ReadsImages) else None
+    if vision is None:
+        return None
+    whole = model.config.architecture in SEES_IMAGES_WHOLE
+    return ImageEncoder(vision, device, getattr(torch, model.config.dtype), whole)
 
 
 def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfig:

@@ -17,6 +17,7 @@ from core_helpers import EOS
 
 from octavo.core.drafts import ON_DEVICE
 from octavo.core.worker_drafts import WorkerDrafts
+from octavo.interface.images import key_token_ids
 from octavo.interface.messages import EngineCoreRequest, LogprobsLists
 from octavo.interface.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 
@@ -50,7 +51,7 @@ class Truth:
 def compute_truth(core_request: EngineCoreRequest, index: int, max_model_len: int) -> Truth:
     params = core_request.sampling_params
     fingerprint = root_fingerprint(core_request)
-    for token in core_request.prompt_token_ids:
+    for token in key_token_ids(core_request.prompt_token_ids, core_request.mm_items):
         fingerprint = extend(fingerprint, token)
     if core_request.pooling is not None:
         return Truth([], "stop")
@@ -85,7 +86,7 @@ class SimulatedDrafter:
         index, _, request_id = req_id.partition("#")
         request = self.requests[request_id]
         fingerprint = root_fingerprint(request)
-        for token in token_ids:
+        for token in key_token_ids(token_ids, request.mm_items):
             fingerprint = extend(fingerprint, token)
         drafts = []
         for _ in range(most + (self.kind == "rubbish")):
@@ -155,6 +156,9 @@ class SimulatedDevice:
     is_pipeline: bool = False  # whose first stage knows the tokens alone that it is told
     rows: dict[str, Row] = field(default_factory=dict)
     adapters: dict[int, str] = field(default_factory=dict)  # in slots, by key
+    encoder_budget: int = 0  # embeddings of images that are kept at most
+    encoded: dict[str, int] = field(default_factory=dict)  # digest -> embeddings
+    lost: set[str] = field(default_factory=set)  # images that a step which failed was to encode
 
     def __post_init__(self) -> None:
         self.slots: list[int | None] = [None] * (self.num_blocks * self.block_size)
@@ -164,9 +168,11 @@ class SimulatedDevice:
         for req_id in step.finished_req_ids:
             self.rows.pop(req_id, None)
         self.adapters |= {slot: adapter.key for slot, adapter in step.adapters.items()}
+        self._encode(step, failing)
         self._copy(step, failing)
         for data in step.scheduled_new_reqs:
             self._add(data)
+        failing |= self._lacks_images(step)
         assert len(self.rows) <= self.max_num_seqs, "more rows than max_num_seqs"
         for change in step.scheduled_cached_reqs:
             row = self.rows[change.req_id]
@@ -197,6 +203,36 @@ class SimulatedDevice:
         for req_id in nan_rows:
             output.errors[req_id] = "NaN"
         return output
+
+    def _encode(self, step: SchedulerOutput, failing: bool) -> None:
+        for digest in step.free_encoder_hashes:
+            assert digest in self.encoded or digest in self.lost, "freed twice"
+            self.encoded.pop(digest, None)
+            self.lost.discard(digest)
+        for item in step.encoder_inputs:
+            assert item.digest not in self.encoded and item.digest not in self.lost, "encoded twice"
+            assert item.tensors, "nothing to encode"
+            if failing:
+                self.lost.add(item.digest)
+            else:
+                self.encoded[item.digest] = item.num_embeds
+        assert sum(self.encoded.values()) <= self.encoder_budget, "more embeddings than there is room for"
+
+    def _lacks_images(self, step: SchedulerOutput) -> bool:
+        """Whether images are missing that an earlier step failed to encode. Any others are there."""
+        failing = False
+        for req_id, count in step.num_scheduled_tokens.items():
+            row = self.rows[req_id]
+            start, end = row.num_computed, row.num_computed + count
+            for item in row.data.mm_items or ():
+                assert not item.tensors
+                inside = range(max(start, item.offset), min(end, item.end))
+                if item.whole and inside:
+                    assert inside[-1] == item.end - 1, "an image is cut in two"
+                if any(item.is_embed[position - item.offset] for position in inside):
+                    failing |= item.digest in self.lost
+                    assert item.digest in self.encoded or item.digest in self.lost, f"{req_id} lacks an image"
+        return failing
 
     def _take_drafts(self, step: SchedulerOutput) -> dict[str, list[int]]:
         """Each sequence's drafts, appended to its tokens."""
@@ -232,7 +268,8 @@ class SimulatedDevice:
         assert data.req_id not in self.rows, f"{data.req_id} has a row already"
         request = self.requests[data.req_id.partition("#")[2]]
         fingerprint = root_fingerprint(request)
-        fingerprints = [fingerprint := extend(fingerprint, token) for token in data.token_ids]
+        keys = key_token_ids(data.token_ids, request.mm_items)
+        fingerprints = [fingerprint := extend(fingerprint, token) for token in keys]
         row = Row(
             data, list(data.token_ids), [blocks[:] for blocks in data.block_ids], data.num_computed_tokens,
             fingerprints, num_told=len(data.token_ids),

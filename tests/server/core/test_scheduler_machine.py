@@ -23,7 +23,8 @@ from support.kv_events import CacheMirror
 from octavo.core.adapters import AdapterSlots
 from octavo.core.block_pool import BlockPool
 from octavo.core.draft_lengths import DraftLengths
-from octavo.core.drafts import Drafts
+from octavo.core.drafts import Drafts, num_sampled_rows
+from octavo.core.encoder_cache import EncoderCacheManager
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.prefix_hash import root_of
 from octavo.core.request import Request, RequestStatus
@@ -31,6 +32,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.interface.adapters import Adapter
 from octavo.interface.block_map import BlockCounts, count_blocks
 from octavo.interface.engine_config import SchedulerConfig
+from octavo.interface.images import HostTensor, ImageItem
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 
@@ -57,6 +59,7 @@ configs = st.fixed_dictionaries(
         "overlap": st.booleans(),
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
         "max_loras": st.integers(1, 3),
+        "encoder_budget": st.sampled_from([5, 7, 20]),
     }
 )
 # Where the bounds of what a request holds are tight: many steps in flight, few positions seen, one request's room.
@@ -79,6 +82,7 @@ tight_configs = st.fixed_dictionaries(
         "overlap": st.booleans(),
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
         "max_loras": st.just(1),
+        "encoder_budget": st.just(5),
     }
 )
 # None three times: most requests have none. Two of a name: other weights.
@@ -91,6 +95,15 @@ ADAPTERS = [
     Adapter("b", "", "2"),
     Adapter("c", "", "1"),
 ]
+
+
+# Of text before it, tokens, which one, whether its tokens are computed in one step. Mostly none.
+IMAGES = st.one_of(
+    st.just([]),
+    st.lists(
+        st.tuples(st.sampled_from([0, 0, 1, 3, 9]), st.integers(1, 5), st.integers(0, 2), st.booleans()), max_size=3
+    ),
+)
 
 
 @dataclass
@@ -141,7 +154,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         overlap = config["overlap"]
         self.drafts = Drafts(drafter, num_drafts, EOS + 1, lengths, overlap) if num_drafts else None
         self.adapters, self.loading = AdapterSlots(config["max_loras"]), list[Adapter]()
-        self.scheduler = Scheduler(self.config, self.kv, self.drafts, self.num_stages, self.adapters)
+        images = EncoderCacheManager(config["encoder_budget"])
+        self.scheduler = Scheduler(self.config, self.kv, self.drafts, self.num_stages, self.adapters, images)
+        self.most_whole = self.config.max_num_batched_tokens - num_sampled_rows(self.config.max_num_seqs, num_drafts)
+        if self.config.long_prefill_token_threshold:
+            self.most_whole = min(self.most_whole, self.config.long_prefill_token_threshold)
         self.cells = memoryview(bytearray(num_blocks - 1))  # the block map, which others read at any time
         self.kv.share_block_map(self.cells)
         self.events, self.mirror = self.kv.log_events(), CacheMirror(size)
@@ -149,7 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device = SimulatedDevice(
             num_blocks, size, self.config.max_num_seqs, max_model_len, self.requests, windows,
             self.drafter if on_device else None, self.max_in_flight * (num_drafts + 1) * on_device,
-            self.num_stages > 1,
+            self.num_stages > 1, encoder_budget=config["encoder_budget"],
         )  # fmt: skip
         self.results: deque[ModelRunnerOutput] = deque()
         self.samples: dict[tuple[str, int], SampleLog] = {}
@@ -174,9 +191,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         adapter=st.sampled_from(ADAPTERS),
         want=st.sampled_from(["tokens"] * 6 + ["prompt_logprobs", "embedding"]),
         reuse_id=st.booleans(),
+        images=IMAGES,
     )
-    def add(self, history, cut, tail, n, max_tokens, min_tokens, stop, ignore_eos, want, reuse_id, **fields) -> None:
+    def add(
+        self, history, cut, tail, n, max_tokens, min_tokens, stop, ignore_eos, want, reuse_id, images, **fields
+    ) -> None:
         prompt = (self.histories[history % len(self.histories)][:cut] + tail)[: self.config.max_model_len - 1] or [1]
+        mm_items = self._put_images(prompt, images)
         free_ids = [i for i in self.requests if i not in {key[0] for key, log in self.samples.items() if not log.ended}]
         request_id = free_ids[-1] if reuse_id and free_ids else f"r{self.num_added}"
         self.num_added += 1
@@ -194,6 +215,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             arrival_time=float(self.num_added),
             **fields,
         )
+        request.mm_items = mm_items
         self.scheduler.add_request(request)
         self.ever_added += [r for r in self._requests() if r.request_id == request_id]
         self.requests[request_id] = request
@@ -202,6 +224,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.samples[request_id, index] = SampleLog(request, truth)
             if index == 0:
                 self.histories.append(prompt + truth.tokens)
+
+    def _put_images(self, prompt: list[int], images: list[tuple[int, int, int, bool]]) -> list[ImageItem] | None:
+        """Have images take some of the tokens, which stay what they are: the text may be another request's."""
+        items, end = list[ImageItem](), 0
+        for gap, length, which, whole in images:
+            is_embed = [False, *[True] * (length - 1)] if length > 2 else [True] * length
+            offset = end + gap
+            end = offset + length
+            if end > len(prompt):
+                break
+            tensor = HostTensor("uint8", (1,), bytes([which]))
+            whole &= length <= self.most_whole
+            items.append(ImageItem(f"image {which} {is_embed}", offset, is_embed, {"pixels": tensor}, whole=whole))
+        return items or None
 
     def _live(self) -> list[tuple[str, int]]:
         return [key for key, log in self.samples.items() if not log.ended]
@@ -384,7 +420,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             fingerprint = after.setdefault(root_of(asked), root_fingerprint(asked))
             for i, block_hash in enumerate(request.block_hashes):
                 if block_hash not in after:
-                    for token in request.all_token_ids[i * size : (i + 1) * size]:
+                    for token in request.key_token_ids[i * size : (i + 1) * size]:
                         fingerprint = extend(fingerprint, token)
                     after[block_hash] = fingerprint
                 fingerprint = after[block_hash]

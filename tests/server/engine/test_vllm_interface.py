@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoTokenizer
 
 from octavo import LLM, SamplingParams
@@ -264,5 +265,7 @@ print(json.dumps([output[0].outputs[0].token_ids, output[0].outputs[0].text, len
 
 
 def test_images_are_refused_and_not_left_out(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="multi_modal_data"):
-        llm.generate([{"prompt_token_ids": [5], "multi_modal_data": {"image": object()}}], use_tqdm=False)
+    with pytest.raises(ValueError, match="takes text only"):
+        llm.generate(
+            [{"prompt_token_ids": [5], "multi_modal_data": {"image": Image.new("RGB", (8, 8))}}], use_tqdm=False
+        )

@@ -13,7 +13,7 @@ from support.family_cases import FAMILY_CASES, architecture
 
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError, ModelError
-from octavo.interface.architectures import ENCODERS, MODELS
+from octavo.interface.architectures import ENCODERS, IMAGE_READERS, MODELS
 from octavo.plan.measure import measure_in_numbers
 from octavo.plan.shapes import _FAMILIES
 from octavo.worker.model_memory import measure_built
@@ -61,5 +61,6 @@ def test_most_families_are_planned_without_torch() -> None:
     """Those with state of their own by layer, or a head of classes, are built instead."""
     left = {name for name in MODELS if name not in _FAMILIES and name not in ENCODERS}
     built = {"llama4", "gemma3n", "gemma4", "classifiers", "granite", "text_of_vision"}
+    built |= {MODELS[name] for name in IMAGE_READERS}
     assert {MODELS[name] for name in left} <= built, left
     assert set(_FAMILIES) <= set(MODELS)

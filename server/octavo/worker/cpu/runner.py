@@ -90,7 +90,7 @@ class CPURunner:
     def run_to_logits(self, inputs: StepInputs, indices: np.ndarray, sampled: SampledRows) -> Logits:
         """Only the best tokens where they are all that sampling needs."""
         logits, steps = None, self._steps
-        if steps:
+        if steps and inputs.images is None:
             some = indices if len(indices) else np.zeros(1, dtype=np.int64)
             logits = steps.run_to_logits(inputs, some, self.requests.wants_logits(sampled))
         if logits is None:
@@ -101,9 +101,9 @@ class CPURunner:
     def run(self, inputs: StepInputs) -> DeferredHidden:
         """All layers up to the last attention."""
         steps = self._steps
-        hidden = steps.run(inputs) if steps else None
+        hidden = steps.run(inputs) if steps and inputs.images is None else None
         if hidden is None:
-            context = ForwardContext(inputs.metadata, self.kv_caches)
+            context = ForwardContext(inputs.metadata, self.kv_caches, inputs.images)
             padding = (0, 0, 0, len(inputs.input_ids) - inputs.num_tokens)
             received = [functional.pad(tensor, padding) for tensor in self._received]
             with self._applied(np.arange(len(inputs.positions))):

@@ -246,10 +246,10 @@ class GPURunner:
 
     def run(self, inputs: StepInputs) -> DeferredHidden:
         """All layers up to the last attention, as one graph where there is one large enough."""
-        tokens = np.arange(len(inputs.positions))
-        hidden = self.prefill_graphs.run(inputs, self._slots_of(tokens)) if self.prefill_graphs else None
+        tokens, graphs = np.arange(len(inputs.positions)), self.prefill_graphs
+        hidden = graphs.run(inputs, self._slots_of(tokens)) if graphs and inputs.images is None else None
         if hidden is None:
-            context = ForwardContext(inputs.metadata, self.kv_caches)
+            context = ForwardContext(inputs.metadata, self.kv_caches, inputs.images)
             with self._applied(tokens):
                 hidden = self.model.begin(inputs.input_ids, inputs.positions, context)
         if self.drafter is not None:

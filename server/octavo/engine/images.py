@@ -1,0 +1,73 @@
+"""Images of a prompt: from PIL to what the engine core takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from octavo.interface.architectures import SEES_IMAGES_WHOLE
+from octavo.interface.engine_config import EngineConfig
+from octavo.interface.images import HostTensor, ImageItem
+
+if TYPE_CHECKING:
+    from octavo.multimodal.items import ImageFeatures
+    from octavo.multimodal.processors.base import ImageProcessor
+    from octavo.text.tokenizer import Tokenizer
+
+_ASKED = '"multi_modal_data" must be {"image": a PIL image, or a list of them}'
+
+
+class ImageInputs:
+    """What a model makes of images. Raises ValueError, which names the model, for one that reads none."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+        self._config, self._tokenizer = config, tokenizer
+
+    @cached_property
+    def processor(self) -> ImageProcessor:
+        """The checkpoint's own, made when the first image comes."""
+        from octavo.multimodal.processors import image_processor
+
+        model, parallel = self._config.model, self._config.parallel
+        if model.language_model_only:
+            raise ValueError("images are not read with language_model_only; send text alone")
+        if not model.reads_images:
+            raise ValueError(f"prompt has images, and the model {model.model} takes text only; send text alone")
+        if parallel.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"images are not read with pipeline_parallel_size {parallel.pipeline_parallel_size}; send text alone, "
+                "or use tensor_parallel_size"
+            )
+        if self._tokenizer is None:
+            raise ValueError("images need a tokenizer, and the engine runs without one (skip_tokenizer_init)")
+        found = image_processor(model.files.path, model.hf_config, self._tokenizer)
+        assert found is not None, "every model that reads images has a processor"
+        return found
+
+    def process(self, data: Any) -> list[ImageFeatures]:
+        """The images of a prompt's ``multi_modal_data``, those that are processed already as they are."""
+        from octavo.multimodal.items import ImageFeatures
+
+        if not isinstance(data, dict):
+            raise ValueError(f"{_ASKED}, got {type(data).__name__}")
+        if others := sorted(set(data) - {"image"}):
+            raise ValueError(f"multi_modal_data has {', '.join(others)}, which no model reads here; {_ASKED}")
+        images = data["image"] if isinstance(data["image"], (list, tuple)) else [data["image"]]
+        for image in images:
+            if not isinstance(image, ImageFeatures) and not (hasattr(image, "convert") and hasattr(image, "size")):
+                raise ValueError(f"{_ASKED}, got {type(image).__name__}")
+        processor = self.processor
+        return [image if isinstance(image, ImageFeatures) else processor.process(image) for image in images]
+
+    def place(self, ids: Sequence[int], features: Sequence[ImageFeatures]) -> tuple[list[int], list[ImageItem]]:
+        """The prompt with each placeholder replaced by its image's tokens, and where they lie."""
+        expanded, offsets = self.processor.expand(ids, features)
+        whole = self._config.model.architecture in SEES_IMAGES_WHOLE
+        items = []
+        for offset, image in zip(offsets, features, strict=True):
+            tensors = {name: HostTensor.of(array) for name, array in image.tensors.items()}
+            grid = image.tensors.get("image_grid_thw")
+            three = None if grid is None else (int(grid[0][0]), int(grid[0][1]), int(grid[0][2]))
+            items.append(ImageItem(image.digest, offset, list(image.is_embed), tensors, three, whole))
+        return expanded, items

@@ -1,0 +1,91 @@
+"""An image of a prompt on its way from the input processor to the device, as messages carry it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Protocol
+
+
+class Array(Protocol):
+    """What is needed of a numpy array."""
+
+    @property
+    def dtype(self) -> object:
+        """Of its numbers."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its lengths."""
+        ...
+
+    def tobytes(self) -> bytes:
+        """A copy of its numbers, in the order of C."""
+        ...
+
+
+@dataclass(frozen=True)
+class HostTensor:
+    """An array's numbers, in the order of C."""
+
+    dtype: str  # numpy's name
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, array: Array) -> HostTensor:
+        """A copy of a numpy array."""
+        return cls(str(array.dtype), tuple(array.shape), array.tobytes())
+
+
+@dataclass
+class ImageItem:
+    """One image of a prompt, in which it takes the tokens from ``offset`` on.
+
+    Of these, the ones with ``is_embed`` are placeholders: the encoder's embeddings take the place of theirs. Images of
+    one ``digest`` have the same embeddings.
+    """
+
+    digest: str
+    offset: int
+    is_embed: list[bool]  # of each token
+    tensors: dict[str, HostTensor] = field(default_factory=dict)  # what the encoder reads; empty where it does not
+    grid: tuple[int, int, int] | None = None  # patches in time, height and width, of families whose positions have them
+    # The placeholders see each other in both directions: they are computed in one step.
+    whole: bool = False
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.offset + len(self.is_embed)
+
+    @cached_property
+    def num_embeds(self) -> int:
+        """Embeddings that the encoder gives for it."""
+        return sum(self.is_embed)
+
+    def without_tensors(self) -> ImageItem:
+        """Where it lies, and no more."""
+        return replace(self, tensors={})
+
+    def keys(self) -> list[int]:
+        """A number for each placeholder, by which the prefix cache knows it: of this image's alone, and no token's."""
+        root = sha256(self.digest.encode()).digest()
+        return [
+            1 << 62 | int.from_bytes(sha256(root + i.to_bytes(8, "big")).digest()[:8], "big") >> 2
+            for i in range(self.num_embeds)
+        ]
+
+
+def key_token_ids(token_ids: list[int], items: list[ImageItem] | None) -> list[int]:
+    """The tokens as the prefix cache tells them apart: the very list ``token_ids`` where there are no images."""
+    if not items:
+        return token_ids
+    keyed = list(token_ids)
+    for item in items:
+        keys = iter(item.keys())
+        for i, is_embed in enumerate(item.is_embed):
+            if is_embed:
+                keyed[item.offset + i] = next(keys)
+    return keyed

@@ -1,0 +1,74 @@
+"""What config.json says of a vision tower, checked as all of it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.interface.config_checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
+
+MAX_SIDE = 1 << 14  # of an image, in pixels
+
+_CLIP: dict[str, Any] = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "image_size": 224, "patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu",
+}  # fmt: skip
+_SIGLIP = _CLIP | {"patch_size": 16, "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
+_IDEFICS3 = _SIGLIP | {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
+_PIXTRAL: dict[str, Any] = {
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "image_size": 1024, "patch_size": 16, "hidden_act": "gelu", "rope_theta": 10000.0,
+}  # fmt: skip
+# What config.json means by leaving a field out, by the tower's model_type.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "clip_vision_model": _CLIP, "siglip_vision_model": _SIGLIP, "idefics3_vision": _IDEFICS3,
+    "idefics3": _IDEFICS3, "smolvlm_vision": _IDEFICS3, "smolvlm": _IDEFICS3, "pixtral": _PIXTRAL,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """A tower's sizes; ``table`` is vision_config with the family's defaults."""
+
+    table: dict[str, Any]
+    kind: str  # model_type
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    channels: int
+    patch_size: int
+    image_size: int  # of a side, in pixels, that positions were trained for
+    eps: float
+    act: str
+
+    @property
+    def side(self) -> int:
+        """Patches of a side."""
+        return self.image_size // self.patch_size
+
+
+def vision_config(hf_config: Mapping[str, Any], source: str, kinds: tuple[str, ...]) -> VisionConfig:
+    """``vision_config`` of config.json, of one of the model types ``kinds`` (the first, where it does not say). Raises
+    ModelError."""
+    stated = {key: value for key, value in hf_config["vision_config"].items() if value is not None}
+    kind = stated.get("model_type", kinds[0])
+    fields = Fields(stated, source, lambda key: f"vision_config.{key}")
+    if kind not in kinds:
+        fields.refuse("model_type", f"must be {' or '.join(kinds)}, the towers that are supported here")
+    table = {**_DEFAULTS[kind], "num_channels": 3, **stated}
+    fields.config = table
+    fields.number("layer_norm_eps", 0.0, 1.0)
+    fields.text("hidden_act")
+    width, heads = fields.integer("hidden_size", 2, MAX_WIDTH), fields.integer("num_attention_heads", 1, MAX_HEADS)
+    if width % heads:
+        raise fields.error(f"vision_config.num_attention_heads ({heads}) must divide its hidden_size ({width})")
+    patch, size = fields.integer("patch_size", 1, MAX_SIDE), fields.integer("image_size", 1, MAX_SIDE)
+    if patch > size:
+        raise fields.error(f"vision_config.patch_size ({patch}) must be at most its image_size ({size})")
+    return VisionConfig(
+        table, kind, width, fields.integer("intermediate_size", 1, 4 * MAX_WIDTH),
+        fields.integer("num_hidden_layers", 1, MAX_LAYERS), heads, fields.integer("num_channels", 1, 4), patch, size,
+        table.get("layer_norm_eps", 1e-5), table["hidden_act"],
+    )  # fmt: skip

@@ -1,0 +1,158 @@
+"""What vision towers are made of: plain modules in the model's dtype, never quantised, whole on every rank.
+
+A tower runs on one image at a time, so that what it says of an image depends on nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import octavo_kernels
+from octavo.errors import ModelError
+from octavo.layers.weights import WeightSlot, copy_slot
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": functional.silu,
+    "relu": functional.relu,
+}
+
+
+def tower_activation(name: str) -> Callable[[Tensor], Tensor]:
+    """The function that config.json calls ``name``. Raises ModelError for an unknown one."""
+    if name not in _ACTIVATIONS:
+        raise ModelError(f"vision_config asks for activation {name!r}; known are {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+class Weights(nn.Module):
+    """Parameters that a checkpoint stores just as they are used."""
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """One for each parameter of its own."""
+        for leaf, parameter in self.named_parameters(recurse=False):
+            yield copy_slot(leaf, parameter)
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    """One that is not trained, in the default dtype."""
+    return nn.Parameter(torch.empty(shape), requires_grad=False)
+
+
+class TowerLinear(Weights):
+    """``x W^T + b``."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = parameter(outputs, inputs)
+        self.bias = parameter(outputs) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, inputs]``; returns ``[T, outputs]``."""
+        return octavo_kernels.linear(x, self.weight, self.bias)
+
+
+class Table(Weights):
+    """Rows that are looked up: positions, most often."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = parameter(rows, width)
+
+    def forward(self, index: Tensor) -> Tensor:
+        """``index`` int64 ``[T]``; returns ``[T, width]``."""
+        return self.weight[index]
+
+
+class TowerNorm(Weights):
+    """Layer norm over the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = parameter(size), parameter(size), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, size]``."""
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class TowerRMSNorm(Weights):
+    """Root-mean-square norm over the last dimension; ``offset`` is what checkpoints leave out of the weight."""
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__()
+        self.weight, self.eps, self.offset = parameter(size), eps, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, size]``, in float32 before it is rounded."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        if self.offset:
+            return (wide * (self.offset + self.weight.float())).to(x.dtype)
+        return self.weight * wide.to(x.dtype)
+
+
+class PatchEmbedding(Weights):
+    """A convolution whose steps are as long as its kernel is wide."""
+
+    def __init__(self, channels: int, width: int, patch: int, bias: bool) -> None:
+        super().__init__()
+        self.patch = patch
+        self.weight = parameter(width, channels, patch, patch)
+        self.bias = parameter(width) if bias else None
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """``pixels [N, C, H, W]``; returns ``[N, patches, width]``, row by row."""
+        patches = functional.unfold(pixels, self.patch, stride=self.patch).transpose(1, 2)
+        number, count, size = patches.shape
+        flat = patches.reshape(number * count, size).to(self.weight.dtype)
+        return octavo_kernels.linear(flat, self.weight.flatten(1), self.bias).view(number, count, -1)
+
+
+class TowerAttention(nn.Module):
+    """Attention of whole sequences, to both sides. ``names``: of the projections in the checkpoint."""
+
+    def __init__(self, width: int, heads: int, bias: bool = True) -> None:
+        super().__init__()
+        self.heads, self.size = heads, width // heads
+        self.q_proj, self.k_proj, self.v_proj = (TowerLinear(width, width, bias) for _ in range(3))
+        self.out_proj = TowerLinear(width, width, bias)
+
+    def forward(self, x: Tensor, starts: Tensor, turn: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """``x [T, width]``, sequences from ``starts`` int32 ``[S + 1]`` on; ``turn``: of queries and keys
+        ``[T, heads, size]``."""
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if turn is not None:
+            q, k = (turn(part.view(len(x), self.heads, self.size)).flatten(1) for part in (q, k))
+        out: Tensor = self.out_proj(attend(torch.cat((q, k, v), dim=-1), starts, self.heads))
+        return out
+
+
+def attend(qkv: Tensor, starts: Tensor, heads: int) -> Tensor:
+    """What each head makes of ``qkv [T, 3 width]`` within each sequence: ``[T, width]``."""
+    size = qkv.shape[1] // 3 // heads
+    return octavo_kernels.varlen_attention(qkv, starts, starts.diff(), heads, heads, size, size**-0.5)
+
+
+class TowerMLP(nn.Module):
+    """``fc2(act(fc1(x)))``."""
+
+    def __init__(self, width: int, inner: int, act: str) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.act = TowerLinear(width, inner), TowerLinear(inner, width), tower_activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, width]``."""
+        out: Tensor = self.fc2(self.act(self.fc1(x)))
+        return out
+
+
+def equal_starts(count: int, length: int, device: torch.device) -> Tensor:
+    """int32 ``[count + 1]``: where ``count`` sequences of ``length`` rows begin."""
+    return torch.arange(count + 1, dtype=torch.int32, device=device) * length

@@ -1,0 +1,47 @@
+"""What a language model has beside itself to read images."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from octavo.interface.engine_config import ModelConfig
+from octavo.layers.decoder import Elsewhere
+from octavo.layers.parallel import TensorParallel
+from octavo.models.base import CausalLM
+
+
+class Vision(nn.Module):
+    """A tower, and what makes embeddings of what it sees."""
+
+    @abstractmethod
+    def encode(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """From what the processor made of one image to its embeddings ``[n, H]``, in the order of its placeholders;
+        behind them as many tensors ``[n, H]`` as are added to what the first layers return (DeepStack)."""
+
+
+class ReadsImages(CausalLM):
+    """A decoder that takes embeddings of images in the place of placeholders. Bring the family's language model behind
+    it: ``class Family(ReadsImages, LlamaForCausalLM)``.
+
+    `model.vision` is not there where images are not read: where that was asked for, in GGUF files, and on the stages of
+    a pipeline.
+    """
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__(config, tp)
+        reads = config.reads_images and tp.stage.size == 1
+        self.model.vision = self.create_vision(config) if reads else Elsewhere()
+        self.leaves_out = None if reads else "images"
+
+    @abstractmethod
+    def create_vision(self, config: ModelConfig) -> Vision:
+        """The family's tower."""
+
+    @property
+    def vision(self) -> Vision | None:
+        """None: no images are read."""
+        found = self.model.vision
+        return found if isinstance(found, Vision) else None

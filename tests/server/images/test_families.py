@@ -1,0 +1,52 @@
+"""Models that read images give the logits of transformers, in whatever steps their prompts are computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.vision import CASES, Prompt, answer, greedy, reference_logits
+
+from octavo import LLM
+
+TOLERANCE = 1e-3
+
+
+def make_llm(path: Path, **options: Any) -> LLM:
+    options = {"max_num_batched_tokens": 256, "max_model_len": 160, "max_num_seqs": 4} | options
+    return LLM(str(path), dtype="float32", quantization="none", skip_tokenizer_init=True, **options)
+
+
+def prompts_of(case: str) -> list[Prompt]:
+    """With 0, 1, 2 and 4 images: between text, one after the other, first and last."""
+    rng = np.random.default_rng(0)
+    a, b, c, d = (CASES[case].make_image(rng) for _ in range(4))
+    return [[5, 17, 200, 3], [7, 8, a, 9, 30, 31], [b, 40, a, 41, 42], [50, a, 51, b, c, 52, 53, d]]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    reference, prompts = CASES[case].save(tmp_path), prompts_of(case)
+    llm = make_llm(tmp_path)
+    for prompt, output in zip(prompts, answer(llm, prompts, prompt_logprobs=5, max_tokens=1), strict=True):
+        expected = reference_logits(reference, prompt).log_softmax(-1)
+        assert output.prompt_logprobs is not None
+        for position, found in enumerate(output.prompt_logprobs[1:]):
+            assert found is not None
+            for token, ours in found.items():
+                assert abs(ours.logprob - expected[position, token]) < TOLERANCE, (prompt, position)
+    expected_tokens = [greedy(reference, prompt, 5) for prompt in prompts]
+    assert [output.outputs[0].token_ids for output in answer(llm, prompts, max_tokens=5)] == expected_tokens
+    # In small steps, cut inside images where that may be, without the room for all, and after being preempted.
+    most = 5 if not CASES[case].whole else 24
+    tight = make_llm(
+        tmp_path, max_num_batched_tokens=most, block_size=4, num_gpu_blocks_override=90 if CASES[case].whole else 40
+    )
+    outputs = answer(tight, [*prompts, prompts[2]], max_tokens=5)
+    assert [output.outputs[0].token_ids for output in outputs] == [*expected_tokens, expected_tokens[2]]
+    if not CASES[case].whole:  # whose groups of layers leave room for all
+        assert tight.totals.num_preemptions or tight.totals.prefix_cache_hits
+    encoder = tight.engine.executor.worker.runner.images
+    assert encoder.num_encoded == 4, "each image is encoded once, in however many requests it is"

@@ -1,0 +1,134 @@
+"""PIL images offline: `LLM.generate` with multi_modal_data, as in vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+from support.images import image_of, make_tokenizer
+from support.vision import CASES
+
+from octavo import LLM, SamplingParams
+from octavo.interface.messages import EngineCoreRequest
+
+IMAGE = 260  # the tokenizer's placeholder
+SIZE = {"height": 32, "width": 32}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny LLaVA with a tokenizer."""
+    path = tmp_path_factory.mktemp("llava")
+    CASES["llava"].save(path)
+    tokenizer, config = make_tokenizer(), json.loads((path / "config.json").read_text())
+    assert tokenizer.convert_tokens_to_ids(["<image>"]) == [IMAGE]
+    (path / "config.json").write_text(json.dumps(config | {"image_token_index": IMAGE}))
+    tokenizer.backend.save(str(path / "tokenizer.json"))
+    size = {"size": {"shortest_edge": 32}, "crop_size": SIZE}
+    (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"} | size))
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), dtype="float32", quantization="none", max_model_len=256)
+
+
+def picture(seed: int, width: int = 40, height: int = 50) -> Image.Image:
+    return image_of("RGB", width, height, np.random.default_rng(seed))
+
+
+def test_images_are_expanded_and_cached_by_what_they_show(llm: LLM) -> None:
+    def ask(image: Image.Image, *before: int) -> tuple[list[int], int]:
+        prompt = {"prompt_token_ids": [*before, *range(20), IMAGE, 5, 6], "multi_modal_data": {"image": image}}
+        (output,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert output.prompt_token_ids == [*before, *range(20), *[IMAGE] * 16, 5, 6]
+        assert output.num_cached_tokens is not None
+        return output.outputs[0].token_ids, output.num_cached_tokens
+
+    encoder = llm.engine.executor.worker.runner.images
+    first, cached = ask(picture(1))
+    assert cached == 0 and encoder.num_encoded == 1
+    again, cached = ask(picture(1))
+    assert again == first and cached >= 20 + 16 and encoder.num_encoded == 1
+    other, cached = ask(picture(2))
+    assert other != first and 16 <= cached <= 20, "text before an image is cached as text, another image never is"
+    _, cached = ask(picture(1), 9)
+    assert cached == 0 and encoder.num_encoded == 2, "the encoder's own cache serves it after other text"
+    assert ask(picture(2))[0] == other
+
+
+def test_several_images_and_text_share_a_batch(llm: LLM) -> None:
+    prompts = [
+        {"prompt_token_ids": [7, IMAGE, 8, IMAGE], "multi_modal_data": {"image": [picture(3), picture(4)]}},
+        {"prompt_token_ids": [1, 2, 3]},
+        {"prompt": "a<image>b", "multi_modal_data": {"image": picture(3)}},
+    ]
+    together = llm.generate(prompts, GREEDY, use_tqdm=False)
+    for prompt, output in zip(prompts, together, strict=True):
+        (alone,) = llm.generate(prompt, GREEDY, use_tqdm=False)
+        assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "prompt, message",
+    [
+        ({"prompt_token_ids": [1], "multi_modal_data": {"image": Image.new("RGB", (8, 8))}}, "0 image placeholders"),
+        ({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": b"PNG"}}, "a PIL image"),
+        ({"prompt_token_ids": [IMAGE], "multi_modal_data": {"video": [0]}}, "video"),
+        ({"prompt_token_ids": [IMAGE], "multi_modal_data": {"audio": [0]}}, "audio"),
+    ],
+)
+def test_what_is_no_image_is_refused(llm: LLM, prompt: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+
+
+def test_the_tower_can_be_left_out(folder: Path, llm: LLM) -> None:
+    text = LLM(str(folder), dtype="float32", quantization="none", max_model_len=256, language_model_only=True)
+    weights = [sum(one.engine.executor.weight_bytes.values()) for one in (llm, text)]
+    assert weights[1] < weights[0]
+    (ours,), (expected,) = (one.generate([[1, 2, 3]], GREEDY, use_tqdm=False) for one in (text, llm))
+    assert ours.outputs[0].token_ids == expected.outputs[0].token_ids
+    with pytest.raises(ValueError, match="language_model_only"):
+        text.generate({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": picture(1)}}, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"tensor_parallel_size": 2},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}},
+    ],
+    ids=["ranks", "guesses"],
+)
+def test_answers_are_the_same_otherwise(folder: Path, llm: LLM, how: dict[str, Any]) -> None:
+    prompts = [
+        {"prompt_token_ids": [7, IMAGE, 8, IMAGE, 9], "multi_modal_data": {"image": [picture(3), picture(4)]}},
+        {"prompt_token_ids": [1, 2, 3]},
+    ]
+    other = LLM(str(folder), dtype="float32", quantization="none", max_model_len=256, **how)
+    sampled = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    ours, expected = (one.generate(prompts, sampled, use_tqdm=False) for one in (other, llm))
+    for output, same in zip(ours, expected, strict=True):
+        assert output.outputs[0].token_ids == same.outputs[0].token_ids
+
+
+def test_a_pipeline_takes_text_only(folder: Path) -> None:
+    llm = LLM(str(folder), dtype="float32", quantization="none", max_model_len=256, pipeline_parallel_size=2)
+    assert llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
+    with pytest.raises(ValueError, match="pipeline_parallel_size"):
+        llm.generate({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": picture(1)}}, GREEDY, use_tqdm=False)
+
+
+def test_a_request_travels_to_the_core(llm: LLM) -> None:
+    prompt = {"prompt_token_ids": [7, IMAGE], "multi_modal_data": {"image": picture(3)}}
+    request = llm._input.process("id", prompt, GREEDY)
+    sent = msgspec.msgpack.Encoder().encode(request)
+    assert msgspec.msgpack.Decoder(EngineCoreRequest).decode(sent).mm_items == request.mm_items

@@ -1,0 +1,186 @@
+"""Tiny random models that read images, made by transformers, and what their processors would make of some images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from support.family_cases import SMALL
+
+from octavo import LLM, SamplingParams
+from octavo.interface.images import HostTensor, ImageItem
+from octavo.interface.outputs import RequestOutput
+
+IMAGE = 300  # the placeholder
+AROUND = 301  # a token that stands between those of an image and is none
+CLIP = {
+    "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 2, "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+SIGLIP = CLIP | {"model_type": "siglip_vision_model"}
+TEXT = SMALL | {"model_type": "llama"}
+
+
+@dataclass
+class TestImage:
+    """One image: the tensors of transformers' processor, and the tokens that it takes."""
+
+    tensors: dict[str, np.ndarray]
+    token_ids: list[int]
+    whole: bool = False
+
+    @property
+    def digest(self) -> str:
+        return sha256(b"".join(array.tobytes() for array in self.tensors.values())).hexdigest()
+
+    def item(self, offset: int) -> ImageItem:
+        grid = self.tensors.get("image_grid_thw")
+        tensors = {name: HostTensor.of(array) for name, array in self.tensors.items()}
+        is_embed = [token == IMAGE for token in self.token_ids]
+        return ImageItem(
+            self.digest, offset, is_embed, tensors, None if grid is None else tuple(grid[0].tolist()), self.whole
+        )
+
+
+Prompt = list["int | TestImage"]  # tokens and images in their order
+
+
+@dataclass
+class Case:
+    """``make_image`` takes a random generator."""
+
+    config_class: str
+    settings: dict[str, Any]
+    make_image: Callable[[np.random.Generator], TestImage]
+    whole: bool = False  # images are computed in one step
+
+    @property
+    def architecture(self) -> str:
+        return self.config_class.replace("Config", "ForConditionalGeneration")
+
+    def save(self, path: Path, seed: int = 0) -> Any:
+        """The reference model, saved to ``path``."""
+        torch.manual_seed(seed)
+        config = getattr(transformers, self.config_class)(**self.settings)
+        model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                low = -0.5 if "Gemma" in self.config_class and "language_model" in name else 0.5
+                if parameter.ndim == 1 and "norm" in name and name.endswith("weight"):
+                    parameter.uniform_(low, low + 1.0)
+                else:
+                    parameter.normal_(0, 0.15 if parameter.ndim > 1 else 0.1)
+        model.save_pretrained(path)
+        return model
+
+
+def _square(count: int, side: int = 32, **how: Any) -> Callable[[np.random.Generator], TestImage]:
+    def make(rng: np.random.Generator) -> TestImage:
+        return TestImage({"pixel_values": rng.standard_normal((1, 3, side, side), np.float32)}, [IMAGE] * count, **how)
+
+    return make
+
+
+def _tiles(rng: np.random.Generator) -> TestImage:
+    """Three tiles of 4 embeddings, with tokens around them."""
+    pixels = rng.standard_normal((1, 3, 3, 32, 32), np.float32)
+    tensors = {"pixel_values": pixels, "pixel_attention_mask": np.ones((1, 3, 32, 32), np.int64)}
+    return TestImage(tensors, [AROUND, *[IMAGE] * 4] * 3 + [AROUND])
+
+
+def _marked(rng: np.random.Generator) -> TestImage:
+    """Four embeddings between two marks, without which neighbours would see each other."""
+    made = _square(4)(rng)
+    return TestImage(made.tensors, [AROUND, *made.token_ids, AROUND], whole=True)
+
+
+IDEFICS3 = {
+    "text_config": TEXT, "image_token_id": IMAGE, "scale_factor": 2,
+    "vision_config": {key: value for key, value in CLIP.items() if key != "model_type"},
+}  # fmt: skip
+CASES: dict[str, Case] = {
+    "llava": Case(
+        "LlavaConfig", {"text_config": TEXT, "vision_config": CLIP, "image_token_index": IMAGE}, _square(16)
+    ),
+    "llava-siglip": Case(
+        "LlavaConfig",
+        {
+            "text_config": TEXT, "vision_config": SIGLIP, "image_token_index": IMAGE, "vision_feature_layer": [-1, -2],
+            "vision_feature_select_strategy": "full", "multimodal_projector_bias": False,
+        },
+        _square(16),
+    ),
+    "gemma3": Case(
+        "Gemma3Config",
+        {
+            "text_config": SMALL | {
+                "head_dim": 16, "sliding_window": 7, "num_hidden_layers": 6, "query_pre_attn_scalar": 16,
+            },
+            "vision_config": SIGLIP, "mm_tokens_per_image": 4, "image_token_id": IMAGE,
+        },
+        _marked, whole=True,
+    ),
+    "idefics3": Case("Idefics3Config", IDEFICS3, _tiles),
+    "smolvlm": Case("SmolVLMConfig", IDEFICS3, _tiles),
+}  # fmt: skip
+
+
+def reference_logits(model: Any, prompt: Prompt) -> torch.Tensor:
+    """Of transformers: float32 [T, vocabulary]."""
+    ids = tokens_of(prompt)
+    images = [part for part in prompt if isinstance(part, TestImage)]
+    inputs: dict[str, torch.Tensor] = {}
+    for name in images[0].tensors if images else ():
+        axis = 1 if images[0].tensors[name].ndim > 4 or name == "pixel_attention_mask" else 0
+        inputs[name] = torch.cat([torch.from_numpy(image.tensors[name]) for image in images], dim=axis)
+    with torch.inference_mode():
+        logits: torch.Tensor = model(input_ids=torch.tensor([ids]), **inputs, **_more(model, ids)).logits[0]
+    return logits
+
+
+def _more(model: Any, ids: list[int]) -> dict[str, torch.Tensor]:
+    kinds = torch.tensor([[int(token == IMAGE) for token in ids]])
+    name = type(model).__name__
+    if name.startswith("Gemma3"):
+        return {"token_type_ids": kinds}
+    return {"mm_token_type_ids": kinds} if name.startswith("Qwen") else {}
+
+
+def tokens_of(prompt: Prompt) -> list[int]:
+    """With what images take."""
+    return [token for part in prompt for token in (part.token_ids if isinstance(part, TestImage) else [part])]
+
+
+def items_of(prompt: Prompt) -> list[ImageItem]:
+    """Its images, where they lie."""
+    items, offset = [], 0
+    for part in prompt:
+        if isinstance(part, TestImage):
+            items.append(part.item(offset))
+        offset += len(part.token_ids) if isinstance(part, TestImage) else 1
+    return items
+
+
+def answer(llm: LLM, prompts: list[Prompt], **params: Any) -> list[RequestOutput]:
+    """Of our engine, all at once."""
+    asked = SamplingParams(temperature=0.0, ignore_eos=True, **params)
+    requests = []
+    for prompt in prompts:
+        request = llm._input.process(llm._new_id(), {"prompt_token_ids": tokens_of(prompt)}, asked)
+        request.mm_items = items_of(prompt)
+        requests.append(request)
+    return llm._run(requests, [None] * len(prompts), False)
+
+
+def greedy(model: Any, prompt: Prompt, count: int) -> list[int]:
+    """The tokens that transformers goes on with."""
+    tokens: list[int] = []
+    for _ in range(count):
+        tokens.append(int(reference_logits(model, [*prompt, *tokens])[-1].argmax()))
+    return tokens
