@@ -23,7 +23,7 @@ from octavo.core.worker_drafts import WorkerDrafts
 from octavo.errors import ConfigError, DeviceLostError, OctavoError
 from octavo.executor.multiproc import make_executor
 from octavo.executor.ranks import Ranks
-from octavo.executor.uniproc import Executor
+from octavo.executor.uniproc import Executor, UniProcExecutor
 from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig, KVEventsConfig, SpeculativeConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
