@@ -25,8 +25,10 @@ from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 from octavo.llm_pooling import PoolingMethods, Prompt, is_one_prompt
 from octavo.metrics.reader import Counter, Gauge, Metric, Vector
 from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
+from octavo.multimodal.offline import messages_with_images
 from octavo.system.signals import interrupts_held
 from octavo.text.chat_template import check_variables
+from octavo.text.content_format import with_parts
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.user_tokenizer import UserTokenizer
 
@@ -204,22 +206,27 @@ class LLM(PoolingMethods):
         chat_template_kwargs: dict[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, through the model's chat template."""
+        """Answer one conversation, or a list of them, through the model's chat template. Contents may be lists of
+        parts: text, image_url (a data: url), image_pil (a PIL image)."""
         check_generates(self._input.pooler)
         tokenizer = self._require_tokenizer("chat")
         check_variables(chat_template_kwargs or {}, "chat_template_kwargs")
         conversations: list[Any] = messages if messages and isinstance(messages[0], list) else [messages]
         prompts: list[Prompt] = []
         for conversation in conversations:
+            conversation, images = messages_with_images(conversation)
+            template = tokenizer.get_chat_template(chat_template or self._chat_template, tools=bool(tools))
             text = tokenizer.apply_chat_template(
-                conversation,
+                with_parts(conversation, template, self._input.images.placeholder),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template=chat_template or self._chat_template,
                 **(chat_template_kwargs or {}),
             )
-            prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            data = {"multi_modal_data": {"image": images}} if images else {}
+            prompts.append({"prompt": text, "prompt_token_ids": ids, **data})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def _params_for(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

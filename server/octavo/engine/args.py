@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from octavo.engine.draft_check import check_draft, prediction_layers
@@ -77,6 +77,8 @@ class EngineArgs:
     attention_backend: str = "auto"
     skip_tokenizer_init: bool = False
     language_model_only: bool = False  # leave out what reads images
+    limit_mm_per_prompt: dict[str, Any] = field(default_factory=dict)  # {"image": how many at most}
+    mm_processor_kwargs: dict[str, Any] | None = None  # settings of the image processor, over its files' own
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -145,6 +147,8 @@ class EngineArgs:
             dtype_is_asked=self.dtype != "auto",
             pooler=load_pooler_config(files, hf_config),
             language_model_only=self.language_model_only,
+            max_images=_max_images(self.limit_mm_per_prompt),
+            mm_processor_kwargs=self.mm_processor_kwargs,
         )
         cache = CacheConfig(
             block_size=self.block_size,
@@ -453,3 +457,15 @@ class EngineArgs:
             raise ConfigError(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}"
             )
+
+
+def _max_images(limits: dict[str, Any]) -> int | None:
+    """Of ``limit_mm_per_prompt``. Raises ConfigError."""
+    for kind, count in limits.items():
+        if kind not in ("image", "video", "audio"):
+            raise ConfigError(f'limit_mm_per_prompt must be as {{"image": 4}}, got the kind {kind!r}')
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ConfigError(f"limit_mm_per_prompt must have whole numbers from 0, got {count!r} for {kind}")
+        if kind != "image" and count:
+            raise ConfigError(f"limit_mm_per_prompt has {kind}, which no model reads here; leave it out, or give 0")
+    return limits.get("image")

@@ -41,12 +41,28 @@ class ImageInputs:
             )
         if self._tokenizer is None:
             raise ValueError("images need a tokenizer, and the engine runs without one (skip_tokenizer_init)")
-        found = image_processor(model.files.path, model.hf_config, self._tokenizer)
+        found = image_processor(model.files.path, model.hf_config, self._tokenizer, model.mm_processor_kwargs)
         assert found is not None, "every model that reads images has a processor"
         return found
 
+    @property
+    def placeholder(self) -> str:
+        """The text of the token that stands for an image; '' for a model that reads none."""
+        if self._tokenizer is None or not self._config.model.reads_images:
+            return ""
+        return self._tokenizer.convert_ids_to_tokens([self.processor.placeholder])[0] or ""
+
+    def check(self, count: int) -> None:
+        """Raise ValueError where the model does not read images, or not so many in a prompt."""
+        most = self._config.model.max_images
+        if self.processor is not None and most is not None and count > most:
+            raise ValueError(
+                f"prompt has {count} images, and at most {most} are taken (limit_mm_per_prompt); send fewer"
+            )
+
     def process(self, data: Any) -> list[ImageFeatures]:
-        """The images of a prompt's ``multi_modal_data``, those that are processed already as they are."""
+        """The images of a prompt's ``multi_modal_data``: from PIL, or processed already."""
+        from octavo.multimodal.decode import turned
         from octavo.multimodal.items import ImageFeatures
 
         if not isinstance(data, dict):
@@ -55,10 +71,13 @@ class ImageInputs:
             raise ValueError(f"multi_modal_data has {', '.join(others)}, which no model reads here; {_ASKED}")
         images = data["image"] if isinstance(data["image"], (list, tuple)) else [data["image"]]
         for image in images:
-            if not isinstance(image, ImageFeatures) and not (hasattr(image, "convert") and hasattr(image, "size")):
+            is_image = hasattr(image, "convert") and hasattr(image, "size")
+            if not is_image and not isinstance(image, ImageFeatures):
                 raise ValueError(f"{_ASKED}, got {type(image).__name__}")
-        processor = self.processor
-        return [image if isinstance(image, ImageFeatures) else processor.process(image) for image in images]
+        self.check(len(images))
+        return [
+            image if isinstance(image, ImageFeatures) else self.processor.process(turned(image)) for image in images
+        ]
 
     def place(self, ids: Sequence[int], features: Sequence[ImageFeatures]) -> tuple[list[int], list[ImageItem]]:
         """The prompt with each placeholder replaced by its image's tokens, and where they lie."""

@@ -65,7 +65,6 @@ NO_EFFECT: dict[str, tuple[int | str, str]] = {
     "cuda_graph_sizes": ("+", "the engine chooses the sizes of captured steps"),
     "max_cudagraph_capture_size": (1, "the engine chooses the sizes of captured steps"),
     "enable_flashinfer_autotune": (0, "there is no FlashInfer"),
-    "limit_mm_per_prompt": (1, "models take text only"),
     "max_log_len": (1, "prompts are never logged"),
     "enable_log_deltas": (0, "answers are never logged"),
     "use_tqdm_on_load": (0, "progress is shown on terminals"),
@@ -104,8 +103,8 @@ _FEATURES = {
     "moving weights or KV caches to other memory": "kv_offloading_size kv_offloading_backend cpu_offload_params "
     "offload_backend offload_group_size offload_num_in_group offload_prefetch_step offload_params kv_transfer_config "
     "ec_transfer_config weight_transfer_config enable_sleep_mode kv_sharing_fast_prefill",
-    "images, audio and video": "allowed_local_media_path allowed_media_domains enable_mm_embeds interleave_mm_strings "
-    "media_io_kwargs mm_processor_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb mm_processor_cache_type "
+    "images, audio and video": "enable_mm_embeds interleave_mm_strings "
+    "media_io_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb mm_processor_cache_type "
     "mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_only video_pruning_rate "
     "disable_chunked_mm_input enable_multimodal_encoder_data_parallel",
     "models with a state beside the KV cache": "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError
@@ -50,6 +51,8 @@ class ServerArgs:
     lora_list: str | None = None  # a file that lists adapters to fetch, serve and follow
     lora_credentials: str | None = None  # a folder with what fetching them needs
     allow_runtime_lora_updating: bool = False
+    allowed_media_domains: list[str] = field(default_factory=list)  # hosts whose images are fetched
+    allowed_local_media_path: str | None = None  # below it lie images that file: addresses may name
     root_path: str = ""
     disable_fastapi_docs: bool = False
     allowed_origins: list[str] = field(default_factory=lambda: ["*"])
@@ -88,6 +91,8 @@ class ServerArgs:
             raise ConfigError(str(error)) from None
         for module in self.lora_modules:
             parse_module(module)
+        if self.allowed_local_media_path is not None and not Path(self.allowed_local_media_path).is_dir():
+            raise ConfigError(f"allowed_local_media_path must be a folder, got {self.allowed_local_media_path!r}")
         if any(not key for key in self.api_key):
             raise ConfigError("api_key must not be empty; omit it to serve without a key")
 

@@ -109,6 +109,7 @@ async def serve(
         for app in apps:
             if (batches := getattr(app.state, "batches", None)) is not None:
                 await batches.close()
+            app.state.server.images.close()
         engine.close(grace=1.0 if stop.second.is_set() else 5.0)
         if args.uds:
             Path(args.uds).unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.adapter_list import AdapterList
 from octavo.entrypoints.adapters import Adapters, current_adapter
 from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.images import ImageReader
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
@@ -54,13 +55,15 @@ class ServerState:
         self.model_names = served_names(self.engine.config, self.args)
         self.adapters = Adapters(self.engine, self.args.lora_dir, self.model_names)
         self.adapter_list = AdapterList(self.adapters, self.args.lora_list, self.args.lora_credentials)
+        self.images = ImageReader(self.engine, self.args)
         self.fingerprint = system_fingerprint(self.engine.config)
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_n = max(MAX_N, max_num_seqs)
         self.max_queued = 8 * max_num_seqs if self.args.max_num_queued_reqs is None else self.args.max_num_queued_reqs
         # Parsing blocks the event loop: a long text costs little, millions of values would.
         self.max_body_values = max(200_000, 2 * self.engine.config.scheduler.max_model_len)
-        own = max(4 * 2**20, 32 * self.engine.config.scheduler.max_model_len)
+        least = 32 if self.engine.config.model.reads_images else 4  # MiB
+        own = max(least * 2**20, 32 * self.engine.config.scheduler.max_model_len)
         self.max_body_bytes = self.args.max_request_bytes or own
         self.chat_template = _read_template(self.args.chat_template)
 

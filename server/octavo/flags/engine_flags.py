@@ -92,6 +92,8 @@ ENGINE_HELP = {
     "max_cpu_loras": "Maximum number of adapters that are kept in memory; others are read again when they are asked "
     "for (default: as --max-loras)",
     "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",
+    "limit_mm_per_prompt": 'Maximum number of images in a prompt, as {"image": 4} (default: as many as fit)',
+    "mm_processor_kwargs": 'Settings of the image processor in place of its files\' own, as {"max_pixels": 1003520}',
     "language_model_only": "Leave out what reads images: the model takes text only",
 }
 CHOICES = {

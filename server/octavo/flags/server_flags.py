@@ -24,7 +24,7 @@ SERVER_HELP = {
     "management_port": "Second port with health, /metrics and /load, without a key (default: none)",
     "max_num_queued_reqs": "Maximum number of waiting sequences; more requests get 429 (default: 8 * --max-num-seqs)",
     "max_request_bytes": "Maximum size of a request's body, as 4MiB or in bytes "
-    "(default: 4 MiB, or 32 bytes per token of --max-model-len if that is more)",
+    "(default: 4 MiB, 32 MiB for a model that reads images, or 32 bytes per token of --max-model-len if that is more)",
     "strict_json_schema": "JSON schemas that are silent on additionalProperties allow none; "
     "--no-strict-json-schema: any, as the standard says",
     "max_logprobs": "Maximum number of log-probabilities per token that a request may ask for",
@@ -57,6 +57,8 @@ SERVER_HELP = {
     "fetching what --lora-list lists (default: none)",
     "allow_runtime_lora_updating": "Allow /v1/load_lora_adapter and /v1/unload_lora_adapter "
     "(VLLM_ALLOW_RUNTIME_LORA_UPDATING sets it too)",
+    "allowed_media_domains": "Hosts from which http and https addresses of images are fetched (default: none)",
+    "allowed_local_media_path": "Folder below which file: addresses of images may be read (default: none)",
     "root_path": "Path prefix under which a proxy publishes the server",
     "allowed_origins": "CORS: origins that browsers may call from",
     "allowed_methods": "CORS: methods that browsers may use",

@@ -27,6 +27,8 @@ class ModelConfig:
     weight_dtype: str | None = None  # of weights, where it is not that of activations
     pooler: PoolerConfig = field(default_factory=PoolerConfig)
     language_model_only: bool = False  # leave out what reads images
+    max_images: int | None = None  # in a prompt; None: as many as fit
+    mm_processor_kwargs: dict[str, Any] | None = None  # settings of the image processor, over its files' own
 
     @property
     def architecture(self) -> str:

@@ -30,7 +30,6 @@ def decode(data: bytes) -> Image:
             f"{MAX_PIXELS // 10**6} million in all are taken; scale it down"
         )
     from PIL import Image as Pillow
-    from PIL import ImageOps
 
     try:
         with warnings.catch_warnings():
@@ -43,8 +42,15 @@ def decode(data: bytes) -> Image:
         raise
     except Exception:  # whatever a decoder raises; its words are not for clients
         raise ImageError("image is damaged; send it again") from None
+    return turned(image)
+
+
+def turned(image: Image) -> Image:
+    """The image, turned as its EXIF data say."""
+    from PIL import ImageOps
+
     try:
-        turned: Image = ImageOps.exif_transpose(image)
+        upright: Image = ImageOps.exif_transpose(image)
     except Exception:  # EXIF data that cannot be read say nothing
         return image
-    return turned
+    return upright

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Environment, Template, nodes
 
 # Stands at the end of a message that is to be continued; the space tells whether the template strips messages.
 _MARK = "\ue000octavo-end-of-message\ue001 "
@@ -107,6 +107,11 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return _plain(value.model_dump())
     raise ChatTemplateError(f"chat messages are made of JSON values, got {type(value).__name__}")
+
+
+def parse(template: str) -> nodes.Template:
+    """The template's syntax tree. Raises jinja2.TemplateSyntaxError."""
+    return _environment().parse(template)
 
 
 @lru_cache(maxsize=64)

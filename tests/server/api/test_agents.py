@@ -188,8 +188,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"type": "local_shell_call", "call_id": "c", "action": {"type": "exec", "command": ["ls"]}}]}),
     "context_management": ("/v1/responses", {
         **AGENTS["Copilot by Responses"][1], "context_management": [{"type": "compaction", "compact_threshold": 9}]}),
-    "messages.0.content.0": ("/v1/messages", {**CLAUDE_CODE, "messages": [
-        {"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "aGk="}}]}]}),
+    "messages.0.content": ("/v1/messages", {**CLAUDE_CODE, "messages": [
+        {"role": "user", "content": [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}]}]}),
     "messages.1.content": ("/v1/chat/completions", {"messages": [SYSTEM, {"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]}]}),
     "suffix": ("/api/generate", {"model": "scripted", "prompt": "def f(", "suffix": "return 1", "raw": True}),

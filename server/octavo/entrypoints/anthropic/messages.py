@@ -28,7 +28,7 @@ from octavo.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRe
 from octavo.entrypoints.anthropic.translate import constraint_of, conversation_of
 from octavo.entrypoints.errors import APIError, in_anthropic_form
 from octavo.entrypoints.generation.answer import AnswerParser
-from octavo.entrypoints.generation.chat import ChatRequest, interpret, prepare_chat, read_messages
+from octavo.entrypoints.generation.chat import ChatRequest, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of
 from octavo.entrypoints.generation.parts import PartSplitter, Step
 from octavo.entrypoints.generation.run import (
@@ -97,7 +97,7 @@ async def count_message_tokens(request: Request) -> Response:
     check_model(state, body.model)
     conversation = conversation_of(body)
     conversation.messages = await read_messages(state, conversation.messages)
-    ids, _, _ = await state.engine.run_in_thread(interpret, state, conversation, _OPTIONS, partial(constraint_of, body))
+    ids = await count_prompt(state, conversation, _OPTIONS, partial(constraint_of, body))
     return JSON(TokenCount(len(ids)))
 
 

@@ -63,9 +63,43 @@ class ToolReferenceBlockParam(_Part):
         return self.tool_name
 
 
+class Base64SourceParam(_Part):
+    """An image's bytes."""
+
+    type: Literal["base64"]
+    media_type: str
+    data: str
+
+    @property
+    def address(self) -> str:
+        """As a data: url."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSourceParam(_Part):
+    """Where an image can be fetched."""
+
+    type: Literal["url"]
+    url: str
+
+    @property
+    def address(self) -> str:
+        """The url."""
+        return self.url
+
+
+class ImageBlockParam(_Part):
+    """An image."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64SourceParam | UrlSourceParam, Field(discriminator="type")], known_types("base64", "url")
+    ]
+
+
 _Result = Annotated[
-    Annotated[TextBlockParam | ToolReferenceBlockParam, Field(discriminator="type")],
-    known_types("text", others=("tool_reference",)),
+    Annotated[TextBlockParam | ImageBlockParam | ToolReferenceBlockParam, Field(discriminator="type")],
+    known_types("text", "image", others=("tool_reference",)),
 ]
 Texts = Annotated[list[Annotated[TextBlockParam, known_types("text")]], OrText()]
 
@@ -79,7 +113,8 @@ class ToolResultBlockParam(_Part):
 
 
 _UserBlock = Annotated[
-    Annotated[TextBlockParam | ToolResultBlockParam, Field(discriminator="type")], known_types("text", "tool_result")
+    Annotated[TextBlockParam | ImageBlockParam | ToolResultBlockParam, Field(discriminator="type")],
+    known_types("text", "image", "tool_result"),
 ]
 _AssistantBlock = Annotated[
     Annotated[

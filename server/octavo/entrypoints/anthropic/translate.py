@@ -12,6 +12,7 @@ from octavo.entrypoints.anthropic.protocol import (
     ChoiceTool,
     CountTokensRequest,
     HostedToolParam,
+    ImageBlockParam,
     InputMessage,
     TextBlockParam,
     ThinkingBlockParam,
@@ -24,6 +25,7 @@ from octavo.entrypoints.anthropic.protocol import (
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation, FieldNames
 from octavo.entrypoints.generation.structured import Constraint, make_constraint
+from octavo.entrypoints.images import ImagePart
 
 # Claude Code puts a block in front that differs in every request: with it no prefix would be found in the cache.
 _BILLING = "x-anthropic-billing-header:"
@@ -32,7 +34,7 @@ _FIELDS = FieldNames(function="", parameters="input_schema", choice="tool_choice
 
 def conversation_of(body: CountTokensRequest) -> Conversation:
     """The conversation, its messages not checked yet."""
-    messages = [message for given in body.messages for message in messages_of(given)]
+    messages = [message for at, given in enumerate(body.messages) for message in messages_of(given, f"messages.{at}")]
     blocks = [block for block in body.system or [] if not block.text.startswith(_BILLING)]
     if blocks:
         messages.insert(0, {"role": "system", "content": _joined(blocks)})
@@ -66,26 +68,38 @@ def constraint_of(body: CountTokensRequest) -> Constraint | None:
     return constraint
 
 
-def messages_of(message: InputMessage) -> list[dict[str, Any]]:
-    """One message as those of a chat: each tool's result is one of its own there."""
+def messages_of(message: InputMessage, where: str) -> list[dict[str, Any]]:
+    """One message as those of a chat: each tool's result is one of its own there. ``where`` is its field."""
     if isinstance(message, AssistantMessage):
         return [_answer(message)]
     if not isinstance(message, UserMessage):
         return [{"role": message.role, "content": _joined(message.content)}]
     found: list[dict[str, Any]] = []
-    texts: list[TextBlockParam] = []
+    said: list[TextBlockParam | ImageBlockParam] = []
     for block in message.content:
         if isinstance(block, ToolResultBlockParam):
-            if texts:
-                found.append({"role": "user", "content": _joined(texts)})
-                texts = []
-            content = _joined(block.content or [])
+            if said:
+                found.append({"role": "user", "content": _content(said, where)})
+                said = []
+            content = _content(block.content or [], where)
             found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
         else:
-            texts.append(block)
-    if texts or not found:
-        found.append({"role": "user", "content": _joined(texts)})
+            said.append(block)
+    if said or not found:
+        found.append({"role": "user", "content": _content(said, where)})
     return found
+
+
+def _content(
+    blocks: Sequence[TextBlockParam | ImageBlockParam | ToolReferenceBlockParam], where: str
+) -> str | list[Any]:
+    """A text, or with images parts of a chat."""
+    if not any(isinstance(block, ImageBlockParam) for block in blocks):
+        return _joined([block for block in blocks if not isinstance(block, ImageBlockParam)])
+    return [
+        ImagePart(f"{where}.content", block.source.address) if isinstance(block, ImageBlockParam) else block.text
+        for block in blocks
+    ]
 
 
 def _answer(message: AssistantMessage) -> dict[str, Any]:

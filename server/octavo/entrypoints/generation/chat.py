@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from octavo.engine.input_processor import Prompt
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.answer import AnswerParser
-from octavo.entrypoints.generation.messages import Conversation, check_messages, for_template
+from octavo.entrypoints.generation.messages import Conversation, check_messages, for_template, images_of
 from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
 from octavo.entrypoints.generation.run import PromptOptions, prepare_request
 from octavo.entrypoints.generation.structured import Constraint, after_reasoning, or_calls
@@ -28,7 +29,9 @@ from octavo.entrypoints.generation.tools.prompt_fallback import inject_tool_prom
 from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
+from octavo.multimodal.items import ImageFeatures
 from octavo.text.chat_template import ChatTemplateError, check_variables
+from octavo.text.content_format import with_parts
 
 _TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
 _MANY_MESSAGES = 500  # from which checking them is worth a thread
@@ -83,6 +86,7 @@ async def prepare_chat(
     ``asked`` and ``asked_field`` are as for `prepare_request`. ``find_constraint`` gives the client's constraint.
     ``keep_special_tokens``: the output may hold special tokens, if the tool format needs them.
     """
+    features = await state.images.read(images_of(conversation.messages))
     size = sum(len(message["content"]) for message in conversation.messages)
     salted = options.for_tenant
     ids, plan, constraint = (
@@ -97,10 +101,13 @@ async def prepare_chat(
             state,
             plan,
             params,
-            partial(prepare_request, state, ids, params, options, asked, asked_field, constraint),
+            partial(
+                prepare_request, state, with_images(ids, features), params, options, asked, asked_field, constraint
+            ),
             bool(conversation.continue_final_message),
         )
-    request = await prepare_request(state, ids, params, options, asked, asked_field, constraint)
+    prompt = with_images(ids, features)
+    request = await prepare_request(state, prompt, params, options, asked, asked_field, constraint)
     inside = _ends_inside_reasoning(state, ids)
     if request.grammar is not None and state.engine.tokenizer is not None:
         token_id = state.engine.tokenizer.backend.token_to_id
@@ -109,6 +116,23 @@ async def prepare_chat(
         if state.args.reasoning_parser is not None:
             request.grammar = after_reasoning(request.grammar, inside, token_id)
     return ChatRequest(request, plan, inside)
+
+
+def with_images(ids: list[int], features: list[ImageFeatures]) -> Prompt:
+    """A prompt with a placeholder for each image, and these."""
+    return {"prompt_token_ids": ids, "multi_modal_data": {"image": features}} if features else ids
+
+
+async def count_prompt(
+    state: ServerState,
+    conversation: Conversation,
+    options: PromptOptions,
+    find_constraint: Callable[[], Constraint | None],
+) -> list[int]:
+    """Token ids of a conversation that is not to be answered, its images' included. Raises ValueError, APIError."""
+    features = await state.images.read(images_of(conversation.messages))
+    ids, _, _ = await state.engine.run_in_thread(interpret, state, conversation, options, find_constraint)
+    return state.engine.input_processor.images.processor.expand(ids, features)[0] if features else ids
 
 
 async def _prepare_harmony(
@@ -185,10 +209,14 @@ def _render(state: ServerState, conversation: Conversation, options: PromptOptio
         **variables,
     )
     messages = harmony_messages(messages) if harmony else for_template(messages, template)
+
+    def text_of(messages: list[dict[str, Any]]) -> str:
+        return apply(with_parts(messages, template, state.engine.input_processor.images.placeholder))
+
     try:
-        text = apply(messages)
+        text = text_of(messages)
     except ChatTemplateError as error:
-        text = _text_of_rewritten(messages, apply, error)
+        text = _text_of_rewritten(messages, text_of, error)
     ids = state.engine.input_processor.tokenize(
         text, options.add_special_tokens, options.truncate_prompt_tokens, options.cache_salt
     )

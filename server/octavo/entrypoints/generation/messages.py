@@ -10,9 +10,14 @@ from typing import Any
 from pydantic_core import from_json
 
 from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.images import ImagePart
+from octavo.text.content_format import PARTS
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 10_000
+
+_IMAGES = ("image_url", "input_image")
+_OTHER_MEDIA = ("video", "video_url", "input_video", "audio", "audio_url", "input_audio", "file", "input_file")
 
 
 @dataclass(frozen=True)
@@ -93,23 +98,31 @@ def _check(message: dict[str, Any], where: str) -> dict[str, Any]:
         content = checked.get("refusal", "")
         if not isinstance(content, str):
             raise bad_request(f"{where}.refusal must be a string, got {shown(content)}", f"{where}.refusal")
-    checked["content"] = _text(content, f"{where}.content")
+    parts = _parts(content, f"{where}.content")
+    checked["content"] = "\n".join(part for part in parts if isinstance(part, str))
+    checked.pop(PARTS, None)
+    if any(isinstance(part, ImagePart) for part in parts):
+        checked[PARTS] = parts
     return checked
 
 
-def _text(content: Any, where: str) -> str:
+def _parts(content: Any, where: str) -> list[str | ImagePart]:
     if isinstance(content, str):
-        return content
+        return [content]
     if not isinstance(content, list):
         raise bad_request(f"{where} must be a string or a list of parts, got {shown(content)}", where)
-    texts = []
-    for i, part in enumerate(content):
-        texts.append(part if isinstance(part, str) else _part_text(part, f"{where}.{i}"))
-    return "\n".join(texts)
+    return [part if isinstance(part, str) else _part(part, f"{where}.{i}") for i, part in enumerate(content)]
 
 
-def _part_text(part: Any, where: str) -> str:
+def _part(part: Any, where: str) -> str | ImagePart:
+    if isinstance(part, ImagePart):  # of a dialect that names it in its own way
+        return part
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _IMAGES:
+        return _image(part, f"{where}.image_url")
+    if kind in _OTHER_MEDIA:
+        name = kind.removeprefix("input_").removesuffix("_url")
+        raise bad_request(f"{where}.type {shown(kind)} is not supported: no model reads {name} here", f"{where}.type")
     if kind in ("text", "input_text", "output_text", "refusal"):
         text = part.get("refusal" if kind == "refusal" else "text")
         if isinstance(text, str):
@@ -117,10 +130,26 @@ def _part_text(part: Any, where: str) -> str:
         raise bad_request(f"{where}.text must be a string, got {shown(text)}", f"{where}.text")
     if isinstance(kind, str):
         raise bad_request(
-            f"{where}.type {shown(kind)} is not supported: the model takes text only; send parts of type text",
+            f"{where}.type {shown(kind)} is not supported: send parts of type text or image_url",
             f"{where}.type",
         )
     raise bad_request(f'{where} must be an object with a "type", got {shown(part)}', where)
+
+
+def _image(part: dict[str, Any], where: str) -> ImagePart:
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, dict) else given
+    if not isinstance(url, str):
+        raise bad_request(f"{where} must be a url, or an object with one, got {shown(given)}", where)
+    detail = given.get("detail") if isinstance(given, dict) else part.get("detail")
+    if detail not in (None, "auto", "low", "high", "original"):
+        raise bad_request(f"{where}.detail must be auto, low or high, got {shown(detail)}", f"{where}.detail")
+    return ImagePart(where, url)
+
+
+def images_of(messages: list[dict[str, Any]]) -> list[ImagePart]:
+    """The images of checked messages, in order."""
+    return [part for message in messages for part in message.get(PARTS, ()) if isinstance(part, ImagePart)]
 
 
 def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:

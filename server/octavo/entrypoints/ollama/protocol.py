@@ -107,11 +107,12 @@ class GenerateRequest(_GenerationBody):
     """POST /api/generate"""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields(
-        {"suffix": (), "template": (), "images": (), "width": (0,), "height": (0,), "steps": (0,), "shift": (False,)}
+        {"suffix": (), "template": (), "width": (0,), "height": (0,), "steps": (0,), "shift": (False,)}
     )
 
     prompt: str | None = None
     system: str | None = None
+    images: list[str] | None = None  # in base64
     raw: bool | None = None
     context: Annotated[list[Annotated[int, Field(ge=0)]] | None, Field(max_length=1_000_000)] = None
     truncate: Literal[False] | None = None

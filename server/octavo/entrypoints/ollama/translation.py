@@ -9,6 +9,7 @@ from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.answer import CallDelta
 from octavo.entrypoints.generation.messages import Conversation, check_messages
 from octavo.entrypoints.generation.structured import Constraint, make_constraint
+from octavo.entrypoints.images import ImagePart
 from octavo.entrypoints.ollama.answers import Call, CallFunction
 from octavo.entrypoints.ollama.protocol import ChatRequest, GenerateRequest, Options
 
@@ -57,7 +58,8 @@ def chat_conversation(body: ChatRequest) -> Conversation:
 def generate_conversation(body: GenerateRequest) -> Conversation:
     """The conversation that /api/generate stands for: a system prompt and a message."""
     system = [{"role": "system", "content": body.system}] if body.system else []
-    messages = check_messages([*system, {"role": "user", "content": body.prompt or ""}])
+    asked = _with_images(body.prompt, body.images, "images") if body.images else body.prompt or ""
+    messages = check_messages([*system, {"role": "user", "content": asked}])
     return _with_think(Conversation(messages, earlier_ids=body.context or []), body.think)
 
 
@@ -77,11 +79,6 @@ def openai_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for at, message in enumerate(messages):
         where = f"messages.{at}"
-        if message.get("images"):
-            raise bad_request(
-                f"{where}.images is not supported: the model takes text only; send the message without images",
-                f"{where}.images",
-            )
         known = {key: value for key, value in message.items() if key not in ("images", "thinking", "tool_name")}
         if isinstance(thinking := message.get("thinking"), str) and thinking:
             known["reasoning_content"] = thinking
@@ -91,8 +88,22 @@ def openai_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             name = message.get("tool_name", message.get("name"))
             known |= {"name": name} if name is not None else {}
             known["tool_call_id"] = message.get("tool_call_id") or _take(waiting, name)
+        if images := message.get("images"):
+            known["content"] = _with_images(message.get("content"), images, f"{where}.images")
         found.append(known)
     return found
+
+
+def _with_images(content: Any, images: Any, where: str) -> Any:
+    """A message's content with its images, which come first. Raises APIError naming the one that is no text."""
+    if not isinstance(images, list):
+        raise bad_request(f"{where} must be a list of images in base64, got {shown(images)}", where)
+    parts: list[Any] = []
+    for at, image in enumerate(images):
+        if not isinstance(image, str):
+            raise bad_request(f"{where}.{at} must be an image in base64, got {shown(image)}", f"{where}.{at}")
+        parts.append(ImagePart(f"{where}.{at}", f"data:image;base64,{image}"))
+    return [*parts, content] if content else parts
 
 
 def _call(call: Any, number: str, waiting: list[tuple[str, Any]]) -> Any:

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.generation.chat import interpret
-from octavo.entrypoints.generation.messages import Conversation, check_messages
+from octavo.entrypoints.generation.chat import count_prompt, read_messages
+from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.run import PromptOptions
 from octavo.entrypoints.openai import field_schemas as schemas
 from octavo.entrypoints.openai.protocol import (
@@ -103,10 +103,10 @@ async def tokenize(request: Request) -> Response:
             raise bad_request(f"{name} needs messages: send them instead of prompt, or drop it", name)
     processor = state.engine.input_processor
     if body.messages is not None:
-        messages = await state.engine.run_in_thread(check_messages, body.messages)
+        messages = await read_messages(state, body.messages)
         conversation = Conversation(messages, **{name: getattr(body, name) for name in _CHAT_FIELDS})
         options = PromptOptions(add_special_tokens=bool(body.add_special_tokens)).for_tenant
-        ids, _, _ = await state.engine.run_in_thread(interpret, state, conversation, options, lambda: None)
+        ids = await count_prompt(state, conversation, options, lambda: None)
     else:
         special = body.add_special_tokens is not False
         salt = combined_salt(None)

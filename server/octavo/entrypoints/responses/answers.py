@@ -16,6 +16,7 @@ from octavo.entrypoints.responses.protocol import (
     CallOutputParam,
     CustomCallParam,
     FunctionCallParam,
+    ImagePartParam,
     Item,
     MessageParam,
     ReasoningParam,
@@ -354,11 +355,16 @@ def listed(item: Item, number: int) -> dict[str, Any]:
         given = item.model_dump(exclude_none=True)
         return {**given, **shared, **({"role": "developer"} if isinstance(item, AdditionalToolsParam) else {})}
     if isinstance(item, CallOutputParam):
-        texts = [{"type": "input_text", "text": part.text} for part in item.output]
-        return {**shared, "type": item.type, "call_id": item.call_id, "output": texts}
+        output = [
+            part.model_dump() if isinstance(part, ImagePartParam) else {"type": "input_text", "text": part.text}
+            for part in item.output
+        ]
+        return {**shared, "type": item.type, "call_id": item.call_id, "output": output}
     parts: list[dict[str, Any]] = []
     for part in item.content:
-        if not isinstance(part, TextPartParam):
+        if isinstance(part, ImagePartParam):
+            parts.append(part.model_dump())
+        elif not isinstance(part, TextPartParam):
             parts.append({"type": "refusal", "refusal": part.refusal})
         elif item.role == "assistant":
             parts.append({"type": "output_text", "text": part.text, "annotations": []})

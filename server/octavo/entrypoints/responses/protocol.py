@@ -29,6 +29,14 @@ class TextPartParam(_Part):
     text: str
 
 
+class ImagePartParam(_Part):
+    """An image of a message, or of what a call returned."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
 class RefusalPartParam(_Part):
     """An earlier answer's refusal."""
 
@@ -48,10 +56,13 @@ def _input_text(text: str) -> dict[str, Any]:
 
 
 _Content = Annotated[
-    Annotated[TextPartParam | RefusalPartParam, Field(discriminator="type")],
-    known_types("input_text", "output_text", "text", "refusal"),
+    Annotated[TextPartParam | ImagePartParam | RefusalPartParam, Field(discriminator="type")],
+    known_types("input_text", "input_image", "output_text", "text", "refusal"),
 ]
-_Output = Annotated[TextPartParam, known_types("input_text", "output_text", "text")]
+_Output = Annotated[
+    Annotated[TextPartParam | ImagePartParam, Field(discriminator="type")],
+    known_types("input_text", "input_image", "output_text", "text"),
+]
 
 
 class MessageParam(_Part):

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request, shown
 from octavo.entrypoints.generation.answer import AnswerParser
-from octavo.entrypoints.generation.chat import ChatRequest, interpret, prepare_chat, read_messages
+from octavo.entrypoints.generation.chat import ChatRequest, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, without_oldest_that_fits
 from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.parts import Part, PartSplitter
@@ -146,8 +146,7 @@ async def count_input_tokens(request: Request) -> Response:
     items = _items(_store(request), body)
     conversation = conversation_of(body, items, toolbox_of(body.tools, items))
     conversation.messages = await read_messages(state, conversation.messages)
-    find = partial(constraint_of, body)
-    ids, _, _ = await state.engine.run_in_thread(interpret, state, conversation, _OPTIONS, find)
+    ids = await count_prompt(state, conversation, _OPTIONS, partial(constraint_of, body))
     return JSON(InputTokenCount(len(ids)))
 
 

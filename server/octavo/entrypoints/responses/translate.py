@@ -6,8 +6,10 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.messages import Conversation, FieldNames
 from octavo.entrypoints.generation.structured import Constraint, make_constraint
+from octavo.entrypoints.images import ImagePart
 from octavo.entrypoints.openai.response_format import schema_constraint
 from octavo.entrypoints.responses.protocol import (
     AdditionalToolsParam,
@@ -15,6 +17,7 @@ from octavo.entrypoints.responses.protocol import (
     CallOutputParam,
     CustomCallParam,
     FunctionCallParam,
+    ImagePartParam,
     InputTokensRequest,
     Item,
     JsonObjectFormatParam,
@@ -72,25 +75,40 @@ def messages_of(items: Sequence[Item], instructions: str | None = None) -> list[
     ``instructions`` and system messages at the beginning become one, since many templates take no more.
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
-    for item in items:
+    for at, item in enumerate(items):
+        where = f"input.{at}"
         if isinstance(item, AdditionalToolsParam):
             continue
         if isinstance(item, CallOutputParam):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content_of(item.output, where)})
         elif isinstance(item, MessageParam) and item.role != "assistant":
-            content = text_of(item.content)
             if item.role in _INSTRUCTING and len(messages) == 1 and messages[0]["role"] in _INSTRUCTING:
-                messages[0]["content"] += "\n\n" + content
+                messages[0]["content"] += "\n\n" + text_of(item.content)
             else:
-                messages.append({"role": item.role, "content": content})
+                messages.append({"role": item.role, "content": content_of(item.content, where)})
         else:
             _add_to_answer(messages, item)
     return messages
 
 
-def text_of(parts: Sequence[TextPartParam | RefusalPartParam]) -> str:
-    """The text of parts."""
-    return "\n".join(part.refusal if isinstance(part, RefusalPartParam) else part.text for part in parts)
+def text_of(parts: Sequence[TextPartParam | ImagePartParam | RefusalPartParam]) -> str:
+    """The text of parts. Raises APIError where there are images, which only users and tools send."""
+    texts = content_of(parts, "input")
+    if isinstance(texts, str):
+        return texts
+    raise bad_request("input_image is for messages of users and outputs of calls; send it there", "input")
+
+
+def content_of(parts: Sequence[TextPartParam | ImagePartParam | RefusalPartParam], where: str) -> str | list[Any]:
+    """A text, or with images parts of a chat. ``where`` is the item's field."""
+    found = [
+        ImagePart(f"{where}.content.{number}.image_url", part.image_url)
+        if isinstance(part, ImagePartParam)
+        else (part.refusal if isinstance(part, RefusalPartParam) else part.text)
+        for number, part in enumerate(parts)
+    ]
+    texts = [part for part in found if isinstance(part, str)]
+    return "\n".join(texts) if len(texts) == len(found) else found
 
 
 def reasoning_of(item: ReasoningParam) -> str:

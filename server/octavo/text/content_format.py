@@ -1,0 +1,74 @@
+"""Whether a chat template reads a message's content as a text or as a list of parts."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2.nodes import Node
+
+PARTS = "_parts"  # of a message with images: texts and images as they follow one another; its content is their text
+
+
+@lru_cache(maxsize=64)
+def iterates_over_content(template: str) -> bool:
+    """Whether the template loops over a message's content: it then takes a list of parts (``{"type": "text", "text"}``,
+    ``{"type": "image"}``). False for a template that is broken."""
+    from jinja2 import TemplateSyntaxError, nodes
+
+    from octavo.text.chat_template import parse
+
+    try:
+        tree = parse(template)
+    except TemplateSyntaxError:
+        return False
+    names = {"content"}  # of macros' arguments, and of variables that hold a content
+
+    def is_content(node: Node | None) -> bool:
+        if isinstance(node, nodes.Name):
+            return node.name in names
+        if isinstance(node, nodes.Getattr):
+            return node.attr == "content"
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return isinstance(node, nodes.Filter) and is_content(node.node)
+
+    for assigned in tree.find_all(nodes.Assign):
+        if is_content(assigned.node) and isinstance(assigned.target, nodes.Name):
+            names.add(assigned.target.name)
+    return any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def takes_text_too(template: str) -> bool:
+    """Whether a template that loops over contents asks first whether one is a text."""
+    return "is string" in template or "is not string" in template or "is iterable" in template
+
+
+def with_parts(messages: list[dict[str, Any]], template: str, image_text: str) -> list[dict[str, Any]]:
+    """The messages with contents as the template reads them: lists of parts where it loops over them, else texts in
+    which ``image_text`` stands for an image. What is no text among a message's `PARTS` is an image."""
+    as_list = iterates_over_content(template)
+    wraps = as_list and not takes_text_too(template)
+    found = []
+    for message in messages:
+        content, parts = message["content"], message.get(PARTS)
+        if parts is not None:
+            text = "\n".join(part for part in parts if isinstance(part, str))
+            before, _, after = content.partition(text) if text else (content, "", "")  # what was written around it
+            parts = [before.rstrip("\n"), *parts, after.lstrip("\n")]
+            parts = [part for part in parts if part != ""]
+        elif wraps and content:
+            parts = [content]
+        if parts is None:
+            found.append(message)
+            continue
+        kept = {key: value for key, value in message.items() if key != PARTS}
+        if as_list:
+            kept["content"] = [
+                {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts
+            ]
+        else:
+            kept["content"] = "\n".join(part if isinstance(part, str) else image_text for part in parts)
+        found.append(kept)
+    return found

@@ -1,0 +1,192 @@
+"""Images in chats, in every dialect, of a real server on a tiny LLaVA; what is bad is refused, and others go on."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from support.images import image_of, make_tokenizer
+from support.vision import CASES
+
+from octavo import LLM, SamplingParams
+
+TOKENS = 16  # of an image
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}|{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llava")
+    CASES["llava"].save(path)
+    tokenizer = make_tokenizer()
+    tokenizer.backend.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    (path / "preprocessor_config.json").write_text(json.dumps(sizes))
+    config = json.loads((path / "config.json").read_text())
+    config["image_token_index"] = config["image_token_id"] = tokenizer.convert_tokens_to_ids(["<image>"])[0]
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(start: Any, folder: Path) -> Any:
+    pictures = folder / "pictures"
+    pictures.mkdir()
+    (pictures / "a.png").write_bytes(png(1))
+    flags = ["--limit-mm-per-prompt", '{"image": 3}', "--allowed-local-media-path", str(pictures)]
+    flags += ["--allowed-media-domains", "localhost", "--max-model-len", "512", "--served-model-name", "tiny"]
+    return start("--dtype", "float32", *flags, model=folder)
+
+
+def png(seed: int, width: int = 40, height: int = 50) -> bytes:
+    out = io.BytesIO()
+    image_of("RGB", width, height, np.random.default_rng(seed)).save(out, "PNG")
+    return out.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def picture(data: bytes | str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data if isinstance(data, str) else data_url(data)}}
+
+
+def ask(server: Any, *parts: Any, **more: Any) -> httpx.Response:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": list(parts)}], "max_tokens": 4}
+    body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True, **more}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_an_image_counts_is_cached_and_answers_as_offline(server: Any, folder: Path) -> None:
+    words = [{"type": "text", "text": "What is this, in a few words, please?"}, picture(png(1)), "and why?"]
+    answer = ask(server, *words)
+    assert answer.status_code == 200, answer.text
+    first = answer.json()
+    assert first["prompt_token_ids"].count(make_tokenizer().convert_tokens_to_ids(["<image>"])[0]) == TOKENS
+    assert first["usage"]["prompt_tokens"] == len(first["prompt_token_ids"])
+    again = ask(server, *words).json()
+    before = first["prompt_token_ids"].index(make_tokenizer().convert_tokens_to_ids(["<image>"])[0])
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= before + TOKENS
+    assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
+    other = ask(server, words[0], picture(png(2)), words[2]).json()
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] <= before
+    llm = LLM(str(folder), dtype="float32", max_model_len=512)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    pil = {"type": "image_pil", "image_pil": Image.open(io.BytesIO(png(1)))}
+    for part in (pil, picture(png(1))):
+        content = [words[0], part, {"type": "text", "text": "and why?"}]
+        (output,) = llm.chat([{"role": "user", "content": content}], params, use_tqdm=False)
+        assert output.prompt_token_ids == first["prompt_token_ids"]
+        assert output.outputs[0].token_ids == first["choices"][0]["token_ids"]
+    with pytest.raises(ValueError, match=r"messages\.0\.content\.0 is of type 'video_url'"):
+        llm.chat([{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}], params)
+
+
+def test_every_dialect_takes_images(server: Any) -> None:
+    code = base64.b64encode(png(3)).decode()
+    expected = ask(server, picture(png(3)), "hm").json()["usage"]["prompt_tokens"]
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    source = {"type": "base64", "media_type": "image/png", "data": code}
+    said: Any = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "hm"}]}]
+    message = client.messages.create(model="tiny", max_tokens=3, messages=said)
+    used = message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+    assert used == expected == client.messages.count_tokens(model="tiny", messages=said).input_tokens
+    parts: Any = [{"type": "input_image", "image_url": data_url(png(3))}, {"type": "input_text", "text": "hm"}]
+    answer = server.client().responses.create(
+        model="tiny", max_output_tokens=16, input=[{"role": "user", "content": parts}]
+    )
+    assert answer.usage is not None and answer.usage.input_tokens == expected
+    chat = {"model": "tiny", "stream": False, "messages": [{"role": "user", "content": "hm", "images": [code]}]}
+    assert httpx.post(f"{server.url}/api/chat", json=chat, timeout=60).json()["prompt_eval_count"] == expected
+    once = {"model": "tiny", "stream": False, "prompt": "hm", "images": [code]}
+    assert httpx.post(f"{server.url}/api/generate", json=once, timeout=60).json()["prompt_eval_count"] == expected
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [picture(png(3)), "hm"]}]}
+    assert httpx.post(f"{server.url}/tokenize", json=body, timeout=60).json()["count"] == expected
+
+
+def test_files_are_read_and_hosts_refused_before_they_are_dialled(server: Any, folder: Path) -> None:
+    assert ask(server, picture(f"file://{folder}/pictures/a.png")).status_code == 200
+    assert ask(server, picture(f"file://{folder}/config.json")).status_code == 400
+    seen: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.path)
+
+    local = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=local.serve_forever, daemon=True).start()
+    for host in ("localhost", "127.0.0.1"):
+        refused = ask(server, picture(f"http://{host}:{local.server_port}/a.png"))
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages.0.content.0.image_url"
+    local.shutdown()
+    local.server_close()
+    assert seen == []
+
+
+def bad_requests() -> Iterator[tuple[Any, str]]:
+    yield picture("data:image/png;base64,@@@@"), "base64"
+    yield picture(png(1)[:60]), "cut short"
+    yield picture(data_url(b"<svg/>")), "neither PNG"
+    yield picture("https://example.com/a.png"), "--allowed-media-domains"
+    yield picture("ftp://localhost/a.png"), "must begin with"
+    yield {"type": "image_url", "image_url": {"url": 3}}, "must be a url"
+    yield {"type": "image_url", "image_url": {"url": "data:,", "detail": "huge"}}, "detail must be"
+    yield {"type": "video_url", "video_url": {"url": "data:,"}}, "no model reads video"
+    yield {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "no model reads audio"
+    yield {"type": "image_pil", "image_pil": "x"}, "is not supported"
+
+
+def test_bad_images_are_refused_beside_a_stream_that_goes_on(server: Any) -> None:
+    gaps, tokens = [], []
+
+    def stream() -> None:
+        last = time.monotonic()
+        for chunk in server.client().chat.completions.create(
+            model="tiny", max_tokens=300, stream=True, messages=[{"role": "user", "content": "hello"}],
+            extra_body={"ignore_eos": True},
+        ):  # fmt: skip
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+            tokens.extend(choice.finish_reason for choice in chunk.choices if choice.finish_reason)
+
+    with ThreadPoolExecutor(4) as threads:
+        neighbour = threads.submit(stream)
+        for part, words in bad_requests():
+            answer = ask(server, part)
+            assert answer.status_code == 400 and words in answer.json()["error"]["message"], (part, answer.text)
+            assert "\n" not in answer.json()["error"]["message"]
+        two = ask(server, picture(png(1)), {"type": "text", "text": "<image>"})
+        assert two.status_code == 400 and "image placeholders" in two.json()["error"]["message"]
+        many = ask(server, *[picture(png(seed)) for seed in range(4)])
+        assert many.status_code == 400 and "at most 3" in many.json()["error"]["message"]
+        neighbour.result()
+    assert tokens == ["length"]
+    assert ask(server, picture(png(1)), picture(png(1)), picture(png(2))).status_code == 200
+
+
+def test_a_text_model_names_itself(shared_server: Any, tiny_model: Path) -> None:
+    server = shared_server
+    refused = ask(server, picture(png(1)))
+    assert refused.status_code == 400 and tiny_model.name in refused.json()["error"]["message"]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hm", "images": ["aW1hZ2U="]}]}
+    assert httpx.post(f"{server.url}/api/chat", json=body, timeout=60).status_code == 400
