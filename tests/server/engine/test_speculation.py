@@ -363,6 +363,7 @@ def test_one_line_says_what_a_cpu_does_by_default(
     for default in (SpeculativeConfig(), on):
         monkeypatch.setattr("octavo.worker.worker.DEFAULT_ON_CPU", default)
         llm = tiny(tiny_checkpoints["llama"])
+        assert llm.engine.executor.worker, "in this process, where the default is another one now"
         assert llm.config.speculative == default
         metrics = EngineMetrics(EngineArgs(str(tiny_checkpoints["llama"])).create_engine_config(), "m")
         metrics.record_cache(llm.config, 9, 1)  # when the device is known
