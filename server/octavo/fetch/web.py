@@ -29,7 +29,7 @@ from octavo.fetch.progress import Progress, format_bytes
 _NEEDED = "config.json"
 _OPTIONAL = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
-    "chat_template.jinja", "chat_template.json", "processor_config.json",
+    "chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json",
 )  # fmt: skip
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TIMEOUT = 30.0

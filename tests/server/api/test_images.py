@@ -119,6 +119,8 @@ def test_every_dialect_takes_images(server: Any) -> None:
     assert httpx.post(f"{server.url}/api/chat", json=chat, timeout=60).json()["prompt_eval_count"] == expected
     once = {"model": "tiny", "stream": False, "prompt": "hm", "images": [code]}
     assert httpx.post(f"{server.url}/api/generate", json=once, timeout=60).json()["prompt_eval_count"] == expected
+    raw = httpx.post(f"{server.url}/api/generate", json=once | {"raw": True}, timeout=60)
+    assert raw.status_code == 400 and "images" in raw.json()["error"]
     body = {"model": "tiny", "messages": [{"role": "user", "content": [picture(png(3)), "hm"]}]}
     assert httpx.post(f"{server.url}/tokenize", json=body, timeout=60).json()["count"] == expected
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
+import transformers
 from PIL import Image
+from support.adapters import save_adapter
 from support.images import image_of, make_tokenizer
 from support.vision import CASES
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, LoRARequest, SamplingParams
 from octavo.interface.messages import EngineCoreRequest
+from octavo.interface.structured_output import StructuredOutputsParams
 
 IMAGE = 260  # the tokenizer's placeholder
 SIZE = {"height": 32, "width": 32}
@@ -30,6 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert tokenizer.convert_tokens_to_ids(["<image>"]) == [IMAGE]
     (path / "config.json").write_text(json.dumps(config | {"image_token_index": IMAGE}))
     tokenizer.backend.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     size = {"size": {"shortest_edge": 32}, "crop_size": SIZE}
     (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"} | size))
     return path
@@ -118,6 +124,28 @@ def test_answers_are_the_same_otherwise(folder: Path, llm: LLM, how: dict[str, A
     ours, expected = (one.generate(prompts, sampled, use_tqdm=False) for one in (other, llm))
     for output, same in zip(ours, expected, strict=True):
         assert output.outputs[0].token_ids == same.outputs[0].token_ids
+
+
+def test_an_adapter_and_a_grammar_beside_an_image(folder: Path, llm: LLM, tmp_path: Path) -> None:
+    """The adapter changes the answer as weights with which it is merged do; the base's requests keep theirs."""
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    targets = r".*language_model.*(q_proj|v_proj|down_proj)"
+    merged = save_adapter(tmp_path / "lora", model, 3, r=4, lora_alpha=8, target_modules=targets)
+    shutil.copytree(folder, tmp_path / "merged")
+    merged.save_pretrained(tmp_path / "merged")
+    how: dict[str, Any] = {"dtype": "float32", "quantization": "none", "max_model_len": 256}
+    adapted, reference = LLM(str(folder), enable_lora=True, **how), LLM(str(tmp_path / "merged"), **how)
+    prompt = {"prompt_token_ids": [7, IMAGE, 8, 9], "multi_modal_data": {"image": picture(3)}}
+    lora = LoRARequest("one", 1, str(tmp_path / "lora"))
+    ours = adapted.generate([prompt, prompt], GREEDY, lora_request=[lora, None], use_tqdm=False)
+    expected = [one.generate(prompt, GREEDY, use_tqdm=False)[0] for one in (reference, llm)]
+    assert [one.outputs[0].token_ids for one in ours] == [one.outputs[0].token_ids for one in expected]
+    assert ours[0].outputs[0].token_ids != ours[1].outputs[0].token_ids
+    choice = SamplingParams(
+        temperature=0, max_tokens=8, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])
+    )
+    (answer,) = llm.generate(prompt, choice, use_tqdm=False)
+    assert answer.outputs[0].text in ("yes", "no")
 
 
 def test_a_pipeline_takes_text_only(folder: Path) -> None:

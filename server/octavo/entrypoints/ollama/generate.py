@@ -146,6 +146,8 @@ async def _prepare_raw(state: ServerState, body: GenerateRequest) -> PreparedCha
     """The prompt as it is, without a chat template."""
     if body.system:
         raise bad_request("system needs a chat template, and there is none here (raw, or the model's own)", "system")
+    if body.images:
+        raise bad_request("images need a chat template, and there is none here (raw, or the model's own)", "images")
     if body.raw and body.context:
         raise bad_request("context is not for raw prompts: put the earlier text into prompt", "context")
     options = body.options or Options()
