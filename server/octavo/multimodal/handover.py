@@ -12,8 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from octavo.multimodal.items import ImageFeatures
 
 _HEAD = struct.Struct("=I")
@@ -82,6 +80,8 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 
 def packed(features: ImageFeatures) -> tuple[dict[str, Any], list[bytes | memoryview]]:
     """What `send` takes for an image's features."""
+    import numpy as np
+
     tensors, pieces, at = [], list[bytes | memoryview](), 0
     for name, array in features.tensors.items():
         data = np.ascontiguousarray(array).data.cast("B")
@@ -95,6 +95,8 @@ def packed(features: ImageFeatures) -> tuple[dict[str, Any], list[bytes | memory
 
 def unpacked(message: dict[str, Any], content: memoryview) -> ImageFeatures:
     """The inverse of `packed`; its arrays are ``content`` and cannot be written."""
+    import numpy as np  # a server that is sent no image starts, and goes on, without it
+
     tensors = {}
     for name, dtype, shape, at in message["tensors"]:
         count = int(np.prod(shape, dtype=np.int64))

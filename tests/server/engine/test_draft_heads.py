@@ -179,7 +179,8 @@ def test_a_drafter_that_fails_costs_no_request(
 def test_guesses_are_replayed_from_recordings(
     method: str, tmp_path: Path, tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One call of C each, and those that are made operation by operation, in many more; at a temperature, too."""
+    """At most two calls of C each, to fill its inputs and to run, and those that are made operation by operation in
+    many more; at a temperature, too."""
     config, k = METHODS[method](make_model(*FAMILIES["llama"])).save(tmp_path), 4
     params = [SamplingParams(temperature=t, seed=1, max_tokens=16, ignore_eos=True) for t in (0, 0.7)]
     made: dict[bool, list[Any]] = {True: [], False: []}
@@ -201,7 +202,7 @@ def test_guesses_are_replayed_from_recordings(
             seen.append(propose(*args))
             if len(seen) == 4:  # of a sequence that has room for all
                 assert len(next(iter(seen[-1].values()))) == k
-                assert calls[0] == k if recorded else calls[0] > 2 * k
+                assert calls[0] <= 2 * k if recorded else calls[0] > 2 * k
             return seen[-1]
 
         monkeypatch.setattr(drafter, "propose", watched)
