@@ -27,8 +27,6 @@ class ImageInputs:
     @cached_property
     def processor(self) -> ImageProcessor:
         """The checkpoint's own, made when the first image comes."""
-        from octavo.multimodal.processors import image_processor
-
         model, parallel = self._config.model, self._config.parallel
         if model.language_model_only:
             raise ValueError("images are not read with language_model_only; send text alone")
@@ -41,6 +39,8 @@ class ImageInputs:
             )
         if self._tokenizer is None:
             raise ValueError("images need a tokenizer, and the engine runs without one (skip_tokenizer_init)")
+        from octavo.multimodal.processors import image_processor  # numpy comes with it, for models that see alone
+
         found = image_processor(model.files.path, model.hf_config, self._tokenizer, model.mm_processor_kwargs)
         assert found is not None, "every model that reads images has a processor"
         return found
