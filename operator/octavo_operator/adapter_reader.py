@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 
 from octavo_operator.adapters import PodAdapters, Said, is_behind, next_to_ask, parse_report, serving_uids
-from octavo_operator.api import KIND, LLMDeployment, SpecError
+from octavo_operator.api import LLMDeployment
 from octavo_operator.autoscaling.load_reader import management_url
 from octavo_operator.children import pods_of
-from octavo_operator.claims import claimant
 from octavo_operator.kube.store import Key, Store
+from octavo_operator.own_deployments import OwnDeployments
 from octavo_operator.render.adapters import list_digest
 
 Json = dict[str, Any]
@@ -62,9 +62,9 @@ class AdapterReader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`operator`: our name in claims; LLMDeployments of other operators are left out."""
-        self._store, self._changed, self._operator, self._clock = store, changed, operator, clock
+        self._store, self._changed, self._clock = store, changed, clock
         self._memory: dict[Key, _Memory] = {}
-        self._parsed: dict[Key, tuple[str, LLMDeployment | None]] = {}  # with the resourceVersion
+        self._deployments = OwnDeployments(store, "adapters", operator)
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
         self._session: aiohttp.ClientSession | None = None
@@ -78,7 +78,7 @@ class AdapterReader:
         """Until cancelled."""
         while True:
             await leading.wait()
-            found = {key: one for key in self._store.deployments() if (one := self._deployment(key))}
+            found = self._deployments.all()
             for gone in self._memory.keys() - found.keys():
                 del self._memory[gone]
             for key, one in found.items():
@@ -91,17 +91,6 @@ class AdapterReader:
             task.cancel()
         if self._session:
             await self._session.close()
-
-    def _deployment(self, key: Key) -> LLMDeployment | None:
-        """The LLMDeployment if it has spec.adapters and is ours."""
-        seen = self._store.get(KIND, *key)
-        if seen is None or b'"adapters"' not in seen.text:
-            self._parsed.pop(key, None)
-            return None
-        known = self._parsed.get(key)
-        if known is None or known[0] != seen.resource_version:
-            known = self._parsed[key] = (seen.resource_version, _adapted(seen.body, self._operator))
-        return known[1]
 
     def _look_after(self, key: Key, deployment: LLMDeployment) -> None:
         memory, now = self._memory.setdefault(key, _Memory()), self._clock()
@@ -159,13 +148,3 @@ class AdapterReader:
                 if len(text) > _MAX_BYTES:
                     raise ValueError(f"its answer is larger than {_MAX_BYTES} bytes")
             return json.loads(text)
-
-
-def _adapted(body: Json, operator: str | None) -> LLMDeployment | None:
-    if operator and claimant(body) not in (None, operator):
-        return None
-    try:
-        deployment = LLMDeployment.from_json(body)
-    except SpecError:
-        return None
-    return deployment if deployment.spec.adapters is not None and not deployment.deleting else None

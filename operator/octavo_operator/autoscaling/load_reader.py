@@ -15,14 +15,14 @@ from typing import Any
 
 import aiohttp
 
-from octavo_operator.api import KIND, LLMDeployment, SpecError
+from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.autoscaling.decision import Decision, decide, estimate_capacity, rounded_capacity, update_capacity
 from octavo_operator.autoscaling.metrics_page import MAX_BYTES, Load, MetricsPageError, parse, startup_seconds
 from octavo_operator.children import pods_of
-from octavo_operator.claims import claimant
 from octavo_operator.diagnosis import Problem, diagnose, is_finished
 from octavo_operator.group_places import num_held
 from octavo_operator.kube.store import Key, Store
+from octavo_operator.own_deployments import OwnDeployments
 from octavo_operator.render import names
 from octavo_operator.workload import live_of
 
@@ -80,26 +80,19 @@ class LoadReader:
         operator: str | None = None,
     ) -> None:
         """`operator`: our name in claims; LLMDeployments of other operators are left out. None: there are none."""
-        self._store, self._changed, self._clock, self._operator = store, changed, clock, operator
+        self._store, self._changed, self._clock = store, changed, clock
         self._memory: dict[Key, _Memory] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_SCRAPES)
-        self._parsed: dict[Key, tuple[str, LLMDeployment | None]] = {}  # with the resourceVersion
+        self._deployments = OwnDeployments(store, "autoscaling", operator)
         self._session: aiohttp.ClientSession | None = None
 
     def deployment(self, key: Key) -> LLMDeployment | None:
         """The LLMDeployment if it has spec.autoscaling and is ours."""
-        seen = self._store.get(KIND, *key)
-        if seen is None or b'"autoscaling"' not in seen.text:
-            self._parsed.pop(key, None)
-            return None
-        known = self._parsed.get(key)
-        if known is None or known[0] != seen.resource_version:
-            known = self._parsed[key] = (seen.resource_version, _scaled(seen.body, self._operator))
-        return known[1]
+        return self._deployments.get(key)
 
     def scaled(self) -> list[LLMDeployment]:
         """All LLMDeployments with spec.autoscaling that are ours."""
-        return [deployment for key in self._store.deployments() if (deployment := self.deployment(key))]
+        return list(self._deployments.all().values())
 
     def problem(self, key: Key) -> Problem | None:
         """The problem of the last scrape."""
@@ -147,7 +140,6 @@ class LoadReader:
             for gone in self._memory.keys() - set(keys):
                 if self._memory[gone].running is None:
                     del self._memory[gone]
-                    self._parsed.pop(gone, None)
             now = self._clock()
             due = [key for key in keys if now - self._memory.get(key, _Memory()).read_at > IDLE_INTERVAL_SECONDS]
             await asyncio.gather(*(self.read(key) for key in due), return_exceptions=True)
@@ -299,16 +291,6 @@ def management_url(pod: Json) -> str | None:
     address = (pod.get("status") or {}).get("podIP")
     host = f"[{address}]" if address and ":" in address else address
     return f"http://{host}:{_management_port(pod)}" if host else None
-
-
-def _scaled(body: Json, operator: str | None) -> LLMDeployment | None:
-    if operator and claimant(body) not in (None, operator):
-        return None
-    try:
-        deployment = LLMDeployment.from_json(body)
-    except SpecError:
-        return None
-    return deployment if deployment.spec.autoscaling and not deployment.deleting else None
 
 
 def _management_port(pod: Json) -> int:
