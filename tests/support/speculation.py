@@ -63,9 +63,14 @@ def speculate(llm: LLM, drafter: Any, k: int) -> LLM:
     return llm
 
 
-def accepted(llm: LLM) -> tuple[int, int]:
+def drafts_of(llm: LLM) -> Drafts:
     scheduler = llm.engine.scheduler
     assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
+    return scheduler._drafts
+
+
+def accepted(llm: LLM) -> tuple[int, int]:
+    drafts_of(llm)
     return llm.totals.spec_decode.num_draft_tokens, llm.totals.spec_decode.num_accepted_tokens
 
 
