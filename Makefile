@@ -15,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo image setup serve test test-fast test-long test-smoke coverage lint format peers clients bench bench-client bench-speculation bench-routing claims bench-parts bench-gpu test-gpu test-ray cluster cluster-down test-cluster crd pins reference docs clean
+.PHONY: demo image setup serve test test-fast test-long test-smoke coverage lint format peers clients bench bench-client bench-speculation bench-images bench-routing claims bench-parts bench-gpu test-gpu test-ray cluster cluster-down test-cluster crd pins reference docs clean
 
 serve: $(VENV)/.serve  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
 	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
@@ -107,6 +107,9 @@ bench-client: setup  ## bench serve beside vLLM's (make peers) and beside the le
 
 bench-speculation: setup  ## with and without guessed tokens, 1, 5 and 20 users (8 minutes); ARGS=--peers: llama.cpp's, vLLM's
 	python benchmarks/speculation.py $(ARGS)
+
+bench-images: setup  ## the same image again, text beside images (3 minutes); ARGS=--peers: vLLM's tokens, images a second
+	python benchmarks/images.py $(ARGS)
 
 bench-routing: setup  ## prefix hits and evenness behind our router, round robin and others' (peers: ARGS=routers); ARGS
 	python benchmarks/routing/bench.py $(ARGS)

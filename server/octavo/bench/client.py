@@ -43,8 +43,8 @@ def make_body(
         "stream_options": {"include_usage": True},
     }
     if chat:
-        texts = enumerate((*said, sample.prompt))
-        body["messages"] = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in texts]
+        contents = enumerate((*said, sample.content or sample.prompt))
+        body["messages"] = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in contents]
     else:
         body["prompt"] = "".join((*said, sample.prompt))
     return body | options

@@ -1,4 +1,4 @@
-"""Prompts to measure with: random ones, of files, prompts that share prefixes, whole conversations.
+"""Prompts to measure with: random ones, of files, with images, prompts that share prefixes, whole conversations.
 
 For a seed, random lengths and the choice from a file are those of ``vllm bench serve``: runs of both ask for the same.
 """
@@ -17,20 +17,23 @@ from typing import Any
 
 import numpy as np
 
+from octavo.bench.image_datasets import IMAGE_DATASETS, RandomImages, add_image_arguments, content_of, text_of
 from octavo.errors import ConfigError
 from octavo.text.tokenizer import Tokenizer
 
-DATASETS = ("random", "sharegpt", "custom", "prefix_repetition", "multi_turn")
+DATASETS = ("random", "sharegpt", "custom", "prefix_repetition", "multi_turn", *IMAGE_DATASETS)
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """``prompt`` has ``prompt_len`` tokens; ``output_len`` are asked for."""
+    """``prompt`` has ``prompt_len`` tokens; ``output_len`` are asked for. ``content``: a chat's message, text and
+    images, of which ``prompt`` is the text."""
 
     prompt: str
     prompt_token_ids: list[int]
     output_len: int
     follow_up: SampleRequest | None = None  # the next turn of a conversation: its own text, without those before
+    content: list[dict[str, Any]] | None = None
 
     @property
     def prompt_len(self) -> int:
@@ -46,7 +49,7 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
     group.add_argument(
         "--dataset-path",
         help="JSON file of conversations, for sharegpt and multi_turn; for custom: JSON lines of prompt and, if you "
-        "like, output_tokens (default: none)",
+        "like, output_tokens; for custom_image: of image_files, too, or of content (default: none)",
     )
     group.add_argument(
         "--num-prompts",
@@ -117,6 +120,7 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
     )
     group.add_argument("--multi-turn-input-len", type=int, default=64, help="Tokens per question (default: 64)")
     group.add_argument("--multi-turn-output-len", type=int, default=128, help="Tokens per answer (default: 128)")
+    add_image_arguments(group)
 
 
 def _range_ratio(text: str) -> tuple[float, float]:
@@ -138,20 +142,39 @@ def load_dataset(args: argparse.Namespace, tokenizer: Tokenizer) -> list[SampleR
     """``args.num_prompts`` requests, the same for the same seed. Raises ConfigError when the arguments clash."""
     if args.num_prompts < 1:
         raise ConfigError(f"--num-prompts must be at least 1, got {args.num_prompts}")
-    if args.dataset_path and args.dataset_name in ("random", "prefix_repetition"):
+    if args.dataset_path and args.dataset_name in ("random", "random-mm", "prefix_repetition"):
         raise ConfigError(
-            f"--dataset-name {args.dataset_name} reads no file: for --dataset-path use sharegpt, custom or multi_turn"
+            f"--dataset-name {args.dataset_name} reads no file: for --dataset-path use sharegpt, custom, custom_image "
+            "or multi_turn"
         )
+    if args.dataset_name in IMAGE_DATASETS and not _is_chat(args):
+        raise ConfigError(f"--dataset-name {args.dataset_name} needs --backend openai-chat: images go in messages")
     makers = {
         "sharegpt": _sharegpt, "custom": _custom, "prefix_repetition": _prefix_repetition, "multi_turn": _multi_turn,
+        "random-mm": _random_mm, "custom_image": _custom_image,
     }  # fmt: skip
     return makers.get(args.dataset_name, _random)(args, tokenizer, random.Random(args.seed))
 
 
+def _is_chat(args: argparse.Namespace) -> bool:
+    return str(getattr(args, "backend", "")).endswith("-chat")
+
+
 def _random(args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
+    return _random_texts(args, tokenizer, rng, np.random.default_rng(args.seed))
+
+
+def _random_mm(args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
+    draws, images = np.random.default_rng(args.seed), RandomImages(args)
+    texts = _random_texts(args, tokenizer, rng, draws)
+    return [replace(text, content=[{"type": "text", "text": text.prompt}, *images.draw(draws)]) for text in texts]
+
+
+def _random_texts(
+    args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random, lengths: np.random.Generator
+) -> list[SampleRequest]:
     special = len(tokenizer.encode(""))  # the server adds them again
     input_ratio, output_ratio = args.random_range_ratio
-    lengths = np.random.default_rng(args.seed)
 
     def around(length: int, ratio: float) -> list[int]:
         least, most = math.floor(length * (1 - ratio)), math.ceil(length * (1 + ratio))
@@ -205,17 +228,11 @@ def _custom(args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) 
     rows = _read_rows(args)
     if not args.disable_shuffle:
         rng.shuffle(rows)
-    given = args.output_len or args.custom_output_len
     # A server puts the messages of a chat into the template itself.
-    as_it_is = args.skip_chat_template or getattr(args, "backend", "").endswith("-chat")
+    as_it_is = args.skip_chat_template or _is_chat(args)
     requests = []
     for row in rows[: args.num_prompts]:
-        prompt, output_len = row["prompt"], row.get("output_tokens") if given == -1 else given
-        if not isinstance(output_len, int) or output_len < 1:
-            raise ConfigError(
-                f"--custom-output-len -1 takes the lengths of --dataset-path {args.dataset_path}: each line needs "
-                f"output_tokens of at least 1, got {output_len!r}"
-            )
+        prompt, output_len = row["prompt"], _custom_output_len(args, row)
         if not as_it_is:
             try:
                 prompt = tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
@@ -223,6 +240,32 @@ def _custom(args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) 
                 raise ConfigError(f"{error}; --skip-chat-template sends prompts as they are") from None
         requests.append(SampleRequest(prompt, tokenizer.encode(prompt), output_len))
     return _oversample(args, requests)
+
+
+def _custom_image(args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
+    rows = _read_rows(args)
+    if not args.disable_shuffle:
+        rng.shuffle(rows)
+    requests = []
+    for row in rows[: args.num_prompts]:
+        try:
+            content = content_of(row, Path(args.dataset_path).parent, args.custom_ensure_client_side_data)
+        except ValueError as error:
+            raise ConfigError(f"--dataset-path {args.dataset_path}: {error}") from None
+        text = text_of(content)
+        requests.append(SampleRequest(text, tokenizer.encode(text), _custom_output_len(args, row), content=content))
+    return _oversample(args, requests)
+
+
+def _custom_output_len(args: argparse.Namespace, row: dict[str, Any]) -> int:
+    given = args.output_len or args.custom_output_len
+    output_len = row.get("output_tokens") if given == -1 else given
+    if not isinstance(output_len, int) or output_len < 1:
+        raise ConfigError(
+            f"--custom-output-len -1 takes the lengths of --dataset-path {args.dataset_path}: each line needs "
+            f"output_tokens of at least 1, got {output_len!r}"
+        )
+    return output_len
 
 
 def _oversample(args: argparse.Namespace, found: list[SampleRequest]) -> list[SampleRequest]:
@@ -289,9 +332,9 @@ def _read_conversations(args: argparse.Namespace) -> list[list[str]]:
 
 
 def _read_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """JSON lines, each an object with ``prompt``."""
+    """JSON lines, each an object with ``prompt``, or with images and what `content_of` asks for."""
     if not args.dataset_path:
-        raise ConfigError("--dataset-name custom needs --dataset-path, a file of JSON lines with prompt in each")
+        raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path, a file of JSON lines")
     try:
         lines = Path(args.dataset_path).read_bytes().splitlines()
     except OSError as error:
@@ -304,7 +347,7 @@ def _row(args: argparse.Namespace, number: int, line: bytes) -> dict[str, Any]:
         row: Any = json.loads(line)
     except ValueError:
         row = None
-    if isinstance(row, dict) and isinstance(row.get("prompt"), str):
+    if isinstance(row, dict) and (args.dataset_name == "custom_image" or isinstance(row.get("prompt"), str)):
         return row
     raise ConfigError(
         f'--dataset-path {args.dataset_path}, line {number}: each line must be an object such as {{"prompt": "Hi"}}'

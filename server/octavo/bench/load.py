@@ -246,7 +246,7 @@ async def measure(
     their order, and the seconds it took. ``count_tokens`` of an answer, for servers that do not tell. Raises
     ConfigError where not all of ``warmups`` succeed."""
     options = {name: value for name in (*_SAMPLING, "logprobs") if (value := getattr(args, name)) is not None}
-    ignore_eos = args.ignore_eos or args.dataset_name == "random"
+    ignore_eos = args.ignore_eos or args.dataset_name in ("random", "random-mm")
     options |= ({"ignore_eos": True} if ignore_eos else {}) | args.extra_body
     chat, endpoint = args.backend == "openai-chat", args.endpoint or BACKENDS[args.backend]
     client = HTTPClient(**connection_of(args))

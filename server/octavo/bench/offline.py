@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.bench.datasets import SampleRequest, add_dataset_arguments, load_dataset
 from octavo.bench.hugging_face import WARM_UP_TOKENS, generate, load, named, precision
+from octavo.bench.image_datasets import IMAGE_DATASETS
 from octavo.bench.progress import progress_bar
 from octavo.bench.report import percentile
 from octavo.engine.args import EngineArgs
@@ -60,6 +61,11 @@ def run_throughput(args: argparse.Namespace) -> int:
     if args.dataset_name == "multi_turn":
         raise ConfigError(
             "--dataset-name multi_turn: questions follow answers; measure a server with `octavo bench serve`"
+        )
+    if args.dataset_name in IMAGE_DATASETS:
+        raise ConfigError(
+            f"--dataset-name {args.dataset_name}: images go in messages; measure a server with `octavo bench serve "
+            "--backend openai-chat`"
         )
     llm = _make_llm(args)
     samples = load_dataset(args, llm.tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import http.server
 import io
@@ -22,6 +23,7 @@ from support.images import image_of, make_tokenizer
 from support.vision import CASES
 
 from octavo import LLM, SamplingParams
+from octavo.bench import serve
 
 TOKENS = 16  # of an image
 TEMPLATE = (
@@ -184,6 +186,27 @@ def test_bad_images_are_refused_beside_a_stream_that_goes_on(server: Any) -> Non
         neighbour.result()
     assert tokens == ["length"]
     assert ask(server, picture(png(1)), picture(png(1)), picture(png(2))).status_code == 200
+
+
+def test_bench_serve_sends_images(server: Any, folder: Path, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    words = ["--base-url", server.url, "--backend", "openai-chat", "--num-prompts", "3", "--disable-tqdm"]
+    words += ["--tokenizer", "smollm2-135m-instruct", "--save-result", "--result-dir", str(tmp_path)]
+    words += ["--result-filename", "found.json", "--output-len", "4", "--ignore-eos"]
+    rows = [
+        {"prompt": "What is this?", "image_files": [str(folder / "pictures" / "a.png")]},
+        {"content": [{"type": "image_url", "image_url": {"url": data_url(png(7))}}, {"type": "text", "text": "this"}]},
+        {"prompt": "And what are these?", "image_files": [data_url(png(8)), data_url(png(9))]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    custom = ["--dataset-name", "custom_image", "--dataset-path", str(tmp_path / "rows.jsonl")]
+    drawn = ["--dataset-name", "random-mm", "--input-len", "5", "--random-mm-bucket-config", "{(40, 50, 1): 1}"]
+    for more, images in ((custom, 4), ([*drawn, "--random-mm-base-items-per-request", "2"], 6)):
+        assert serve.run(parser.parse_args([*words, *more])) == 0
+        found = json.loads((tmp_path / "found.json").read_text())
+        assert found["completed"] == 3 and found["total_output_tokens"] == 12
+        assert found["total_input_tokens"] > images * TOKENS
 
 
 def test_a_text_model_names_itself(shared_server: Any, tiny_model: Path) -> None:

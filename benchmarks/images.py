@@ -1,0 +1,289 @@
+"""What images cost: the same one again, images a second beside vLLM, and what text feels of them.
+
+    python benchmarks/images.py                  # ours, about 3 minutes on two cores
+    python benchmarks/images.py --peers          # and vLLM on the same checkpoints: its tokens, its images a second
+
+Checkpoints are random (`image_checkpoints.py`): small ones for tokens, one of SmolVLM-256M's shape for time. Images are
+smooth noise, each new to every server. Where two servers are compared both run all the time, and every round asks one
+of them and then the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import io
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvloop
+from image_checkpoints import checkpoint
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+from cpus import better_dtype
+from engines import Engine, peers_folder, serve_octavo, vllm_binary, vllm_environment
+from server import Server
+
+from octavo.bench.client import RequestResult, make_body, read_result
+from octavo.bench.datasets import SampleRequest
+from octavo.bench.http_client import HTTPClient
+
+FAMILIES = ("idefics3", "llava", "gemma3")
+LENGTH = ("--max-model-len", "4096")
+WORDS = "Describe this picture in a few words, and say what stands out in it."
+PROMPTS, TOKENS = 20, 16
+AGAIN_GOAL, SAME_GOAL, RATE_GOAL, TEXT_GOAL = 0.3, 18, 1.5, 0.98
+TIE = 0.05  # nats between the two likeliest tokens, below which rounding decides
+
+
+@dataclass
+class Row:
+    """One figure beside its goal."""
+
+    name: str
+    value: float
+    goal: str
+    met: bool | None  # None: there is no goal
+    note: str
+
+    def __str__(self) -> str:
+        verdict = "" if self.met is None else "met" if self.met else "MISSED"
+        return f"{self.name:<38}{self.value:>9.2f}  {self.goal:<9}{verdict:<8}{self.note}"
+
+
+_seeds = itertools.count()
+
+
+def picture(width: int = 640, height: int = 480) -> dict[str, Any]:
+    """A new image, as a part of a message."""
+    noise = np.random.default_rng(next(_seeds)).integers(0, 256, (9, 12, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def question(*images: dict[str, Any], words: str = WORDS) -> SampleRequest:
+    return SampleRequest(words, [], 1, content=[*images, {"type": "text", "text": words}])
+
+
+def ask(
+    server: Server, requests: Sequence[SampleRequest], users: int, tokens: int = 1
+) -> tuple[float, list[RequestResult]]:
+    """Seconds, and what came of each request; so many at a time."""
+    client = HTTPClient(f"http://127.0.0.1:{server.port}", {})
+    waiting = list(reversed(requests))
+
+    async def user() -> list[RequestResult]:
+        done = []
+        while waiting:
+            sample = replace(waiting.pop(), output_len=tokens)
+            body = make_body(sample, server.engine.model, True, {"temperature": 0, "ignore_eos": True})
+            done.append(read_result(await client.post("/v1/chat/completions", body), 0, 0.0))
+        return done
+
+    async def everybody() -> list[list[RequestResult]]:
+        return await asyncio.gather(*(user() for _ in range(users)))
+
+    started = time.perf_counter()
+    results = [result for some in uvloop.run(everybody()) for result in some]
+    seconds = time.perf_counter() - started
+    client.close()
+    if failed := [result.error for result in results if result.error]:
+        raise SystemExit(f"{server.engine.label}: {failed[0]}")
+    return seconds, results
+
+
+def again(server: Server, rounds: int) -> list[Row]:
+    """Time to the first token for a new image, for the same request again, and for its image in another prompt."""
+    firsts, seconds, others = [], [], []
+    for number in range(rounds):
+        image = picture()
+        same, other = question(image), question(image, words=f"({number}) {WORDS}")
+        other = replace(other, content=list(reversed(other.content or [])))
+        for times, request in ((firsts, same), (seconds, same), (others, other)):
+            times.append(ask(server, [request], 1)[1][0].ttft)
+    first = statistics.median(firsts)
+    rows = []
+    for name, times in (
+        ("TTFT: same request again / first", seconds),
+        ("TTFT: same image, other prompt / first", others),
+    ):
+        ratio = statistics.median(b / a for a, b in zip(firsts, times, strict=True))
+        note = f"{1000 * first:.0f} ms, then {1000 * statistics.median(times):.0f} ms"
+        rows.append(Row(name, ratio, f"<= {AGAIN_GOAL}", ratio <= AGAIN_GOAL, note))
+    return rows
+
+
+def text_beside(plain: Server, vision: Server, rounds: int) -> Row:
+    """Tokens a second of text alone, with the tower over without it."""
+    requests = [replace(question(words=f"({n}) {WORDS}"), content=None) for n in range(4)]
+    rates: dict[str, list[float]] = {plain.engine.variant: [], vision.engine.variant: []}
+    for number in range(rounds):
+        for server in (plain, vision) if number % 2 == 0 else (vision, plain):
+            _, results = ask(server, requests, 2, 48)
+            rates[server.engine.variant].append(
+                sum(r.output_tokens - 1 for r in results) / sum(r.latency - r.ttft for r in results)
+            )
+    ratios = [b / a for a, b in zip(*rates.values(), strict=True)]
+    ratio = statistics.median(ratios)
+    note = f"({min(ratios):.2f} - {max(ratios):.2f}), {statistics.median(rates[vision.engine.variant]):.0f} tokens/s"
+    return Row("text alone: with a tower / without", ratio, f">= {TEXT_GOAL}", ratio >= TEXT_GOAL, note)
+
+
+def gaps(server: Server, images: int) -> list[Row]:
+    """The longest gap between two tokens of a stream of text, alone and while images are read."""
+    text = replace(question(), content=None, output_len=160)
+
+    async def stream(images: int) -> RequestResult:
+        client = HTTPClient(f"http://127.0.0.1:{server.port}", {})
+
+        async def post(sample: SampleRequest, wait: float = 0.0) -> RequestResult:
+            await asyncio.sleep(wait)
+            body = make_body(sample, server.engine.model, True, {"temperature": 0, "ignore_eos": True})
+            return read_result(await client.post("/v1/chat/completions", body), 0, 0.0)
+
+        found = await asyncio.gather(post(text), *(post(question(picture()), 0.3) for _ in range(images)))
+        client.close()
+        return found[0]
+
+    alone, busy = uvloop.run(stream(0)), uvloop.run(stream(images))
+    seconds, _ = ask(server, [question(picture())], 1)
+    return [
+        Row("longest gap of a stream, ms", 1000 * max(alone.itls), "", None, "nobody else there"),
+        Row(
+            f"  while {images} images are read, ms", 1000 * max(busy.itls), "", None,
+            f"reading one alone takes {1000 * seconds:.0f} ms",
+        ),
+    ]  # fmt: skip
+
+
+def rate(first: Server, second: Server, rounds: int, users: int, images: int) -> Row:
+    """Images a second, ours over theirs; one image a request, one token an answer."""
+    rates: dict[str, list[float]] = {first.engine.label: [], second.engine.label: []}
+    for number in range(rounds):
+        for server in (first, second) if number % 2 == 0 else (second, first):
+            requests = [question(picture()) for _ in range(images)]
+            rates[server.engine.label].append(images / ask(server, requests, users)[0])
+    ours, theirs = rates.values()
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    ratio = statistics.median(ratios)
+    note = f"({min(ratios):.2f} - {max(ratios):.2f}), {statistics.median(ours):.2f} and {statistics.median(theirs):.2f}"
+    return Row(f"images/s of vLLM's, {users} at a time", ratio, f">= {RATE_GOAL}", ratio >= RATE_GOAL, note)
+
+
+def answers(server: Server, requests: Sequence[SampleRequest]) -> list[list[tuple[str, float]]]:
+    """Greedy tokens, each with how far it is ahead of the next likeliest, in nats."""
+    found = []
+    for request in requests:
+        body = {
+            "model": server.engine.model, "messages": [{"role": "user", "content": request.content}], "temperature": 0,
+            "max_tokens": TOKENS, "ignore_eos": True, "logprobs": True, "top_logprobs": 2,
+        }  # fmt: skip
+        answer = httpx.post(f"http://127.0.0.1:{server.port}/v1/chat/completions", json=body, timeout=300)
+        answer.raise_for_status()
+        entries = answer.json()["choices"][0]["logprobs"]["content"]
+        found.append([(e["token"], _ahead(e["top_logprobs"])) for e in entries])
+    return found
+
+
+def _ahead(top: Sequence[dict[str, Any]]) -> float:
+    best, second = sorted((entry["logprob"] for entry in top), reverse=True)[:2]
+    return float(best - second)
+
+
+def agreement(family: str, ours: Server, theirs: Server) -> Row:
+    """How many answers are the same, token by token, and how near to a tie those that differ are where they part."""
+    sizes = itertools.cycle([(64, 64), (640, 480), (300, 700), (97, 33)])
+    requests = [question(picture(*next(sizes)), words=f"{WORDS} ({n})") for n in range(PROMPTS)]
+    margins = []
+    for a, b in zip(answers(ours, requests), answers(theirs, requests), strict=True):
+        margins += [x[1] for x, y in zip(a, b, strict=True) if x[0] != y[0]][:1]
+    same = PROMPTS - len(margins)
+    far = sum(margin > TIE for margin in margins)
+    note = (
+        f"of {PROMPTS}; {len(margins)} part, {far} of them not at a tie (more than {TIE} nats)"
+        if margins
+        else f"of {PROMPTS}"
+    )
+    return Row(f"same tokens as vLLM: {family}", same, f">= {SAME_GOAL}", same >= SAME_GOAL, note)
+
+
+def ours(folder: Path, variant: str = "", *flags: str) -> Engine:
+    return Engine("Octavo", variant, serve_octavo(str(folder), "--served-model-name", "m", *LENGTH, *flags), model="m")
+
+
+def vllm(folder: Path, dtype: str) -> Engine:
+    binary, cores = vllm_binary(peers_folder()), len(os.sched_getaffinity(0))
+    command = (
+        str(binary), "serve", str(folder), "--served-model-name", "m", "--dtype", dtype, *LENGTH,
+        "--skip-mm-profiling", "--disable-uvicorn-access-log", "--host", "127.0.0.1", "--port", "{port}",
+    )  # fmt: skip
+    return Engine("vLLM", dtype, command, vllm_environment(peers_folder(), cores), "m", (binary,))
+
+
+def _alone(args: argparse.Namespace, root: Path) -> Iterator[Row]:
+    folder = checkpoint("smolvlm", root)
+    with ExitStack() as stack:
+        vision = stack.enter_context(Server(ours(folder, "vision")))
+        plain = stack.enter_context(Server(ours(folder, "text", "--language-model-only")))
+        ask(vision, [question(picture())], 1)  # the processes for images start
+        yield from again(vision, args.rounds)
+        yield from gaps(vision, 4)
+        yield text_beside(plain, vision, args.rounds)
+
+
+def _beside_vllm(args: argparse.Namespace, root: Path) -> Iterator[Row]:
+    if "rate" in args.parts:
+        folder = checkpoint("smolvlm", root)
+        with ExitStack() as stack:
+            own, other = (stack.enter_context(Server(e)) for e in (ours(folder), vllm(folder, better_dtype())))
+            for server in (own, other):
+                ask(server, [question(picture())], 1)
+            for users in (1, 4):
+                yield rate(own, other, args.rounds, users, 2 * users)
+    if "tokens" in args.parts:
+        for family in args.families:
+            folder = checkpoint(f"tiny-{family}", root)
+            with ExitStack() as stack:
+                pair = ours(folder, "", "--dtype", "float32"), vllm(folder, "float32")
+                yield agreement(family, *(stack.enter_context(Server(engine)) for engine in pair))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--peers", action="store_true", help="also vLLM, where `make peers` has installed it")
+    parser.add_argument(
+        "--parts", type=lambda text: text.split(","), default=["alone", "rate", "tokens"],
+        help="some of alone,rate,tokens; the last two need --peers (default: all)",
+    )  # fmt: skip
+    parser.add_argument("--families", type=lambda text: text.split(","), default=list(FAMILIES), help="of tokens")
+    parser.add_argument("--rounds", type=int, default=5, help="of each measurement (default: %(default)s)")
+    parser.add_argument("--output-json", type=Path, help="write the figures there")
+    args = parser.parse_args()
+    root, rows = peers_folder() / "images", list[Row]()
+    if args.peers and (missing := vllm(root, "float32").missing()):
+        raise SystemExit(f"vLLM: {missing}")
+    parts = [_alone(args, root)] if "alone" in args.parts else []
+    for row in itertools.chain(*parts, _beside_vllm(args, root) if args.peers else ()):
+        rows.append(row)
+        print(row, flush=True)
+    if args.output_json:
+        args.output_json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
