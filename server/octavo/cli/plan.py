@@ -143,8 +143,6 @@ def run(args: argparse.Namespace) -> int:
 def _asked(args: argparse.Namespace) -> _Asked:
     one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "nnodes": 1}  # see `_layout`
     engine: EngineArgs = replace(from_flags(EngineArgs, args), **one)
-    if (cores := engine.data_parallel_size) > 1:
-        raise ConfigError(f"data_parallel_size {cores}: plan for one core, with its share of the machine as --memory")
     server: ServerArgs = from_flags(ServerArgs, args)
     server.check()
     if args.model_tag is not None:
@@ -171,9 +169,10 @@ def _print(
     found = suggestions(config, plan, model.measure, asked.device.host)
     seen = outlook(plan, asked.work, speed) if asked.work and speed and plan.ledger else None
     reasons = _reasons(asked, model, config, plan, seen)
-    cost = cost_of(asked.price, plan.num_devices, seen) if asked.price and plan.ledger else None
+    devices = plan.num_devices // plan.parts_of_machine
+    cost = cost_of(asked.price, devices, seen) if asked.price and plan.ledger else None
     if args.json:
-        said: dict[str, Any] = as_json(plan, found, reasons, served=not model.unsupported and plan.is_served)
+        said: dict[str, Any] = as_json(plan, found, reasons, served=not model.unsupported and plan.obstacle is None)
         said["architecture"] = model.architecture
         if seen is not None and speed is not None:
             said["workload"] = seen.as_json(speed)
@@ -259,9 +258,8 @@ def _reasons(asked: _Asked, model: PlannedModel, config: EngineConfig, plan: Pla
         reasons.append(f"not served: {model.unsupported}")
     if plan.ledger is None:
         reasons.append(f"will not start: {refusal(config, plan, model.measure, asked.device.host)}")
-    if not plan.is_served:
-        kind = "pipeline" if plan.stages > 1 else "expert"
-        reasons.append(f"needs {plan.num_devices} devices: {kind} parallelism is not there yet on GPUs")
+    if plan.obstacle is not None:
+        reasons.append(f"needs {plan.num_devices} devices: {plan.obstacle}")
     if plan.config.load_format == "dummy" and plan.config.model.hf_config.get("quantization_config"):
         reasons.append("weights are estimated by what config.json says of their format: headers are not here")
     return reasons + list(seen.problems if seen is not None else ())

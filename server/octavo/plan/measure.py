@@ -28,8 +28,9 @@ def measure_in_numbers(config: EngineConfig, ranks: int) -> ModelMemory | None:
     if config.attention_backend not in ("auto", "cpu"):
         return None
     config = on_device_dtype(config)
-    shapes = shapes_of(config.model, ranks, config.parallel.enable_expert_parallel)
-    whole = shapes if ranks == 1 else shapes_of(config.model)
+    dealt_to = ranks * config.parallel.data_parallel_size if config.parallel.enable_expert_parallel else 1
+    shapes = shapes_of(config.model, ranks, dealt_to)
+    whole = shapes if ranks * dealt_to == 1 else shapes_of(config.model)
     if shapes is None or whole is None:
         return None
     parameters, is_described = count_parameters(whole), bool(config.model.hf_config.get("quantization_config"))

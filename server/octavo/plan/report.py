@@ -34,6 +34,9 @@ def as_json(plan: Plan, suggestions: list[Suggestion], reasons: list[str], serve
         "max_num_seqs": plan.config.scheduler.max_num_seqs,
         "max_num_batched_tokens": plan.config.scheduler.max_num_batched_tokens,
         "max_concurrency": round(plan.concurrency, 2),
+        "data_parallel_size": plan.num_engines,
+        "num_blocks_in_all": (ledger.num_blocks - 1) * plan.num_engines if ledger else 0,
+        "max_concurrency_in_all": round(plan.concurrency * plan.num_engines, 2),
         "fits": ledger is not None,
         "tensor_parallel_size": plan.ranks,
         "pipeline_parallel_size": plan.stages,
@@ -86,6 +89,19 @@ def _capacity(plan: Plan) -> list[str]:
         f"{'KV a token':14} {plan.kv_bytes_per_token:10,} bytes",
         f"{'sequences':14} {plan.sequences_of(longest):10,} of {longest:,} tokens, {plan.sequences_of(mean):,} of "
         f"{mean:,}; at most {most:,} run at a time (--max-num-seqs)",
+        *_in_all(plan, longest),
+    ]
+
+
+def _in_all(plan: Plan, longest: int) -> list[str]:
+    """Of several engines."""
+    count = plan.num_engines
+    if count == 1:
+        return []
+    blocks = plan.ledger.num_blocks - 1 if plan.ledger is not None else 0
+    return [
+        f"{'engines':14} {count:10,} with that each (--data-parallel-size); in all {blocks * count:,} blocks, "
+        f"{plan.sequences_of(longest) * count:,} sequences of {longest:,} tokens"
     ]
 
 
@@ -119,7 +135,7 @@ def rank_rows(plans: list[Plan | None], speed: Speed | None) -> list[str]:
             blocks = f"{plan.ledger.num_blocks - 1:,}"
             step = f"{step_seconds(plan, speed, 1, 1024) * 1e3:,.1f} ms" if speed is not None else "-"
         fits = f"{plan.concurrency:,.1f} of {plan.config.scheduler.max_model_len:,}" if plan.ledger else "does not fit"
-        later = "" if plan.is_served else "   (not there yet)"
+        later = "" if plan.obstacle is None else "   (not there yet)"
         rows.append(
             f"{plan.num_devices:7}  {plan.ranks:2} x {plan.stages:<2} {gib(plan.memory.weights):>18} {blocks:>14} "
             f"{step:>10}  {fits}{later}"

@@ -86,8 +86,9 @@ class Experts:
     correction: bool = False
 
 
-def shapes_of(model: ModelConfig, ranks: int = 1, expert_parallel: bool = False) -> Shapes | None:
-    """Of the first rank, which has no less than another one. None: a family that is not described here. Raises
+def shapes_of(model: ModelConfig, ranks: int = 1, dealt_to: int = 1) -> Shapes | None:
+    """Of the first rank, which has no less than another one. ``dealt_to``: ranks, of all engines, that have some
+    experts whole (1: each of ``ranks`` has a part of every one). None: a family that is not described here. Raises
     ConfigError where ``ranks`` cannot share the model."""
     family = _FAMILIES.get(model.architecture)
     if family is None:
@@ -124,7 +125,7 @@ def shapes_of(model: ModelConfig, ranks: int = 1, expert_parallel: bool = False)
             norms += (model.num_heads + kv_heads) * size  # on every rank
         if family.sinks:
             found.floats += heads
-        _add_mlp(found, family, hf, hidden, layer, ranks, expert_parallel)
+        _add_mlp(found, family, hf, hidden, layer, ranks, dealt_to)
     norms += family.last_norm(hf) * hidden
     if family.float_norms:
         found.floats += int(norms)
@@ -160,7 +161,7 @@ def _add_latent(found: Shapes, at: str, model: ModelConfig, heads: int, bias: bo
 
 
 def _add_mlp(
-    found: Shapes, family: Family, hf: dict[str, Any], hidden: int, layer: int, ranks: int, expert_parallel: bool
+    found: Shapes, family: Family, hf: dict[str, Any], hidden: int, layer: int, ranks: int, dealt_to: int
 ) -> None:
     experts, at = family.experts(hf, layer), f"model.layers.{layer}.mlp."
     if experts is None:
@@ -172,8 +173,8 @@ def _add_mlp(
     if experts.correction:
         found.floats += count
     inner = experts.inner
-    if expert_parallel:
-        count = len(deal(count, 0, ranks))
+    if dealt_to > 1:
+        count = len(deal(count, 0, dealt_to))
     else:
         inner = divide(inner, ranks, "the experts' inner size")
     gates, downs = _below(f"{at}experts.", "gate_proj", "up_proj"), _below(f"{at}experts.", "down_proj")

@@ -22,7 +22,7 @@ STEP_SECONDS = 0.0005  # that a step takes beside, at least
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one device, as reached. Bytes and operations a second."""
+    """Of one device, or of a machine without GPUs, as reached. Bytes and operations a second."""
 
     bandwidth: float
     flops: float
@@ -79,8 +79,9 @@ class Point:
 def fit_speed(plan: Plan, points: Sequence[Point]) -> Speed:
     """From several numbers of users with short prompts, and one user with prompts of at least three lengths.
     ``plan``: of the server that they were measured on."""
-    computed = 2 * plan.memory.parameters * active_share(plan) / plan.ranks
-    kv_bytes = plan.kv_bytes_per_token / plan.ranks
+    parts = plan.parts_of_machine
+    computed = 2 * plan.memory.parameters * active_share(plan) / plan.ranks * parts
+    kv_bytes = plan.kv_bytes_per_token / plan.ranks * parts
     short, middle, *_, long = sorted((point for point in points if point.users == 1), key=lambda point: point.context)
     several = sorted((point for point in points if point.context == short.context), key=lambda point: point.users)
     row = (several[1].itl - short.itl) / (several[1].users - 1) if len(several) > 1 else 0.0
@@ -93,7 +94,7 @@ def fit_speed(plan: Plan, points: Sequence[Point]) -> Speed:
     token, look_back = _prompt_seconds(plan, base, short, middle, long)
     spent = short.context * (token + look_back * short.context / 2)
     return Speed(
-        bandwidth=plan.memory.weights * plan.stages / read,
+        bandwidth=plan.memory.weights * plan.stages * parts / read,
         flops=computed / token,
         step_seconds=base - read,
         decode=decode,
@@ -134,19 +135,19 @@ def step_seconds(
 ) -> float:
     """Of a step in which so many sequences of that length get a token each, beside so many tokens of prompts, at that
     position on average."""
-    share, ranks = active_share(plan), plan.ranks
+    share, ranks, parts = active_share(plan), plan.ranks, plan.parts_of_machine
     touched = min(1.0, share * (sequences + prompt)) if share < 1 else 1.0
     weights = plan.memory.weights * plan.stages * touched
     kv_bytes = plan.kv_bytes_per_token / ranks
     computed = 2 * plan.memory.parameters * share / ranks
     if not speed.decode or speed.kv_bandwidth is None:
         read = (weights + sequences * length * kv_bytes) / speed.bandwidth
-        return speed.step_seconds + max(read, computed * (sequences + prompt) / speed.flops)
+        return speed.step_seconds + parts * max(read, computed * (sequences + prompt) / speed.flops)
     cached = sequences * length * kv_bytes / speed.kv_bandwidth
     if speed.prompt_bandwidth is not None:
         cached += prompt * position * kv_bytes / speed.prompt_bandwidth
     arithmetic = computed * (_decode_seconds(speed.decode, sequences) + prompt / speed.flops)
-    return speed.step_seconds + weights / speed.bandwidth + cached + arithmetic
+    return speed.step_seconds + parts * (weights / speed.bandwidth + cached + arithmetic)
 
 
 def _decode_seconds(measured: Sequence[tuple[float, float]], sequences: float) -> float:

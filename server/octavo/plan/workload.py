@@ -25,16 +25,16 @@ class Workload:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What the workload comes to."""
+    """What the workload comes to, on all engines together."""
 
     users: float  # requests at the same time
-    capacity: int  # of them, that the KV cache holds at their longest
+    capacity: int  # of them, that the KV caches hold at their longest
     mean_capacity: int  # at their mean length
     ttft: float
     itl: float
     tokens_per_second: float
     problems: tuple[str, ...]
-    max_num_seqs: int  # that suits it
+    max_num_seqs: int  # of each engine, that suits it
 
     def as_json(self, speed: Speed) -> dict[str, Any]:
         """Seconds as milliseconds."""
@@ -48,7 +48,7 @@ class Outlook:
 
 
 def outlook(plan: Plan, work: Workload, speed: Speed) -> Outlook:
-    """Of a plan that fits."""
+    """Of a plan that fits. Engines share the requests evenly, as the one with the fewest tokens gets the next."""
     own = work.context * (1 - work.prefix_share)
     shared = int(work.context * work.prefix_share)
     capacity = _capacity(plan, int(own) + work.output, shared)
@@ -65,15 +65,17 @@ def outlook(plan: Plan, work: Workload, speed: Speed) -> Outlook:
         waiting = (users - limit) / limit * (found.ttft + work.output * found.itl)
         return replace(found, ttft=found.ttft + waiting)
 
-    users = float(work.users or 1)
+    engines = plan.num_engines if work.rps is not None else min(plan.num_engines, work.users or 1)  # that have any
+    users = (work.users or 1) / engines  # of each
     if work.users is None and work.rps is not None:
         for _ in range(50):  # Little's law
             found = at(min(users, limit))
-            users = min(1e6, 0.5 * users + 0.5 * work.rps * (found.ttft + work.output * found.itl))
+            users = min(1e6, 0.5 * users + 0.5 * work.rps / engines * (found.ttft + work.output * found.itl))
     found = at(users)
-    problems = _problems(plan, work, users, mean_capacity, found.ttft, found.itl)
-    seqs = _suiting(work, lambda running: at(running, room), users, room)
-    return Outlook(users, capacity, mean_capacity, found.ttft, found.itl, found.tokens_per_second, problems, seqs)
+    capacity, mean_capacity = capacity * plan.num_engines, mean_capacity * plan.num_engines
+    problems = _problems(plan, work, users * engines, mean_capacity, found.ttft, found.itl)
+    seqs, rate = _suiting(work, lambda running: at(running, room), users, room), found.tokens_per_second * engines
+    return Outlook(users * engines, capacity, mean_capacity, found.ttft, found.itl, rate, problems, seqs)
 
 
 def _capacity(plan: Plan, own: int, shared: int) -> int:
@@ -88,13 +90,14 @@ def _capacity(plan: Plan, own: int, shared: int) -> int:
 def _problems(plan: Plan, work: Workload, users: float, capacity: int, ttft: float, itl: float) -> tuple[str, ...]:
     found = []
     scheduler = plan.config.scheduler
+    most = scheduler.max_num_seqs * plan.num_engines
     if work.context + work.output > scheduler.max_model_len:
         length = work.context + work.output
         found.append(f"requests of {length:,} tokens are longer than max_model_len {scheduler.max_model_len:,}")
     if users > capacity:
         found.append(f"{users:,.0f} requests at the same time, the KV cache holds {capacity:,} of their mean length")
-    elif users > scheduler.max_num_seqs:
-        found.append(f"{users:,.0f} requests at the same time, --max-num-seqs lets {scheduler.max_num_seqs:,} run")
+    elif users > most:
+        found.append(f"{users:,.0f} requests at the same time, --max-num-seqs lets {most:,} run")
     if work.ttft is not None and ttft > work.ttft:
         found.append(f"the first token takes {ttft * 1e3:,.0f} ms, {work.ttft * 1e3:,.0f} ms are wanted")
     if work.itl is not None and itl > work.itl:

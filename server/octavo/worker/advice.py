@@ -215,7 +215,7 @@ def _more_ranks(asked: EngineConfig, plan: Plan, measure: Measure) -> Iterator[S
         except OctavoError:
             return
         if other.ledger is not None:
-            text = f"--tensor-parallel-size {ranks}: it fits on {ranks} such GPUs"
+            text = f"--tensor-parallel-size {ranks}: it fits on {other.num_devices} such GPUs"
             yield Suggestion("--tensor-parallel-size", str(ranks), text, other.memory.weights, more_devices=True)
             return
 

@@ -33,10 +33,11 @@ class Measure(Protocol):
 @dataclass(frozen=True)
 class Plan:
     """A model on one device, or on one of several that share it: each of ``stages`` has a part of the layers, of which
-    each of ``ranks`` has a part."""
+    each of ``ranks`` has a part. Of several engines (``-dp``) all figures are one's, but for those that say otherwise.
+    """
 
     config: EngineConfig  # as the engine would have it in the end
-    device: DeviceMemory  # a CPU's: of all ranks
+    device: DeviceMemory  # a CPU's: of all ranks of all engines
     ranks: int
     memory: ModelMemory  # of one device
     kv_bytes_per_token: int  # of the whole model, each key and value counted once
@@ -46,15 +47,33 @@ class Plan:
     of_stages: tuple[ModelMemory, ...] = ()  # of a device of each; ``memory`` is that with room for the fewest blocks
 
     @property
-    def num_devices(self) -> int:
-        """Devices that one engine takes."""
-        return self.ranks * self.stages
+    def num_engines(self) -> int:
+        """Engines of one server, each with requests and a KV cache of its own."""
+        return self.config.parallel.data_parallel_size
 
     @property
-    def is_served(self) -> bool:
-        """Whether the engine runs on so many devices today."""
-        deals_experts = self.config.parallel.enable_expert_parallel and self.ranks > 1
-        return self.device.kind == "cpu" or (self.stages == 1 and not deals_experts)
+    def num_devices(self) -> int:
+        """Devices that all engines take."""
+        return self.ranks * self.stages * self.num_engines
+
+    @property
+    def parts_of_machine(self) -> int:
+        """Into how many the memory and the speed of ``device`` are divided: ranks on CPUs share the machine."""
+        return self.num_devices if self.device.kind == "cpu" else 1
+
+    @property
+    def obstacle(self) -> str | None:
+        """What keeps the engine from running on so many devices today; None: nothing."""
+        deals_experts, several = self.config.parallel.enable_expert_parallel, self.ranks * self.stages > 1
+        if self.device.kind == "cpu":
+            if deals_experts and several and self.num_engines > 1:
+                return "experts of several engines do not go with tensor or pipeline parallelism yet"
+            return None
+        kinds = {
+            "pipeline": self.stages > 1, "expert": deals_experts and self.num_devices > 1, "data": self.num_engines > 1,
+        }  # fmt: skip
+        kind = next((kind for kind, is_asked in kinds.items() if is_asked), None)
+        return f"{kind} parallelism is not there yet on GPUs" if kind else None
 
     @property
     def concurrency(self) -> float:
@@ -85,7 +104,7 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     largest = max(memories, key=lambda memory: memory.weights)
     found = Plan(config, device, ranks, largest, kv_bytes, None, stages=stages, of_stages=tuple(memories))
     try:
-        own = replace(device, total=device.total // found.num_devices) if device.kind == "cpu" else device
+        own = replace(device, total=device.total // found.parts_of_machine)
         config = config.with_max_model_len(min(check_fits(config, memory, own) for memory in memories))
         memories = _of_stages(config, measure, ranks, stages)  # tables of the model are as long as that
         ledgers = [_ledger(config, memory, own) for memory in memories]

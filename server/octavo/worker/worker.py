@@ -219,7 +219,8 @@ class Worker:
             return check_fits(config, memory, device)
         except ConfigError as error:
             host = None if device.kind == "cpu" else this_machine()
-            whole = replace(device, total=device.total * self.tp.size) if device.kind == "cpu" else device
+            of_all = self.tp.size * config.parallel.data_parallel_size
+            whole = replace(device, total=device.total * of_all) if device.kind == "cpu" else device
             plan = make_plan(config, whole, measure, self.tp.size)
             raise ConfigError(refusal(config, plan, measure, host)) from error
 

@@ -20,7 +20,7 @@ from octavo.cli.main import main
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.flags.fields import parse_int
-from octavo.layers.parallel import TensorParallel
+from octavo.layers.parallel import Replicas, TensorParallel
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
 from octavo.worker.memory import EXCHANGED_BYTES, DeviceMemory
@@ -161,19 +161,24 @@ def test_the_embedded_model_is_planned_from_its_header(capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["kv_bytes_per_token"] == said["kv_bytes_per_token"] == 12_240
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(("ranks", "engines"), [(1, 1), (3, 1), (1, 2)])
 def test_the_plan_of_ranks_is_the_ledger_of_each(
-    ranks: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ranks: int, engines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the embedded model: weights, blocks, and what ranks exchange."""
+    """Of the embedded model: weights, blocks, and what ranks exchange; of several engines each one's, and the sums."""
     monkeypatch.setattr("octavo.system.limits.memory_limit", lambda: 3 * GIB)
-    config = EngineArgs(tensor_parallel_size=ranks).create_engine_config(progress=False)
+    args = EngineArgs(tensor_parallel_size=ranks, data_parallel_size=engines)
+    config = args.create_engine_config(progress=False)
     threads = torch.get_num_threads()
     worker = Worker(config, tp=TensorParallel(ranks - 1, ranks))
     torch.set_num_threads(threads)
-    assert main(["plan", "--cpu", "-tp", str(ranks), "--json"]) == 0
+    flags = ["--cpu", "-tp", str(ranks), "-dp", str(engines)]
+    assert main(["plan", *flags]) == 0
+    assert ("engines " in capsys.readouterr().out) == (engines > 1)
+    assert main(["plan", *flags, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["served"] and said["tensor_parallel_size"] == ranks
+    assert said["served"] and (said["tensor_parallel_size"], said["data_parallel_size"]) == (ranks, engines)
+    assert said["num_blocks_in_all"] == engines * said["num_blocks"]
     assert said["weights_bytes"] == worker.ledger.weights == worker.model.num_weight_bytes()
     assert said["num_blocks"] == worker.ledger.num_blocks - 1
     exchanged = worker.ledger.shares().get("communication", 0)
@@ -185,19 +190,25 @@ def test_the_plan_of_ranks_is_the_ledger_of_each(
 def test_the_plan_of_ranks_with_whole_experts_is_the_ledger_of_the_first(
     quantization: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which has three of OLMoE's five; the second has two."""
+    """Which has three of OLMoE's five; the second has two. So they have where each is an engine of its own."""
     monkeypatch.setattr("octavo.system.limits.memory_limit", lambda: GIB)
-    make_model(*FAMILY_CASES["olmoe"]).save_pretrained(tmp_path)
+    model = make_model(*FAMILY_CASES["olmoe"])
+    model.save_pretrained(tmp_path)
+    parameters = sum(weight.numel() for weight in model.parameters())
     options: dict[str, Any] = {"quantization": quantization, "tensor_parallel_size": 2, "enable_expert_parallel": True}
     args = EngineArgs(model=str(tmp_path), skip_tokenizer_init=True, **options)
     config, threads = args.create_engine_config(progress=False), torch.get_num_threads()
     ledgers = [Worker(config, tp=TensorParallel(rank, 2, expert_parallel=True)).ledger for rank in range(2)]
+    alone = replace(config, parallel=replace(config.parallel, tensor_parallel_size=1, data_parallel_size=2))
+    engine = Worker(alone, tp=TensorParallel(expert_parallel=True, replicas=Replicas(0, 2))).ledger
     torch.set_num_threads(threads)
-    flags = ["--cpu", "-tp", "2", "-ep", "--quantization", quantization]
-    assert main(["plan", str(tmp_path), *flags, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["weights_bytes"], said["num_blocks"]) == (ledgers[0].weights, ledgers[0].num_blocks - 1)
-    assert said["served"] and ledgers[1].weights < ledgers[0].weights
+    for flag, ledger in (("-tp", ledgers[0]), ("-dp", engine)):
+        flags = ["--cpu", flag, "2", "-ep", "--quantization", quantization]
+        assert main(["plan", str(tmp_path), *flags, "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert (said["weights_bytes"], said["num_blocks"]) == (ledger.weights, ledger.num_blocks - 1)
+        assert said["served"] and said["parameters"] == parameters
+    assert ledgers[1].weights < ledgers[0].weights < engine.weights
 
 
 def test_what_does_not_fit_says_so_and_what_would_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

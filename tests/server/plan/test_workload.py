@@ -148,6 +148,28 @@ def test_goals_are_compared_and_advice_keeps_them(plan: Plan) -> None:
     assert slow.users < fast.users
 
 
+def test_engines_share_a_workload(plan: Plan) -> None:
+    """On GPUs of their own two carry twice the users at the pace of one; on a CPU each has half of its speed. A request
+    alone is no faster with two. Prompts and answers are held to the ranks' and engines' shares of a machine."""
+    speed = Speed.of_gpu(GPUS["h100"])
+    parallel = plan.config.parallel
+    two = replace(plan, config=replace(plan.config, parallel=replace(parallel, data_parallel_size=2)))
+    for users, rps in ((8, None), (600, None), (None, 4.0)):
+        one = outlook(plan, Workload(1000, 200, users, rps), speed)
+        both = outlook(two, Workload(1000, 200, users and 2 * users, rps and 2 * rps), speed)
+        assert (both.ttft, both.itl, both.max_num_seqs) == pytest.approx((one.ttft, one.itl, one.max_num_seqs))
+        for name in ("users", "capacity", "mean_capacity", "tokens_per_second"):
+            assert getattr(both, name) == pytest.approx(2 * getattr(one, name), rel=1e-6), name
+        assert len(one.problems) == len(both.problems)
+    assert outlook(two, Workload(1000, 200, 1), speed) == replace(
+        outlook(plan, Workload(1000, 200, 1), speed), capacity=2 * plan.sequences_of(1200),
+        mean_capacity=2 * plan.sequences_of(1100),
+    )  # fmt: skip
+    on_cpu, both_on_cpu = (replace(each, device=replace(each.device, kind="cpu")) for each in (plan, two))
+    slow = replace(speed, bandwidth=speed.bandwidth / 2, flops=speed.flops / 2)
+    assert step_seconds(both_on_cpu, speed, 4, 900, 30) == pytest.approx(step_seconds(on_cpu, slow, 4, 900, 30))
+
+
 KEYS: dict[str, type] = {
     "model": str, "weights_bytes": int, "kv_bytes_per_token": int, "block_size": int, "kv_cache_bytes": int,
     "num_blocks": int, "max_model_len": int, "max_num_seqs": int, "max_concurrency": float, "fits": bool,
@@ -292,6 +314,8 @@ def test_layers_are_dealt_to_stages(llama: str, capsys: pytest.CaptureFixture[st
     assert main(["plan", llama, "--gpu", "l4", "--gpus", "4", "-pp", "2"]) == 0
     out = capsys.readouterr().out
     assert "needs 4 devices: pipeline parallelism is not there yet" in out and " 2 x 2 " in out
+    assert main(["plan", llama, "--gpu", "h100", "-dp", "2"]) == 0
+    assert "needs 2 devices: data parallelism is not there yet on GPUs" in capsys.readouterr().out
 
 
 def test_a_fit_finds_the_speed_that_was_measured(plan: Plan) -> None:
