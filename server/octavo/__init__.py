@@ -48,8 +48,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}")
     from importlib import import_module
 
-    if name == "LLM":
-        from octavo.system.torch_import import import_whole_torch
-
-        import_whole_torch()
     return getattr(import_module(_EXPORTS[name]), name)

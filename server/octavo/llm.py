@@ -17,6 +17,8 @@ from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import ConfigError
+from octavo.executor.multiproc import start_ranks
+from octavo.executor.rank_processes import RankProcesses
 from octavo.interface.adapters import Adapter, LoRARequest
 from octavo.interface.messages import EngineCoreRequest, SchedulerStats, SpecDecodeStats
 from octavo.interface.outputs import RequestOutput
@@ -27,6 +29,7 @@ from octavo.metrics.reader import Counter, Gauge, Metric, Vector
 from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
 from octavo.multimodal.offline import messages_with_images
 from octavo.system.signals import interrupts_held
+from octavo.system.torch_import import import_whole_torch
 from octavo.text.chat_template import check_variables
 from octavo.text.content_format import with_parts
 from octavo.text.tokenizer import Tokenizer
@@ -83,13 +86,18 @@ class LLM(PoolingMethods):
 
     def __init__(self, model: str | None = None, **arguments: Any) -> None:
         engine_args, options = _split_arguments(arguments)
-        config = EngineArgs(model=model, **engine_args).create_engine_config(progress=options.use_tqdm_on_load)
-        config.model.generation_config.update(options.override_generation_config or {})
-        if (cores := config.parallel.data_parallel_size) > 1:
-            raise ConfigError(f"data_parallel_size {cores} is octavo serve's; give 1 here, or make that many LLMs")
-        if config.parallel.nnodes > 1 and config.parallel.distributed_executor_backend != "ray":
-            raise ConfigError(f"nnodes {config.parallel.nnodes} is octavo serve's; give 1 here")
-        self.engine = EngineCore(config)
+        args = EngineArgs(model=model, **engine_args)
+        local = _start_beside(args)
+        try:
+            import_whole_torch()
+            config = args.create_engine_config(progress=options.use_tqdm_on_load)
+            config.model.generation_config.update(options.override_generation_config or {})
+            config, ranks = start_ranks(config, local=local)
+            self.engine = EngineCore(config, ranks=ranks)
+        except BaseException:
+            if local is not None:
+                local.close()
+            raise
         self.config = self.engine.config
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_files(config.model.files)
         names = options.served_model_name or config.model.model
@@ -296,6 +304,20 @@ class LLM(PoolingMethods):
         for request_id, index in stopped:
             self.engine.finish_sample(request_id, index)
         yield from outputs
+
+
+def _start_beside(args: EngineArgs) -> RankProcesses | None:
+    """The other ranks of this machine, if there are any, before anything slow: they import beside this process. Raises
+    ConfigError."""
+    args._validate()
+    if (cores := args.data_parallel_size) > 1:
+        raise ConfigError(f"data_parallel_size {cores} is octavo serve's; give 1 here, or make that many LLMs")
+    if args.distributed_executor_backend == "ray":
+        return None  # which says where they are
+    if args.nnodes > 1:
+        raise ConfigError(f"nnodes {args.nnodes} is octavo serve's; give 1 here")
+    count = args.tensor_parallel_size * args.pipeline_parallel_size
+    return RankProcesses(range(1, count)) if count > 1 else None
 
 
 def _split_arguments(given: dict[str, Any]) -> tuple[dict[str, Any], LLMOptions]:

@@ -98,9 +98,12 @@ def _join(config: EngineConfig, state: NodeState, pages: list[Heartbeat], local:
     inbox.wait_for_group()
     state.waits = "it loads its part of the model"
     threading.Thread(target=_beat_forever, args=(beats, pages), name="heartbeat", daemon=True).start()
+    if local is not None:
+        local.timeout = parallel.distributed_timeout_seconds
     place = place_of_node(parallel, node, [tensors], None if local is None else local.share_memory(config))
     if local is not None:
         local.place = place
+        local.check()
     worker = Worker(
         config,
         tp=place.tp,

@@ -96,7 +96,9 @@ class MultiprocExecutor(UniProcExecutor):
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode_results = msgspec.msgpack.Decoder(ModelRunnerOutput).decode
         ranks, self._samples = self._ranks, config.parallel.first_of_last_stage
+        ranks.timeout = config.parallel.distributed_timeout_seconds
         self._place = ranks.place = place = ranks.open_place(config)
+        ranks.check()  # of one that was lost before there was a place, nobody has told it
         super().__init__(
             config,
             tp=place.tp,
@@ -105,7 +107,6 @@ class MultiprocExecutor(UniProcExecutor):
             pipes=Pipes(place.before, place.after, self._results),
         )
         ranks.wait_ready()
-        ranks.timeout = config.parallel.distributed_timeout_seconds
 
     def _results(self) -> ModelRunnerOutput:
         """Of the oldest step, from the rank of the last stage that tells them."""

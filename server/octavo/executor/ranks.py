@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter as Counts
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.2
 _BEAT_IS_OLD = 3.0  # seconds; a rank beats twice a second
+_SILENT_SECONDS = 10.0
 _PIECE = 16 << 20  # bytes
 
 
@@ -73,7 +75,8 @@ class Ranks:
         self.on_close: Callable[[], None] | None = None
         self.on_lost: Callable[[str], None] | None = None  # called then, once, by the thread that watches
         self.place: Place | None = None  # of rank 0
-        self.timeout = float("inf")  # seconds for a step
+        self.timeout = float("inf")  # seconds for a step, or without a heartbeat
+        self._silent: Counts[int] = Counts()  # how often in a row the heartbeat of a rank was found old
         self._steps: deque[tuple[int, float]] = deque()  # that are under way, and since when
         self._received: defaultdict[tuple[int, Kind], deque[bytearray]] = defaultdict(deque)  # by rank, and not read
         self._ranks: list[Rank] = []
@@ -191,9 +194,22 @@ class Ranks:
         elif ended:
             return min(ended)[1]
         step = next(iter(self._steps.copy()), None)
-        if step is None or time.monotonic() - step[1] < self.timeout:
+        if step is None:
+            return self._silence()
+        if time.monotonic() - step[1] < self.timeout:
             return None
         return f"step {step[0]} was not done in {self.timeout:g} s: {'; '.join(map(_state, self._late()))}"
+
+    def _silence(self) -> str | None:
+        """Where there is no step: at start, or while adapters are read. By how often it was looked, as a machine that
+        was suspended wakes up with old heartbeats, and not before `_SILENT_SECONDS`, as imports may hold up a beat."""
+        most = max(self.timeout, _SILENT_SECONDS)
+        for rank in (watched for one in self._ranks for watched in one.watched):
+            is_old = rank.heartbeat.seconds_since_beat() > _BEAT_IS_OLD
+            self._silent[rank.number] = self._silent[rank.number] + 1 if is_old else 0
+            if self._silent[rank.number] * WATCH_SECONDS >= most - _BEAT_IS_OLD:
+                return f"{rank.name} has given no sign of life for {most:g} s"
+        return None
 
     def _late(self) -> list[Watched]:
         """Those that do not even beat, else those that others wait for, else those that have done the fewest steps."""

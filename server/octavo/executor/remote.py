@@ -84,6 +84,7 @@ class RemoteExecutor:
         self._adapters: deque[Future[Adapter]] = deque()  # being read; answers come in that order
         self._held: set[str] = set()
         self._is_lost = False
+        ranks.timeout = config.parallel.distributed_timeout_seconds
         ranks.configure(config)
         try:
             started = self._wait_started()
@@ -93,7 +94,6 @@ class RemoteExecutor:
         except BaseException:
             self._close()
             raise
-        ranks.timeout = config.parallel.distributed_timeout_seconds
         self.config = EngineConfig.from_dict(started.config)
         self.num_blocks, self.kv_layout = started.num_blocks, started.kv_layout
         self.prefix_cache_blocks = started.prefix_cache_blocks

@@ -28,8 +28,9 @@ def executor_backend() -> Iterator[None]:
         yield
         return
 
-    def make(config: EngineConfig, *ranks: Any) -> Any:
-        return make_executor(replace(config, parallel=replace(config.parallel, distributed_executor_backend=BACKEND)))
+    def make(config: EngineConfig, ranks: Any = None) -> Any:
+        parallel = replace(config.parallel, distributed_executor_backend=BACKEND)
+        return make_executor(replace(config, parallel=parallel), ranks)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "make_executor", make)

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,9 @@ from support.serving import Engine, are_gone, rank_pids
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
+from octavo.errors import OctavoError
 from octavo.executor.multiproc import MultiprocExecutor
+from octavo.executor.rank_processes import RankProcesses
 from octavo.executor.ranks import Ranks, Watched
 from octavo.executor.token_sums import EVERY, TokenSum
 from octavo.interface.step import ModelRunnerOutput
@@ -114,6 +117,65 @@ def test_a_rank_that_is_lost_ends_the_server(flag: str, victim: int, number: sig
         assert engine.process.wait(20) == 1 and time.monotonic() - started < 12
         assert are_gone([core, rank])
         assert victim == 0 or f"rank 1 (process {rank}) " in engine.log
+
+
+def lose_one(model: str, number: signal.Signals, after: float, patch: pytest.MonkeyPatch, **options: Any) -> bool:
+    """Start an engine, and send its first other rank a signal ``after`` so many seconds; whether that was in time: then
+    there is an error that names the rank, and nothing is left."""
+    patch.setattr("octavo.executor.ranks._SILENT_SECONDS", 5.0)
+    begin, pids = RankProcesses._start_processes, list[int]()
+
+    def start(ranks: RankProcesses, heartbeats: int) -> None:
+        begin(ranks, heartbeats)
+        pids.extend(rank.process.pid for rank in ranks.processes)
+        threading.Timer(after, os.kill, (pids[0], number)).start()
+
+    patch.setattr(RankProcesses, "_start_processes", start)
+    started, told = time.monotonic(), ""
+    try:
+        seconds = 5 if number == signal.SIGSTOP else 300
+        llm = LLM(model, skip_tokenizer_init=True, max_model_len=128, distributed_timeout_seconds=seconds, **options)
+        answers(llm)
+        del llm
+    except OctavoError as error:
+        told = str(error)
+    gc.collect()
+    assert are_gone(pids)
+    if told:
+        assert re.search(rf"rank 1 (\(process {pids[0]}\)|did not)", told), told
+        assert time.monotonic() - started < after + 30
+    return bool(told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_is_lost_as_it_imports_is_told(
+    number: signal.Signals, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before rank 0 has made what they exchange through, so that it never waits for this one there."""
+    assert lose_one(model, number, 0.0, monkeypatch, tensor_parallel_size=2)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "options",
+    [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"distributed_executor_backend": "mp"},
+     {"tensor_parallel_size": 2, "enable_lora": True}],
+)  # fmt: skip
+def test_a_rank_that_is_lost_at_any_time_of_the_start_is_told(
+    options: dict[str, Any], number: signal.Signals, model: str
+) -> None:
+    """As it imports, loads, agrees on the memory, records; and in the first steps."""
+    first, times = time.monotonic(), 0
+    with pytest.MonkeyPatch.context() as patch:
+        assert not lose_one(model, signal.SIGCONT, 0.0, patch, **options)
+    whole = time.monotonic() - first
+    for after in (whole * share / 9 for share in range(10)):
+        with pytest.MonkeyPatch.context() as patch:
+            times += lose_one(model, number, after, patch, **options)
+    assert times >= 5
 
 
 @pytest.mark.slow
