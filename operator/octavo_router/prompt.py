@@ -13,7 +13,12 @@ from typing import Any
 
 BLOCK_BYTES = 128
 MAX_BLOCKS = 2048  # later text does not count
-_CHUNK_FIELDS = ("text", "content", "image_url", "url", "source", "data", "input", "arguments", "output", "tool_calls")
+# Ollama's "images" stand before the text of their message, as in its prompts.
+_CHUNK_FIELDS = (
+    "images", "text", "content", "image_url", "url", "source", "data", "input", "arguments", "output", "tool_calls"
+)  # fmt: skip
+IMAGE_BLOCKS = 16  # that an image counts for, whatever its size: the tokens that it takes are about those of their text
+_IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})  # of parts in the dialects
 
 
 @dataclass(frozen=True)
@@ -62,23 +67,26 @@ def _pieces(request: dict[str, Any]) -> Iterator[str]:
     """What stands first in prompts comes first: tools, instructions, then messages, prompt or input."""
     if tools := request.get("tools"):
         yield json.dumps(tools, sort_keys=True)
+    yield from _texts({"images": request.get("images")}, 8)
     for name in ("system", "instructions", "messages", "prompt", "input"):
         yield from _texts(request.get(name), 8)
 
 
-def _texts(value: object, depth: int) -> Iterator[str]:
+def _texts(value: object, depth: int, image: bool = False) -> Iterator[str]:
+    """``image``: texts are the address or the content of one, which stands for the whole of it."""
     if isinstance(value, str):
-        yield value
+        yield f"{hash(value) % 2**64:016x}" * (IMAGE_BLOCKS * BLOCK_BYTES // 16) if image else value
     elif isinstance(value, list) and depth:
         if value and all(isinstance(one, int) for one in value):
             yield ",".join(map(str, value)) + ","  # token ids
             return
         for one in value:
-            yield from _texts(one, depth - 1)
+            yield from _texts(one, depth - 1, image)
     elif isinstance(value, dict) and depth:
         if isinstance(role := value.get("role"), str):
             yield role
         if isinstance(name := value.get("name"), str):
             yield name
+        image = image or request_text(value, "type") in _IMAGE_TYPES
         for field in _CHUNK_FIELDS:
-            yield from _texts(value.get(field), depth - 1)
+            yield from _texts(value.get(field), depth - 1, image or field == "images")

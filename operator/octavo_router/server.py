@@ -23,7 +23,7 @@ from octavo_router.management import MAX_WAIT_SECONDS, Answer, json_answer
 from octavo_router.messages import answer, go_on, read, wait
 from octavo_router.metrics import Metrics
 from octavo_router.pick import LOAD_FACTOR, Pick, Picker
-from octavo_router.prompt import read_prompt
+from octavo_router.prompt import Prompt, read_prompt
 from octavo_router.replicas import Replicas
 
 ENVOY_MARGIN_SECONDS = 5.0  # so much longer than a hold Envoy waits
@@ -114,16 +114,15 @@ class Processor:
         self.metrics.held_seconds.labels(ticket.pool).observe(time.monotonic() - waiting.began)
         return waiting
 
-    def pick(self, said: dict[str, str], body: bytes) -> tuple[Picker, Pick] | None:
-        """The replica of a request, which counts until the picker's `end`. `said`: its attributes."""
-        began = time.perf_counter()
+    def pick(self, said: dict[str, str], prompt: Prompt, began: float) -> tuple[Picker, Pick] | None:
+        """The replica of a request, which counts until the picker's `end`. `said`: its attributes; `began`: of
+        `time.perf_counter`, when reading the request did, or its wait was over."""
         pool = said.get(_CLUSTER, "")
         picker = self._pools.get(pool)
         if picker is None:
             return None
         percent = said.get(_LOAD_FACTOR)
         picker.load_factor = int(percent) / 100 if percent else LOAD_FACTOR
-        prompt = read_prompt(body, said.get(_SALT, ""))
         among = self._holders.get(prompt.model)
         pick = picker.pick(said.get(_KEY, ""), prompt.blocks, time.monotonic(), prompt.text, among)
         if pick is None:
@@ -271,6 +270,7 @@ class Request:
 
     def received(self, message: bytes) -> None:
         """All that comes before the request has ended."""
+        began = time.perf_counter()
         said, body = read(message)
         asks = (said.get(_TENANT, ""), account_of(said.get(_TENANT_ID, "")))
         if asks[0]:
@@ -279,10 +279,11 @@ class Request:
                 return self._end(answer(_LIMITED_STATUS, told, refusal.text))
             self._account = asks
         self._pool = said.get(_CLUSTER, "")
+        prompt = read_prompt(body, said.get(_SALT, ""))  # whoever waits keeps this, and no body of many megabytes
         if self._processor.holds(self._pool):
-            self._wait(said, body)
+            self._wait(said, prompt)
         else:
-            self._pick(said, body)
+            self._pick(said, prompt, began)
 
     def closed(self) -> None:
         """The request has ended, or its client has gone."""
@@ -293,13 +294,13 @@ class Request:
         if self._account:
             self._processor.tenants.end(self._account)
 
-    def _wait(self, said: dict[str, str], body: bytes) -> None:
+    def _wait(self, said: dict[str, str], prompt: Prompt) -> None:
         def go(refusal: bytes | None) -> None:
             self._ticket = None
             if refusal:
                 self._end(refusal)
             else:
-                self._pick(said, body)
+                self._pick(said, prompt, time.perf_counter())
 
         place = self._processor.wait(self._pool, go)
         if isinstance(place, Ticket):
@@ -308,9 +309,9 @@ class Request:
         else:
             self._end(place)
 
-    def _pick(self, said: dict[str, str], body: bytes) -> None:
+    def _pick(self, said: dict[str, str], prompt: Prompt, began: float) -> None:
         try:
-            self._found = self._processor.pick(said, body)
+            self._found = self._processor.pick(said, prompt, began)
         except Exception:
             self._processor.metrics.errors.inc()
             logger.exception("a pick failed; its request goes on without")

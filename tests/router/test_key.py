@@ -140,6 +140,38 @@ def test_what_is_the_key(keys: Keys) -> None:
     assert keys.of(b"--form") is None
 
 
+def seen(image: str, text: str, **more: Json) -> Json:
+    """A chat that begins with an image, the names of its fields in an order that clients use, too."""
+    parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": text}]
+    return {"messages": [{"content": parts, "role": "user"}], "model": "m", **more}
+
+
+def test_images_are_part_of_the_key_and_the_text_beside_them_is(keys: Keys) -> None:
+    large = "data:image/jpeg;base64," + "i" * (20_000_000 * 4 // 3)  # 20 MB, as large as an engine takes
+    other = large[: len(large) // 2] + "j" * (len(large) - len(large) // 2)
+    assert len(json.dumps(seen(large, "x"))) < MAX_BODY_BYTES
+    found = [
+        keys.of(seen(image, text)) for image in (large, other, large[:-4], "data:,a") for text in ("what?", "who?")
+    ]
+    assert None not in found and len(set(found)) == len(found)
+    again = seen(large, "what?")
+    again["messages"] += [{"role": "assistant", "content": "a cat"}, {"role": "user", "content": "sure?"}]
+    assert keys.of(again) == found[0], "the conversation goes on"
+    cached = [keys.of(seen(image, "what?", prompt_cache_key="k")) for image in (large, other)]
+    assert cached[0] == cached[1] != found[0], "what stands behind an image is read, too"
+    source = {"type": "base64", "media_type": "image/png", "data": "i" * 10_000}
+    for one, two in (
+        ({"messages": [{"role": "user", "content": "what?", "images": [image]}]} for image in ("aa", "ab")),
+        ({"prompt": "what?", "images": [image]} for image in ("i" * 10_000, "i" * 9_999)),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": image}]}]}
+         for image in ("data:,a", "data:,b")),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": made}, {"text": "what?"}]}]}
+         for made in (source, {**source, "data": "i" * 9_999 + "j"})),
+    ):  # fmt: skip
+        assert len({None, keys.of(one), keys.of(two)}) == 3, one
+    assert keys.router.stat("http_lua_errors") == 0
+
+
 @given(st.binary(max_size=200) | ANY.map(lambda one: json.dumps(one).encode()), st.integers(0, 300))
 @settings(max_examples=60)
 def test_no_body_fails(keys: Keys, junk: bytes, cut: int) -> None:

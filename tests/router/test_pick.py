@@ -7,13 +7,14 @@ import math
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_router.pick import ALTERNATIVES, LIVE_SECONDS, SESSION, SHORT, SPILL_FLOOR, Pick, Picker
-from octavo_router.prompt import BLOCK_BYTES, MAX_BLOCKS, Prompt, read_prompt
+from octavo_router.prompt import BLOCK_BYTES, IMAGE_BLOCKS, MAX_BLOCKS, Prompt, read_prompt
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "routing"))
 from simulate import FRONTS, figures
@@ -197,7 +198,7 @@ def test_a_turn_begins_with_all_blocks_of_the_turn_before(said: list[str]) -> No
     assert not set(read_prompt(body(*said, cache_salt="tenant")).blocks) & set(longer)
 
 
-NAMES = st.sampled_from(["messages", "prompt", "input", "content", "tools", "role", "text"])
+NAMES = st.sampled_from(["messages", "prompt", "input", "content", "tools", "role", "text", "type", "image_url"])
 VALUES = st.recursive(
     st.none() | st.integers() | st.text(), lambda one: st.lists(one, max_size=3) | st.dictionaries(NAMES, one)
 )
@@ -206,6 +207,46 @@ VALUES = st.recursive(
 @given(st.binary(max_size=300) | VALUES.map(lambda one: json.dumps(one).encode()))
 def test_no_body_fails(junk: bytes) -> None:
     assert len(read_prompt(junk).blocks) <= len(junk) // BLOCK_BYTES + 8
+
+
+def openai(image: str, text: str) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": text}]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
+def responses(image: str, text: str) -> dict[str, Any]:
+    parts = [{"type": "input_image", "image_url": image}, {"type": "input_text", "text": text}]
+    return {"input": [{"role": "user", "content": parts}]}
+
+
+def anthropic(image: str, text: str) -> dict[str, Any]:
+    source = {"type": "base64", "media_type": "image/png", "data": image}
+    parts = [{"type": "image", "source": source}, {"type": "text", "text": text}]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
+def ollama(image: str, text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text, "images": [image]}]}
+
+
+def ollama_once(image: str, text: str) -> dict[str, Any]:
+    return {"prompt": text, "images": [image]}
+
+
+@pytest.mark.parametrize("dialect", [openai, responses, anthropic, ollama, ollama_once])
+@pytest.mark.parametrize("size", [40, 10**6])
+def test_an_image_is_as_much_of_a_prompt_whatever_its_size_and_nobody_elses(dialect: Any, size: int) -> None:
+    """What follows it counts, too: a conversation about a large image goes on where it was."""
+
+    def read(image: str, text: str) -> Prompt:
+        return read_prompt(json.dumps(dialect(image, text)).encode())
+
+    mine, question = "data:image/png;base64," + "i" * size, "What is this? " * 20
+    asked, longer = read(mine, question), read(mine, question + "And who made it? " * 20)
+    assert IMAGE_BLOCKS < len(asked.blocks) < IMAGE_BLOCKS + 8
+    assert longer.blocks[: len(asked.blocks)] == asked.blocks and longer.text != asked.text
+    assert not set(read(mine[:-1] + "j", question).blocks) & set(asked.blocks)
+    assert read(mine, question) == asked
 
 
 def test_prompts_of_every_dialect_have_blocks_and_their_number_is_bounded() -> None:

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.dashboards import exposed, names_read
@@ -182,6 +183,35 @@ def test_a_killed_replica_costs_no_request_while_it_is_still_picked(tmp_path: Pa
             assert served(router, 48) == 48
             assert router.stat("cluster_upstream_rq_retry") > 0
             picker.wait_for_replicas(2)
+
+
+def test_a_large_image_reaches_the_replica_that_is_picked_and_its_conversation_stays(
+    router: Router, engines: EmulatedEngines
+) -> None:
+    """The body goes through Envoy, the script and the picker: as large a one as an image may be."""
+
+    def send(*turns: Any) -> None:
+        sent = json.dumps({"model": "tiny", "messages": turns, "max_tokens": 1}).encode()
+        url = f"http://127.0.0.1:{router.spec.port}/v1/chat/completions"
+        request = urllib.request.Request(url, sent, {"Content-Type": "application/json"})
+        assert urllib.request.urlopen(request, timeout=60).status == 200
+
+    def about(size: int) -> Any:
+        url = {"url": "data:image/jpeg;base64," + "i" * (size * 4 // 3)}
+        parts = [{"type": "image_url", "image_url": url}, {"type": "text", "text": "What is this?"}]
+        return {"role": "user", "content": parts}
+
+    with PickerProcess(router) as picker:
+        picker.wait_for_replicas(3)
+        before = requests_of(engines)
+        turns = [about(2_000_000)]
+        for said in ("a cat", "the same", "no"):
+            send(*turns)
+            turns += [{"role": "assistant", "content": said}, {"role": "user", "content": f"{said}? " * 80}]
+        new = [now - was for now, was in zip(requests_of(engines), before, strict=True)]
+        assert sorted(new) == [0, 0, 3]
+        assert picker.by_label("octavo_router_picks_total", "reason") == {"home": 1, "conversation": 2}
+        send(about(20_000_000))
 
 
 def test_each_pool_of_a_gateway_has_its_own_replicas(engines: EmulatedEngines, tmp_path: Path) -> None:

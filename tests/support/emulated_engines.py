@@ -27,8 +27,14 @@ BLOCK_CHARACTERS, TOKEN_CHARACTERS = 64, 4
 def text_of(body: dict[str, Any]) -> str:
     """What a request's prompt holds, in order."""
     if "messages" in body:
-        return "".join(f"{one['role']}\n{one['content']}\n" for one in body["messages"])
+        return "".join(f"{one['role']}\n{_said(one['content'])}\n" for one in body["messages"])
     return str(body["prompt"])
+
+
+def _said(content: Any) -> str:
+    """An image is as much as its hash."""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return "".join(part.get("text") or str(hash(json.dumps(part))) for part in parts)
 
 
 class PrefixCache:

@@ -2,11 +2,12 @@
 -- The first that exists: a session header; prompt_cache_key; of a chat its messages through the first one of the user;
 -- of another request the beginning of its prompt or input. A wrong key costs a prefix hit, never an answer, so the body
 -- is scanned, not checked. SESSION_HEADERS and KEY_BYTES stand above: the operator puts them there.
-local CHAT_BYTES, SCANNED_BYTES, MOST_PARTS = 16384, 1048576, 1000000
+local CHAT_BYTES, MOST_PARTS, IMAGE_BYTES = 16384, 1000000, 4096
 local band, bxor, lshift, rol, rshift = bit.band, bit.bxor, bit.lshift, bit.rol, bit.rshift
 local byte, char, find, sub = string.byte, string.char, string.find, string.sub
-local QUOTE, COMMA, COLON, OBJECT, ARRAY = 34, 44, 58, 123, 91
+local QUOTE, COMMA, COLON, OBJECT, ARRAY, BACKSLASH = 34, 44, 58, 123, 91, 92
 local TEXT = {text = true, url = true, data = true, image_url = true, source = true, content = true}
+local IMAGE = {url = true, data = true, image_url = true, source = true, images = true}
 local ESCAPES = {b = "\b", f = "\f", n = "\n", r = "\r", t = "\t"}
 
 local function utf8(code)
@@ -32,14 +33,17 @@ local function unescaped(text)
   end))
 end
 
--- The position after the string that begins at `i`; nil: the body ends before.
+-- The position after the string that begins at `i`; nil: the body ends before. Quotes alone are looked for, so that the
+-- megabytes of an image cost next to nothing.
 local function after_string(body, i)
   local from = i + 1
-  while true do
-    local at = find(body, '["\\]', from)
+  for _ = 1, MOST_PARTS do
+    local at = find(body, '"', from, true)
     if not at then return nil end
-    if byte(body, at) == QUOTE then return at + 1 end
-    from = at + 2
+    local before = at - 1
+    while byte(body, before) == BACKSLASH do before = before - 1 end
+    if (at - before) % 2 == 1 then return at + 1 end
+    from = at + 1
   end
 end
 
@@ -92,15 +96,20 @@ local function string_at(body, from, to)
   if byte(body, from) == QUOTE then return unescaped(sub(body, from + 1, to - 2)) end
 end
 
--- Appends the texts of a value (a string, parts, token ids) to `out`, about `limit` bytes of them.
-local function append_texts(body, from, to, out, limit)
+-- Appends the texts of a value (a string, parts, token ids) to `out`, about `limit` bytes of them. Of an image that is
+-- long its length, beginning and end: images of one camera begin alike, and the text beside them counts.
+local function append_texts(body, from, to, out, limit, image)
   local first = byte(body, from)
-  if first == QUOTE then
+  if first == QUOTE and image and to - from > IMAGE_BYTES then
+    local half = IMAGE_BYTES / 2
+    out[#out + 1] = sub(body, from + 1, from + half) .. (to - from) .. sub(body, to - 1 - half, to - 2)
+    out.size = out.size + IMAGE_BYTES
+  elseif first == QUOTE then
     local text = unescaped(sub(body, from + 1, math.min(to - 2, from + 6 * limit)))
     out[#out + 1], out.size = sub(text, 1, limit), out.size + #text
   elseif first == OBJECT or first == ARRAY then
     members(body, from, function(name, i, after)
-      if not name or TEXT[name] then append_texts(body, i, after, out, limit) end
+      if not name or TEXT[name] then append_texts(body, i, after, out, limit, IMAGE[name] or (not name and image)) end
       return out.size >= limit
     end)
   else
@@ -114,14 +123,15 @@ local function append_messages(body, from, out)
   if byte(body, from) ~= ARRAY then return false end
   members(body, from, function(_, i)
     if byte(body, i) ~= OBJECT then return true end
-    local role, content, content_end
-    members(body, i, function(name, at, after)
-      if name == "role" then role = string_at(body, at, after) end
-      if name == "content" then content, content_end = at, after end
+    local role, at = nil, {}
+    members(body, i, function(name, from, to)
+      if name == "role" then role = string_at(body, from, to) end
+      if name == "content" or name == "images" then at[name] = {from, to} end
     end)
     found = found or role ~= nil
     out[#out + 1] = role or ""
-    if content then append_texts(body, content, content_end, out, CHAT_BYTES) end
+    if at.images then append_texts(body, at.images[1], at.images[2], out, CHAT_BYTES, true) end  -- Ollama's
+    if at.content then append_texts(body, at.content[1], at.content[2], out, CHAT_BYTES) end
     return role == "user" or out.size >= CHAT_BYTES
   end)
   return found
@@ -140,6 +150,7 @@ local function key_text(body, salt)
   elseif not (at.messages and append_messages(body, at.messages[1], out)) then
     local text = at.prompt or at.input
     if not text then return nil end
+    if at.images then append_texts(body, at.images[1], at.images[2], out, CHAT_BYTES, true) end
     if not append_messages(body, text[1], out) then append_texts(body, text[1], text[2], out, KEY_BYTES) end
   end
   return table.concat(out, "\0")
@@ -178,7 +189,7 @@ function envoy_on_request(handle)
   end
   local body = handle:body()
   if not body or body:length() == 0 then return end
-  local text = key_text(body:getBytes(0, math.min(body:length(), SCANNED_BYTES)), salt)
+  local text = key_text(body:getBytes(0, body:length()), salt)
   -- Headers are to be asked for anew once the body has arrived: the old object is out of scope then.
   if text then handle:headers():add("x-octavo-key", hash(text)) end
 end
