@@ -39,11 +39,13 @@ class MessageRefusedError(OctavoError):
 
 @dataclass(frozen=True)
 class Model:
-    """What a server says of the model. ``sampling``: the recommended parameters; None where the server does not say."""
+    """What a server says of the model. ``sampling``: the recommended parameters; None where the server does not say;
+    ``reads_images``: it says that messages may have images."""
 
     name: str
     max_model_len: int | None = None
     sampling: dict[str, float] | None = field(default=None, hash=False)
+    reads_images: bool = False
 
     @property
     def chat_sampling(self) -> dict[str, float]:
@@ -126,7 +128,9 @@ class Client:
         try:
             cards = response.json()["data"]
             card = next((card for card in cards if name in (None, card["id"])), None) or {"id": name}
-            return Model(card["id"] or cards[0]["id"], card.get("max_model_len"), card.get("default_sampling_params"))
+            reads_images = "image" in (card.get("input_modalities") or ())
+            name = card["id"] or cards[0]["id"]
+            return Model(name, card.get("max_model_len"), card.get("default_sampling_params"), reads_images)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             raise OctavoError(f"no OpenAI-compatible server at {self.url}: it lists no models") from None
 

@@ -14,12 +14,15 @@ API_KEY = "scripted-secret-key"
 
 
 class ScriptedServer:
-    """``answers``: by the last message, pieces of the answer; a number among them is a pause in seconds, a pair is
-    reasoning and text. ``requests``: what was asked. ``first_token_sent``: `time.time` of the last answer's begin.
+    """``answers``: by the text of the last message, pieces of the answer; a number among them is a pause in seconds, a
+    pair is reasoning and text. ``refusals``: by the same, why there is none. ``reads_images``: the model does.
+    ``requests``: what was asked. ``first_token_sent``: `time.time` of the last answer's begin.
     ``most_messages``: a longer conversation does not fit."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[Any]] = {}
+        self.refusals: dict[str, str] = {}
+        self.reads_images = False
         self.requests: list[dict[str, Any]] = []
         self.first_token_sent = 0.0
         self.needs_key = False
@@ -49,13 +52,20 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         sampling = {"temperature": 0.35, "top_p": 0.8}
         card = {"id": "scripted", "max_model_len": 8192, "default_sampling_params": sampling}
+        if self._script.reads_images:
+            card["input_modalities"] = ["text", "image"]
         self._json({"data": [card]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self._script.requests.append(body)
-        pieces = self._script.answers.get(body["messages"][-1]["content"], ["fine"])
+        said = body["messages"][-1]["content"]
+        text = said if isinstance(said, str) else "".join(part.get("text", "") for part in said)
+        pieces = self._script.answers.get(text, ["fine"])
         if not self._may():
+            return
+        if text in self._script.refusals:
+            self._json({"error": {"message": self._script.refusals[text]}}, 400)
             return
         if len(body["messages"]) > (self._script.most_messages or len(body["messages"])):
             self._json({"error": {"message": "too long", "code": "context_length_exceeded"}}, 400)

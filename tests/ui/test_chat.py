@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 from support.scripted_server import API_KEY, ScriptedServer
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -27,6 +31,16 @@ WATCH = """() => {
     requestAnimationFrame(frame);
   };
   requestAnimationFrame(frame);
+}"""
+
+
+# Gives a file to the element of a selector, by an event of this kind: what the system does at a paste or a drop.
+GIVE = """([selector, kind, name, code]) => {
+  const data = Uint8Array.from(atob(code), one => one.charCodeAt(0)), files = new DataTransfer();
+  files.items.add(new File([data], name, {type: 'image/png'}));
+  const event = kind === 'paste' ? new ClipboardEvent(kind, {clipboardData: files, bubbles: true, cancelable: true})
+    : new DragEvent(kind, {dataTransfer: files, bubbles: true, cancelable: true});
+  document.querySelector(selector).dispatchEvent(event);
 }"""
 
 
@@ -126,6 +140,63 @@ def test_what_a_model_says_runs_nothing(
     )
     time.sleep(0.3)
     assert page.title() == title and page.url.rstrip("/") == scripted_dashboard.url
+
+
+def picture(path: Path, width: int, height: int, **how: Any) -> bytes:
+    Image.effect_noise((width, height), 40).convert("RGB").save(path, **how)
+    return path.read_bytes()
+
+
+def test_pictures_are_attached_made_smaller_and_sent(
+    scripted: ScriptedServer, scripted_dashboard: Any, visit: Callable[[str], Any], tmp_path: Path, monkeypatch: Any,
+    axe: str,
+) -> None:  # fmt: skip
+    plain = visit(scripted_dashboard.url).page
+    plain.locator(".octavo-state.ready").wait_for()
+    assert plain.get_by_role("button", name="Attach a picture").count() == 0, "the model takes text alone"
+    monkeypatch.setattr(scripted, "reads_images", True)
+    scripted.requests.clear()
+    shown = visit(scripted_dashboard.url)
+    page, tray = shown.page, shown.page.locator("#pictures")
+    small = picture(tmp_path / "small.png", 40, 50)
+    turn = Image.Exif()
+    turn[0x0112] = 6
+    picture(tmp_path / "photo.jpg", 3000, 1500, exif=turn)
+    (tmp_path / "text.png").write_text("no picture")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Attach a picture").press("Enter")
+    chooser.value.set_files([tmp_path / "small.png", tmp_path / "photo.jpg", tmp_path / "text.png"])
+    expect(tray.get_by_role("img")).to_have_count(2)
+    expect(tray.get_by_role("status")).to_contain_text("text.png is no picture")
+    for kind, selector in (("paste", "#chat-area textarea"), ("drop", "#chat")):
+        page.evaluate(GIVE, [selector, kind, f"{kind}.png", b64encode(small).decode()])
+        tray.get_by_role("img", name=f"{kind}.png").wait_for()
+    tray.get_by_role("button", name="Remove paste.png").press("Enter")
+    expect(tray.get_by_role("img")).to_have_count(3)
+    expect(page.get_by_role("button", name="Attach a picture")).to_be_focused()
+    assert shown.critical(axe) == []
+    ask(page, "What is this?")
+    wait_for_answer(page)
+    expect(tray.get_by_role("img")).to_have_count(0)
+    expect(page.locator("#chat img.octavo-picture")).to_have_count(3)
+    *parts, text = scripted.requests[-1]["messages"][-1]["content"]
+    assert text == {"type": "text", "text": "What is this?"}
+    sent = [b64decode(part["image_url"]["url"].partition(",")[2]) for part in parts]
+    assert (sent[0], sent[2]) == (small, small), "what is small goes as it is"
+    with Image.open(io.BytesIO(sent[1])) as photo:
+        assert (photo.format, photo.size) == ("JPEG", (1024, 2048)), "a large one is scaled down, and turned"
+
+    scripted.refusals["more"] = "prompt has 4 images, and at most 3 are taken"
+    page.evaluate(GIVE, ["#chat", "drop", "drop.png", b64encode(small).decode()])
+    tray.get_by_role("img").wait_for()
+    ask(page, "more")
+    page.locator("#chat").get_by_text("at most 3 are taken").wait_for()
+    ask(page, "and now?")
+    wait_for_answer(page, 3)
+    said = [message["content"] for message in scripted.requests[-1]["messages"] if message["role"] == "user"]
+    assert said == [[*parts, text], "and now?"], "what was refused is not asked again"
+    scripted.refusals.clear()
+    assert not [one for one in shown.problems if "400" not in one]
 
 
 def test_the_key_is_asked_for_and_kept_by_its_visitor_alone(

@@ -11,7 +11,8 @@ import gradio as gr
 
 from octavo.chat_client import CHAT_SAMPLING, SERVER_SAMPLING, Model
 from octavo.dashboard.answers import Reply, replies
-from octavo.dashboard.events import QUIET, Updates, restoring
+from octavo.dashboard.events import QUIET, Updates, errors_shown, restoring
+from octavo.dashboard.pictures import EMPTY, Picture, content_of, pictures_of, shown, tray
 from octavo.dashboard.session import Session
 
 _SHARE = 4  # an answer takes at most 1/4 of the context unless told otherwise: small models may never stop
@@ -23,8 +24,14 @@ class Turn:
     """A question and what came of it."""
 
     question: str
+    pictures: list[Picture] = field(default_factory=list)
     reply: Reply = field(default_factory=Reply)
     forgotten: int = 0  # turns before it that the model has not seen: the context is full
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server would not answer it: then neither what comes after it and has it in."""
+        return bool(self.reply.error) and not self.reply.answer.text
 
     def about(self) -> str:
         """What stands below the answer."""
@@ -37,7 +44,7 @@ class Turn:
 def build(session: Session) -> None:
     """Add the tab's components and events."""
     with gr.Row():
-        with gr.Column(scale=3, min_width=480):
+        with gr.Column(scale=3, min_width=480, elem_id="chat-area"):
             chatbot = gr.Chatbot(
                 label="Conversation", height="60vh", layout="panel", buttons=["copy"], allow_tags=False,
                 show_label=False, placeholder="Ask the model something.", elem_id="chat",
@@ -48,6 +55,7 @@ def build(session: Session) -> None:
                     scale=6, min_width=240, autofocus=True,
                 )  # fmt: skip
                 send = gr.Button("Send", variant="primary", scale=1, min_width=96)
+            pictures = tray()
             with gr.Row():
                 stop = gr.Button("Stop", interactive=False, size="sm", min_width=96)
                 retry = gr.Button("Retry", interactive=False, size="sm", min_width=96)
@@ -60,13 +68,14 @@ def build(session: Session) -> None:
             gr.HTML('<p class="octavo-figures">They begin as the model\'s own files recommend.</p>')
     turns = gr.State([])
     settings = [system, temperature, top_p, max_tokens]
-    chat = _Chat(session, chatbot, message, turns, _Buttons(send, stop, retry, clear))
-    changed, inputs = [chatbot, message, turns, send, stop, retry, clear], [session.key, session.model, *settings]
-    gr.on([message.submit, send.click], chat.send, [message, turns, *inputs], changed, **QUIET)
+    chat = _Chat(session, chatbot, message, pictures, turns, _Buttons(send, stop, retry, clear))
+    changed = [chatbot, message, pictures, turns, send, stop, retry, clear]
+    inputs = [session.key, session.model, *settings]
+    gr.on([message.submit, send.click], chat.send, [message, pictures, turns, *inputs], changed, **QUIET)
     retry.click(chat.retry, [turns, *inputs], changed, **QUIET)
     stop.click(chat.stop, None, None, **QUIET)
     clear.click(chat.clear, None, changed, **QUIET)
-    session.model.change(_initial_settings, session.model, settings[1:], **QUIET)
+    session.model.change(_initial_settings, session.model, [*settings[1:], pictures], **QUIET)
 
 
 @dataclass(frozen=True)
@@ -92,20 +101,23 @@ class _Chat:
     session: Session
     chatbot: gr.Chatbot
     message: gr.Textbox
+    pictures: gr.HTML
     turns: gr.State
     buttons: _Buttons
     stops: dict[str, asyncio.Event] = field(default_factory=dict)  # of answers under way, by Gradio's visitor's name
 
-    async def send(self, request: gr.Request, message: str, turns: list[Turn], *rest: Any) -> Updates:
-        if message.strip():
-            yield {self.message: ""}
-            answer = self._answer(request, message, turns, *rest)
+    async def send(self, request: gr.Request, message: str, tray: Any, turns: list[Turn], *rest: Any) -> Updates:
+        with errors_shown():
+            pictures = pictures_of(tray)
+        if message.strip() or pictures:
+            yield {self.message: "", self.pictures: EMPTY}
+            answer = self._answer(request, Turn(message, pictures), turns, *rest)
             async for update in restoring(answer, lambda: self.buttons.update(busy=False, any_turn=bool(turns))):
                 yield update
 
     async def retry(self, request: gr.Request, turns: list[Turn], *rest: Any) -> Updates:
         if turns:
-            answer = self._answer(request, turns[-1].question, turns[:-1], *rest)
+            answer = self._answer(request, Turn(turns[-1].question, turns[-1].pictures), turns[:-1], *rest)
             async for update in restoring(answer, lambda: self.buttons.update(busy=False, any_turn=True)):
                 yield update
 
@@ -114,15 +126,16 @@ class _Chat:
             event.set()
 
     def clear(self) -> dict[Any, Any]:
-        return {self.chatbot: [], self.turns: [], self.message: ""} | self.buttons.update(busy=False, any_turn=False)
+        emptied = {self.chatbot: [], self.turns: [], self.message: "", self.pictures: EMPTY}
+        return emptied | self.buttons.update(busy=False, any_turn=False)
 
     async def _answer(
-        self, request: gr.Request, question: str, turns: list[Turn], key: str | None, model: Model | None,
+        self, request: gr.Request, turn: Turn, turns: list[Turn], key: str | None, model: Model | None,
         system: str, temperature: float, top_p: float, max_tokens: int,
     ) -> Updates:  # fmt: skip
         visitor, stop = request.session_hash or "", asyncio.Event()
         self.stops[visitor] = stop
-        turn, before = Turn(question), _messages(turns)
+        before = _messages(turns)
         turns = [*turns, turn]
         yield {self.chatbot: [*before, *_messages([turn])]} | self.buttons.update(busy=True, any_turn=True)
         body = {
@@ -143,11 +156,13 @@ class _Chat:
         yield {self.turns: turns} | self.buttons.update(busy=False, any_turn=True)
 
 
-def _conversation(system: str, turns: list[Turn]) -> list[dict[str, str]]:
-    """What the model is sent."""
-    said = [{"role": "system", "content": system}] if system.strip() else []
+def _conversation(system: str, turns: list[Turn]) -> list[dict[str, Any]]:
+    """What the model is sent: turns with an answer, and the last one."""
+    said: list[dict[str, Any]] = [{"role": "system", "content": system}] if system.strip() else []
     for turn in turns:
-        said.append({"role": "user", "content": turn.question})
+        if turn.is_refused and turn is not turns[-1]:
+            continue
+        said.append({"role": "user", "content": content_of(turn.question, turn.pictures)})
         if turn.reply.answer.text:
             said.append({"role": "assistant", "content": turn.reply.answer.text})
     return said
@@ -158,7 +173,7 @@ def _messages(turns: list[Turn]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for turn in turns:
         reply = turn.reply
-        found.append({"role": "user", "content": turn.question})
+        found.append({"role": "user", "content": shown(turn.question, turn.pictures)})
         if reply.thought:
             thinking = not reply.done and not reply.answer.text
             found.append({
@@ -172,12 +187,14 @@ def _messages(turns: list[Turn]) -> list[dict[str, Any]]:
     return found
 
 
-def _initial_settings(model: Model | None) -> tuple[gr.Slider, gr.Slider, gr.Slider]:
-    """Sliders for temperature, top_p and max_tokens: what the model's files recommend."""
+def _initial_settings(model: Model | None) -> tuple[gr.Slider, gr.Slider, gr.Slider, gr.HTML]:
+    """Sliders for temperature, top_p and max_tokens: what the model's files recommend; the tray of pictures, for
+    models that read them."""
     sampling = SERVER_SAMPLING | (model.chat_sampling if model else {})
     longest = (model.max_model_len if model else None) or _LONGEST
     tokens = sampling.get("max_tokens") or (longest // _SHARE if longest < _LONGEST else _DEFAULT_MAX_TOKENS)
     return (
         gr.Slider(value=sampling["temperature"]), gr.Slider(value=sampling["top_p"]),
         gr.Slider(maximum=longest, value=min(tokens, longest)),
+        gr.HTML(visible=model is not None and model.reads_images),
     )  # fmt: skip

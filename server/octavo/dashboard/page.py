@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from gradio.routes import App
 
 from octavo.chat_client import KeyRequiredError
-from octavo.dashboard import block_map, chat, compare, configurations, figures, load, memory, plan
+from octavo.dashboard import block_map, chat, compare, configurations, figures, load, memory, pictures, plan
 from octavo.dashboard.events import QUIET
 from octavo.dashboard.session import Session
 from octavo.errors import OctavoError
@@ -24,7 +24,7 @@ TABS: dict[str, ModuleType] = {
 }  # fmt: skip
 
 _FONT, _MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]  # of the system: none is loaded
-_CSS = f"""{block_map.CSS}{figures.CSS}"""
+_CSS = f"""{block_map.CSS}{figures.CSS}{pictures.CSS}"""
 _CSS += """
 .gradio-container { width: 100% !important; max-width: 76rem !important; margin: 0 auto !important; }
 .octavo-title { display: flex; align-items: baseline; gap: 1rem; flex-wrap: wrap; }

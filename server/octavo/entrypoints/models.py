@@ -66,7 +66,8 @@ def _updating(request: Request) -> ServerState:
 def _card(state: ServerState, name: str) -> ModelCard:
     config = state.engine.config
     sampling = recommended_sampling(config.model.generation_config)
-    return ModelCard(name, state.created, config.model.model, config.scheduler.max_model_len, sampling)
+    modalities = ["text", "image"] if config.takes_images else ["text"]
+    return ModelCard(name, state.created, config.model.model, config.scheduler.max_model_len, sampling, modalities)
 
 
 def _adapter_card(state: ServerState, served: ServedAdapter) -> ModelCard:
@@ -117,7 +118,7 @@ async def props(request: Request) -> Response:
     template = state.chat_template or (tokenizer.chat_templates.get("default", "") if tokenizer is not None else "")
     sampling = recommended_sampling(config.model.generation_config)
     settings = {"n_ctx": config.scheduler.max_model_len, "params": sampling}
-    modalities = {"vision": False, "audio": False}
+    modalities = {"vision": config.takes_images, "audio": False}
     return JSON(
         Props(
             settings, config.scheduler.max_num_seqs, template, modalities, config.model.model, f"octavo-{__version__}"

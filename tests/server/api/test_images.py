@@ -127,6 +127,15 @@ def test_every_dialect_takes_images(server: Any) -> None:
     assert httpx.post(f"{server.url}/tokenize", json=body, timeout=60).json()["count"] == expected
 
 
+def test_the_server_says_that_the_model_reads_images(server: Any, shared_server: Any) -> None:
+    for one, modalities in ((server, ["text", "image"]), (shared_server, ["text"])):
+        (card,) = httpx.get(f"{one.url}/v1/models").json()["data"][:1]
+        assert card["input_modalities"] == modalities
+        assert httpx.get(f"{one.url}/props").json()["modalities"]["vision"] is (len(modalities) > 1)
+        about = httpx.post(f"{one.url}/api/show", json={"model": card["id"]}).json()
+        assert ("vision" in about["capabilities"]) is (len(modalities) > 1)
+
+
 def test_files_are_read_and_hosts_refused_before_they_are_dialled(server: Any, folder: Path) -> None:
     assert ask(server, picture(f"file://{folder}/pictures/a.png")).status_code == 200
     assert ask(server, picture(f"file://{folder}/config.json")).status_code == 400

@@ -101,6 +101,8 @@ def _capabilities(state: ServerState) -> list[str]:
     found = []
     if "generate" in tasks:
         found.append("completion")
+        if state.engine.config.takes_images:
+            found.append("vision")
         if template_of(state) and state.args.enable_auto_tool_choice:
             found.append("tools")
         if can_think(state):

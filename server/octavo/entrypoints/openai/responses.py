@@ -193,6 +193,7 @@ class ModelCard(Struct):
     root: str
     max_model_len: int
     default_sampling_params: dict[str, Any]  # what the model's files recommend: of requests that set none
+    input_modalities: list[str]  # what prompts may hold: "text", "image"
     object: str = "model"
     owned_by: str = "octavo"
     parent: str | None = None
