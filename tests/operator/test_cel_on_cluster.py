@@ -17,6 +17,7 @@ from octavo_operator.crd import generate as crd
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 PVC = {"mode": "pvc", "pvc": {"size": "1Gi"}}
+PICTURES = {"volumes": [{"name": "p", "emptyDir": {}}], "volumeMounts": [{"name": "p", "mountPath": "/pictures"}]}
 RWX = {"mode": "pvc", "pvc": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}}
 THEIRS = {"mode": "pvc", "pvc": {"existingClaim": "c"}}
 NODE = {"mode": "node", "node": {"path": "/var/lib/octavo", "maxSize": "1Ti"}}
@@ -189,6 +190,29 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         "engine.speculative.tokens: method none",
         {"engine": {"speculative": {"method": "none", "tokens": 4}}},
         {"engine": {"speculative": {"method": "ngram", "tokens": 4}}},
+    ),
+    (
+        "engine.multimodal.allowedMediaDomains: names of hosts alone",
+        {"engine": {"multimodal": {"allowedMediaDomains": ["https://images.example.com"]}}},
+        {
+            "engine": {
+                "multimodal": {
+                    "allowedMediaDomains": ["images.example.com"],
+                    "limitPerPrompt": {"image": 0},
+                    "processorOptions": {"size": {"height": 64}, "do_resize": False, "x": 0.5},
+                }
+            }
+        },
+    ),
+    (
+        "engine.multimodal.allowedLocalMediaPath is in no volume",
+        {"engine": {"multimodal": {"allowedLocalMediaPath": "/pictures-of-others"}}, **PICTURES},
+        {"engine": {"multimodal": {"allowedLocalMediaPath": "/pictures/cats"}}, **PICTURES},
+    ),
+    (
+        "engine.multimodal.allowedLocalMediaPath: an absolute path",
+        {"engine": {"multimodal": {"allowedLocalMediaPath": "/pictures/../etc"}}, **PICTURES},
+        {"engine": {"multimodal": {"allowedLocalMediaPath": "/pictures"}}, **PICTURES},
     ),
     ("engine.args: --host", {"engine": {"args": ["--port=1"]}}, {"engine": {"args": ["--portable"]}}),
     (

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import re
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from hypothesis import given
 from support.llmd import FULL, parsed
 from support.llmd_strategies import specs
 
+from octavo.engine.args import EngineArgs
 from octavo.engine.speculative_config import parse_speculative_config
+from octavo.entrypoints.args import ServerArgs
+from octavo.flags.fields import from_flags
+from octavo.flags.serve_flags import add_serve_flags
 from octavo_operator import __version__
 from octavo_operator.config import OperatorConfig
 from octavo_operator.defaults import Defaults
@@ -342,6 +347,46 @@ def test_speculation_is_asked_for_in_the_engines_own_words(speculative: Any, con
     assert json.loads(args[args.index("--speculative-config") + 1]) == config
     if "draft" not in config["method"]:
         parse_speculative_config(config)
+
+
+def test_images_are_limited_and_fetched_as_the_spec_says() -> None:
+    mounted = {"volumes": [{"name": "p", "emptyDir": {}}], "volumeMounts": [{"name": "p", "mountPath": "/pictures"}]}
+    said = {
+        "limitPerPrompt": {"image": 4}, "allowedMediaDomains": ["a.example", "b.example"],
+        "allowedLocalMediaPath": "/pictures", "processorOptions": {"max_pixels": 9, "size": {"longest_edge": "$(X)"}},
+    }  # fmt: skip
+    args = pod_of(engine={"multimodal": said, "args": ["--seed", "1"]}, **mounted)["containers"][0]["args"]
+    parser = argparse.ArgumentParser()
+    add_serve_flags(parser)
+    flags = parser.parse_args([one.replace("$$", "$") for one in args])
+    engine, server = from_flags(EngineArgs, flags), from_flags(ServerArgs, flags)
+    assert (engine.limit_mm_per_prompt, engine.mm_processor_kwargs) == ({"image": 4}, said["processorOptions"])
+    assert server.allowed_media_domains == ["a.example", "b.example"]
+    assert server.allowed_local_media_path == "/pictures"
+    plain = pod_of()["containers"][0]["args"]
+    assert pod_of(engine={"multimodal": {"limitPerPrompt": {}}})["containers"][0]["args"] == plain
+    assert not any("mm" in one or "media" in one for one in plain)
+
+
+def test_pods_that_fetch_images_reach_public_addresses_and_no_others() -> None:
+    def policy(**spec: Any) -> Any:
+        return next(one["spec"] for one in render(parsed(**spec), CONFIG) if one["kind"] == "NetworkPolicy")
+
+    fetching = {"engine": {"multimodal": {"allowedMediaDomains": ["a.example"]}}}
+    assert "egress" not in policy(**fetching), "everything is allowed"
+    assert policy(networkPolicy={"egress": []}, engine={"multimodal": {"limitPerPrompt": {"image": 1}}})["egress"] == []
+    own = {"ports": [{"port": 1, "protocol": "TCP"}]}
+    first, https, dns = policy(networkPolicy={"egress": [own]}, **fetching)["egress"]
+    assert first == own
+    assert https["ports"] == [{"port": 443, "protocol": "TCP"}]
+    assert dns["ports"] == [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
+    blocks = [peer["ipBlock"] for peer in https["to"]]
+    assert [one["cidr"] for one in blocks] == ["0.0.0.0/0", "::/0"]
+    for address in ("10.96.0.1", "172.31.0.9", "192.168.1.1", "169.254.169.254", "100.64.0.1", "127.0.0.1", "::1",
+                    "fd00::1", "fe80::1"):  # fmt: skip
+        ip = ip_address(address)
+        networks = [ip_network(private) for one in blocks for private in one["except"]]
+        assert any(ip in network for network in networks if network.version == ip.version), address
 
 
 @pytest.mark.parametrize(

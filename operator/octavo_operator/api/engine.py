@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from octavo_operator.api import kubernetes_schemas as k8s
 from octavo_operator.api.common import BY_NAME, SECRET_NAME
+from octavo_operator.api.multimodal import Multimodal
 from octavo_operator.api.schema import Rule, spec_field
 
 PINNED, FOLLOW = "Pinned", "Follow"  # values of imagePolicy
@@ -125,6 +126,9 @@ class Engine:
     prefix_caching: bool = spec_field("Enable automatic prefix caching.", default=True)
     speculative: Speculative | None = spec_field(
         "Speculative decoding, which changes no token. Default: the engine's own.", default=None
+    )
+    multimodal: Multimodal | None = spec_field(
+        "Images in prompts, of models that read them. Default: the engine's own.", default=None
     )
     args: tuple[str, ...] = spec_field(
         "Additional arguments of `octavo serve`, after those from the other fields.",

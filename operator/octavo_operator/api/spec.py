@@ -134,6 +134,12 @@ class LLMDeploymentSpec:
             "!has(self.adapters) || (self.parallelism.pipeline == 1 && self.parallelism.nodes == 1)",
             "adapters need parallelism.pipeline 1 and parallelism.nodes 1; set them, or remove adapters",
         ),
+        Rule(
+            "!has(self.engine.multimodal) || !has(self.engine.multimodal.allowedLocalMediaPath) || "
+            "(has(self.volumeMounts) && self.volumeMounts.exists(m, self.engine.multimodal.allowedLocalMediaPath == "
+            "m.mountPath || self.engine.multimodal.allowedLocalMediaPath.startsWith(m.mountPath + '/')))",
+            "engine.multimodal.allowedLocalMediaPath is in no volume that volumeMounts has; mount one there",
+        ),
     )
     model: Model = spec_field("Model to serve.")
     engine: Engine = spec_field("Engine settings.", default=Engine)

@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo_operator.api import LLMDeployment
 from octavo_operator.api.engine import Speculative
+from octavo_operator.api.multimodal import Multimodal
 from octavo_operator.diff import quantity
 from octavo_operator.render import names
 from octavo_operator.render.adapters import adapter_arguments, adapter_mounts
@@ -59,7 +60,7 @@ def arguments(deployment: LLMDeployment) -> list[str]:
         out.append("--enable-expert-parallel")
     if not engine.prefix_caching:
         out.append("--no-enable-prefix-caching")
-    return [*out, *adapter_arguments(deployment), *engine.args]
+    return [*out, *_multimodal(engine.multimodal or Multimodal()), *adapter_arguments(deployment), *engine.args]
 
 
 def _escape(text: str) -> str:
@@ -81,6 +82,19 @@ def _speculative(speculative: Speculative | None) -> str | None:
     if speculative.method == "ngram":
         config |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
     return _escape(json.dumps(config))
+
+
+def _multimodal(multimodal: Multimodal) -> list[str]:
+    out: list[str] = []
+    if (images := multimodal.limit_per_prompt.image) is not None:
+        out += ["--limit-mm-per-prompt", json.dumps({"image": images})]
+    if multimodal.processor_options:
+        out += ["--mm-processor-kwargs", _escape(json.dumps(multimodal.processor_options))]
+    if multimodal.allowed_media_domains:
+        out += ["--allowed-media-domains", *multimodal.allowed_media_domains]
+    if multimodal.allowed_local_media_path is not None:
+        out += ["--allowed-local-media-path", multimodal.allowed_local_media_path]
+    return out
 
 
 def _chat_template(deployment: LLMDeployment) -> str | None:

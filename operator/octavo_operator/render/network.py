@@ -93,8 +93,27 @@ def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig, s
     }
     if policy.egress is not None:
         body["policyTypes"] = ["Ingress", "Egress"]
-        body["egress"] = [*(dict(rule) for rule in policy.egress), *group_egress(deployment)]
+        body["egress"] = [
+            *(dict(rule) for rule in policy.egress), *group_egress(deployment), *_media_egress(deployment),
+        ]  # fmt: skip
     return names.manifest(deployment, "networking.k8s.io/v1", "NetworkPolicy", {"spec": body})
+
+
+# What the engine itself refuses to dial, as far as it may be a cluster's: policies know no names.
+_PRIVATE = {
+    "0.0.0.0/0": ["10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"],
+    "::/0": ["::1/128", "fc00::/7", "fe80::/10"],
+}
+
+
+def _media_egress(deployment: LLMDeployment) -> list[Json]:
+    """What pods that fetch images reach whatever spec.networkPolicy.egress says."""
+    multimodal = deployment.spec.engine.multimodal
+    if multimodal is None or not multimodal.allowed_media_domains:
+        return []
+    public = [{"ipBlock": {"cidr": cidr, "except": private}} for cidr, private in _PRIVATE.items()]
+    dns = {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
+    return [{"ports": [{"port": 443, "protocol": "TCP"}], "to": public}, dns]
 
 
 def expected_router_policy(deployment: LLMDeployment, config: OperatorConfig) -> Json | None:
