@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from support.family_cases import SMALL
+from support.family_cases import SMALL, rope
 
 from octavo import LLM, SamplingParams
 from octavo.interface.images import HostTensor, ImageItem
@@ -34,18 +34,16 @@ class TestImage:
     tensors: dict[str, np.ndarray]
     token_ids: list[int]
     whole: bool = False
+    grid: tuple[int, int, int] | None = None  # of its embeddings
 
     @property
     def digest(self) -> str:
         return sha256(b"".join(array.tobytes() for array in self.tensors.values())).hexdigest()
 
     def item(self, offset: int) -> ImageItem:
-        grid = self.tensors.get("image_grid_thw")
         tensors = {name: HostTensor.of(array) for name, array in self.tensors.items()}
         is_embed = [token == IMAGE for token in self.token_ids]
-        return ImageItem(
-            self.digest, offset, is_embed, tensors, None if grid is None else tuple(grid[0].tolist()), self.whole
-        )
+        return ImageItem(self.digest, offset, is_embed, tensors, self.grid, self.whole)
 
 
 Prompt = list["int | TestImage"]  # tokens and images in their order
@@ -59,6 +57,7 @@ class Case:
     settings: dict[str, Any]
     make_image: Callable[[np.random.Generator], TestImage]
     whole: bool = False  # images are computed in one step
+    apart: bool = False  # transformers takes images without a token between them for one
 
     @property
     def architecture(self) -> str:
@@ -100,6 +99,22 @@ def _marked(rng: np.random.Generator) -> TestImage:
     return TestImage(made.tensors, [AROUND, *made.token_ids, AROUND], whole=True)
 
 
+def _patches(rng: np.random.Generator) -> TestImage:
+    """Of any size: squares of 2 x 2 patches become an embedding each."""
+    rows, columns = (2 * int(number) for number in rng.integers(1, 6, 2))
+    tensors = {
+        "pixel_values": rng.standard_normal((rows * columns, 3 * 2 * 4 * 4), np.float32),
+        "image_grid_thw": np.array([[1, rows, columns]]),
+    }
+    return TestImage(tensors, [IMAGE] * (rows * columns // 4), grid=(1, rows // 2, columns // 2))
+
+
+QWEN_TOWER = {
+    "depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
+}  # fmt: skip
+QWEN_TEXT = SMALL | {"num_hidden_layers": 4, "use_sliding_window": False}
+QWEN3_TEXT = SMALL | {"head_dim": 16, "num_hidden_layers": 4} | rope("default", mrope_section=[4, 2, 2])
+QWEN3_TOWER = QWEN_TOWER | {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
 IDEFICS3 = {
     "text_config": TEXT, "image_token_id": IMAGE, "scale_factor": 2,
     "vision_config": {key: value for key, value in CLIP.items() if key != "model_type"},
@@ -127,6 +142,36 @@ CASES: dict[str, Case] = {
         _marked, whole=True,
     ),
     "idefics3": Case("Idefics3Config", IDEFICS3, _tiles),
+    "qwen2-vl": Case(
+        "Qwen2VLConfig",
+        {
+            "text_config": QWEN_TEXT | rope("default", mrope_section=[1, 2, 3]), "image_token_id": IMAGE,
+            "vision_config": {
+                "depth": 2, "embed_dim": 32, "hidden_size": 48, "mlp_ratio": 2, "num_heads": 2, "patch_size": 4,
+            },
+        },
+        _patches, apart=True,
+    ),
+    "qwen2.5-vl": Case(
+        "Qwen2_5_VLConfig",
+        {
+            "text_config": QWEN_TEXT | rope("default", mrope_section=[2, 2, 2]), "image_token_id": IMAGE,
+            "vision_config": QWEN_TOWER | {"window_size": 16, "fullatt_block_indexes": [1, 3]},
+        },
+        _patches, apart=True,
+    ),
+    "qwen3-vl": Case(
+        "Qwen3VLConfig",
+        {"text_config": QWEN3_TEXT, "vision_config": QWEN3_TOWER, "image_token_id": IMAGE}, _patches, apart=True,
+    ),
+    "qwen3-vl-moe": Case(
+        "Qwen3VLMoeConfig",
+        {
+            "text_config": QWEN3_TEXT | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+            "vision_config": QWEN3_TOWER, "image_token_id": IMAGE,
+        },
+        _patches, apart=True,
+    ),
     "smolvlm": Case("SmolVLMConfig", IDEFICS3, _tiles),
 }  # fmt: skip
 

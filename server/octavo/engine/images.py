@@ -86,7 +86,6 @@ class ImageInputs:
         items = []
         for offset, image in zip(offsets, features, strict=True):
             tensors = {name: HostTensor.of(array) for name, array in image.tensors.items()}
-            grid = image.tensors.get("image_grid_thw")
-            three = None if grid is None else (int(grid[0][0]), int(grid[0][1]), int(grid[0][2]))
-            items.append(ImageItem(image.digest, offset, list(image.is_embed), tensors, three, whole))
+            grid = self.processor.grid(image)
+            items.append(ImageItem(image.digest, offset, list(image.is_embed), tensors, grid, whole))
         return expanded, items

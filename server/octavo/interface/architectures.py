@@ -46,15 +46,15 @@ MODELS = {
     "GptOssForCausalLM": "gpt_oss",
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
-    "Qwen2VLForConditionalGeneration": "text_of_vision",
-    "Qwen2_5_VLForConditionalGeneration": "text_of_vision",
-    "Qwen3VLForConditionalGeneration": "text_of_vision",
+    "Qwen2VLForConditionalGeneration": "qwen_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen_vl",
+    "Qwen3VLForConditionalGeneration": "qwen_vl",
     "Mistral3ForConditionalGeneration": "text_of_vision",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma3nForConditionalGeneration": "text_of_vision",
     "Gemma4ForConditionalGeneration": "text_of_vision",
     "Gemma4UnifiedForConditionalGeneration": "text_of_vision",
-    "Qwen3VLMoeForConditionalGeneration": "text_of_vision",
+    "Qwen3VLMoeForConditionalGeneration": "qwen_vl",
     "LlavaForConditionalGeneration": "llava",
     "Idefics3ForConditionalGeneration": "idefics3",
     "SmolVLMForConditionalGeneration": "idefics3",
@@ -96,8 +96,13 @@ MODELS = {
     "ModernBertForMaskedLM": "modernbert",
     "ModernBertForSequenceClassification": "modernbert",
 }
+# Those whose tokens of images have three positions.
+M_ROPE = {
+    "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+}  # fmt: skip
 # Those that read images, where the checkpoint has a tower for them.
-IMAGE_READERS = {
+IMAGE_READERS = M_ROPE | {
     "LlavaForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
     "Gemma3ForConditionalGeneration",
 }  # fmt: skip

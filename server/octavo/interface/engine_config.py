@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from octavo.interface.architectures import ENCODERS, IMAGE_READERS
+from octavo.interface.architectures import ENCODERS, IMAGE_READERS, M_ROPE
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.pooling import PoolerConfig
 from octavo.interface.ranks import Stage
@@ -45,6 +45,11 @@ class ModelConfig:
         """Whether prompts may have images."""
         has_tower = isinstance(self.hf_config.get("vision_config"), dict) and self.files.format != "gguf"
         return has_tower and self.architecture in IMAGE_READERS and not self.language_model_only
+
+    @property
+    def has_mrope(self) -> bool:
+        """Whether tokens of images have three positions."""
+        return self.reads_images and self.architecture in M_ROPE
 
     @property
     def is_all_float32(self) -> bool:

@@ -51,7 +51,7 @@ class ImageItem:
     offset: int
     is_embed: list[bool]  # of each token
     tensors: dict[str, HostTensor] = field(default_factory=dict)  # what the encoder reads; empty where it does not
-    grid: tuple[int, int, int] | None = None  # patches in time, height and width, of families whose positions have them
+    grid: tuple[int, int, int] | None = None  # embeddings in time, height and width, with M-RoPE
     # The placeholders see each other in both directions: they are computed in one step.
     whole: bool = False
 
@@ -64,6 +64,12 @@ class ImageItem:
     def num_embeds(self) -> int:
         """Embeddings that the encoder gives for it."""
         return sum(self.is_embed)
+
+    @property
+    def position_shift(self) -> int:
+        """What positions of tokens after it are less far on than their places in the sequence, because of it alone: 0
+        or below."""
+        return 0 if self.grid is None else max(self.grid[1:]) - len(self.is_embed)
 
     def without_tensors(self) -> ImageItem:
         """Where it lies, and no more."""

@@ -32,6 +32,7 @@ class StepImages:
     embeds: Tensor  # [M, H], in their place
     deep: tuple[Tensor, ...] = ()  # [M, H] each, added to what the first layers return (DeepStack)
     limit: Tensor | None = None  # int32 [T]: the last position that each token sees; None: its own
+    positions: Tensor | None = None  # int64 [3, M]: of the placeholders in time, height and width (M-RoPE)
     cos_sin: Tensor | None = None  # float32 [T, size]: the turns of each token; None: they follow from its position
 
     def padded(self, rows: int) -> StepImages:

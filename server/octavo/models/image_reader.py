@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.decoder import Elsewhere
+from octavo.layers.mrope import MRotaryEmbedding
 from octavo.layers.parallel import TensorParallel
 from octavo.models.base import CausalLM
 
@@ -18,8 +19,9 @@ class Vision(nn.Module):
 
     @abstractmethod
     def encode(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """From what the processor made of one image to its embeddings ``[n, H]``, in the order of its placeholders;
-        behind them as many tensors ``[n, H]`` as are added to what the first layers return (DeepStack)."""
+        """From what the processor made of one image (its integers are on the host) to its embeddings ``[n, H]``, in the
+        order of its placeholders; behind them as many tensors ``[n, H]`` as are added to what the first layers return
+        (DeepStack)."""
 
 
 class ReadsImages(CausalLM):
@@ -45,3 +47,8 @@ class ReadsImages(CausalLM):
         """None: no images are read."""
         found = self.model.vision
         return found if isinstance(found, Vision) else None
+
+    @property
+    def rotary_of_images(self) -> MRotaryEmbedding | None:
+        """None: tokens of images have one position, as others have."""
+        return next((module for module in self.modules() if isinstance(module, MRotaryEmbedding)), None)

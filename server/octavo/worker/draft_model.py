@@ -35,6 +35,7 @@ class DraftStates:
         self.requests = requests
         self.batch = copy.copy(requests.batch)
         self.batch.num_computed = np.zeros_like(requests.batch.num_computed)
+        self.batch.position_shifts = {}  # it reads placeholders as text
         self.known = np.zeros_like(requests.batch.num_computed)  # tokens that are no guesses
 
     def sampling_metadata(self, sampled: SampledRows) -> SamplingMetadata:

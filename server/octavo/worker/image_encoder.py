@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,16 +12,26 @@ from torch import Tensor
 from octavo.interface.images import HostTensor, ImageItem
 from octavo.interface.step import NewRequestData, SchedulerOutput
 from octavo.layers.attention import StepImages
+from octavo.layers.mrope import MRotaryEmbedding
 from octavo.models.image_reader import Vision
 from octavo.sample import devices
+from octavo.worker.input_batch import StepInputs
 
 
 class ImageEncoder:
     """A model's tower at work. Which images are encoded, and how long they are kept, the scheduler says."""
 
-    def __init__(self, vision: Vision, device: torch.device, dtype: torch.dtype, sees_whole: bool = False) -> None:
-        """``sees_whole``: an image's tokens see each other in both directions."""
-        self._sees_whole = sees_whole
+    def __init__(
+        self,
+        vision: Vision,
+        device: torch.device,
+        dtype: torch.dtype,
+        sees_whole: bool = False,
+        rotary: MRotaryEmbedding | None = None,
+    ) -> None:
+        """``sees_whole``: an image's tokens see each other in both directions; ``rotary``: they have three
+        positions."""
+        self._sees_whole, self._rotary = sees_whole, rotary
         self._vision, self._device, self._dtype = vision, device, dtype
         self._embeds: dict[str, tuple[Tensor, ...]] = {}  # by digest
         self._items: dict[str, list[ImageItem]] = {}  # of sequences that have rows, by req_id
@@ -46,8 +57,9 @@ class ImageEncoder:
 
     def _put(self, tensor: HostTensor) -> Tensor:
         array = np.frombuffer(bytearray(tensor.data), dtype=tensor.dtype).reshape(tensor.shape)
-        put = devices.put(array, self._device)
-        return put.to(self._dtype) if put.is_floating_point() else put
+        if array.dtype.kind != "f":
+            return torch.from_numpy(array)  # which says how the host is to go about it
+        return devices.put(array, self._device).to(self._dtype)
 
     def images_of(
         self, req_ids: Sequence[str], computed: Sequence[int] | np.ndarray, counts: Sequence[int] | np.ndarray
@@ -56,18 +68,31 @@ class ImageEncoder:
         nothing does."""
         if not self._items:
             return None
-        rows, embeds, row = list[np.ndarray](), list[tuple[Tensor, ...]](), 0
+        seen, row = list[_Seen](), 0
         for req_id, start, count in zip(req_ids, computed, counts, strict=True):
+            shift = 0
             for item in self._items.get(req_id, ()):
                 if item.end > start and item.offset < start + count:
-                    self._place(item, int(start), int(count), row, rows, embeds)
+                    seen += self._seen(item, int(start), int(count), row, shift)
+                shift += item.position_shift
             row += int(count)
-        if not rows:
+        if not seen:
             return None
-        at = devices.put(np.concatenate(rows), self._device)
-        first, *deep = (torch.cat(parts) for parts in zip(*embeds, strict=True))
+        at = devices.put(np.concatenate([one.rows for one in seen]), self._device)
+        first, *deep = (torch.cat(parts) for parts in zip(*(one.embeds for one in seen), strict=True))
         limit = devices.put(self._limit(req_ids, computed, counts), self._device) if self._sees_whole else None
-        return StepImages(at, first, tuple(deep), limit)
+        positions = None
+        if self._rotary is not None:
+            positions = devices.put(np.concatenate([one.positions for one in seen], axis=1), self._device)
+        return StepImages(at, first, tuple(deep), limit, positions)
+
+    def fit(self, images: StepImages, inputs: StepInputs) -> StepImages:
+        """The same for the step's inputs, which are made: with their padding, and how each token is turned."""
+        images = images.padded(len(inputs.positions))
+        if self._rotary is None or images.positions is None:
+            return images
+        turns = self._rotary.cos_sin_cache[inputs.rotary_positions]
+        return replace(images, cos_sin=turns.index_copy_(0, images.rows, self._rotary.of_images(images.positions)))
 
     def _limit(
         self, req_ids: Sequence[str], computed: Sequence[int] | np.ndarray, counts: Sequence[int] | np.ndarray
@@ -84,19 +109,27 @@ class ImageEncoder:
         whole: np.ndarray = np.concatenate(limits)
         return whole
 
-    def _place(
-        self,
-        item: ImageItem,
-        start: int,
-        count: int,
-        row: int,
-        rows: list[np.ndarray],
-        embeds: list[tuple[Tensor, ...]],
-    ) -> None:
-        """Add those of the image's placeholders that are among the tokens from position ``start`` on, the first of
-        which is the step's row ``row``."""
+    def _seen(self, item: ImageItem, start: int, count: int, row: int, shift: int) -> list[_Seen]:
+        """Those of the image's placeholders that are among the tokens from position ``start`` on, the first of which is
+        the step's row ``row``. ``shift``: of positions before the image."""
         places = np.flatnonzero(item.is_embed) + item.offset
         first, end = np.searchsorted(places, (start, start + count))
-        if first < end:
-            rows.append(places[first:end] - start + row)
-            embeds.append(tuple(tensor[first:end] for tensor in self._embeds[item.digest]))
+        if first == end:
+            return []
+        embeds = tuple(tensor[first:end] for tensor in self._embeds[item.digest])
+        positions = _NOWHERE
+        if item.grid is not None:
+            positions = np.indices(item.grid).reshape(3, -1)[:, first:end] + item.offset + shift
+        return [_Seen(places[first:end] - start + row, embeds, positions)]
+
+
+@dataclass
+class _Seen:
+    """M placeholders of one image in a step."""
+
+    rows: np.ndarray  # int64 [M]
+    embeds: tuple[Tensor, ...]
+    positions: np.ndarray  # int64 [3, M]; empty where they are their places
+
+
+_NOWHERE = np.empty((3, 0), dtype=np.int64)

@@ -11,10 +11,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from octavo.interface.images import ImageItem
 from octavo.interface.step import CachedRequestData, NewRequestData, SchedulerOutput
 from octavo.layers.attention import StepImages
 from octavo.sample import devices
 from octavo_kernels.attention_metadata import AttentionMetadata, for_groups
+
+_NO_SHIFTS = np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
 
 
 class InputBatch:
@@ -32,6 +35,10 @@ class InputBatch:
         self.num_kv_tokens = np.zeros(max_num_reqs, dtype=np.int64)
         self.num_prompt = np.zeros(max_num_reqs, dtype=np.int64)
         self.adapter_slots = np.full(max_num_reqs, -1, dtype=np.int32)  # -1: no adapter
+        # With M-RoPE: what is added to the place of a token after all images for its position; and by row where images
+        # end, and what is added before and after each.
+        self.position_deltas = np.zeros(max_num_reqs, dtype=np.int64)
+        self.position_shifts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.row_generation = np.zeros(max_num_reqs, dtype=np.int64)  # how many sequences have had the row
         self.highest_block = 0  # that any sequence has had
         self.row_of: dict[str, int] = {}
@@ -49,7 +56,27 @@ class InputBatch:
         self.num_prompt[row] = data.num_prompt_tokens
         self.adapter_slots[row] = data.adapter_slot
         self.row_generation[row] += 1
+        self._set_shifts(row, data.mm_items or [])
         return row
+
+    def _set_shifts(self, row: int, items: list[ImageItem]) -> None:
+        shifts = np.cumsum([0, *(item.position_shift for item in items)])
+        self.position_deltas[row] = shifts[-1]
+        if shifts[-1]:
+            self.position_shifts[row] = np.array([item.end for item in items]), shifts
+
+    def rotary_positions(self, rows: np.ndarray, counts: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """The positions by which text is turned, int64 [T], of ``counts`` tokens of the sequences ``rows``, both int64
+        [R], at ``places`` int64 [T]. Of images they are not used."""
+        deltas = np.repeat(self.position_deltas[rows], counts)
+        end = 0
+        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
+            start, end = end, end + count
+            images, shifts = self.position_shifts.get(row, _NO_SHIFTS)
+            if len(images) and places[start] < images[-1]:
+                deltas[start:end] = shifts[np.searchsorted(images, places[start:end], side="right")]
+        positions: np.ndarray = places + deltas
+        return positions
 
     def update_blocks(self, data: CachedRequestData) -> None:
         """Replace and append block ids of a sequence's row."""
@@ -77,6 +104,7 @@ class InputBatch:
         row = self.row_of.pop(req_id, None)
         if row is not None:
             self._free_rows.append(row)
+            self.position_shifts.pop(row, None)
         return row
 
     def check_integrity(self) -> None:
@@ -121,6 +149,11 @@ class StepInputs:
         self.seq_lens = seq_lens
         self.input_ids = torch.from_numpy(input_ids)
         self.positions = torch.from_numpy(positions)
+        self.rotary_positions = self.positions  # by which queries and keys are turned, unless as `images` says
+        if batch.position_shifts:
+            turned = positions.copy()
+            turned[:total] = batch.rotary_positions(rows, num_scheduled, real)
+            self.rotary_positions = torch.from_numpy(turned)
         self.block_tables = torch.from_numpy(np.ascontiguousarray(batch.block_tables[:, rows, :num_columns]))
         self.slots = torch.from_numpy(slots)
         first = AttentionMetadata(
@@ -143,7 +176,9 @@ class StepInputs:
     def to(self, device: torch.device) -> None:
         """Bring the tensors to a device, without waiting for it."""
         first, put = self.metadata[0], partial(devices.put, device=device)
+        same = self.rotary_positions is self.positions
         self.input_ids, self.positions = put(self.input_ids), put(self.positions)
+        self.rotary_positions = self.positions if same else put(self.rotary_positions)
         self.block_tables, self.slots = put(self.block_tables), put(self.slots)
         first = replace(
             first, query_start_loc=put(first.query_start_loc), seq_lens=put(first.seq_lens),

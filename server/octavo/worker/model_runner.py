@@ -87,7 +87,8 @@ class ModelRunner:
                 self._draft(output, step, rows, self._states(rows, num_scheduled))
                 return self._read_back(output, sampled, tokens, [])
         inputs = runner.make_inputs(rows, num_scheduled)
-        inputs.images = images if images is None else images.padded(len(inputs.positions))
+        if images is not None and self.images is not None:
+            inputs.images = self.images.fit(images, inputs)
         ended = set(step.sampled_req_ids)
         order = [i for i, req_id in enumerate(req_ids) if req_id in ended and req_id not in pooler]
         which = np.array(order, dtype=np.int64)

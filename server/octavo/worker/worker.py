@@ -312,11 +312,10 @@ def _with_room_for_images(config: EngineConfig, scheduler: SchedulerConfig) -> S
 
 def _image_encoder(model: CausalLM, device: torch.device) -> ImageEncoder | None:
     """None: the model reads no images here."""
-    vision = model.vision if isinstance(model, ReadsImages) else None
-    if vision is None:
+    if not isinstance(model, ReadsImages) or (vision := model.vision) is None:
         return None
     whole = model.config.architecture in SEES_IMAGES_WHOLE
-    return ImageEncoder(vision, device, getattr(torch, model.config.dtype), whole)
+    return ImageEncoder(vision, device, getattr(torch, model.config.dtype), whole, model.rotary_of_images)
 
 
 def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfig:

@@ -23,7 +23,8 @@ def prompts_of(case: str) -> list[Prompt]:
     """With 0, 1, 2 and 4 images: between text, one after the other, first and last."""
     rng = np.random.default_rng(0)
     a, b, c, d = (CASES[case].make_image(rng) for _ in range(4))
-    return [[5, 17, 200, 3], [7, 8, a, 9, 30, 31], [b, 40, a, 41, 42], [50, a, 51, b, c, 52, 53, d]]
+    between = [54] if CASES[case].apart else []
+    return [[5, 17, 200, 3], [7, 8, a, 9, 30, 31], [b, 40, a, 41, 42], [50, a, 51, b, *between, c, 52, 53, d]]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -73,6 +73,10 @@ class ImageProcessor(ABC):
     def expansion(self, width: int, height: int) -> Expansion:
         """What an image of that many pixels puts in place of its placeholder."""
 
+    def grid(self, image: ImageFeatures) -> tuple[int, int, int] | None:
+        """Embeddings in time, height and width, of families whose positions have these; None: of others."""
+        return None
+
     @property
     @abstractmethod
     def largest_image(self) -> tuple[int, int]:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from octavo.errors import ModelError
 from octavo.multimodal.processors import pixels
 from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, repeated
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from octavo.multimodal.items import ImageFeatures
     from octavo.multimodal.processors.settings import Settings
     from octavo.text.tokenizer import Tokenizer
 
@@ -34,6 +36,14 @@ class QwenVLProcessor(ImageProcessor):
         self.placeholder = placeholder_id(settings, tokenizer, "<|image_pad|>")
         self.patch, self.merge = int(image["patch_size"]), int(image["merge_size"])
         self.temporal = int(image["temporal_patch_size"])
+        encoder = {"patch_size": self.patch, "merge_size": self.merge, "temporal_patch_size": self.temporal}
+        for name, ours in encoder.items():
+            key = name.replace("merge_size", "spatial_merge_size")
+            if settings.vision.get(key, ours) != ours:
+                raise ModelError(
+                    f"the image processor's {name} ({ours}) must be vision_config.{key} of config.json "
+                    f"({settings.vision[key]}); correct the file or fetch the model again"
+                )
         size = {**self.defaults["size"], **settings.size()}
         self.min_pixels = int(image["min_pixels"] or size["shortest_edge"])
         self.max_pixels = int(image["max_pixels"] or size["longest_edge"])
@@ -62,6 +72,11 @@ class QwenVLProcessor(ImageProcessor):
         """See `ImageProcessor`."""
         height, width = self._resized(height, width)
         return repeated(self.placeholder, (height // self.patch) * (width // self.patch) // self.merge**2)
+
+    def grid(self, image: ImageFeatures) -> tuple[int, int, int]:
+        """See `ImageProcessor`."""
+        time, rows, columns = image.tensors["image_grid_thw"][0].tolist()
+        return time, rows // self.merge, columns // self.merge
 
     @property
     def largest_image(self) -> tuple[int, int]:

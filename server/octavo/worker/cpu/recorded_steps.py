@@ -252,12 +252,16 @@ class RecordedInputs:
                 self.input_ids, self.positions, self.metadata,
             )  # fmt: skip
         self._rows.fill(rows, counts, ahead)
+        if self._batch.position_shifts:
+            deltas = self._batch.position_deltas[rows]  # such steps are beyond all images
+            deltas = deltas if counts is None else deltas.repeat(counts)
+            self.positions.numpy()[: len(deltas)] += deltas
 
     def fill(self, step: StepInputs) -> None:
         """The inputs of ``step``."""
         total, first = step.num_tokens, step.metadata[0]
         count, columns = first.block_table.shape
-        self.input_ids[:total], self.positions[:total] = step.input_ids[:total], step.positions[:total]
+        self.input_ids[:total], self.positions[:total] = step.input_ids[:total], step.rotary_positions[:total]
         self.metadata[0].query_start_loc[: count + 1] = first.query_start_loc
         self.metadata[0].seq_lens[:count] = first.seq_lens
         for ours, theirs in zip(self.metadata, step.metadata, strict=True):

@@ -107,7 +107,7 @@ class CPURunner:
             padding = (0, 0, 0, len(inputs.input_ids) - inputs.num_tokens)
             received = [functional.pad(tensor, padding) for tensor in self._received]
             with self._applied(np.arange(len(inputs.positions))):
-                hidden = self.model.begin(inputs.input_ids, inputs.positions, context, *received)
+                hidden = self.model.begin(inputs.input_ids, inputs.rotary_positions, context, *received)
             if self.model.tp.stage.size > 1:
                 hidden = tuple(tensor[: inputs.num_tokens] for tensor in hidden)
         if self._reader is not None:

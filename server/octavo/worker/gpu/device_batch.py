@@ -25,7 +25,8 @@ class DeviceBatch:
     shared), ``block_tables`` int32 [groups of layers, rows, max_blocks], ``drafts`` int64 [rows, most drafts] what is
     guessed to follow the last token, ``adapter_slots`` int32 [rows] where its adapter is, -1: it has none. For a
     drafter on the device: ``before_last`` int64 [rows] is the token before the last one, ``room`` int64 [rows] the
-    positions that blocks are there for.
+    positions that blocks are there for. ``position_deltas`` int64 [rows]: what positions are ahead of places behind all
+    images of a sequence (M-RoPE); None: nothing, of any.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class DeviceBatch:
         max_drafts: int = 0,
         has_drafter: bool = False,
         has_adapters: bool = False,
+        has_mrope: bool = False,
     ) -> None:  # fmt: skip
         """``max_decodes``: maximum number of rows of `decode_inputs`; ``max_drafts``: of a sequence in a step;
-        ``has_drafter``: it is on the device; ``has_adapters``: rows may have some."""
+        ``has_drafter``: it is on the device; ``has_adapters``: rows may have some; ``has_mrope``: positions may not be
+        places."""
         num_groups, num_rows, max_blocks = host.block_tables.shape
         num_rows += 1
         self.device, self._host = device, host
@@ -51,6 +54,7 @@ class DeviceBatch:
         self.room = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.drafts = torch.zeros(num_rows, max_drafts, dtype=torch.int64, device=device)
         self.adapter_slots = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
+        self.position_deltas = torch.zeros(num_rows, dtype=torch.int64, device=device) if has_mrope else None
         self.block_size = host.block_size
         self._starts = torch.arange(max_decodes + 1, dtype=torch.int32, device=device)
         self.max_model_len = max_blocks * host.block_size
@@ -70,6 +74,13 @@ class DeviceBatch:
         self.block_tables[:, index, :columns] = self._put(host.block_tables[:, rows, :columns])
         if self._has_adapters:
             self.adapter_slots[index] = self._put(host.adapter_slots[rows])
+        if self.position_deltas is not None:
+            self.position_deltas[index] = self._put(host.position_deltas[rows])
+
+    def rotary_positions(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """By which tokens of ``rows`` at ``positions``, behind all images, are turned; all int64 [T]. Can be
+        captured."""
+        return positions if self.position_deltas is None else positions + self.position_deltas[rows]
 
     def set_blocks(self, changes: list[CachedRequestData]) -> None:
         """Copy blocks that were appended or replaced."""
@@ -205,6 +216,8 @@ class DeviceBatch:
             drafts = self.drafts[row, (offset - 1).clamp(min=0)]
             inputs.input_ids[where] = torch.where(offset > 0, drafts, self.last_tokens[row])
         inputs.positions[where] = positions
+        if inputs.rotary_positions is not inputs.positions:
+            inputs.rotary_positions[where] = self.rotary_positions(row, positions)
         slots = self.block_tables[:, row, positions // size].long() * size + positions % size
         inputs.slots[:, where] = torch.where(positions >= self.num_kv_tokens[row], slots, -1)
         sequences, row, count = self._put(np.stack([which, rows[which], some])).unbind()

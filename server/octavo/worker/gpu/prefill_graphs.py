@@ -103,7 +103,7 @@ class PrefillGraphs:
         first, rows = step.metadata[0], len(step.positions)
         count, columns = first.block_table.shape
         self._input_ids[:rows] = step.input_ids
-        self._positions[:rows] = step.positions
+        self._positions[:rows] = step.rotary_positions
         self._slots[:, :rows] = step.slots
         self._slots[:, rows:size] = -1
         self._starts[: count + 1] = first.query_start_loc

@@ -72,7 +72,10 @@ class GPURunner:
         sizes = decode_sizes(config, model.row_multiple)
         num_drafts = config.speculative.num_speculative_tokens
         device, has_adapters = requests.device, adapters is not None
-        self.batch = DeviceBatch(requests.batch, sizes[-1], device, num_drafts, drafter is not None, has_adapters)
+        has_mrope = config.model.has_mrope
+        self.batch = DeviceBatch(
+            requests.batch, sizes[-1], device, num_drafts, drafter is not None, has_adapters, has_mrope
+        )
         parts = StepParts(model, kv_caches, self.batch, requests.sampling, capture)
         self._adapters = adapters
         self._slots: np.ndarray | None = None  # int32 [T] of the step's tokens; None: no row has an adapter
@@ -251,7 +254,7 @@ class GPURunner:
         if hidden is None:
             context = ForwardContext(inputs.metadata, self.kv_caches, inputs.images)
             with self._applied(tokens):
-                hidden = self.model.begin(inputs.input_ids, inputs.positions, context)
+                hidden = self.model.begin(inputs.input_ids, inputs.rotary_positions, context)
         if self.drafter is not None:
             self._read = partial(self.drafter.read_inputs, inputs, self.model, hidden)
         return hidden

@@ -94,8 +94,9 @@ class StepGraphs(ABC):
             def work() -> tuple[Tensor, ...]:
                 tokens, after = self._inputs(size)
                 context = ForwardContext(tokens.metadata, self._parts.kv_caches)
+                positions = self._batch.rotary_positions(rows, tokens.positions)
                 with self._parts.applied(rows):
-                    deferred = self._model.begin(tokens.token_ids, tokens.positions, context)
+                    deferred = self._model.begin(tokens.token_ids, positions, context)
                     hidden = self._model.finish(*deferred)
                 if self._reader is None:
                     return hidden, after
