@@ -16,6 +16,8 @@ from support.family_cases import SMALL, rope
 from octavo import LLM, SamplingParams
 from octavo.interface.images import HostTensor, ImageItem
 from octavo.interface.outputs import RequestOutput
+from octavo.interface.tiles import tiling
+from octavo.interface.vision_config import LLAVA_TOWERS, vision_config
 
 IMAGE = 300  # the placeholder
 AROUND = 301  # a token that stands between those of an image and is none
@@ -115,6 +117,48 @@ QWEN_TOWER = {
 QWEN_TEXT = SMALL | {"num_hidden_layers": 4, "use_sliding_window": False}
 QWEN3_TEXT = SMALL | {"head_dim": 16, "num_hidden_layers": 4} | rope("default", mrope_section=[4, 2, 2])
 QWEN3_TOWER = QWEN_TOWER | {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
+
+
+def _any_size(cell: int) -> Callable[[np.random.Generator], TestImage]:
+    """Of unlike sizes, a token at the end of each row of embeddings."""
+
+    def make(rng: np.random.Generator) -> TestImage:
+        rows, columns = rng.integers(1, 5, 2).tolist()
+        pixels = rng.standard_normal((1, 3, rows * cell, columns * cell), np.float32)
+        sizes = np.array([[rows * cell, columns * cell]], np.int64)
+        return TestImage({"pixel_values": pixels, "image_sizes": sizes}, ([IMAGE] * columns + [AROUND]) * rows)
+
+    return make
+
+
+def _tiled(config_class: str, settings: dict[str, Any]) -> Callable[[np.random.Generator], TestImage]:
+    """Of unlike shapes, some of them padded in their tiles, some with more patches than are kept."""
+
+    def make(rng: np.random.Generator) -> TestImage:
+        height, width = rng.integers(5, 120, 2).tolist()
+        tower = vision_config(settings, "test", LLAVA_TOWERS)
+        tiles = tiling(settings, "test", tower, config_class == "LlavaOnevisionConfig")
+        rows, columns = tiles.grid(height, width)
+        pixels = rng.standard_normal((1, 1 + rows * columns, 3, 32, 32), np.float32)
+        count = tower.side**2 + tiles.count(height, width)
+        sizes = np.array([[height, width]], np.int64)
+        return TestImage({"pixel_values": pixels, "image_sizes": sizes}, [IMAGE] * count)
+
+    return make
+
+
+PIXTRAL = {"model_type": "pixtral", **{key: CLIP[key] for key in CLIP if key != "model_type"}}
+MISTRAL = SMALL | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
+LLAVA_NEXT = {
+    "text_config": MISTRAL | {"sliding_window": 19}, "vision_config": CLIP | {"patch_size": 16},
+    "image_token_index": IMAGE,
+    "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
+}  # fmt: skip
+ONEVISION = {
+    "text_config": SMALL | {"model_type": "qwen2"}, "vision_config": SIGLIP | {"patch_size": 16},
+    "image_token_index": IMAGE,
+    "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64], [96, 32]], "vision_aspect_ratio": "anyres_max_2",
+}  # fmt: skip
 IDEFICS3 = {
     "text_config": TEXT, "image_token_id": IMAGE, "scale_factor": 2,
     "vision_config": {key: value for key, value in CLIP.items() if key != "model_type"},
@@ -173,6 +217,24 @@ CASES: dict[str, Case] = {
         _patches, apart=True,
     ),
     "smolvlm": Case("SmolVLMConfig", IDEFICS3, _tiles),
+    "pixtral": Case(
+        "LlavaConfig",
+        {
+            "text_config": MISTRAL, "vision_config": PIXTRAL | {"hidden_act": "silu"}, "image_token_index": IMAGE,
+            "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+        },
+        _any_size(8),
+    ),
+    "mistral3": Case(
+        "Mistral3Config",
+        {
+            "text_config": MISTRAL, "vision_config": PIXTRAL, "image_token_index": IMAGE, "vision_feature_layer": -2,
+            "spatial_merge_size": 2, "tie_word_embeddings": False,
+        },
+        _any_size(16),
+    ),
+    "llava-next": Case("LlavaNextConfig", LLAVA_NEXT, _tiled("LlavaNextConfig", LLAVA_NEXT)),
+    "llava-onevision": Case("LlavaOnevisionConfig", ONEVISION, _tiled("LlavaOnevisionConfig", ONEVISION)),
 }  # fmt: skip
 
 
@@ -181,12 +243,25 @@ def reference_logits(model: Any, prompt: Prompt) -> torch.Tensor:
     ids = tokens_of(prompt)
     images = [part for part in prompt if isinstance(part, TestImage)]
     inputs: dict[str, torch.Tensor] = {}
+    tiles_apart = type(model).__name__.startswith("LlavaNext") or type(model).__name__.startswith("LlavaOnevision")
     for name in images[0].tensors if images else ():
-        axis = 1 if images[0].tensors[name].ndim > 4 or name == "pixel_attention_mask" else 0
-        inputs[name] = torch.cat([torch.from_numpy(image.tensors[name]) for image in images], dim=axis)
+        parts = [torch.from_numpy(image.tensors[name]) for image in images]
+        axis = 1 if parts[0].ndim > 4 or name == "pixel_attention_mask" else 0
+        if name == "pixel_values" and parts[0].ndim > 2 and (axis == 0 or tiles_apart):
+            parts, axis = _padded(parts), 0
+        inputs[name] = torch.cat(parts, dim=axis)
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=torch.tensor([ids]), **inputs, **_more(model, ids)).logits[0]
     return logits
+
+
+def _padded(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """With zeros behind every dimension, as transformers batches images of unlike sizes or numbers of tiles."""
+    largest = [max(lengths) for lengths in zip(*(part.shape for part in parts), strict=True)]
+    padded = [part.new_zeros(largest) for part in parts]
+    for whole, part in zip(padded, parts, strict=True):
+        whole[tuple(slice(length) for length in part.shape)] = part
+    return padded
 
 
 def _more(model: Any, ids: list[int]) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from octavo.multimodal.processors.base import ImageProcessor
     from octavo.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 _ASKED = '"multi_modal_data" must be {"image": a PIL image, or a list of them}'
 
 
@@ -22,11 +25,23 @@ class ImageInputs:
     """What a model makes of images. Raises ValueError, which names the model, for one that reads none."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
-        self._config, self._tokenizer = config, tokenizer
+        """Raises ConfigError for ``mm_processor_kwargs`` that the model's processor does not have, and ModelError for
+        files of it that contradict the model. Without such files text is answered, and images are refused."""
+        self._config, self._tokenizer, self._missing = config, tokenizer, None
+        model = config.model
+        if not model.reads_images or tokenizer is None or config.parallel.pipeline_parallel_size > 1:
+            return
+        from octavo.multimodal.processors.settings import why_no_settings
+
+        self._missing = why_no_settings(model.files.path)
+        if self._missing:
+            logger.warning("images are refused: %s", self._missing)
+        else:
+            _ = self.processor
 
     @cached_property
     def processor(self) -> ImageProcessor:
-        """The checkpoint's own, made when the first image comes."""
+        """The checkpoint's own."""
         model, parallel = self._config.model, self._config.parallel
         if model.language_model_only:
             raise ValueError("images are not read with language_model_only; send text alone")
@@ -39,7 +54,9 @@ class ImageInputs:
             )
         if self._tokenizer is None:
             raise ValueError("images need a tokenizer, and the engine runs without one (skip_tokenizer_init)")
-        from octavo.multimodal.processors import image_processor  # numpy comes with it, for models that see alone
+        if self._missing:
+            raise ValueError(f"images are not read: {self._missing}")
+        from octavo.multimodal.processors import image_processor
 
         found = image_processor(model.files.path, model.hf_config, self._tokenizer, model.mm_processor_kwargs)
         assert found is not None, "every model that reads images has a processor"

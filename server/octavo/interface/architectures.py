@@ -49,13 +49,15 @@ MODELS = {
     "Qwen2VLForConditionalGeneration": "qwen_vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen_vl",
     "Qwen3VLForConditionalGeneration": "qwen_vl",
-    "Mistral3ForConditionalGeneration": "text_of_vision",
+    "Mistral3ForConditionalGeneration": "mistral3",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma3nForConditionalGeneration": "text_of_vision",
     "Gemma4ForConditionalGeneration": "text_of_vision",
     "Gemma4UnifiedForConditionalGeneration": "text_of_vision",
     "Qwen3VLMoeForConditionalGeneration": "qwen_vl",
     "LlavaForConditionalGeneration": "llava",
+    "LlavaNextForConditionalGeneration": "llava_next",
+    "LlavaOnevisionForConditionalGeneration": "llava_next",
     "Idefics3ForConditionalGeneration": "idefics3",
     "SmolVLMForConditionalGeneration": "idefics3",
     "MixtralForCausalLM": "mixtral",
@@ -104,7 +106,8 @@ M_ROPE = {
 # Those that read images, where the checkpoint has a tower for them.
 IMAGE_READERS = M_ROPE | {
     "LlavaForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
-    "Gemma3ForConditionalGeneration",
+    "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
+    "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration",
 }  # fmt: skip
 # Those whose image tokens see each other in both directions.
 SEES_IMAGES_WHOLE = {"Gemma3ForConditionalGeneration"}
@@ -204,11 +207,16 @@ _LLAVA: dict[str, Any] = {
     "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
     "vocab_size": 32000, "max_position_embeddings": 2048,
 }  # fmt: skip
+_MISTRAL = _LLAVA | {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
+_QWEN_2 = _LLAVA | {
+    "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768,
+}  # fmt: skip
+# Of LLaVAs, by the model_type of text_config, which is one of these: what that leaves out.
+LLAVA_TEXTS: dict[str, Mapping[str, Any]] = {"llama": _LLAVA, "mistral": _MISTRAL, "qwen2": _QWEN_2}
 # What config.json means by leaving a field out, where transformers has a default of the family.
 DEFAULTS: dict[str, Mapping[str, Any]] = {
     "Phi3ForCausalLM": {"rms_norm_eps": 1e-5},
-    "LlavaForConditionalGeneration": _LLAVA,  # what text_config leaves out is Llama's
-    "Idefics3ForConditionalGeneration": _LLAVA,
+    "Idefics3ForConditionalGeneration": _LLAVA,  # what text_config leaves out is Llama's
     "SmolVLMForConditionalGeneration": _LLAVA,
     "OlmoeForCausalLM": {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8},
     "Qwen2MoeForCausalLM": {
@@ -383,7 +391,10 @@ def in_common_words(config: Mapping[str, Any]) -> dict[str, Any]:
             found[common] = config[own]
     if architecture in FOURFOLD and found.get("intermediate_size") is None and type(found.get("hidden_size")) is int:
         found["intermediate_size"] = 4 * found["hidden_size"]
-    for key, value in DEFAULTS.get(architecture, {}).items():
+    defaults = DEFAULTS.get(architecture, {})
+    if architecture.startswith("Llava"):
+        defaults = LLAVA_TEXTS.get(str(config.get("model_type")), _LLAVA)
+    for key, value in defaults.items():
         if found.get(key) is None and not (key in found and key in NONE_BY_NULL):
             found[key] = value
     return found

@@ -14,6 +14,7 @@ from octavo.errors import ModelError
 from octavo.interface.architectures import (
     ENCODERS,
     LAYER_TYPES,
+    LLAVA_TEXTS,
     MODELS,
     NONE_BY_NULL,
     WHOLE_ROTARY,
@@ -56,7 +57,7 @@ Name = Callable[[str], str]
 # Architectures around one of several language models, by model_type of text_config: those that are built.
 _TEXT_TYPES = {
     "Mistral3ForConditionalGeneration": ("mistral", "mistral3", "ministral3"),
-    "LlavaForConditionalGeneration": ("llama",),
+    **{name: tuple(LLAVA_TEXTS) for name in MODELS if name.startswith("Llava")},
     "Idefics3ForConditionalGeneration": ("llama",),
     "SmolVLMForConditionalGeneration": ("llama",),
 }

@@ -9,6 +9,12 @@ from typing import Any
 from octavo.interface.config_checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
 
 MAX_SIDE = 1 << 14  # of an image, in pixels
+# Towers by model_type that a family may have, the first where config.json does not say.
+LLAVA_TOWERS = ("clip_vision_model", "siglip_vision_model")
+LLAVA_ONEVISION_TOWERS = ("siglip_vision_model", "clip_vision_model")
+GEMMA3_TOWERS = ("siglip_vision_model",)
+IDEFICS3_TOWERS = ("idefics3_vision", "idefics3", "smolvlm_vision", "smolvlm")
+PIXTRAL_TOWERS = ("pixtral",)
 
 _CLIP: dict[str, Any] = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -48,6 +54,11 @@ class VisionConfig:
         """Patches of a side."""
         return self.image_size // self.patch_size
 
+    @property
+    def has_class(self) -> bool:
+        """Whether a token for the image's class stands before those of its patches."""
+        return self.kind == "clip_vision_model"
+
 
 def vision_config(hf_config: Mapping[str, Any], source: str, kinds: tuple[str, ...]) -> VisionConfig:
     """``vision_config`` of config.json, of one of the model types ``kinds`` (the first, where it does not say). Raises
@@ -72,3 +83,48 @@ def vision_config(hf_config: Mapping[str, Any], source: str, kinds: tuple[str, .
         fields.integer("num_hidden_layers", 1, MAX_LAYERS), heads, fields.integer("num_channels", 1, 4), patch, size,
         table.get("layer_norm_eps", 1e-5), table["hidden_act"],
     )  # fmt: skip
+
+
+def feature_layers(
+    hf_config: Mapping[str, Any], source: str, tower: VisionConfig, default: int
+) -> tuple[list[int], bool]:
+    """Which of the tower's states are read (0: before the first layer, -1: after the last), and whether the class's is
+    left out of them. Raises ModelError."""
+    fields = Fields(dict(hf_config), source, str)
+    stated = hf_config.get("vision_feature_layer", default)
+    layers, least = stated if isinstance(stated, list) else [stated], -tower.num_layers - 1
+    if not layers or any(type(layer) is not int or not least <= layer <= tower.num_layers for layer in layers):
+        fields.refuse(
+            "vision_feature_layer", f"must be one or more of the tower's states, {least} to {tower.num_layers}"
+        )
+    strategy = hf_config.get("vision_feature_select_strategy", "default" if default == -2 else "full")
+    if strategy not in ("default", "full"):
+        fields.refuse("vision_feature_select_strategy", 'must be "default" or "full"')
+    return layers, strategy == "default"
+
+
+def axial_theta(config: VisionConfig, source: str) -> float:
+    """The base of a Pixtral tower's rotary embeddings. Raises ModelError for ones that it does not have."""
+    table = config.table
+    fields = Fields(table, source, lambda key: f"vision_config.{key}")
+    size = config.hidden_size // config.num_heads
+    if size % 4:
+        raise fields.error(
+            f"vision_config.hidden_size ({config.hidden_size}) / num_attention_heads ({config.num_heads}) must be a "
+            f"multiple of 4, as rows and columns turn a pair each, got {size}"
+        )
+    if table.get("head_dim", size) != size:
+        fields.refuse("head_dim", f"must be {size}, hidden_size / num_attention_heads")
+    rope = fields.table("rope_parameters") or {}
+    stated = {key: value for key, value in rope.items() if value is not None}
+    inner = fields.inner("rope_parameters", {"rope_theta": table["rope_theta"], **stated})
+    if stated.get("rope_type", "axial") not in ("axial", "default"):
+        inner.refuse("rope_type", 'must be "axial"')
+    return float(inner.number("rope_theta", 1.0, 1e15, above=True))
+
+
+def merge_size(hf_config: Mapping[str, Any], source: str) -> int:
+    """Patches of a square's side that become one embedding of Mistral 3. Raises ModelError."""
+    fields = Fields({"spatial_merge_size": 2, **hf_config}, source, str)
+    size: int = fields.integer("spatial_merge_size", 1, 64)
+    return size

@@ -153,6 +153,20 @@ class TowerMLP(nn.Module):
         return out
 
 
+class TowerGatedMLP(nn.Module):
+    """``down_proj(act(gate_proj(x)) * up_proj(x))``, without biases."""
+
+    def __init__(self, width: int, inner: int, act: str) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = TowerLinear(width, inner, bias=False), TowerLinear(width, inner, bias=False)
+        self.down_proj, self.act = TowerLinear(inner, width, bias=False), tower_activation(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, width]``."""
+        out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
 def equal_starts(count: int, length: int, device: torch.device) -> Tensor:
     """int32 ``[count + 1]``: where ``count`` sequences of ``length`` rows begin."""
     return torch.arange(count + 1, dtype=torch.int32, device=device) * length

@@ -1,4 +1,4 @@
-"""LLaVA 1.5 (Liu et al., 2023): CLIP's or SigLIP's patches through a small MLP into a Llama."""
+"""LLaVA 1.5 (Liu et al., 2023): CLIP's, SigLIP's or Pixtral's patches through a small MLP into a language model."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
-from octavo.interface.vision_config import vision_config
+from octavo.interface.vision_config import LLAVA_TOWERS, PIXTRAL_TOWERS, feature_layers, vision_config
+from octavo.layers.attention import SelfAttention
+from octavo.layers.rotary import RotaryEmbedding
 from octavo.layers.vision import TowerLinear, tower_activation
 from octavo.models.base import CausalLM
 from octavo.models.image_reader import ReadsImages, Vision
 from octavo.models.llama import LlamaForCausalLM
+from octavo.models.pixtral import PIXTRAL_NAMES, PixtralVisionTransformer
+from octavo.models.qwen2 import layer_window
 from octavo.models.siglip import VisionTransformer
 
 IMAGE_NAMES: list[tuple[str, str | None]] = [
@@ -39,31 +44,78 @@ class LlavaProjector(nn.Module):
 
 
 class LlavaVision(Vision):
-    """The states of one of the tower's last layers, without the class's, projected."""
+    """States of the tower, without the class's, projected."""
+
+    towers: ClassVar[tuple[str, ...]] = LLAVA_TOWERS
+    feature_layer: ClassVar[int] = -2  # where config.json does not say
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hf = config.hf_config
-        tower = vision_config(hf, config.model, ("clip_vision_model", "siglip_vision_model"))
-        layer = hf.get("vision_feature_layer", -2)
-        features = layer if isinstance(layer, list) else [layer]
-        is_clip = tower.kind == "clip_vision_model"
-        self.first = int(hf.get("vision_feature_select_strategy", "default") == "default")
-        self.tower = VisionTransformer(tower, is_clip, features)
-        act, bias = hf.get("projector_hidden_act", "gelu"), hf.get("multimodal_projector_bias", True)
-        self.projector = LlavaProjector(tower.hidden_size * len(features), config.hidden_size, act, bias)
+        tower = vision_config(hf, config.model, self.towers)
+        features, drops_first = feature_layers(hf, config.model, tower, self.feature_layer)
+        self.first = int(drops_first)
+        self.tower = VisionTransformer(tower, tower.has_class, features)
+        self.projector = create_projector(config, tower.hidden_size * len(features))
+
+    def embed(self, pixels: Tensor) -> Tensor:
+        """``pixels [N, 3, side, side]``; returns ``[N, patches, hidden]``."""
+        states: Tensor = self.tower(pixels)[:, self.first :]
+        out: Tensor = self.projector(states.flatten(0, 1))
+        return out.view(len(pixels), states.shape[1], -1)
 
     def encode(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """See `Vision`; ``pixel_values [1, 3, H, W]``."""
-        states: Tensor = self.tower(tensors["pixel_values"])[:, self.first :]
-        return (self.projector(states.flatten(0, 1)),)
+        """See `Vision`; ``pixel_values [1, 3, side, side]``."""
+        return (self.embed(tensors["pixel_values"])[0],)
+
+
+class PixtralVision(Vision):
+    """Pixtral 12B's: an embedding for each patch of an image of any size."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hf = config.hf_config
+        tower = vision_config(hf, config.model, PIXTRAL_TOWERS)
+        features, drops_first = feature_layers(hf, config.model, tower, LlavaVision.feature_layer)
+        if drops_first:
+            raise ModelError(
+                f'{config.model}: vision_feature_select_strategy must be "full" with a Pixtral tower, which has no '
+                "token for the image's class; correct the file or fetch the model again"
+            )
+        self.tower = PixtralVisionTransformer(tower, config.model, features)
+        self.projector = create_projector(config, tower.hidden_size * len(features))
+
+    def encode(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """See `Vision`; ``pixel_values [1, 3, H, W]``, whole patches."""
+        return (self.projector(self.tower(tensors["pixel_values"])),)
+
+
+def create_projector(config: ModelConfig, width: int) -> LlavaProjector:
+    """From ``width`` of the tower to the language model's, as config.json says."""
+    hf = config.hf_config
+    act, bias = hf.get("projector_hidden_act", "gelu"), hf.get("multimodal_projector_bias", True)
+    return LlavaProjector(width, config.hidden_size, act, bias)
 
 
 class LlavaForConditionalGeneration(ReadsImages, LlamaForCausalLM):
-    """LLaVA 1.5 around a Llama."""
+    """LLaVA 1.5, and Pixtral 12B; around a Llama, a Mistral or a Qwen2, which differ in their attention."""
 
-    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*IMAGE_NAMES, *CausalLM.checkpoint_names]
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
+        *PIXTRAL_NAMES,
+        *IMAGE_NAMES,
+        *CausalLM.checkpoint_names,
+    ]
 
     def create_vision(self, config: ModelConfig) -> Vision:
         """See `ReadsImages`."""
-        return LlavaVision(config)
+        is_pixtral = config.hf_config["vision_config"].get("model_type") in PIXTRAL_TOWERS
+        return PixtralVision(config) if is_pixtral else LlavaVision(config)
+
+    def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
+        """See `LlamaForCausalLM`; ``model_type`` is the language model's."""
+        hf = self.config.hf_config
+        kind = hf.get("model_type")
+        if kind not in ("mistral", "qwen2"):
+            return super().create_attention(layer, rotary)
+        window = layer_window(hf, layer) if kind == "qwen2" else hf.get("sliding_window", 4096)
+        return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=kind == "qwen2", window=window)

@@ -18,6 +18,8 @@ from octavo.layers.vision import (
     parameter,
 )
 
+_MOST_PATCHES = 8192  # of several images (tiles) at a time: what lies between layers is that large, too
+
 
 class VisionLayer(nn.Module):
     """Norms before attention and before the MLP."""
@@ -76,6 +78,10 @@ class VisionTransformer(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """``pixels [N, C, H, W]``; returns ``[N, positions, width]``, of several features side by side."""
+        patches = pixels[0, 0].numel() // self.config.patch_size**2
+        return torch.cat([self._states(part) for part in pixels.split(max(1, _MOST_PATCHES // max(patches, 1)))])
+
+    def _states(self, pixels: Tensor) -> Tensor:
         x = self.embeddings.patch_embedding(pixels)
         number, patch = len(pixels), self.config.patch_size
         index = self.positions(pixels.shape[2] // patch, pixels.shape[3] // patch)
@@ -87,16 +93,17 @@ class VisionTransformer(nn.Module):
         x = x.reshape(number * length, -1)
         if self.is_clip:
             x = self.pre_layrnorm(x)
-        starts, states = equal_starts(number, length, x.device), [x]
-        for layer in self.encoder.layers:
+        starts, kept = equal_starts(number, length, x.device), {0: x}
+        for layer_number, layer in enumerate(self.encoder.layers, start=1):
             if isinstance(layer, Elsewhere):
                 break
             x = layer(x, starts)
-            states.append(x)
+            if self.features is not None and layer_number in self.features:
+                kept[layer_number] = x
         if self.features is None:
             x = self.post_layernorm(x)
         else:
-            x = torch.cat([states[feature] for feature in self.features], dim=-1)
+            x = torch.cat([kept[feature] for feature in self.features], dim=-1)
         out: Tensor = x.view(number, length, -1)
         return out
 

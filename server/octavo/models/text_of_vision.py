@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from octavo.models.gemma3n import Gemma3nForCausalLM
 from octavo.models.gemma4 import Gemma4ForCausalLM
-from octavo.models.llama import MistralForCausalLM
 
 _NAMES: list[tuple[str, str | None]] = [
     (r"^(model\.)?(vision_tower|multi_modal_projector)\.", None),
@@ -14,13 +13,6 @@ _NAMES: list[tuple[str, str | None]] = [
     (r"^language_model\.(model|lm_head)\.", r"\1."),
 ]
 _SOUND: list[tuple[str, str | None]] = [(r"^(model\.)?(audio_tower|embed_vision|embed_audio)\.", None)]
-
-
-class Mistral3ForConditionalGeneration(MistralForCausalLM):
-    """The text of Mistral Small 3.1 and 3.2 and of Ministral 3."""
-
-    leaves_out: str | None = "images"
-    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *MistralForCausalLM.checkpoint_names]
 
 
 class Gemma3nForConditionalGeneration(Gemma3nForCausalLM):

@@ -91,7 +91,7 @@ def shapes_of(model: ModelConfig, ranks: int = 1, dealt_to: int = 1) -> Shapes |
     experts whole (1: each of ``ranks`` has a part of every one). None: a family that is not described here. Raises
     ConfigError where ``ranks`` cannot share the model."""
     family = _FAMILIES.get(model.architecture)
-    if family is None:
+    if family is None or model.reads_images:  # a tower is not described here
         return None
     hf, hidden, size = model.hf_config, model.hidden_size, model.head_size
     kv_heads = family.kv_heads(model)

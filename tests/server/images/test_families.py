@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.vision import CASES, Prompt, answer, greedy, reference_logits
+from support.vision import CASES, Prompt, answer, greedy, reference_logits, tokens_of
 
 from octavo import LLM
 
 TOLERANCE = 1e-3
+ANSWER = 24  # tokens of those that are preempted
 
 
 def make_llm(path: Path, **options: Any) -> LLM:
@@ -40,7 +41,7 @@ def test_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
                 assert abs(ours.logprob - expected[position, token]) < TOLERANCE, (prompt, position)
     expected_tokens = [greedy(reference, prompt, 5) for prompt in prompts]
     assert [output.outputs[0].token_ids for output in answer(llm, prompts, max_tokens=5)] == expected_tokens
-    # In small steps, cut inside images where that may be, without the room for all, and after being preempted.
+    # In small steps, cut inside images where that may be, and without the room for all.
     most = 5 if not CASES[case].whole else 24
     tight = make_llm(
         tmp_path, max_num_batched_tokens=most, block_size=4, num_gpu_blocks_override=90 if CASES[case].whole else 40
@@ -51,3 +52,14 @@ def test_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
         assert tight.totals.num_preemptions or tight.totals.prefix_cache_hits
     encoder = tight.engine.executor.worker.runner.images
     assert encoder.num_encoded == 4, "each image is encoded once, in however many requests it is"
+    # Preempted while they decode: the three prompts fit, their answers do not.
+    rng = np.random.default_rng(1)
+    crowd: list[Prompt] = [[number, 7, CASES[case].make_image(rng), number, 9] for number in range(3)]
+    lengths = [len(tokens_of(prompt)) for prompt in crowd]
+    most = max(lengths) + ANSWER
+    blocks = 60 if CASES[case].whole else max(-(-most // 4), sum(-(-length // 4) for length in lengths) + 2)
+    full = make_llm(tmp_path, block_size=4, max_model_len=most, num_gpu_blocks_override=blocks)
+    outputs, alone = answer(full, crowd, max_tokens=ANSWER), answer(llm, crowd, max_tokens=ANSWER)
+    assert [output.outputs[0].token_ids for output in outputs] == [output.outputs[0].token_ids for output in alone]
+    assert full.totals.num_preemptions
+    assert full.engine.executor.worker.runner.images.num_encoded == 3

@@ -89,6 +89,7 @@ def test_several_images_and_text_share_a_batch(llm: LLM) -> None:
         ({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": b"PNG"}}, "a PIL image"),
         ({"prompt_token_ids": [IMAGE], "multi_modal_data": {"video": [0]}}, "video"),
         ({"prompt_token_ids": [IMAGE], "multi_modal_data": {"audio": [0]}}, "audio"),
+        ({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": Image.new("RGB", (0, 5))}}, "0 x 5 pixels"),
     ],
 )
 def test_what_is_no_image_is_refused(llm: LLM, prompt: dict[str, object], message: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.images import SPECIAL, make_tokenizer, odd_images
+from support.images import SPECIAL, image_of, make_tokenizer, odd_images
 
 from octavo.errors import ConfigError
 from octavo.multimodal.items import ImageFeatures
@@ -21,17 +21,49 @@ from octavo.text.tokenizer import Tokenizer
 
 LLAVA = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
 PADDED = {**LLAVA, "do_pad": True}
-SQUASHED = {"size": {"height": 45, "width": 30}, "do_center_crop": False, "resample": 2}
+SQUASHED = {"size": {"height": 45, "width": 45}, "do_center_crop": False, "resample": 2}
+SIGLIP = {
+    "image_processor_type": "SiglipImageProcessor", "size": {"height": 42, "width": 42}, "do_convert_rgb": True,
+}  # fmt: skip
 IDEFICS = {"size": {"longest_edge": 192}, "max_image_size": {"longest_edge": 64}}
 QWEN = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 40}
 QWEN3 = {
     "size": {"shortest_edge": 32 * 32 * 4, "longest_edge": 32 * 32 * 30}, "patch_size": 16,
     "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
 }  # fmt: skip
-ONEVISION = {
-    "size": {"height": 28, "width": 28},
-    "image_grid_pinpoints": [[28 * row, 28 * column] for row in (1, 2, 3) for column in (1, 2, 3)],
+PINPOINTS = [[28 * row, 28 * column] for row in (1, 2, 3) for column in (1, 2, 3)]
+ONEVISION = {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINPOINTS}
+NEXT = {
+    "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINPOINTS[1:],
 }  # fmt: skip
+# config.json beside its architecture
+MODELS: dict[str, dict[str, Any]] = {
+    "llava": {"vision_config": {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14}},
+    "llava-squashed": {
+        "vision_config": {"model_type": "clip_vision_model", "image_size": 45, "patch_size": 15},
+        "vision_feature_select_strategy": "full",
+    },
+    "llava-siglip": {
+        "vision_config": {"model_type": "siglip_vision_model", "image_size": 42, "patch_size": 14},
+        "vision_feature_select_strategy": "full",
+    },
+    "smolvlm": {"vision_config": {"image_size": 64, "patch_size": 16}},
+    "gemma3": {"vision_config": {"image_size": 56, "patch_size": 14}, "mm_tokens_per_image": 4},
+    "mistral3": {"vision_config": {"patch_size": 14}, "spatial_merge_size": 2},
+    "pixtral": {"vision_config": {"model_type": "pixtral", "patch_size": 14}},
+    "llava-next": {
+        "vision_config": {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 14},
+        "image_grid_pinpoints": PINPOINTS[1:],
+    },
+    "llava-onevision": {
+        "vision_config": {"image_size": 28, "patch_size": 14}, "image_grid_pinpoints": PINPOINTS,
+        "vision_aspect_ratio": "anyres_max_4",
+    },
+}  # fmt: skip
+for name, like in (
+    ("llava-clip", "llava"), ("llava-padded", "llava"), ("idefics3", "smolvlm"), ("idefics3-whole", "smolvlm"),
+):  # fmt: skip
+    MODELS[name] = MODELS[like]
 
 
 def llava() -> dict[str, Any]:
@@ -44,17 +76,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "llava-clip": ("Llava", LLAVA, llava(), "clip.image_processing_pil_clip.CLIPImageProcessorPil"),
     "llava-padded": ("Llava", PADDED, llava(), "llava.image_processing_pil_llava.LlavaImageProcessorPil"),
     "llava-squashed": (
-        "Llava", SQUASHED, {"patch_size": 15, "vision_feature_select_strategy": "full"},
+        "Llava", SQUASHED,
+        {"patch_size": 15, "vision_feature_select_strategy": "full", "num_additional_image_tokens": 1},
         "llava.image_processing_pil_llava.LlavaImageProcessorPil",
     ),
+    "llava-siglip": (
+        "Llava", SIGLIP, {"patch_size": 14, "vision_feature_select_strategy": "full"},
+        "siglip.image_processing_pil_siglip.SiglipImageProcessorPil",
+    ),
     "smolvlm": (
-        "SmolVLM", IDEFICS, {"image_seq_len": 5}, "smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil",
+        "SmolVLM", IDEFICS, {"image_seq_len": 4}, "smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil",
     ),
     "idefics3": (
-        "Idefics3", IDEFICS, {"image_seq_len": 5}, "idefics3.image_processing_pil_idefics3.Idefics3ImageProcessorPil",
+        "Idefics3", IDEFICS, {"image_seq_len": 4}, "idefics3.image_processing_pil_idefics3.Idefics3ImageProcessorPil",
     ),
     "idefics3-whole": (
-        "Idefics3", {**IDEFICS, "do_image_splitting": False}, {"image_seq_len": 5},
+        "Idefics3", {**IDEFICS, "do_image_splitting": False}, {"image_seq_len": 4},
         "idefics3.image_processing_pil_idefics3.Idefics3ImageProcessorPil",
     ),
     "qwen2.5-vl": ("Qwen2_5_VL", QWEN, {}, "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil"),
@@ -67,12 +104,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         "Mistral3", {"size": {"longest_edge": 120}, "patch_size": 14}, {"patch_size": 14, "spatial_merge_size": 2},
         "pixtral.image_processing_pil_pixtral.PixtralImageProcessorPil",
     ),
+    "pixtral": (
+        "Llava", {"size": {"longest_edge": 120}, "patch_size": 14}, {"patch_size": 14},
+        "pixtral.image_processing_pil_pixtral.PixtralImageProcessorPil",
+    ),
+    "llava-next": (
+        "LlavaNext", NEXT, llava(), "llava_next.image_processing_pil_llava_next.LlavaNextImageProcessorPil",
+    ),
     "llava-onevision": (
         "LlavaOnevision", ONEVISION, {"num_image_tokens": 4, "vision_feature_select_strategy": "full",
         "vision_aspect_ratio": "anyres_max_4"},
         "llava_onevision.image_processing_pil_llava_onevision.LlavaOnevisionImageProcessorPil",
     ),
 }  # fmt: skip
+CELLS = {"mistral3": 28, "pixtral": 14}  # pixels of a token's side
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +129,7 @@ def ours(name: str, folder: Path, tokenizer: Tokenizer, **kwargs: Any) -> ImageP
     family, image, processor, _ = FAMILIES[name]
     (folder / "preprocessor_config.json").write_text(json.dumps(image))
     (folder / "processor_config.json").write_text(json.dumps(processor))
-    config = {"architectures": [f"{family}ForConditionalGeneration"], "vision_config": {}}
+    config = {"architectures": [f"{family}ForConditionalGeneration"], "vision_config": {}, **MODELS.get(name, {})}
     made = image_processor(folder, config, tokenizer, kwargs or None)
     assert made is not None
     return made
@@ -117,10 +162,16 @@ def replacement(name: str, image_inputs: Any) -> str:
         return Qwen2VLProcessor.replace_image_token(names, image_inputs, 0)
     if family == "Gemma3":
         return f"\n\n<start_of_image>{'<image_soft_token>' * 4}<end_of_image>\n\n"
-    if family == "Mistral3":
+    if name in CELLS:
         height, width = image_inputs["image_sizes"][0]  # its processor's module asks for torchvision
-        line = "[IMG]" * (width // 28) + "[IMG_BREAK]"
-        return (line * (height // 28)).removesuffix("[IMG_BREAK]") + "[IMG_END]"
+        line = "[IMG]" * (width // CELLS[name]) + "[IMG_BREAK]"
+        return (line * (height // CELLS[name])).removesuffix("[IMG_BREAK]") + "[IMG_END]"
+    if family == "LlavaNext":
+        from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
+
+        made = object.__new__(LlavaNextProcessor)
+        made.__dict__.update(image_processor=theirs(name), image_token="<image>", **settings)
+        return made.replace_image_token(image_inputs, 0)
     if family == "LlavaOnevision":
         from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
 
@@ -136,8 +187,8 @@ def replacement(name: str, image_inputs: Any) -> str:
 def compare(name: str, processor: ImageProcessor, tokenizer: Tokenizer, images: list[tuple[str, Image.Image]]) -> None:
     reference = theirs(name)
     extra = {"return_row_col_info": True} if FAMILIES[name][0] in ("SmolVLM", "Idefics3") else {}
-    if name == "mistral3":
-        extra = {"patch_size": 28}  # as its processor asks
+    if name in CELLS:
+        extra = {"patch_size": CELLS[name]}  # as its processor asks
     compared = 0
     for title, image in images:
         try:
@@ -181,6 +232,37 @@ def test_pixels_and_tokens_are_those_of_transformers(name: str, tokenizer: Token
 @pytest.mark.parametrize("name", FAMILIES)
 def test_200_images_are_those_of_transformers(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     compare(name, ours(name, tmp_path, tokenizer), tokenizer, list(odd_images(200, seed=1)))
+
+
+def test_strips_take_no_more_memory_than_other_images(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scaled whole, and then cropped or padded, they would be a thousand times as large."""
+    cropped, padded = ours("llava", tmp_path, tokenizer), ours("llava-padded", tmp_path, tokenizer)
+    strips = [image_of("RGB", *size, np.random.default_rng(0)) for size in ((3, 5000), (900, 3))]
+    whole = [cropped.process(strip).tensors["pixel_values"] for strip in strips]
+    monkeypatch.setattr("octavo.multimodal.processors.llava._MOST_PIXELS", 100)
+    for strip, expected in zip(strips, whole, strict=True):
+        found = cropped.process(strip).tensors["pixel_values"]
+        assert np.abs(found - expected).max() <= 1.01 / 255 / 0.26
+    monkeypatch.undo()
+    from PIL import Image as Pillow
+
+    sizes: list[int] = []
+    for name in ("resize", "new"):
+        owner = Pillow.Image if name == "resize" else Pillow
+        made = getattr(owner, name)
+
+        def noted(*args: Any, made: Callable[..., Image.Image] = made, **kwargs: Any) -> Image.Image:
+            image = made(*args, **kwargs)
+            sizes.append(image.width * image.height)
+            return image
+
+        monkeypatch.setattr(owner, name, noted)
+    for size in ((1, 16384), (16384, 1)):
+        for processor in (cropped, padded):
+            assert processor.process(Image.new("RGB", size)).tensors["pixel_values"].shape == (1, 3, 56, 56)
+    assert max(sizes) <= 1 << 24
 
 
 def test_a_digest_knows_pixels_shape_and_settings(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from octavo.multimodal.processors.base import ImageProcessor
 from octavo.multimodal.processors.gemma3 import Gemma3Processor
 from octavo.multimodal.processors.idefics3 import Idefics3Processor
 from octavo.multimodal.processors.llava import LlavaProcessor
-from octavo.multimodal.processors.llava_onevision import LlavaOnevisionProcessor
+from octavo.multimodal.processors.llava_next import LlavaNextProcessor, LlavaOnevisionProcessor
 from octavo.multimodal.processors.pixtral import PixtralProcessor
 from octavo.multimodal.processors.qwen_vl import QwenVLProcessor
 
@@ -22,6 +22,7 @@ PROCESSORS: Mapping[str, type[ImageProcessor]] = {
     "Gemma3ForConditionalGeneration": Gemma3Processor,
     "Idefics3ForConditionalGeneration": Idefics3Processor,
     "LlavaForConditionalGeneration": LlavaProcessor,
+    "LlavaNextForConditionalGeneration": LlavaNextProcessor,
     "LlavaOnevisionForConditionalGeneration": LlavaOnevisionProcessor,
     "Mistral3ForConditionalGeneration": PixtralProcessor,
     "Qwen2VLForConditionalGeneration": QwenVLProcessor,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
 
 from octavo.errors import ModelError
 from octavo.multimodal.items import ImageFeatures, image_digest
@@ -16,6 +15,7 @@ from octavo.multimodal.processors.settings import Settings, read_settings
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
     from PIL.Image import Image
 
     from octavo.text.tokenizer import Tokenizer
@@ -35,15 +35,19 @@ class ImageProcessor(ABC):
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
-        image = settings.image
+        self.resample = int(settings.image["resample"])
+        self.parameters = {"processor": type(self).__name__, **settings.image}
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """What becomes of each byte, see `pixels.value_table`."""
+        image = self.settings.image
         normalize = bool(image["do_normalize"])
-        self.table = pixels.value_table(
+        return pixels.value_table(
             image["rescale_factor"] if image["do_rescale"] else None,
             image["image_mean"] if normalize else None,
             image["image_std"] if normalize else None,
         )
-        self.resample = int(image["resample"])
-        self.parameters = {"processor": type(self).__name__, **image}
 
     @classmethod
     def from_checkpoint(
@@ -60,6 +64,8 @@ class ImageProcessor(ABC):
     def process(self, image: Image) -> ImageFeatures:
         """An image of any mode, already turned as its EXIF data say. Raises ValueError for one that the model cannot
         take."""
+        if not image.width or not image.height:
+            raise ValueError(f"image is {image.width} x {image.height} pixels; it must have some")
         rgb = pixels.to_rgb(image)
         tensors = self.tensors(rgb)
         token_ids, is_embed = self.expansion(rgb.width, rgb.height)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.errors import ConfigError
+from octavo.interface.vision_config import GEMMA3_TOWERS
 from octavo.multimodal.processors import pixels
 from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, token_id
 
@@ -33,12 +34,18 @@ class Gemma3Processor(ImageProcessor):
         if settings.image["do_pan_and_scan"]:
             raise ConfigError("do_pan_and_scan is true, and Gemma 3's crops are not supported; set it to false")
         size = settings.size(square=True)
+        if not size.keys() >= {"height", "width"}:
+            raise settings.error("size", f"must be a height and a width, got {size}")
         self.height, self.width = size["height"], size["width"]
         self.image_token = placeholder_id(settings, tokenizer, "<image_soft_token>")
         self.placeholder = _named(settings, tokenizer, "boi_token_index", "<start_of_image>")
         self.end = _named(settings, tokenizer, "eoi_token_index", "<end_of_image>")
-        length = settings.processor.get("image_seq_length") or settings.model.get("mm_tokens_per_image", 256)
-        self.image_seq_length = int(length)
+        self.image_seq_length = int(settings.model.get("mm_tokens_per_image", 256))
+        settings.agree("image_seq_length", settings.processor.get("image_seq_length"), self.image_seq_length)
+        side = settings.tower(GEMMA3_TOWERS).image_size
+        settings.agree("size", size, {"height": side, "width": side})
+        if not settings.image["do_resize"]:
+            raise settings.error("do_resize", f"must be true, as the tower takes {side} x {side} pixels, got False")
         # Text and line breaks are tokenised together: what stands before an image may end in some, too.
         breaks = [tuple(tokenizer.encode("\n" * count, add_special_tokens=False)) for count in range(_MOST_BREAKS)]
         self._breaks = breaks
@@ -46,8 +53,7 @@ class Gemma3Processor(ImageProcessor):
 
     def tensors(self, rgb: Image) -> dict[str, np.ndarray]:
         """See `ImageProcessor`."""
-        if self.settings.image["do_resize"]:
-            rgb = pixels.resize(rgb, self.height, self.width, self.resample)
+        rgb = pixels.resize(rgb, self.height, self.width, self.resample)
         return {"pixel_values": pixels.channels_first(rgb, self.table)[None]}
 
     def expansion(self, width: int, height: int) -> Expansion:

@@ -6,17 +6,18 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
+from octavo.interface.vision_config import IDEFICS3_TOWERS
 from octavo.multimodal.processors import pixels
 from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, between, placeholder_id
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
     from octavo.multimodal.processors.settings import Settings
     from octavo.text.tokenizer import Tokenizer
 
+_MOST_TILES = 64  # of a side
 _LONGEST = 4096  # pixels of a side, whatever the files say
 _FAKE, _GLOBAL, _IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
 
@@ -34,13 +35,29 @@ class Idefics3Processor(ImageProcessor):
         super().__init__(settings, tokenizer)
         self.placeholder = placeholder_id(settings, tokenizer, _IMAGE)
         self.size = settings.size()
-        self.side = settings.size("max_image_size")["longest_edge"]
-        length = settings.processor.get("image_seq_len")
-        if length is None:
-            grid = settings.vision.get("image_size", self.side) // settings.vision.get("patch_size", 14)
-            length = grid**2 // settings.model.get("scale_factor", 2) ** 2
-        self.image_seq_len = int(length)
+        if "longest_edge" not in self.size and not self.size.keys() >= {"height", "width"}:
+            raise settings.error("size", f"must name longest_edge, or height and width, got {self.size}")
+        tile = settings.size("max_image_size")
+        if "longest_edge" not in tile:
+            raise settings.error("max_image_size", f"must name longest_edge, got {tile}")
+        self.side = tile["longest_edge"]
+        if settings.image["do_image_splitting"] and not settings.image["do_resize"]:
+            raise settings.error("do_resize", "must be true, or an image may take any number of tiles, got False")
+        tower, factor = settings.tower(IDEFICS3_TOWERS), settings.model.get("scale_factor", 2)
+        patches = self.side // tower.patch_size
+        if type(factor) is not int or factor < 1 or not patches or patches % factor:
+            raise settings.error(
+                "max_image_size",
+                f"must be a tile whose side has a multiple of scale_factor ({factor}) patches of {tower.patch_size} "
+                f"pixels, got {self.side}",
+            )
+        self.image_seq_len = (patches // factor) ** 2
+        settings.agree("image_seq_len", settings.processor.get("image_seq_len"), self.image_seq_len)
         most = math.ceil((self._longest + 1) / self.side) if settings.image["do_image_splitting"] else 0
+        if most > _MOST_TILES:
+            raise settings.error(
+                "max_image_size", f"must be a tile of which {_MOST_TILES} make up a side at most, got {self.side}"
+            )
         self._tiles = {
             (row, column): between(tokenizer, "", f"{_FAKE}<row_{row + 1}_col_{column + 1}>", _IMAGE)
             for row in range(most)
@@ -53,10 +70,13 @@ class Idefics3Processor(ImageProcessor):
 
     @property
     def _longest(self) -> int:
-        return min(_LONGEST, max(self.size.values()))
+        longest = self.size.get("longest_edge")
+        return max(self.size["height"], self.size["width"]) if longest is None else min(_LONGEST, longest)
 
     def tensors(self, rgb: Image) -> dict[str, np.ndarray]:
         """See `ImageProcessor`."""
+        import numpy as np
+
         if self.settings.image["do_resize"]:
             rgb = pixels.resize(rgb, *self._resized(rgb.height, rgb.width), self.resample)
         tiles = self._split(rgb) if self.settings.image["do_image_splitting"] else []
@@ -103,9 +123,7 @@ class Idefics3Processor(ImageProcessor):
         """See `ImageProcessor`."""
         rows, columns = 0, 0
         if self.settings.image["do_image_splitting"]:
-            if self.settings.image["do_resize"]:
-                height, width = self._resized(height, width)
-            height, width = self._tiled(height, width)
+            height, width = self._tiled(*self._resized(height, width))
             if height > self.side or width > self.side:
                 rows, columns = height // self.side, width // self.side
         ids: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from octavo.errors import ModelError
+from octavo.interface.vision_config import LLAVA_TOWERS, feature_layers
 from octavo.multimodal.processors import pixels
 from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, repeated
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from octavo.multimodal.processors.settings import Settings
     from octavo.text.tokenizer import Tokenizer
+
+_EDGES = {"height", "width"}
+_MOST_PIXELS = 1 << 24  # of an image that is to be cropped, scaled whole
 
 
 class LlavaProcessor(ImageProcessor):
@@ -31,20 +34,21 @@ class LlavaProcessor(ImageProcessor):
         self.placeholder = placeholder_id(settings, tokenizer, "<image>")
         self.size = settings.size()
         self.crop = settings.size("crop_size") if settings.image["do_center_crop"] else None
+        if settings.image["do_resize"] and "shortest_edge" not in self.size and not self.size.keys() >= _EDGES:
+            raise settings.error("size", f"must name shortest_edge, or height and width, got {self.size}")
         fixed = self.crop or self.size
-        if "height" not in fixed or "width" not in fixed:
-            raise ModelError(
-                f"the image processor's size must be a height and a width where it does not crop, got {fixed}"
-            )
-        patch = settings.processor.get("patch_size") or settings.vision.get("patch_size", 14)
-        count = (fixed["height"] // patch) * (fixed["width"] // patch)
-        strategy = settings.processor.get("vision_feature_select_strategy") or settings.model.get(
-            "vision_feature_select_strategy", "default"
-        )
-        extra = settings.processor.get("num_additional_image_tokens")
-        if extra is None:  # CLIP has a token for its class
-            extra = int(settings.vision.get("model_type") == "clip_vision_model")
-        self.count = count + extra - (strategy == "default")
+        if not fixed.keys() >= _EDGES:
+            name, why = ("crop_size", "") if self.crop else ("size", " where images are not cropped")
+            raise settings.error(name, f"must be a height and a width{why}, got {fixed}")
+        tower = settings.tower(LLAVA_TOWERS)
+        _, drops_first = feature_layers(settings.model, settings.source, tower, default=-2)
+        settings.agree("crop_size" if self.crop else "size", fixed, dict.fromkeys(fixed, tower.image_size))
+        stated = settings.processor.get
+        settings.agree("patch_size", stated("patch_size"), tower.patch_size)
+        settings.agree("num_additional_image_tokens", stated("num_additional_image_tokens"), int(tower.has_class))
+        strategy = "default" if drops_first else "full"
+        settings.agree("vision_feature_select_strategy", stated("vision_feature_select_strategy"), strategy)
+        self.count = tower.side**2 + tower.has_class - drops_first
         self.largest = fixed["width"], fixed["height"]
 
     def tensors(self, rgb: Image) -> dict[str, np.ndarray]:
@@ -58,7 +62,11 @@ class LlavaProcessor(ImageProcessor):
                 if edge is None
                 else pixels.shortest_edge_size(rgb.height, rgb.width, edge)
             )
-            rgb = pixels.resize(rgb, height, width, self.resample)
+            if self.crop and height * width > _MOST_PIXELS:
+                kept = self.crop["height"], self.crop["width"]
+                rgb = pixels.resize_middle(rgb, (height, width), kept, self.resample)
+            else:
+                rgb = pixels.resize(rgb, height, width, self.resample)
         if self.crop:
             rgb = pixels.center_crop(rgb, self.crop["height"], self.crop["width"])
         return {"pixel_values": pixels.channels_first(rgb, self.table)[None]}

@@ -1,4 +1,6 @@
-"""Pixels as transformers' Pillow backend computes them: Pillow resizes bytes, the rest is a table of 256 values."""
+"""Pixels as transformers' Pillow backend computes them: Pillow resizes bytes, the rest is a table of 256 values.
+
+Neither Pillow nor numpy is imported before an image is processed, here and in the processors."""
 
 from __future__ import annotations
 
@@ -6,14 +8,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
+_PADDED = 1 << 12  # pixels of a padded square's side at most, far above what any tower sees
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
 
 
@@ -42,6 +44,19 @@ def shortest_edge_size(height: int, width: int, edge: int) -> tuple[int, int]:
     return (long, edge) if width <= height else (edge, long)
 
 
+def resize_middle(image: Image, size: tuple[int, int], kept: tuple[int, int], resample: int) -> Image:
+    """The middle of the image in another ``size``, ``kept`` of it at most (height, width each): what `resize` and
+    `center_crop` make, to a rounding, without what is cut off, which may be a thousand times as large."""
+    from PIL import Image as Pillow
+
+    height, width = (min(edge, most) for edge, most in zip(size, kept, strict=True))
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    down, right = image.height / size[0], image.width / size[1]
+    by = Pillow.Resampling(resample)  # rows, then columns, as for a whole image
+    image = image.resize((width, image.height), by, (left * right, 0, (left + width) * right, image.height))
+    return image.resize((width, height), by, (0, top * down, width, (top + height) * down))
+
+
 def center_crop(image: Image, height: int, width: int) -> Image:
     """The middle of the image, on black where the image is smaller."""
     left, top = -((width - image.width + 1) // 2), -((height - image.height + 1) // 2)
@@ -56,9 +71,12 @@ def pad_to_square(image: Image, mean: Sequence[float]) -> Image:
     """The image in the middle of a square of its longer side, in the colour of ``mean`` (0 to 1)."""
     from PIL import Image as Pillow
 
-    side = max(image.size)
     if image.width == image.height:
         return image
+    if max(image.size) > _PADDED:  # a strip may become a square of a thousand times its pixels
+        width, height = (max(1, edge * _PADDED // max(image.size)) for edge in image.size)
+        image = resize(image, height, width, BILINEAR)
+    side = max(image.size)
     red, green, blue = (int(value * 255) for value in mean)
     square = Pillow.new("RGB", (side, side), (red, green, blue))
     square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
@@ -68,6 +86,8 @@ def pad_to_square(image: Image, mean: Sequence[float]) -> Image:
 def value_table(rescale: float | None, mean: Sequence[float] | None, std: Sequence[float] | None) -> np.ndarray:
     """float32 [3, 256]: what becomes of each byte in each channel. Rescaled in float64, normalised in float32, as
     transformers does; None leaves a step out."""
+    import numpy as np
+
     values = np.arange(256, dtype=np.float64) * (1.0 if rescale is None else rescale)
     table = np.repeat(values.astype(np.float32)[None], 3, axis=0)
     if mean is None or std is None:
@@ -77,6 +97,8 @@ def value_table(rescale: float | None, mean: Sequence[float] | None, std: Sequen
 
 def channels_first(image: Image, table: np.ndarray) -> np.ndarray:
     """float32 [3, height, width] of an RGB image by `value_table`."""
+    import numpy as np
+
     data = np.asarray(image)
     out = np.empty((3, image.height, image.width), np.float32)
     for channel in range(3):

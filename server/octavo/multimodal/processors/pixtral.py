@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
+from octavo.interface.vision_config import PIXTRAL_TOWERS, merge_size
 from octavo.multimodal.processors import pixels
 from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, token_id
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
     from octavo.multimodal.processors.settings import Settings
@@ -23,7 +23,7 @@ class PixtralProcessor(ImageProcessor):
 
     defaults: ClassVar[Mapping[str, Any]] = {
         **COMMON, "resample": pixels.BICUBIC, "image_mean": pixels.CLIP_MEAN, "image_std": pixels.CLIP_STD,
-        "size": {"longest_edge": 1024}, "patch_size": {"height": 16, "width": 16},
+        "size": {"longest_edge": 1024},
     }  # fmt: skip
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
@@ -33,10 +33,17 @@ class PixtralProcessor(ImageProcessor):
         self.line_end = token_id(tokenizer, names.get("image_break_token") or "[IMG_BREAK]")
         self.image_end = token_id(tokenizer, names.get("image_end_token") or "[IMG_END]")
         size = settings.size()
+        if "longest_edge" not in size and not size.keys() >= {"height", "width"}:
+            raise settings.error("size", f"must name longest_edge, or height and width, got {size}")
         self.longest = size.get("longest_edge") or size["height"], size.get("longest_edge") or size["width"]
-        patch = names.get("patch_size") or settings.vision.get("patch_size") or settings.size("patch_size")["height"]
-        merge = names.get("spatial_merge_size") or settings.model.get("spatial_merge_size") or 1
-        self.cell = int(patch) * int(merge)  # pixels of a token's side
+        if not settings.image["do_resize"]:
+            raise settings.error("do_resize", "must be true, as images must be whole patches, got False")
+        patch = settings.tower(PIXTRAL_TOWERS).patch_size
+        is_mistral3 = settings.model["architectures"][0].startswith("Mistral3")
+        merge = merge_size(settings.model, settings.source) if is_mistral3 else 1
+        settings.agree("patch_size", names.get("patch_size"), patch)
+        settings.agree("spatial_merge_size", names.get("spatial_merge_size"), merge)
+        self.cell = patch * merge  # pixels of a token's side
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         ratio = max(height / self.longest[0], width / self.longest[1])
@@ -47,6 +54,8 @@ class PixtralProcessor(ImageProcessor):
 
     def tensors(self, rgb: Image) -> dict[str, np.ndarray]:
         """See `ImageProcessor`."""
+        import numpy as np
+
         height, width = self._resized(rgb.height, rgb.width)
         values = pixels.channels_first(pixels.resize(rgb, height, width, self.resample), self.table)
         return {"pixel_values": values[None], "image_sizes": np.array([[height, width]], np.int64)}

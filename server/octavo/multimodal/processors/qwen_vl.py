@@ -6,13 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from octavo.errors import ModelError
 from octavo.multimodal.processors import pixels
 from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, repeated
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL.Image import Image
 
     from octavo.multimodal.items import ImageFeatures
@@ -38,12 +36,8 @@ class QwenVLProcessor(ImageProcessor):
         self.temporal = int(image["temporal_patch_size"])
         encoder = {"patch_size": self.patch, "merge_size": self.merge, "temporal_patch_size": self.temporal}
         for name, ours in encoder.items():
-            key = name.replace("merge_size", "spatial_merge_size")
-            if settings.vision.get(key, ours) != ours:
-                raise ModelError(
-                    f"the image processor's {name} ({ours}) must be vision_config.{key} of config.json "
-                    f"({settings.vision[key]}); correct the file or fetch the model again"
-                )
+            stated = settings.vision.get(name.replace("merge_size", "spatial_merge_size"))
+            settings.agree(name, ours, ours if stated is None else stated)
         size = {**self.defaults["size"], **settings.size()}
         self.min_pixels = int(image["min_pixels"] or size["shortest_edge"])
         self.max_pixels = int(image["max_pixels"] or size["longest_edge"])
@@ -55,6 +49,8 @@ class QwenVLProcessor(ImageProcessor):
 
     def tensors(self, rgb: Image) -> dict[str, np.ndarray]:
         """See `ImageProcessor`."""
+        import numpy as np
+
         if self.settings.image["do_resize"]:
             rgb = pixels.resize(rgb, *self._resized(rgb.height, rgb.width), self.resample)
         patch, merge = self.patch, self.merge
