@@ -50,7 +50,13 @@ class LockStep:
             for sock in self._sockets.values():
                 socket.send_fds(sock, [b"f"], [descriptor])
         else:
-            _, (descriptor, *_), _, _ = socket.recv_fds(self._sockets[0], 1, 1)
+            try:
+                _, descriptors, _, _ = socket.recv_fds(self._sockets[0], 1, 1)
+            except TimeoutError:
+                raise RuntimeError(f"core 0 did not begin within {self._timeout:g} s") from None
+            if not descriptors:
+                self._lose(0)
+            (descriptor,) = descriptors
         memory = SharedMemory(descriptor, self._number, ranks)
         os.close(descriptor)
         return Replicas(self._number, ranks, memory)

@@ -43,9 +43,10 @@ class Stage:
 ONE_STAGE = Stage()
 
 
-def split_layers(num_layers: int, stages: int, whole: Sequence[range] = ()) -> list[range]:
-    """The layers of each stage, as evenly as can be; none of the ranges ``whole`` of layers is cut. Raises ConfigError
-    where there are fewer layers, or places to cut, than that takes."""
+def split_layers(num_layers: int, stages: int, whole: Sequence[range] = (), head: int = 0) -> list[range]:
+    """The layers of each stage, as evenly as can be; none of the ranges ``whole`` of layers is cut. ``head``: what the
+    last stage has besides, in layers. Raises ConfigError where there are fewer layers, or places to cut, than that
+    takes."""
     if stages > num_layers:
         raise ConfigError(f"{num_layers} layers cannot be dealt to {stages} pipeline stages; give fewer")
     cuts = [cut for cut in range(1, num_layers) if not any(one.start < cut < one.stop for one in whole)]
@@ -54,9 +55,9 @@ def split_layers(num_layers: int, stages: int, whole: Sequence[range] = ()) -> l
             f"{num_layers} layers cannot be dealt to {stages} pipeline stages: layers read the keys and values of "
             f"earlier ones, which leaves {len(cuts)} places to cut; give at most {len(cuts) + 1} stages"
         )
-    ends = [0]
+    ends, last = [0], max(1, (num_layers + head) // stages - head)
     for number in range(1, stages):
-        even, most = -(-number * num_layers // stages), len(cuts) - (stages - 1 - number)
+        even, most = -(-number * (num_layers - last) // (stages - 1)), len(cuts) - (stages - 1 - number)
         at = min(range(most), key=lambda i: abs(cuts[i] - even))
         ends.append(cuts[at])
         cuts = cuts[at + 1 :]

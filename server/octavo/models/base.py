@@ -165,7 +165,7 @@ class CausalLM(Model):
         stage, decoder = self.tp.stage, self.model
         attention = [m for m in self.modules() if isinstance(m, Attention)]
         shared = [range(owner.layer, m.layer + 1) for m in attention if (owner := m.shares_kv_with) is not None]
-        layers = split_layers(len(decoder.layers), stage.size, shared)[stage.number]
+        layers = split_layers(len(decoder.layers), stage.size, shared, self._head_in_layers())[stage.number]
         first = sum(one.layer < layers.start for one in self._attention_layers())
         self.specs_of_all = self.kv_cache_specs(), first
         table, tied = decoder.embed_tokens, self.lm_head.is_tied
@@ -177,6 +177,18 @@ class CausalLM(Model):
             table.is_for_head = True
         for number, one in enumerate(self._attention_layers()):
             one.layer = number  # among the caches that are here
+
+    def _head_in_layers(self) -> int:
+        """How many layers the head counts as: half of those with as many weights, since steps that decode compute it of
+        every row, and those with prompts of one row of each. The same on all ranks."""
+        modules, of_layers = list(self.model.layers.modules()), 0
+        for one in modules:
+            if isinstance(one, LinearBase):
+                of_layers += one.input_size * one.output_size * self.tp.size
+            elif isinstance(one, ExpertsBase):
+                of_layers += 3 * one.settings.num_experts * one.settings.hidden_size * one.settings.inner_size
+        of_head = self.config.vocab_size * self.config.hidden_size
+        return round(of_head * len(self.model.layers) / (2 * max(1, of_layers)))
 
     def share_experts(self) -> None:
         """Have every layer's experts see all rows of a step, as the other replicas expect: called before there are

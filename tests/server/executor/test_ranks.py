@@ -245,6 +245,15 @@ def test_every_step_in_flight_is_watched(pair: Pair) -> None:
     assert str(pair.lost).startswith("step 8 was not done")
 
 
+def test_a_rank_without_a_heartbeat_is_told_without_a_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an adapter is read, or before there is any step."""
+    monkeypatch.setattr("octavo.executor.ranks._SILENT_SECONDS", 3.5)
+    assert pair._silence() is None
+    pair.timeout = 0.5
+    pair.wait_for_news(20)
+    assert pair.lost == "rank 1 (process 7) has given no sign of life for 3.5 s"
+
+
 def test_no_step_follows_one_that_was_interrupted(pair: Pair) -> None:
     """The ranks are in the middle of it, and would take the next one's exchanges for its own."""
 
