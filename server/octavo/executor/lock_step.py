@@ -13,7 +13,9 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
+from octavo.errors import OctavoError
 from octavo.interface.engine_config import ParallelConfig
 from octavo.layers.parallel import Replicas
 from octavo.system import limits
@@ -43,19 +45,21 @@ class LockStep:
         return [sock.fileno() for sock in self._sockets.values()]
 
     def share_memory(self) -> Replicas:
-        """What the experts of all exchange through: the first engine makes it, and hands it to the others."""
+        """What the experts of all exchange through: the first engine makes it, and hands it to the others. Raises
+        OctavoError where that one does not."""
         ranks = len(self._sockets) + 1
         if self._number == 0:
             descriptor = create_shared_memory(ranks, self._timeout, limits.cpu_count() >= ranks)
             for sock in self._sockets.values():
-                socket.send_fds(sock, [b"f"], [descriptor])
+                with suppress(OSError):  # one that has ended, as its parent notices
+                    socket.send_fds(sock, [b"f"], [descriptor])
         else:
             try:
                 _, descriptors, _, _ = socket.recv_fds(self._sockets[0], 1, 1)
-            except TimeoutError:
-                raise RuntimeError(f"core 0 did not begin within {self._timeout:g} s") from None
+            except OSError:
+                descriptors = []
             if not descriptors:
-                self._lose(0)
+                raise OctavoError(f"core 0, which has some of the experts, did not begin within {self._timeout:g} s")
             (descriptor,) = descriptors
         memory = SharedMemory(descriptor, self._number, ranks)
         os.close(descriptor)

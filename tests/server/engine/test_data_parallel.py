@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import threading
 import time
 import urllib.request
@@ -23,7 +24,9 @@ from support.tiny_models import make_model
 from octavo import LLM, SamplingParams
 from octavo.engine.args import EngineArgs
 from octavo.engine.data_parallel import Loads
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, OctavoError
+from octavo.executor.lock_step import LockStep
+from octavo.interface.engine_config import ParallelConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
 
 
@@ -163,6 +166,18 @@ def test_experts_are_dealt_to_cores_that_step_together(tmp_path: Path) -> None:
             thread.join(20)
         assert engine.process.wait(20) == 1 and time.monotonic() - killed < 10
         assert are_gone(list(map(int, children)))
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_an_engine_without_the_first_one_says_so(has_ended: bool) -> None:
+    """That one makes what the experts of all exchange through."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        lock_step = LockStep(1, [ours], ParallelConfig(distributed_timeout_seconds=1))
+        if has_ended:
+            theirs.close()
+        with pytest.raises(OctavoError, match="core 0, which has some of the experts, did not begin within 1 s"):
+            lock_step.share_memory()
 
 
 @pytest.mark.parametrize(
