@@ -32,7 +32,7 @@ class RouterResources(Resources):
         rules=(WHOLE_BYTES,),
     )
     limits: dict[str, Amount] = spec_field(
-        "Maximum resources of a router. Default: memory 512Mi.", default={}, override=RESOURCE_MAP, rules=(WHOLE_BYTES,)
+        "Maximum resources of a router. Default: memory 1Gi.", default={}, override=RESOURCE_MAP, rules=(WHOLE_BYTES,)
     )
 
 

@@ -2,7 +2,7 @@
 -- The first that exists: a session header; prompt_cache_key; of a chat its messages through the first one of the user;
 -- of another request the beginning of its prompt or input. A wrong key costs a prefix hit, never an answer, so the body
 -- is scanned, not checked. SESSION_HEADERS and KEY_BYTES stand above: the operator puts them there.
-local CHAT_BYTES, MOST_PARTS, IMAGE_BYTES = 16384, 1000000, 4096
+local CHAT_BYTES, MOST_PARTS, IMAGE_BYTES, LARGE_BYTES = 16384, 1000000, 4096, 1048576
 local band, bxor, lshift, rol, rshift = bit.band, bit.bxor, bit.lshift, bit.rol, bit.rshift
 local byte, char, find, sub = string.byte, string.char, string.find, string.sub
 local QUOTE, COMMA, COLON, OBJECT, ARRAY, BACKSLASH = 34, 44, 58, 123, 91, 92
@@ -190,6 +190,7 @@ function envoy_on_request(handle)
   local body = handle:body()
   if not body or body:length() == 0 then return end
   local text = key_text(body:getBytes(0, body:length()), salt)
+  if body:length() > LARGE_BYTES then collectgarbage() end  -- or copies of many megabytes lie about until much later
   -- Headers are to be asked for anew once the body has arrived: the old object is out of scope then.
   if text then handle:headers():add("x-octavo-key", hash(text)) end
 end

@@ -28,7 +28,7 @@ FILES = "octavo.dev/router-files"  # annotation of the ConfigMap: hash of its fi
 BOOTSTRAP = "octavo.dev/router-bootstrap"  # annotation of the pods: hash of the file that Envoy reads once
 _CONFIG_VOLUME = "config"
 _REQUESTS = {"cpu": "100m", "memory": "128Mi"}
-_MEMORY_LIMIT = "512Mi"
+_MEMORY_LIMIT = "1Gi"  # eight images of 20 MB at once: a router holds copies of each for a moment
 PICKER_GRPC_PORT = 9002  # on loopback
 _WORKERS = 2  # threads of a router without a limit of CPU: not one for each core of the node
 
