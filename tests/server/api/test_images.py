@@ -20,31 +20,16 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.images import image_of, make_tokenizer
-from support.vision import CASES
+from support.tiny_llava import TOKENS, save_tiny_llava
 
 from octavo import LLM, SamplingParams
 from octavo.bench import serve
-
-TOKENS = 16  # of an image
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for part in m.content %}"
-    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}|{% endfor %}"
-)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llava")
-    CASES["llava"].save(path)
-    tokenizer = make_tokenizer()
-    tokenizer.backend.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
-    (path / "preprocessor_config.json").write_text(json.dumps(sizes))
-    config = json.loads((path / "config.json").read_text())
-    config["image_token_index"] = config["image_token_id"] = tokenizer.convert_tokens_to_ids(["<image>"])[0]
-    (path / "config.json").write_text(json.dumps(config))
+    save_tiny_llava(path)
     return path
 
 
