@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from PIL import Image
 from support.images import make_tokenizer
@@ -19,6 +20,7 @@ from octavo import LLM
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError, ModelError, OctavoError
 from octavo.loader.weight_bytes import model_without_memory
+from octavo.models.registry import model_class
 from octavo.multimodal.processors import image_processor
 
 V = "vision_config"
@@ -94,6 +96,9 @@ FILES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # as they fit the t
     "pixtral": ({"size": {"longest_edge": 64}, "patch_size": {"height": 99, "width": 99}}, {"patch_size": 8}),
     "mistral3": ({"size": {"longest_edge": 64}}, {"patch_size": 8, "spatial_merge_size": 2}),
     "llava-next": ({"size": {"shortest_edge": 32}, "crop_size": SQUARE}, {"patch_size": 16}),
+    "smolvlm": ({"max_image_size": {"longest_edge": 32}, "size": {"longest_edge": 96}}, {}),
+    "qwen2.5-vl": ({"patch_size": 4, "min_pixels": 64, "max_pixels": 1024}, {}),
+    "qwen3-vl": ({"patch_size": 4, "size": {"shortest_edge": 64, "longest_edge": 1024}}, {}),
     "llava-onevision": ({"size": SQUARE}, {"num_image_tokens": 4, "vision_aspect_ratio": "anyres_max_2"}),
 }
 # case, its image processor's settings, of its processor's, of the user
@@ -127,6 +132,11 @@ WRONG: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     ("pixtral", {}, {}, {"do_resize": False}, "mm_processor_kwargs: do_resize"),
     ("pixtral", {}, {}, {"patch_size": 4}, "patch_size"),
     ("mistral3", {}, {"spatial_merge_size": 1}, {}, "spatial_merge_size must be 2"),
+    ("qwen2.5-vl", {}, {}, {"merge_size": 3}, "mm_processor_kwargs: merge_size must be 2"),
+    ("qwen2.5-vl", {"patch_size": "4"}, {}, {}, "patch_size must be 4"),
+    ("qwen2.5-vl", {}, {}, {"max_pixels": 63}, "mm_processor_kwargs: max_pixels leaves no number of pixels"),
+    ("qwen2.5-vl", {}, {}, {"min_pixels": "few"}, "mm_processor_kwargs: min_pixels must be a positive integer"),
+    ("qwen2.5-vl", {}, {}, {"do_resize": False}, "mm_processor_kwargs: do_resize"),
     ("llava-next", {"crop_size": {"height": 64, "width": 64}}, {}, {}, "crop_size"),
     ("llava-next", {}, {}, {"image_grid_pinpoints": [[32, 32]]}, "mm_processor_kwargs: image_grid_pinpoints"),
     ("llava-onevision", {}, {"num_image_tokens": 729}, {}, "num_image_tokens must be 4"),
@@ -142,14 +152,28 @@ def write(folder: Path, image: dict[str, Any], processor: dict[str, Any]) -> dic
     return config
 
 
+SIZES = [(1, 1), (1, 400), (400, 1), (32, 32), (64, 64), (64, 32), (33, 31), (95, 97), (7, 50), (500, 333)]
+
+
 @pytest.mark.parametrize("case", FILES)
 def test_files_that_fit_are_taken(case: str, folders: dict[str, Path]) -> None:
+    """And there are as many placeholders as the tower makes embeddings."""
     config = write(folders[case], *FILES[case])
     first = image_processor(folders[case], config, make_tokenizer())
     assert first is not None
-    for size in ((1, 1), (1, 400), (400, 1), (32, 32), (64, 64), (64, 32)):
+    args = EngineArgs(model=str(folders[case]), load_format="dummy", skip_tokenizer_init=True, dtype="float32")
+    model = args.create_engine_config(progress=False).model
+    family: Any = model_class(model.architecture)
+    vision = object.__new__(family).create_vision(model)
+    for weight in vision.parameters():
+        weight.zero_()
+    for size in SIZES:
+        if case.startswith("qwen") and max(size) > 200 * min(size):
+            continue
         features = first.process(Image.new("RGB", size))
         assert 0 < features.num_embeds <= first.max_tokens()
+        found, *_ = vision.encode({name: torch.from_numpy(array) for name, array in features.tensors.items()})
+        assert len(found) == features.num_embeds, size
     # Where processor_config.json holds both, as transformers 5 writes it, it is the one that counts.
     image, processor = FILES[case]
     (folders[case] / "processor_config.json").write_text(json.dumps({**processor, "image_processor": image}))

@@ -278,6 +278,8 @@ def test_a_digest_knows_pixels_shape_and_settings(tokenizer: Tokenizer, tmp_path
 def test_settings_of_the_user_replace_the_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
     few = ours("qwen2.5-vl", tmp_path, tokenizer, max_pixels=28 * 28 * 4)
     assert few.max_tokens() == 28 and ours("qwen2.5-vl", tmp_path, tokenizer).max_tokens() == 89
+    sized = ours("qwen2.5-vl", tmp_path, tokenizer, size={"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 4})
+    assert sized.max_tokens() == few.max_tokens(), "before the files' max_pixels"
     with pytest.raises(ConfigError, match=r"mm_processor_kwargs has 'num_crops'.* it has .*max_pixels"):
         ours("qwen2.5-vl", tmp_path, tokenizer, num_crops=4)
 

@@ -32,27 +32,28 @@ class QwenVLProcessor(ImageProcessor):
         super().__init__(settings, tokenizer)
         image = settings.image
         self.placeholder = placeholder_id(settings, tokenizer, "<|image_pad|>")
-        self.patch, self.merge = int(image["patch_size"]), int(image["merge_size"])
-        self.temporal = int(image["temporal_patch_size"])
-        encoder = {"patch_size": self.patch, "merge_size": self.merge, "temporal_patch_size": self.temporal}
-        for name, ours in encoder.items():
+        for name in ("patch_size", "merge_size", "temporal_patch_size"):
             stated = settings.vision.get(name.replace("merge_size", "spatial_merge_size"))
-            settings.agree(name, ours, ours if stated is None else stated)
-        size = {**self.defaults["size"], **settings.size()}
-        self.min_pixels = int(image["min_pixels"] or size["shortest_edge"])
-        self.max_pixels = int(image["max_pixels"] or size["longest_edge"])
+            settings.agree(name, image[name], image[name] if stated is None else stated)
+            _check_positive(settings, name, image[name])
+        self.patch, self.merge, self.temporal = image["patch_size"], image["merge_size"], image["temporal_patch_size"]
+        if not image["do_resize"]:
+            raise settings.error("do_resize", "must be true, as images must be whole squares of patches, got False")
+        self.min_pixels = _area(settings, "min_pixels", "shortest_edge")
+        self.max_pixels = _area(settings, "max_pixels", "longest_edge")
+        if self.min_pixels > self.max_pixels:
+            name = "min_pixels" if "min_pixels" in settings.asked else "max_pixels"
+            least = f"{self.min_pixels} (the least) to {self.max_pixels} (the most)"
+            raise settings.error(name, f"leaves no number of pixels: {least}")
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
-        if not self.settings.image["do_resize"]:
-            return height, width
         return pixels.smart_resize(height, width, self.patch * self.merge, self.min_pixels, self.max_pixels)
 
     def tensors(self, rgb: Image) -> dict[str, np.ndarray]:
         """See `ImageProcessor`."""
         import numpy as np
 
-        if self.settings.image["do_resize"]:
-            rgb = pixels.resize(rgb, *self._resized(rgb.height, rgb.width), self.resample)
+        rgb = pixels.resize(rgb, *self._resized(rgb.height, rgb.width), self.resample)
         patch, merge = self.patch, self.merge
         rows, columns = rgb.height // patch, rgb.width // patch
         values = pixels.channels_first(rgb, self.table)
@@ -82,3 +83,17 @@ class QwenVLProcessor(ImageProcessor):
         grids = [(cells // rows * factor, rows * factor) for rows in range(1, math.isqrt(cells) + 1)]
         images = [*((width, height) for width, height in grids if width <= 200 * height), (200 * factor, factor)]
         return max(images, key=lambda size: math.prod(self._resized(size[1], size[0])))
+
+
+def _area(settings: Settings, name: str, edge: str) -> int:
+    """A limit in pixels, by either of its names: the user's before that of files."""
+    value = settings.image[name]
+    if value is None or ("size" in settings.asked and name not in settings.asked):
+        name, value = "size", {**QwenVLProcessor.defaults["size"], **settings.size()}[edge]
+    _check_positive(settings, name, value)
+    return int(value)
+
+
+def _check_positive(settings: Settings, name: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise settings.error(name, f"must be a positive integer, got {value!r:.60}")
