@@ -103,7 +103,7 @@ CHECKPOINTS = {
     ),
     "smolvlm": _idefics3(SMOLVLM_TEXT, SIGLIP_BASE, 4, "bfloat16"),
 }  # fmt: skip
-FORMAT = 1  # one more, and what was made before is made anew
+FORMAT = 2  # one more, and what was made before is made anew
 
 
 def checkpoint(name: str, root: Path) -> Path:
@@ -138,6 +138,8 @@ def _make(made: Checkpoint, folder: Path) -> None:
             if parameter.ndim > 1:  # states keep their size, and the likeliest token is well ahead of the next
                 scale = 4.0 if "lm_head" in name or "embed_tokens" in name else 1.0
                 parameter.normal_(0, scale * parameter[0].numel() ** -0.5)
+    for part in (config.text_config, config.vision_config):
+        part.dtype = made.dtype
     model.to(getattr(torch, made.dtype)).save_pretrained(folder)
     template = TEMPLATE.replace("PLACEHOLDER", made.placeholder)
     tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}

@@ -13,14 +13,17 @@ from torch.nn import functional
 
 import octavo_kernels
 from octavo.errors import ModelError
-from octavo.layers.weights import WeightSlot, copy_slot
+from octavo.layers.quantization.dense import has_dense_kernels
+from octavo.layers.weights import WeightSlot, WeightSource, copy_slot
+from octavo_kernels.dense import empty_dense
+from octavo_kernels.packing import fill_dense
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu": lambda x: octavo_kernels.activate(x, "gelu"),
+    "gelu_pytorch_tanh": lambda x: octavo_kernels.activate(x, "gelu_tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "silu": functional.silu,
-    "relu": functional.relu,
+    "silu": lambda x: octavo_kernels.activate(x, "silu"),
+    "relu": lambda x: octavo_kernels.activate(x, "relu"),
 }
 
 
@@ -46,15 +49,35 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 class TowerLinear(Weights):
-    """``x W^T + b``."""
+    """``x W^T + b``. On a CPU its weight is packed as the kernels read it; a row's result depends on that row alone."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__()
-        self.weight = parameter(outputs, inputs)
+        dtype, device = torch.get_default_dtype(), torch.get_default_device()
+        self.shape, self.packed = (outputs, inputs), None
+        if device.type == "meta" or has_dense_kernels(device, dtype):
+            self.packed = empty_dense([outputs], inputs, [dtype])
+            self.weight = nn.Parameter(self.packed.parts[0].data, requires_grad=False)
+        else:
+            self.weight = parameter(outputs, inputs)
         self.bias = parameter(outputs) if bias else None
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """See `Weights`."""
+        for slot in super().weight_slots():
+            yield WeightSlot(0, "weight", self.shape, self._pack) if self.packed and slot.leaf == "weight" else slot
+
+    def _pack(self, source: WeightSource) -> None:
+        assert self.packed is not None
+        first = 0
+        for rows in source.pieces(self.packed.parts[0].data.dtype, slice(0, self.shape[0])):
+            fill_dense(self.packed, first, rows)
+            first += len(rows)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, inputs]``; returns ``[T, outputs]``."""
+        if self.packed is not None:
+            return octavo_kernels.dense_linear(x, self.packed, self.bias)
         return octavo_kernels.linear(x, self.weight, self.bias)
 
 
@@ -79,7 +102,11 @@ class TowerNorm(Weights):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, size]``."""
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+        return octavo_kernels.layer_norm(x, self.weight, self.bias, self.eps)[0]
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of the sum of both, and the sum."""
+        return octavo_kernels.layer_norm(x, self.weight, self.bias, self.eps, residual)
 
 
 class TowerRMSNorm(Weights):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+import octavo_kernels
 from octavo.interface.vision_config import VisionConfig
 from octavo.layers.decoder import Elsewhere
 from octavo.layers.vision import (
@@ -33,9 +34,8 @@ class VisionLayer(nn.Module):
 
     def forward(self, x: Tensor, starts: Tensor) -> Tensor:
         """``x [T, width]``, sequences from ``starts`` on."""
-        x = x + self.self_attn(self.layer_norm1(x), starts)
-        out: Tensor = x + self.mlp(self.layer_norm2(x))
-        return out
+        normed, x = self.layer_norm2.add(self.self_attn(self.layer_norm1(x), starts), x)
+        return octavo_kernels.add(x, self.mlp(normed))
 
 
 class _Embeddings(Weights):

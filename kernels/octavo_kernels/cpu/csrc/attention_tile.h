@@ -185,17 +185,25 @@ INLINE void bf16_scores(const float *q, int64_t depth, int64_t head_size, const 
         for (int n = 0; n < CHUNKS; n++) vstore(s + i * TILE + n * VW, sum[i][n]);
 }
 
-// Pack rows of keys and values, [TILE] each, into chunks of pairs, which lie head_size / 2 * CHUNK floats apart
+// Pack rows of keys and values, [TILE] each, into chunks of pairs, which lie head_size / 2 * CHUNK floats apart: keys square by
+// square, values by two rows
 INLINE void pack_rows_as_pairs(const void *const *keys, const void *const *values, float *key_chunks, float *value_chunks,
                                int64_t head_size) {
-    for (int64_t j = 0; j < TILE; j++) {
-        const float *key = keys[j];
-        const uint16_t *value = values[j];
-        float *to_keys = key_chunks + j / CHUNK * CHUNK * head_size / 2 + j % CHUNK;
-        uint16_t *to_values = (uint16_t *)(value_chunks + j / 2 * head_size) + j % 2;
-        for (int64_t d = 0; d < head_size / 2; d++) memcpy(to_keys + d * CHUNK, key + d, 4);
-        for (int64_t d = 0; d < head_size; d++) to_values[2 * d] = value[d];
-    }
+    _Static_assert(CHUNK == VW, "a chunk's keys are a vector");
+    for (int64_t j = 0; j < TILE; j += VW, key_chunks += CHUNK * head_size / 2)
+        for (int64_t d = 0; d < head_size / 2; d += VW) {
+            vf r[VW];
+#pragma GCC unroll 16
+            for (int i = 0; i < VW; i++) r[i] = vload((const float *)keys[j + i] + d);
+            transpose_square(r);
+#pragma GCC unroll 16
+            for (int i = 0; i < VW; i++) vstore(key_chunks + (d + i) * CHUNK, r[i]);
+        }
+    for (int64_t j = 0; j < TILE; j += 2, value_chunks += head_size)
+        for (int64_t d = 0; d < head_size; d += VW) {
+            const vu even = (vu)load_as(values[j], d, BFLOAT16), odd = (vu)load_as(values[j + 1], d, BFLOAT16);
+            vstore(value_chunks + d, (vf)(even >> 16 | odd));
+        }
 }
 
 // Copy the first `count` values of a chunk and fill the rest with zeros, whatever it holds

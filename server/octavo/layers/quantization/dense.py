@@ -21,6 +21,18 @@ from octavo_kernels.packing import fill_dense
 FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
+def has_kernels() -> bool:
+    """Whether the C kernels compute what is on the CPU."""
+    from octavo_kernels import cpu
+
+    return octavo_kernels.backend_name(torch.device("cpu")) == "cpu" and cpu.unavailable_reason() is None
+
+
+def has_dense_kernels(device: torch.device | str, dtype: torch.dtype) -> bool:
+    """Whether they take activations of ``dtype`` and weights of 16 and 32 bits on ``device``."""
+    return torch.device(device).type == "cpu" and dtype in (torch.float32, torch.bfloat16) and has_kernels()
+
+
 @dataclass(frozen=True)
 class WeightTypes:
     """In which dtype a tensor is held: its own unless ``dtype`` is shorter. ``rounds_float16``: to bfloat16, too, which

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-import octavo_kernels
 from octavo.errors import ConfigError, ModelError
 from octavo.interface.config_checks import Fields
 from octavo.interface.engine_config import ModelConfig
@@ -17,7 +16,7 @@ from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
 from octavo.layers.quantization.bitsandbytes import BitsAndBytes
 from octavo.layers.quantization.checkpoint import CheckpointConfig
 from octavo.layers.quantization.compressed_tensors import CompressedTensors
-from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod, WeightTypes
+from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod, WeightTypes, has_dense_kernels, has_kernels
 from octavo.layers.quantization.fp4 import MXFP4
 from octavo.layers.quantization.fp8 import FBGEMM, FP8
 from octavo.layers.quantization.gptq import GPTQ
@@ -71,8 +70,8 @@ def quantization_config(
         _check_agreement(config, asked, "gguf" if config.files.format == "gguf" else found)
     if asked == "int8" and not on_cpu:
         raise ConfigError("quantization int8 is for plain weights on this device, not for GGUF files; leave it out")
-    packed = on_cpu and asked != "none" and _has_kernels()
-    dense = _has_dense_kernels(config, device)
+    packed = on_cpu and asked != "none" and has_kernels()
+    dense = has_dense_kernels(device, getattr(torch, config.dtype))
     values = DenseConfig(WeightTypes.of(config)) if dense else UnquantizedConfig()
     if stored is not None:
         return CheckpointConfig(stored, modules or {}, parts or {}, packed, values, not on_cpu and asked != "none")
@@ -83,13 +82,9 @@ def quantization_config(
 
 def exact_method(config: ModelConfig, device: torch.device | str = "cpu") -> LinearMethod:
     """The method of an `ExactLinear`."""
-    if _has_dense_kernels(config, device):
+    if has_dense_kernels(device, getattr(torch, config.dtype)):
         return DenseLinearMethod(WeightTypes(torch.float32, False), torch.float32)
     return UnquantizedLinearMethod()
-
-
-def _has_dense_kernels(config: ModelConfig, device: torch.device | str) -> bool:
-    return torch.device(device).type == "cpu" and config.dtype in ("float32", "bfloat16") and _has_kernels()
 
 
 def stored_format(config: ModelConfig) -> CheckpointFormat | None:
@@ -110,9 +105,3 @@ def _check_agreement(config: ModelConfig, asked: str | None, stored: str | None)
     if asked != stored:
         said = "is not quantised" if stored is None else f"is stored as {stored}"
         raise ConfigError(f"quantization {asked} was asked for, but {config.model} {said}; leave --quantization out")
-
-
-def _has_kernels() -> bool:
-    from octavo_kernels import cpu
-
-    return octavo_kernels.backend_name(torch.device("cpu")) == "cpu" and cpu.unavailable_reason() is None
