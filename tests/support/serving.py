@@ -84,11 +84,19 @@ class Engine:
             self.process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env
             )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + 120
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.management_port}/readyz", timeout=2)
-                return self
+                return
             except OSError:
                 assert self.process.poll() is None, self.log
                 assert time.monotonic() < deadline, self.log
