@@ -70,15 +70,20 @@ class Case:
         torch.manual_seed(seed)
         config = getattr(transformers, self.config_class)(**self.settings)
         model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                low = -0.5 if "Gemma" in self.config_class and "language_model" in name else 0.5
-                if parameter.ndim == 1 and "norm" in name and name.endswith("weight"):
-                    parameter.uniform_(low, low + 1.0)
-                else:
-                    parameter.normal_(0, 0.15 if parameter.ndim > 1 else 0.1)
+        randomize(model, self.config_class)
         model.save_pretrained(path)
         return model
+
+
+def randomize(model: Any, family: str) -> None:
+    """Draw weights large enough that every part of the model counts."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            low = -0.5 if "Gemma" in family and "language_model" in name else 0.5
+            if parameter.ndim == 1 and "norm" in name and name.endswith("weight"):
+                parameter.uniform_(low, low + 1.0)
+            else:
+                parameter.normal_(0, 0.15 if parameter.ndim > 1 else 0.1)
 
 
 def _square(count: int, side: int = 32, **how: Any) -> Callable[[np.random.Generator], TestImage]:
