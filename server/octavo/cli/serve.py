@@ -22,6 +22,7 @@ from octavo.fetch.model_names import check_model_name
 from octavo.flags.config_file import with_config_file
 from octavo.flags.fields import from_flags
 from octavo.flags.serve_flags import add_serve_flags
+from octavo.system.limits import allow_many_descriptors
 from octavo.system.logging_setup import setup_logging
 
 logger = logging.getLogger("octavo.serve")
@@ -56,6 +57,7 @@ def run(namespace: argparse.Namespace) -> int:
     if engine_args.nnodes > 1 and engine_args.distributed_executor_backend != "ray":
         cluster_token()
     setup_logging(args.log_level, args.log_format, process="api")
+    allow_many_descriptors()
     # Importing torch takes the core longest of all: it begins at once, and what follows happens meanwhile.
     process = start_cores(engine_args)
     gc.disable()  # what is imported now is no garbage
@@ -127,12 +129,11 @@ def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess | Cor
     phases.done("loading the tokenizer")
     import uvloop
 
-    from octavo.entrypoints.server import Started, allow_many_connections, serve
+    from octavo.entrypoints.server import Started, serve
     from octavo.entrypoints.transport.http_server import quiet_access_log
 
     phases.done("importing the server")
     quiet_access_log()
-    allow_many_connections()
     sockets = bind(args)
     # What has been made so far lives as long as we do: the collector need not look at it, not even now.
     gc.freeze()

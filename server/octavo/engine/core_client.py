@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import msgspec
@@ -19,6 +19,8 @@ from octavo.engine.output_codec import decode_outputs
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.interface.adapters import Adapter, AdapterAnswer
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.images import ImageItem
+from octavo.interface.memory_file import send_file
 from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest
 from octavo.system.channel import Frames, Kind, frame
 from octavo.system.parent import describe_exit
@@ -82,7 +84,19 @@ class CoreClient(asyncio.Protocol):
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request."""
+        if request.mm_items:
+            request = replace(request, mm_items=[self._handed_over(item) for item in request.mm_items])
         self._send(Kind.ADD, request)
+
+    def _handed_over(self, item: ImageItem) -> ImageItem:
+        """An image whose file, if it has one, is with the core, or else with the numbers in it."""
+        if item.file is None:
+            return item
+        try:
+            send_file(self.process.files, item.digest, item.file)
+        except OSError:  # the core has not fetched those before it
+            return item.without_file(item.file.content)
+        return item.without_file(None)
 
     def abort_requests(self, request_ids: list[str]) -> None:
         """End requests; unknown ids are ignored."""

@@ -30,8 +30,8 @@ class CoreOptions:
 
 
 class CoreProcess:
-    """The core as a child process: ``python -m octavo.engine.core_proc SOCKET HEARTBEATS RANKS``, two descriptors that
-    it inherits and the number of ranks, the others of which are its children.
+    """The core as a child process: ``python -m octavo.engine.core_proc SOCKET FILES HEARTBEATS RANKS``, which are three
+    descriptors that it inherits and the number of ranks, the others of which are its children.
 
     It reads one line of JSON from its stdin and ends when stdin does, so it cannot outlive its parent.
     """
@@ -40,12 +40,13 @@ class CoreProcess:
         """``num_ranks``: on this machine; ``nnodes``: machines that each have as many; ``number`` of this core among
         several, ``links``: descriptors to the others, see `octavo.executor.lock_step.LockStep`."""
         self.socket, theirs = socket.socketpair()  # for a `CoreClient`
-        with theirs, tempfile.TemporaryFile() as shared:
+        self.files, their_files = socket.socketpair()  # descriptors go over it
+        with theirs, their_files, tempfile.TemporaryFile() as shared:
             self.shared_fd = os.dup(shared.fileno())  # a page of heartbeats for each rank, then the block map
             self.heartbeat = Heartbeat(self.shared_fd, create=True)
             others = [Heartbeat(self.shared_fd, create=False, rank=rank) for rank in range(1, num_ranks * nnodes)]
             self.heartbeats = [self.heartbeat, *others]  # by rank
-            inherited = theirs.fileno(), shared.fileno()
+            inherited = theirs.fileno(), their_files.fileno(), shared.fileno()
             arguments = *inherited, num_ranks, number, *links
             command = [sys.executable, "-m", "octavo.engine.core_proc", *map(str, arguments)]
             # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.
@@ -86,6 +87,7 @@ class CoreProcess:
             self.process.kill()
             code = self.process.wait()
         self.socket.close()
+        self.files.close()
         if self.shared_fd >= 0:
             os.close(self.shared_fd)
             self.shared_fd = -1

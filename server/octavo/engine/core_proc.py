@@ -1,9 +1,10 @@
 """The engine core's process: one loop that receives requests, steps, and sends results.
 
-    python -m octavo.engine.core_proc SOCKET HEARTBEATS RANKS [NUMBER LINK...]  (octavo.engine.core_launcher does this)
+    python -m octavo.engine.core_proc SOCKET FILES HEARTBEATS RANKS [NUMBER LINK...]  (octavo.engine.core_launcher does)
 
 Configuration is one line of JSON on stdin. The end of stdin means that the parent has exited: so does this process.
-Messages are msgpack over the inherited SOCKET: no pickle, nothing that listens anywhere.
+Messages are msgpack over the inherited SOCKET, and descriptors of files in memory come over FILES: no pickle, nothing
+that listens anywhere.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from octavo.engine.core_launcher import CoreOptions
 from octavo.errors import OctavoError
 from octavo.executor.multiproc import start_ranks
 from octavo.executor.rank_processes import RankProcesses
+from octavo.interface.memory_file import receive_file
 from octavo.system.channel import Channel, Kind
 from octavo.system.heartbeat import Heartbeat
 from octavo.system.parent import die_with_parent, read_line_from_stdin
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from octavo.executor.lock_step import LockStep
     from octavo.interface.adapters import Adapter
     from octavo.interface.engine_config import ParallelConfig
+    from octavo.interface.images import ImageItem
     from octavo.interface.messages import EngineCoreOutputs
 
 logger = logging.getLogger(__name__)
@@ -51,8 +54,15 @@ CHECK_SECONDS = 30  # between integrity checks, at least
 class CoreProc:
     """The main loop. Blocks, using no CPU, while there is no work."""
 
-    def __init__(self, core: EngineCore, channel: Channel, heartbeat: Heartbeat, links: Sequence[int] = ()) -> None:
-        """``links``: descriptors that other engines' steps make readable."""
+    def __init__(
+        self,
+        core: EngineCore,
+        channel: Channel,
+        heartbeat: Heartbeat,
+        links: Sequence[int] = (),
+        files: socket.socket | None = None,
+    ) -> None:
+        """``links``: descriptors that other engines' steps make readable; over ``files`` come those of images."""
         import msgspec
 
         from octavo.engine.output_codec import encode_outputs
@@ -60,7 +70,7 @@ class CoreProc:
         from octavo.interface.messages import EngineCoreRequest
 
         self._core, self._links = core, links
-        self._channel = channel
+        self._channel, self._files = channel, files
         self._heartbeat = heartbeat
         self._decode_add = msgspec.msgpack.Decoder(EngineCoreRequest).decode
         self._decode_ids = msgspec.msgpack.Decoder(list[str]).decode
@@ -137,7 +147,9 @@ class CoreProc:
         """Handle one message. An error in it fails only its own request."""
         try:
             if kind is Kind.ADD:
-                self._core.add_request(self._decode_add(payload))
+                request = self._decode_add(payload)
+                request.mm_items = request.mm_items and [self._with_numbers(item) for item in request.mm_items]
+                self._core.add_request(request)
             elif kind is Kind.ABORT:
                 self._core.abort_requests(self._decode_ids(payload))
             elif kind is Kind.FINISH_SAMPLES:
@@ -158,6 +170,13 @@ class CoreProc:
             if not isinstance(error, ValueError):
                 logger.exception("request %s could not be added", request_id)
             self._refuse(request_id, str(error))
+
+    def _with_numbers(self, item: ImageItem) -> ImageItem:
+        """An image with what is in its file, which has been sent before it."""
+        if all(tensor.place is None for tensor in item.tensors.values()):
+            return item
+        assert self._files is not None
+        return item.without_file(receive_file(self._files, item.digest).content)
 
     def _refuse(self, request_id: str, error: str) -> None:
         from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs
@@ -206,9 +225,9 @@ def _beat_forever(
         time.sleep(BEAT_SECONDS)
 
 
-def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1, number: int = 0, *links: int) -> int:
-    """Run the core on two inherited descriptors, the first of ``num_ranks`` here; returns the exit status. ``number``:
-    of the core among several, to the others of which it has ``links``, see `LockStep`."""
+def main(socket_fd: int, files_fd: int, heartbeat_fd: int, num_ranks: int = 1, number: int = 0, *links: int) -> int:
+    """Run the core on three inherited descriptors, the first of ``num_ranks`` here; returns the exit status.
+    ``number``: of the core among several, to the others of which it has ``links``, see `LockStep`."""
     die_with_parent(os.getppid())  # elsewhere than on Linux the end of stdin has to suffice
     gc.disable()  # nothing imported or loaded is garbage, and collecting takes a sixth of the startup
     # The front end decides when this process stops: it drains on SIGTERM and then closes stdin.
@@ -217,7 +236,7 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1, number: int = 0,
     faulthandler.enable()
     started = time.perf_counter()
     channel, heartbeat = Channel(socket.socket(fileno=socket_fd)), Heartbeat(heartbeat_fd, create=False)
-    for descriptor in (socket_fd, heartbeat_fd, *links):  # a compiler started later must not hold them open
+    for descriptor in (socket_fd, files_fd, heartbeat_fd, *links):  # a compiler started later must not hold them open
         os.set_inheritable(descriptor, False)
     local = RankProcesses(range(1, num_ranks), heartbeat_fd) if num_ranks > 1 else None
     # The slow imports (torch, by the worker) come before the configuration does.
@@ -254,7 +273,7 @@ def main(socket_fd: int, heartbeat_fd: int, num_ranks: int = 1, number: int = 0,
         return _fail(channel, error)
     if core.executor.num_blocks > 1:
         core.share_block_map(create_block_map(heartbeat_fd, core.executor.num_blocks - 1))
-    proc = CoreProc(core, channel, heartbeat, links)
+    proc = CoreProc(core, channel, heartbeat, links, socket.socket(fileno=files_fd))
     # The model lives as long as the process: keep the collector from scanning it during a step.
     gc.collect()
     gc.freeze()

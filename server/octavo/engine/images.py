@@ -102,7 +102,7 @@ class ImageInputs:
         whole = self._config.model.architecture in SEES_IMAGES_WHOLE
         items = []
         for offset, image in zip(offsets, features, strict=True):
-            tensors = {name: HostTensor.of(array) for name, array in image.tensors.items()}
+            tensors = {name: HostTensor.of(array, image.places.get(name)) for name, array in image.tensors.items()}
             grid = self.processor.grid(image)
-            items.append(ImageItem(image.digest, offset, list(image.is_embed), tensors, grid, whole))
+            items.append(ImageItem(image.digest, offset, list(image.is_embed), tensors, grid, whole, image.file))
         return expanded, items

@@ -226,10 +226,21 @@ def shown(value: Any) -> str:
     if isinstance(value, (dict, list)) and len(value) > 20:
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)} entries"
     try:
-        text = msgspec.json.encode(value).decode()
+        text = msgspec.json.encode(_shortened(value)).decode()
     except (TypeError, ValueError, OverflowError, RecursionError):
         text = repr(value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def _shortened(value: Any, depth: int = 3) -> Any:
+    """The value without most of its long texts: encoding an image that is shown to nobody would hold up everybody."""
+    if isinstance(value, str):
+        return value[: _MAX_SHOWN + 1]
+    if depth and isinstance(value, dict):
+        return {_shortened(key): _shortened(item, depth - 1) for key, item in value.items()}
+    if depth and isinstance(value, list):
+        return [_shortened(item, depth - 1) for item in value[: _MAX_SHOWN + 1]]
+    return value
 
 
 async def on_http_exception(request: Request, error: Any) -> Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import signal
 import socket
 import time
@@ -31,17 +30,6 @@ if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-_MAX_DESCRIPTORS = 65_535
-
-
-def allow_many_connections() -> None:
-    """Raise the limit of file descriptors: with the usual 1,024, that many slow clients would lock out all others, and
-    the probes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @dataclass(frozen=True)
@@ -140,7 +128,7 @@ async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
 
 async def become_ready(engine: AsyncLLM, state: ServerState) -> None:
     """Wait until the engine has loaded its model, then admit requests. Raises OctavoError if it cannot."""
-    ready = await engine.wait_ready()
+    ready, _ = await asyncio.gather(engine.wait_ready(), state.images.prepare())
     state.metrics.record_cache(engine.config, ready.num_blocks, ready.blocks_of_longest)
     state.metrics.record_memory(ready.weight_bytes, ready.memory_shares)
     await state.adapters.load_modules(state.args.lora_modules)

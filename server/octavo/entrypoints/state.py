@@ -16,11 +16,13 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.adapter_list import AdapterList
 from octavo.entrypoints.adapters import Adapters, current_adapter
 from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.bodies import Bodies
 from octavo.entrypoints.images import ImageReader
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
 from octavo.metrics.stats import Progress
+from octavo.system.limits import memory_limit
 from octavo.version import __version__
 
 MAX_N = 128  # as OpenAI's API; more only if max_num_seqs is more
@@ -55,7 +57,6 @@ class ServerState:
         self.model_names = served_names(self.engine.config, self.args)
         self.adapters = Adapters(self.engine, self.args.lora_dir, self.model_names)
         self.adapter_list = AdapterList(self.adapters, self.args.lora_list, self.args.lora_credentials)
-        self.images = ImageReader(self.engine, self.args)
         self.fingerprint = system_fingerprint(self.engine.config)
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_n = max(MAX_N, max_num_seqs)
@@ -65,6 +66,9 @@ class ServerState:
         least = 32 if self.engine.config.model.reads_images else 4  # MiB
         own = max(least * 2**20, 32 * self.engine.config.scheduler.max_model_len)
         self.max_body_bytes = self.args.max_request_bytes or own
+        # Of bodies that arrive at once; each takes its size two or three times until its images have been read.
+        self.bodies = Bodies(max(4 * self.max_body_bytes, min(1 << 30, memory_limit() // 8)))
+        self.images = ImageReader(self.engine, self.args, self.bodies)
         self.chat_template = _read_template(self.args.chat_template)
 
     @property

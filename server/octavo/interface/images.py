@@ -7,6 +7,8 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Protocol
 
+from octavo.interface.memory_file import MemoryFile
+
 
 class Array(Protocol):
     """What is needed of a numpy array."""
@@ -20,6 +22,11 @@ class Array(Protocol):
         """Its lengths."""
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Of its numbers."""
+        ...
+
     def tobytes(self) -> bytes:
         """A copy of its numbers, in the order of C."""
         ...
@@ -27,16 +34,20 @@ class Array(Protocol):
 
 @dataclass(frozen=True)
 class HostTensor:
-    """An array's numbers, in the order of C."""
+    """An array's numbers, in the order of C: ``data``, or where there is a ``place``, the bytes from there to there of
+    the file of its image."""
 
     dtype: str  # numpy's name
     shape: tuple[int, ...]
-    data: bytes
+    data: memoryview
+    place: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, array: Array) -> HostTensor:
-        """A copy of a numpy array."""
-        return cls(str(array.dtype), tuple(array.shape), array.tobytes())
+    def of(cls, array: Array, at: int | None = None) -> HostTensor:
+        """A copy of a numpy array, or the place in a file where its numbers begin."""
+        if at is not None:
+            return cls(str(array.dtype), tuple(array.shape), memoryview(b""), (at, at + array.nbytes))
+        return cls(str(array.dtype), tuple(array.shape), memoryview(array.tobytes()))
 
 
 @dataclass
@@ -54,6 +65,7 @@ class ImageItem:
     grid: tuple[int, int, int] | None = None  # embeddings in time, height and width, with M-RoPE
     # The placeholders see each other in both directions: they are computed in one step.
     whole: bool = False
+    file: MemoryFile | None = None  # what its tensors' places are in
 
     @property
     def end(self) -> int:
@@ -73,7 +85,17 @@ class ImageItem:
 
     def without_tensors(self) -> ImageItem:
         """Where it lies, and no more."""
-        return replace(self, tensors={})
+        return replace(self, tensors={}, file=None)
+
+    def without_file(self, content: memoryview | None) -> ImageItem:
+        """With its tensors' numbers, which are in ``content``; None: another process has the file."""
+        if content is None:
+            return replace(self, file=None)
+        tensors = {
+            name: tensor if tensor.place is None else replace(tensor, data=content[slice(*tensor.place)], place=None)
+            for name, tensor in self.tensors.items()
+        }
+        return replace(self, tensors=tensors, file=None)
 
     def keys(self) -> list[int]:
         """A number for each placeholder, by which the prefix cache knows it: of this image's alone, and no token's."""

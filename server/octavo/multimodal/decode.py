@@ -38,7 +38,7 @@ def decode(data: bytes) -> Image:
             if max(image.size) > MAX_SIDE or image.width * image.height > MAX_PIXELS:
                 raise ImageError("image has two sizes; send another")
             image.load()
-    except ImageError:
+    except (ImageError, MemoryError):
         raise
     except Exception:  # whatever a decoder raises; its words are not for clients
         raise ImageError("image is damaged; send it again") from None
@@ -51,6 +51,8 @@ def turned(image: Image) -> Image:
 
     try:
         upright: Image = ImageOps.exif_transpose(image)
+    except MemoryError:
+        raise
     except Exception:  # EXIF data that cannot be read say nothing
         return image
     return upright

@@ -12,9 +12,11 @@ import binascii
 import os
 import re
 import socket
+import ssl
 import stat
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,22 @@ class MediaRules:
         return cls(frozenset(d.lower().rstrip(".") for d in domains), Path(folder).resolve() if folder else None)
 
 
+def prepare_fetching() -> None:
+    """Import what fetching needs and read the certificates that are trusted: both take long."""
+    import anyio._backends._asyncio  # noqa: F401
+    import httpcore  # noqa: F401
+    import httpx  # noqa: F401
+
+    _trusted()
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    import httpx
+
+    return httpx.create_ssl_context()
+
+
 async def fetch(
     url: str, rules: MediaRules, resolve: Resolve = _resolve, network: httpcore.AsyncNetworkBackend | None = None
 ) -> bytes:
@@ -87,6 +105,8 @@ def _parse(url: str, rules: MediaRules) -> httpx.URL:
         raise FetchError("image url has white space, a control character or a backslash; percent-encode it")
     try:
         parsed = httpx.URL(url)
+        if (parsed.port or 0) > 65_535:
+            raise ValueError("no port")
     except (httpx.InvalidURL, ValueError, TypeError):
         raise FetchError("image url cannot be read; check it") from None
     host = parsed.raw_host.decode().lower().rstrip(".")
@@ -131,7 +151,7 @@ async def _get(
     headers = [("Host", url.netloc.decode()), ("Accept", "image/*"), ("Accept-Encoding", "identity")]
     try:
         async with (
-            httpcore.AsyncConnectionPool(network_backend=Dialler(), retries=0) as pool,
+            httpcore.AsyncConnectionPool(_trusted(), network_backend=Dialler(), retries=0) as pool,
             pool.stream("GET", target, headers=headers) as response,
         ):
             if 300 <= response.status < 400:
@@ -185,10 +205,15 @@ def data_url_bytes(url: str) -> bytes:
     return base64_bytes(body)
 
 
+def check_length(text: str) -> None:
+    """Raises FetchError for base64, or a data: url, of an image that is too large."""
+    if len(text) * 3 // 4 > MAX_BYTES + 100:
+        raise FetchError(f"image has more than {MAX_BYTES // 10**6} MB; send a smaller one")
+
+
 def base64_bytes(text: str) -> bytes:
     """The bytes of an image in base64. Raises FetchError."""
-    if len(text) * 3 // 4 > MAX_BYTES + 3:
-        raise FetchError(f"image has more than {MAX_BYTES // 10**6} MB; send a smaller one")
+    check_length(text)
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -4,68 +4,36 @@ that pixels are neither copied through a socket nor encoded."""
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import socket
 import struct
-import tempfile
-from collections.abc import Sequence
 from typing import Any
 
+from octavo.interface.memory_file import MemoryFile
 from octavo.multimodal.items import ImageFeatures
 
 _HEAD = struct.Struct("=I")
 _ALIGN = 64
 
 
-def memory_file(pieces: Sequence[bytes | memoryview]) -> int:
-    """A descriptor of a file in memory with these bytes."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("octavo-image", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    try:
-        for piece in pieces:
-            left = memoryview(piece).cast("B")
-            while left:
-                left = left[os.write(descriptor, left) :]
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def mapped(descriptor: int) -> memoryview:
-    """The bytes of such a file, mapped; ``descriptor`` is closed."""
-    try:
-        size = os.fstat(descriptor).st_size
-        return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
-    finally:
-        os.close(descriptor)
-
-
-def send(sock: socket.socket, message: dict[str, Any], pieces: Sequence[bytes | memoryview] = ()) -> None:
-    """Send a message and, always, a file with ``pieces``; blocks. Raises OSError."""
+def send(sock: socket.socket, message: dict[str, Any], file: MemoryFile | None = None) -> None:
+    """Send a message, and perhaps a file; blocks. Raises OSError."""
     text = json.dumps(message).encode()
-    descriptor = memory_file(pieces)
-    try:
-        socket.send_fds(sock, [_HEAD.pack(len(text))], [descriptor])
-    finally:
-        os.close(descriptor)
+    head = _HEAD.pack(len(text))
+    if file is None:
+        sock.sendall(head + text)
+        return
+    socket.send_fds(sock, [head], [file.descriptor])
     sock.sendall(text)
 
 
-def receive(sock: socket.socket) -> tuple[dict[str, Any], memoryview]:
-    """The next message and its file; blocks. Raises EOFError when the other end is closed."""
+def receive(sock: socket.socket) -> tuple[dict[str, Any], MemoryFile | None]:
+    """The next message, and the file that came with it; blocks. Raises EOFError when the other end is closed."""
     head, descriptors, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
-    if not head or not descriptors:
+    files = [MemoryFile(descriptor) for descriptor in descriptors]
+    if not head:
         raise EOFError("the other end is closed")
-    content = mapped(descriptors[0])
-    while len(head) < _HEAD.size:
-        head += _exactly(sock, _HEAD.size - len(head))
-    message = json.loads(_exactly(sock, _HEAD.unpack(head)[0]))
-    return message, content
+    head += _exactly(sock, _HEAD.size - len(head))
+    return json.loads(_exactly(sock, _HEAD.unpack(head)[0])), files[0] if files else None
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
@@ -79,7 +47,7 @@ def _exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def packed(features: ImageFeatures) -> tuple[dict[str, Any], list[bytes | memoryview]]:
-    """What `send` takes for an image's features."""
+    """An image's features as a message and the bytes of its file."""
     import numpy as np
 
     tensors, pieces, at = [], list[bytes | memoryview](), 0
@@ -93,17 +61,18 @@ def packed(features: ImageFeatures) -> tuple[dict[str, Any], list[bytes | memory
     return {"digest": features.digest, "tensors": tensors, "runs": runs}, pieces
 
 
-def unpacked(message: dict[str, Any], content: memoryview) -> ImageFeatures:
-    """The inverse of `packed`; its arrays are ``content`` and cannot be written."""
+def unpacked(message: dict[str, Any], file: MemoryFile) -> ImageFeatures:
+    """The inverse of `packed`; its arrays are in ``file``, and cannot be written."""
     import numpy as np  # a server that is sent no image starts, and goes on, without it
 
-    tensors = {}
+    tensors, places = {}, {}
     for name, dtype, shape, at in message["tensors"]:
         count = int(np.prod(shape, dtype=np.int64))
-        tensors[name] = np.frombuffer(content, np.dtype(dtype), count, at).reshape(shape)
+        tensors[name] = np.frombuffer(file.content, np.dtype(dtype), count, at).reshape(shape)
+        places[name] = at
     ids = tuple(token for token, count, _ in message["runs"] for _ in range(count))
     flags = tuple(bool(flag) for _, count, flag in message["runs"] for _ in range(count))
-    return ImageFeatures(message["digest"], tensors, ids, flags)
+    return ImageFeatures(message["digest"], tensors, ids, flags, file, places)
 
 
 def _runs(features: ImageFeatures) -> list[list[int]]:

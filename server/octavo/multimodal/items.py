@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from octavo.interface.memory_file import MemoryFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,13 +22,16 @@ class ImageFeatures:
     ``digest`` is the same for two images exactly when their pixels, their shape and the processor's parameters are.
     ``tensors`` are what transformers' processor gives for this image alone (pixel_values, image_grid_thw, ...).
     ``token_ids`` stand in the prompt in place of the one placeholder; ``is_embed``, a flag for each, says which of them
-    the encoder's embeddings replace.
+    the encoder's embeddings replace. ``file`` holds the tensors' numbers, each from the byte in ``places`` on, where
+    another process has made them.
     """
 
     digest: str
     tensors: dict[str, np.ndarray]
     token_ids: tuple[int, ...]
     is_embed: tuple[bool, ...]
+    file: MemoryFile | None = None
+    places: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_embeds(self) -> int:

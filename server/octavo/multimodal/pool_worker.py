@@ -5,7 +5,9 @@ It reads what the checkpoint is from its first message, answers each further one
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import OctavoError
+from octavo.interface.memory_file import MemoryFile
 from octavo.multimodal import handover
 from octavo.multimodal.decode import decode
 from octavo.multimodal.fetch import base64_bytes, data_url_bytes
@@ -31,28 +34,42 @@ def _make_processor(about: dict[str, Any]) -> ImageProcessor:
 
 
 def _answer(
-    processor: ImageProcessor, message: dict[str, Any], content: memoryview
-) -> tuple[dict[str, Any], list[bytes | memoryview]]:
+    processor: ImageProcessor, message: dict[str, Any], file: MemoryFile | None
+) -> tuple[dict[str, Any], MemoryFile | None]:
+    if file is None:
+        return {"error": "image could not be processed: too many files are open"}, None
     try:
         if message["form"] == "file":
-            data = bytes(content)
+            data = bytes(file.content)
         else:
-            text = str(content, "ascii", "replace")
+            text = str(file.content, "ascii", "replace")
             data = data_url_bytes(text) if message["form"] == "url" else base64_bytes(text)
-        return handover.packed(processor.process(decode(data)))
+            del text
+        about, pieces = handover.packed(processor.process(decode(data)))
+        return about, MemoryFile.of(pieces)
     except ValueError as error:
-        return {"error": str(error)}, []
-    except MemoryError:
-        return {"error": "image takes more memory than there is; scale it down"}, []
+        return {"error": str(error)}, None
+    except (MemoryError, OSError):
+        return {"error": "image takes more memory than there is; scale it down"}, None
+
+
+def _give_way(memory: int) -> None:
+    """Let an image that takes too much cost this process alone: it may have ``memory`` more bytes, and where the
+    machine has none left, the kernel ends it first."""
+    os.nice(_NICE)
+    with contextlib.suppress(OSError, ValueError):  # elsewhere than on Linux, and where less is allowed already
+        Path("/proc/self/oom_score_adj").write_text("1000")
+        most = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + memory
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def main() -> None:
     """Serve one end of a socket pair."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server drains
-    os.nice(_NICE)
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
         about, _ = handover.receive(sock)
+        _give_way(about["memory"])
         try:
             processor = _make_processor(about)
         except OctavoError as error:

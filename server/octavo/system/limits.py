@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MAX_DESCRIPTORS = 65_535
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
@@ -68,6 +70,15 @@ def memory_limit(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -
             if numbers and numbers[0] > 0:
                 limit = min(limit, numbers[0])
     return limit
+
+
+def allow_many_descriptors() -> None:
+    """Raise the limit of file descriptors, of this process and those that it starts: with the usual 1,024, that many
+    slow clients would lock out all others, and the probes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_MAX_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager

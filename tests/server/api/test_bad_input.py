@@ -12,39 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.neighbour import PROMPT, Neighbour
 
-PROMPT = "The quick brown fox"
 LONG = "brown fox " * 2_000
 USER = [{"role": "user", "content": "Hello"}]
-
-
-class Neighbour(threading.Thread):
-    """Streams one long greedy answer after the other, and keeps book of what it sees."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(daemon=True)
-        self.url = url
-        self.texts: list[str] = []
-        self.longest_gap = 0.0
-        self.error: Exception | None = None
-        self.stopping = False
-
-    def run(self) -> None:
-        body = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True, "stream": True}
-        try:
-            while not self.stopping:
-                text, last = "", time.monotonic()
-                with httpx.stream("POST", self.url + "/v1/completions", json=body, timeout=30) as response:
-                    assert response.status_code == 200
-                    for line in response.iter_lines():
-                        now = time.monotonic()
-                        self.longest_gap, last = max(self.longest_gap, now - last), now
-                        if line.startswith("data: {"):
-                            text += json.loads(line[6:])["choices"][0]["text"]
-                assert line == "" or line == "data: [DONE]"
-                self.texts.append(text)
-        except Exception as error:
-            self.error = error
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +23,7 @@ def server(shared_server):
     neighbour = Neighbour(shared_server.url)
     neighbour.start()
     yield shared_server
-    neighbour.stopping = True
-    neighbour.join(60)
-    assert neighbour.error is None
-    assert neighbour.texts and len(set(neighbour.texts)) == 1, "the neighbour's answers must all be the same"
-    assert neighbour.longest_gap < 2.0 * SLACK
+    neighbour.check(longest_gap=2.0 * SLACK)
     answer = shared_server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 2})
     assert answer.status_code == 200
     assert shared_server.get("/health").status_code == 200
@@ -361,8 +328,8 @@ def test_there_are_descriptors_for_many_clients(shared_server):
     soft, hard = next(line.split()[3:5] for line in limits if line.startswith("Max open files"))
     assert soft == hard or int(soft) >= 65_535
     code = (
-        "import resource as r; from octavo.entrypoints.server import allow_many_connections\n"
-        "r.setrlimit(r.RLIMIT_NOFILE, (256, 1_000)); allow_many_connections(); print(r.getrlimit(r.RLIMIT_NOFILE))"
+        "import resource as r; from octavo.system.limits import allow_many_descriptors\n"
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, 1_000)); allow_many_descriptors(); print(r.getrlimit(r.RLIMIT_NOFILE))"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "(1000, 1000)"
 

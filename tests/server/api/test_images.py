@@ -174,7 +174,7 @@ def test_bad_images_are_refused_beside_a_stream_that_goes_on(server: Any) -> Non
             assert answer.status_code == 400 and words in answer.json()["error"]["message"], (part, answer.text)
             assert "\n" not in answer.json()["error"]["message"]
         two = ask(server, picture(png(1)), {"type": "text", "text": "<image>"})
-        assert two.status_code == 400 and "image placeholders" in two.json()["error"]["message"]
+        assert two.status_code == 400 and "stands for an image" in two.json()["error"]["message"]
         many = ask(server, *[picture(png(seed)) for seed in range(4)])
         assert many.status_code == 400 and "at most 3" in many.json()["error"]["message"]
         neighbour.result()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
+import gc
 import io
 import json
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -15,10 +18,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.hostile_images import image
 from support.images import image_of, make_tokenizer
 
+from octavo.multimodal import pool as module
 from octavo.multimodal.decode import decode
-from octavo.multimodal.pool import Checkpoint, ImagePool, PoolFullError
+from octavo.multimodal.pool import Checkpoint, ImagePool, PoolError, PoolFullError
 from octavo.multimodal.processors import image_processor
 from octavo.text.tokenizer import Tokenizer
 
@@ -127,3 +132,115 @@ def test_the_loop_stays_free_while_large_images_are_under_way(pool: ImagePool, c
         return longest
 
     assert asyncio.run(ask()) <= 0.020
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_too_little_memory_or_no_descriptor_fails_the_image_alone(
+    pool: ImagePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = io.BytesIO()
+    Image.new("L", (12_000, 12_000)).save(large, "PNG")
+    pool._memory = 150 << 20
+
+    def no_file(*args: object, **more: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def ask() -> None:
+        first = await pool.process(file_of(60, 60), "file")
+        worker = next(iter(pool._all))
+        before = descriptors()
+        for _ in range(3):
+            with pytest.raises(ValueError, match="more memory than there is; scale it down"):
+                await pool.process(large.getvalue(), "file")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "memfd_create", no_file)
+            with pytest.raises(PoolError, match="there is no file in memory"):
+                await pool.process(file_of(60, 60), "file")
+        with monkeypatch.context() as patched:
+            patched.setattr(module.subprocess, "Popen", no_file)
+            pool._drop(worker)
+            pool._idle.get()
+            with pytest.raises(PoolError, match="no process for them starts"):
+                await pool.process(file_of(60, 60), "file")
+        assert descriptors() <= before
+        assert (await pool.process(file_of(60, 60), "file")).digest == first.digest
+
+    asyncio.run(ask())
+
+
+def test_a_checkpoint_that_cannot_be_read_is_nobodys_image(folder: Path) -> None:
+    made = ImagePool(Checkpoint(str(folder), str(folder / "none"), CONFIG), processes=1)
+    before = descriptors()
+    with pytest.raises(PoolError, match="no process for them starts"):
+        made.start()
+    assert descriptors() <= before and not made._all
+    made.close()
+
+
+def test_features_count_as_long_as_they_are_held(pool: ImagePool) -> None:
+    async def ask() -> None:
+        held = [await pool.process(file_of(60 + i, 60), "file") for i in range(3)]
+        assert pool.num_bytes >= 3 * 60 * 60 * 3 * 4
+        pool.most_bytes = pool.num_bytes
+        with pytest.raises(PoolFullError, match="images of requests under way take"):
+            await pool.process(file_of(60, 60), "file")
+        before = descriptors()
+        held.clear()
+        until = time.monotonic() + 10
+        while pool.num_bytes and time.monotonic() < until:  # the thread may not have let go of the last one yet
+            await asyncio.sleep(0.01)
+            gc.collect()
+        assert pool.num_bytes == 0 and descriptors() <= before - 3
+        await pool.process(file_of(60, 60), "file")
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=[pytest.mark.long, pytest.mark.slow])])
+def test_images_with_random_damage_are_read_or_refused(pool: ImagePool, count: int) -> None:
+    """Bits flipped, bytes cut out, put in and repeated: no process ends, nothing grows."""
+    draw = random.Random(7)
+    whole = [image(form, seed) for seed in range(3) for form in ("PNG", "JPEG", "WEBP", "GIF")]
+
+    def damaged() -> bytes:
+        data = bytearray(draw.choice(whole))
+        for _ in range(draw.randint(1, 6)):
+            at, size = draw.randrange(len(data)), draw.randint(1, 40)
+            kind = draw.randrange(4)
+            if kind == 0:
+                data[at] ^= 1 << draw.randrange(8)
+            elif kind == 1:
+                del data[at : at + size]
+            elif kind == 2:
+                data[at:at] = draw.randbytes(size)
+            else:
+                data[at:at] = data[at : at + size]
+            if not data:
+                break
+        return bytes(data)
+
+    def resident(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+    async def ask() -> None:
+        await pool.process(whole[0], "file")
+        worker = next(iter(pool._all))
+        pid = worker._process.pid
+        read, marks = 0, []
+        for number in range(count):
+            try:
+                await pool.process(damaged(), "file")
+                read += 1
+            except ValueError as error:
+                assert str(error).startswith("image ") and "\n" not in str(error)
+            if number in (count // 2, count - 1):
+                marks.append((len(os.listdir(f"/proc/{pid}/fd")), descriptors(), resident(pid) // 5000))
+        assert 0 < read < count  # damage of both kinds
+        assert pool._all == {worker} and not worker.has_ended
+        assert marks[0] == marks[1] or marks[1] <= tuple(one + 1 for one in marks[0]), marks
+
+    asyncio.run(ask())

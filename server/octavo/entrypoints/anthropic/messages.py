@@ -103,6 +103,7 @@ async def count_message_tokens(request: Request) -> Response:
 
 async def _prepare(state: ServerState, body: MessagesRequest) -> ChatRequest:
     conversation = conversation_of(body)
+    body.messages = []  # images are not kept as long as the answer takes
     conversation.messages = await read_messages(state, conversation.messages)
     params = sampling_params(
         state, body.sampling_fields(), max_tokens=body.max_tokens, logprobs=None, logprobs_field="logprobs",

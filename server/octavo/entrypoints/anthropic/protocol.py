@@ -70,22 +70,12 @@ class Base64SourceParam(_Part):
     media_type: str
     data: str
 
-    @property
-    def address(self) -> str:
-        """As a data: url."""
-        return f"data:{self.media_type};base64,{self.data}"
-
 
 class UrlSourceParam(_Part):
     """Where an image can be fetched."""
 
     type: Literal["url"]
     url: str
-
-    @property
-    def address(self) -> str:
-        """The url."""
-        return self.url
 
 
 class ImageBlockParam(_Part):

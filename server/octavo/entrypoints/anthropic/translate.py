@@ -20,6 +20,7 @@ from octavo.entrypoints.anthropic.protocol import (
     ToolReferenceBlockParam,
     ToolResultBlockParam,
     ToolUseBlockParam,
+    UrlSourceParam,
     UserMessage,
 )
 from octavo.entrypoints.errors import bad_request, shown
@@ -75,31 +76,34 @@ def messages_of(message: InputMessage, where: str) -> list[dict[str, Any]]:
     if not isinstance(message, UserMessage):
         return [{"role": message.role, "content": _joined(message.content)}]
     found: list[dict[str, Any]] = []
-    said: list[TextBlockParam | ImageBlockParam] = []
-    for block in message.content:
+    said: list[str | ImagePart] = []
+    for at, block in enumerate(message.content):
         if isinstance(block, ToolResultBlockParam):
             if said:
-                found.append({"role": "user", "content": _content(said, where)})
+                found.append({"role": "user", "content": _content(said)})
                 said = []
-            content = _content(block.content or [], where)
-            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+            parts = [_part(part, f"{where}.content.{at}.content.{i}") for i, part in enumerate(block.content or [])]
+            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _content(parts)})
         else:
-            said.append(block)
+            said.append(_part(block, f"{where}.content.{at}"))
     if said or not found:
-        found.append({"role": "user", "content": _content(said, where)})
+        found.append({"role": "user", "content": _content(said)})
     return found
 
 
-def _content(
-    blocks: Sequence[TextBlockParam | ImageBlockParam | ToolReferenceBlockParam], where: str
-) -> str | list[Any]:
-    """A text, or with images parts of a chat."""
-    if not any(isinstance(block, ImageBlockParam) for block in blocks):
-        return _joined([block for block in blocks if not isinstance(block, ImageBlockParam)])
-    return [
-        ImagePart(f"{where}.content", block.source.address) if isinstance(block, ImageBlockParam) else block.text
-        for block in blocks
-    ]
+def _part(block: TextBlockParam | ImageBlockParam | ToolReferenceBlockParam, where: str) -> str | ImagePart:
+    """A part of a chat. ``where`` is the block's field."""
+    if not isinstance(block, ImageBlockParam):
+        return block.text
+    if isinstance(block.source, UrlSourceParam):
+        return ImagePart(f"{where}.source.url", block.source.url)
+    return ImagePart(f"{where}.source.data", block.source.data, is_base64=True)
+
+
+def _content(parts: list[str | ImagePart]) -> str | list[str | ImagePart]:
+    """A text, or with images parts."""
+    texts = [part for part in parts if isinstance(part, str)]
+    return "\n".join(texts) if len(texts) == len(parts) else parts
 
 
 def _answer(message: AssistantMessage) -> dict[str, Any]:

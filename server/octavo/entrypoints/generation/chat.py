@@ -11,7 +11,13 @@ from typing import Any
 from octavo.engine.input_processor import Prompt
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.answer import AnswerParser
-from octavo.entrypoints.generation.messages import Conversation, check_messages, for_template, images_of
+from octavo.entrypoints.generation.messages import (
+    Conversation,
+    check_messages,
+    check_texts,
+    for_template,
+    images_of,
+)
 from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
 from octavo.entrypoints.generation.run import PromptOptions, prepare_request
 from octavo.entrypoints.generation.structured import Constraint, after_reasoning, or_calls
@@ -86,7 +92,7 @@ async def prepare_chat(
     ``asked`` and ``asked_field`` are as for `prepare_request`. ``find_constraint`` gives the client's constraint.
     ``keep_special_tokens``: the output may hold special tokens, if the tool format needs them.
     """
-    features = await state.images.read(images_of(conversation.messages))
+    features = await _read_images(state, conversation)
     size = sum(len(message["content"]) for message in conversation.messages)
     salted = options.for_tenant
     ids, plan, constraint = (
@@ -118,6 +124,14 @@ async def prepare_chat(
     return ChatRequest(request, plan, inside)
 
 
+async def _read_images(state: ServerState, conversation: Conversation) -> list[ImageFeatures]:
+    images = images_of(conversation.messages)
+    features = await state.images.read(images)
+    if images:
+        check_texts(conversation.messages, images, state.engine.input_processor.images.placeholder)
+    return features
+
+
 def with_images(ids: list[int], features: list[ImageFeatures]) -> Prompt:
     """A prompt with a placeholder for each image, and these."""
     return {"prompt_token_ids": ids, "multi_modal_data": {"image": features}} if features else ids
@@ -130,7 +144,7 @@ async def count_prompt(
     find_constraint: Callable[[], Constraint | None],
 ) -> list[int]:
     """Token ids of a conversation that is not to be answered, its images' included. Raises ValueError, APIError."""
-    features = await state.images.read(images_of(conversation.messages))
+    features = await _read_images(state, conversation)
     ids, _, _ = await state.engine.run_in_thread(interpret, state, conversation, options, find_constraint)
     return state.engine.input_processor.images.processor.expand(ids, features)[0] if features else ids
 

@@ -152,6 +152,21 @@ def images_of(messages: list[dict[str, Any]]) -> list[ImagePart]:
     return [part for message in messages for part in message.get(PARTS, ()) if isinstance(part, ImagePart)]
 
 
+def check_texts(messages: list[dict[str, Any]], images: list[ImagePart], placeholder: str) -> None:
+    """Raises APIError for a text that holds what stands for an image in prompts, where there are images, too: which of
+    them is one could not be told."""
+    if not images or not placeholder:
+        return
+    for message in messages:
+        if placeholder in message["content"]:
+            own = [part for part in message.get(PARTS, ()) if isinstance(part, ImagePart)]
+            words = (own or images)[0].where.split(".")
+            field = "prompt" if words[0] == "images" else f"{words[0]}.{words[1]}.content" if own else words[0]
+            raise bad_request(
+                f"{field} has the text {placeholder}, which stands for an image; write it in another way", field
+            )
+
+
 def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise bad_request(f"{where} must be a list, got {shown(calls)}", where)

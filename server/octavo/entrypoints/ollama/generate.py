@@ -102,7 +102,9 @@ async def generate(request: Request) -> Response:
     if body.raw or not template_of(state):
         prepared = await _prepare_raw(state, body)
     else:
-        prepared = await _prepare(state, body, generate_conversation(body))
+        conversation = generate_conversation(body)
+        body.images = None  # not kept as long as the answer takes
+        prepared = await _prepare(state, body, conversation)
     return await _answer(request, _Asked(state, body, began, prepared))
 
 
@@ -126,6 +128,7 @@ def _check(state: ServerState, body: ChatRequest | GenerateRequest) -> None:
 async def _prepare_chat(state: ServerState, body: ChatRequest) -> PreparedChat:
     """A conversation that is too long loses its oldest messages, as few as will do, unless ``truncate`` is false."""
     conversation = chat_conversation(body)
+    body.messages = None  # images are not kept as long as the answer takes
     if body.truncate is False:
         return await _prepare(state, body, conversation)
     return await without_oldest_that_fits(conversation, partial(_prepare, state, body))

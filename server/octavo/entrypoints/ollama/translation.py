@@ -102,7 +102,7 @@ def _with_images(content: Any, images: Any, where: str) -> Any:
     for at, image in enumerate(images):
         if not isinstance(image, str):
             raise bad_request(f"{where}.{at} must be an image in base64, got {shown(image)}", f"{where}.{at}")
-        parts.append(ImagePart(f"{where}.{at}", f"data:image;base64,{image}"))
+        parts.append(ImagePart(f"{where}.{at}", image, is_base64=True))
     return [*parts, content] if content else parts
 
 

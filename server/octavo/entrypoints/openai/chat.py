@@ -95,6 +95,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 async def _prepare(state: ServerState, body: ChatCompletionRequest, response_id: str) -> ChatRequestContext:
     messages = await read_messages(state, body.messages)
+    body.messages = []  # images are not kept as long as the answer takes
     if body.stream and body.prompt_logprobs is not None:
         message = "prompt_logprobs are not available in streams; drop stream or prompt_logprobs"
         raise bad_request(message, "prompt_logprobs")

@@ -344,6 +344,15 @@ def _without_bytes(logprobs: Iterable[ChatLogprob]) -> list[dict[str, Any]]:
     ]
 
 
+def size_of(item: Item) -> int:
+    """Characters of an item as JSON, roughly where it has images: encoding these would take long."""
+    parts = item.content if isinstance(item, MessageParam) else item.output if isinstance(item, CallOutputParam) else []
+    images = [part for part in parts if isinstance(part, ImagePartParam)]
+    if not images:
+        return len(item.model_dump_json())
+    return sum(len(part.image_url if isinstance(part, ImagePartParam) else part.model_dump_json()) for part in parts)
+
+
 def listed(item: Item, number: int) -> dict[str, Any]:
     """An input item as it is listed; ``number`` makes an id for one that came without."""
     shared = {"id": item.id or f"item_{number}", "status": "completed"}

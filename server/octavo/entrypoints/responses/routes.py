@@ -35,6 +35,7 @@ from octavo.entrypoints.responses.answers import (
     ResponseObject,
     ResponseUsage,
     listed,
+    size_of,
 )
 from octavo.entrypoints.responses.logprobs import TextLogprobs
 from octavo.entrypoints.responses.protocol import InputTokensRequest, Item, ItemReferenceParam, ResponsesRequest
@@ -107,7 +108,7 @@ class _Context:
         thoughts = "".join(part.text for part in parts if part.kind == "reasoning")
         response.usage = self._usage(output, num_tokens, thoughts)
         if self.body.store is not False:
-            size = sum(len(item.model_dump_json()) for item in self.items) + len(encode_json(response))
+            size = sum(map(size_of, self.items)) + len(encode_json(response))
             kept = [self.writer.kept(part) for part in parts]
             self.store.put(StoredResponse(response, self.items, kept, size))
 

@@ -17,6 +17,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 _PADDED = 1 << 12  # pixels of a padded square's side at most, far above what any tower sees
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
+_MOST_RESIZED = 100_000_000  # pixels
 
 
 def to_rgb(image: Image) -> Image:
@@ -32,9 +33,14 @@ def to_rgb(image: Image) -> Image:
 
 
 def resize(image: Image, height: int, width: int, resample: int) -> Image:
-    """The image in another size; ``resample`` is Pillow's number of the filter."""
+    """The image in another size; ``resample`` is Pillow's number of the filter. Raises ValueError for a strip of an
+    image whose narrow side would make it enormous."""
     from PIL import Image as Pillow
 
+    if height * width > _MOST_RESIZED:
+        raise ValueError(
+            f"image is {image.width} x {image.height} pixels, {width} x {height} as the model takes it; crop it"
+        )
     return image.resize((width, height), Pillow.Resampling(resample))
 
 
