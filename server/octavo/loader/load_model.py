@@ -189,8 +189,14 @@ def taken_weights(
             unknown.append(stored_name)
     if missing:
         lacking = _some(_as_stored(missing, stored_names))
-        raise ModelError(f"{config.model}: the checkpoint lacks {lacking}; fetch it again")
+        way_out = ", or start with --language-model-only" if all(map(_is_of_images, missing)) else ""
+        raise ModelError(f"{config.model}: the checkpoint lacks {lacking}; fetch it again{way_out}")
     if unknown:
+        if all(_is_of_images(model.weight_name(name) or "") for name in unknown):
+            raise ModelError(
+                f"{config.model}: the encoder of images has no place for {_some(unknown)}: it is read unquantized "
+                "alone; start with --language-model-only for text"
+            )
         raise ModelError(
             f"{config.model}: {config.architecture} has no place for {_some(unknown)} with this configuration; "
             "the weights and the configuration are not of one model"
@@ -198,6 +204,10 @@ def taken_weights(
     for slot, source in taken:
         slot.check(source)
     return taken
+
+
+def _is_of_images(name: str) -> bool:
+    return name.startswith("model.vision.")
 
 
 def _elsewhere(model: Model) -> Callable[[str], bool]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from support.images import make_tokenizer
 from support.vision import CASES
 
@@ -214,6 +215,17 @@ def test_an_engine_does_not_start_with_them_and_answers_text_without_any(
     with pytest.raises(ValueError, match="neither preprocessor_config"):
         llm.generate({"prompt": "a", "multi_modal_data": {"image": Image.new("RGB", (9, 9))}}, use_tqdm=False)
     write(tmp_path, *FILES["llava"])
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in weights if "vision_tower" in name and "q_proj.weight" in name)
+    for changed_weights, message in (
+        (weights | {f"{name}_scale": torch.ones(1)}, "q_proj.weight_scale.*unquantized.*--language-model-only"),
+        ({key: value for key, value in weights.items() if key != name}, "lacks .*--language-model-only"),
+    ):
+        save_file(changed_weights, tmp_path / "model.safetensors")
+        with pytest.raises(ModelError, match=message):
+            LLM(str(tmp_path), **how)
+        assert LLM(str(tmp_path), language_model_only=True, **how).generate([[1, 2, 3]], use_tqdm=False)
+    save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match="num_crops"):
         LLM(str(tmp_path), mm_processor_kwargs={"num_crops": 3}, **how)
     write(tmp_path, {**FILES["llava"][0], "crop_size": {"height": 64, "width": 64}}, {})
