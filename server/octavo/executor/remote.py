@@ -114,8 +114,8 @@ class RemoteExecutor:
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:
         """Start a step. Raises RuntimeError, as what it returns does, when it fails or the process is lost."""
-        self._ranks.send(Kind.STEP, self._encode(step))
         self._ranks.begin_step(step.step_id)
+        self._ranks.send(Kind.STEP, self._encode(step))
         return partial(self._wait, step.step_id)
 
     def _wait(self, step_id: int) -> ModelRunnerOutput:

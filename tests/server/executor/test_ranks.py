@@ -28,6 +28,7 @@ from octavo.errors import OctavoError
 from octavo.executor.multiproc import MultiprocExecutor
 from octavo.executor.rank_processes import RankProcesses
 from octavo.executor.ranks import Ranks, Watched
+from octavo.executor.remote import RemoteExecutor
 from octavo.executor.token_sums import EVERY, TokenSum
 from octavo.interface.step import ModelRunnerOutput
 from octavo.system.channel import Channel
@@ -222,16 +223,20 @@ def pair() -> Iterator[Pair]:
     ranks.theirs.close()
 
 
-def executor_of(ranks: Ranks, payload: bytes, compute: Callable[[object], object]) -> MultiprocExecutor:
-    executor = MultiprocExecutor.__new__(MultiprocExecutor)
+def executor_of(
+    ranks: Ranks, payload: bytes, compute: Callable[[object], object], kind: type[Any] = MultiprocExecutor
+) -> Any:
+    executor = kind.__new__(kind)
     executor._ranks, executor._encode = ranks, lambda step: payload
     executor.worker = SimpleNamespace(cut_drafts=lambda step: None, execute_model=compute)
     return executor
 
 
-def test_a_stopped_rank_that_reads_no_large_step_is_told(pair: Pair) -> None:
+@pytest.mark.parametrize("kind", [MultiprocExecutor, RemoteExecutor])
+def test_a_stopped_rank_that_reads_no_large_step_is_told(kind: type[Any], pair: Pair) -> None:
+    """As one with images is."""
     pair.timeout = 0.5
-    executor = executor_of(pair, bytes(1 << 24), lambda step: pytest.fail("the step was not sent"))
+    executor = executor_of(pair, bytes(1 << 24), lambda step: pytest.fail("the step was not sent"), kind)
     with pytest.raises(RuntimeError, match=r"step 7 was not done in 0.5 s: rank 1 \(process 7\) is late"):
         executor.execute_model(SimpleNamespace(step_id=7))
 
