@@ -15,9 +15,11 @@ from octavo.interface.images import ImageItem
 class EncoderCacheManager:
     """Images by digest. What is `cut` to fit can be `use`d; nothing is taken before."""
 
-    def __init__(self, budget: int) -> None:
-        """``budget``: embeddings that the device keeps at most."""
-        self.budget = budget
+    def __init__(self, budget: int, beside_decodes: int | None = None) -> None:
+        """``budget``: embeddings that the device keeps at most. ``beside_decodes``: images that a step encodes at most
+        while others wait for their next token (None: any number)."""
+        self.budget, self._beside_decodes = budget, beside_decodes
+        self._most_in_step: int | None = None
         self._cached: dict[str, int] = {}  # digest -> embeddings; those of the step that is being made, too
         self._holders: Counter[str] = Counter()  # digest -> images of running sequences
         self._held: dict[str, dict[int, str]] = {}  # req_id -> number of the image -> digest
@@ -43,8 +45,10 @@ class EncoderCacheManager:
                     f"{most_in_step}; raise max_num_batched_tokens"
                 )
 
-    def begin_step(self) -> None:
-        """The step before is on its way: what it computed to its end is not needed any more."""
+    def begin_step(self, decodes: bool = False) -> None:
+        """The step before is on its way: what it computed to its end is not needed any more. ``decodes``: sequences
+        that are past their prompts run."""
+        self._most_in_step = self._beside_decodes if decodes else None
         for req_id, number in self._passed:
             held = self._held.get(req_id, {})
             if number in held:
@@ -55,6 +59,7 @@ class EncoderCacheManager:
         """How many of the next ``num_new`` tokens can be computed now, with the room that there is."""
         start = request.num_computed_tokens
         total, mine = self._num_held, set[str]()
+        new = set(self._to_encode)
         for item in request.mm_items:
             if item.end <= start:
                 continue
@@ -66,6 +71,10 @@ class EncoderCacheManager:
                 mine.add(item.digest)
                 total += item.num_embeds
                 if total > self.budget:
+                    return max(item.offset - start, 0)
+            if item.digest not in self._cached and item.digest not in new:
+                new.add(item.digest)
+                if self._most_in_step is not None and len(new) > self._most_in_step:
                     return max(item.offset - start, 0)
         return num_new
 

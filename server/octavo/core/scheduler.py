@@ -205,7 +205,7 @@ class Scheduler:
         """The next step; ``now`` (seconds) is its time, for new sequences' metrics. An empty step needs no update."""
         self.kv.begin_step()
         if self._images is not None:
-            self._images.begin_step()
+            self._images.begin_step(len(self.running) > len(self._prefilling))
         step = _Step(self.config.max_num_batched_tokens, now)
         self._schedule_running(step)
         if not step.preempted:

@@ -82,9 +82,10 @@ class EngineCore:
             stages = self.config.parallel.pipeline_parallel_size
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1 and stages == 1)
             slots = AdapterSlots(self.config.lora.max_loras) if self.config.lora is not None else None
-            images = (
-                EncoderCacheManager(ENCODER_CACHE_TOKENS) if self.config.model.reads_images and stages == 1 else None
-            )
+            images = None
+            if self.config.model.reads_images and stages == 1:
+                # On a CPU an image takes as long as many tokens: streams beside it wait for one, not for several.
+                images = EncoderCacheManager(ENCODER_CACHE_TOKENS, 1 if self.config.device == "cpu" else None)
             self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts, stages, slots, images)
             if self._kv_events is not None and cache.enable_prefix_caching:
                 self._kv_events.start([group.window for group in layout.groups])

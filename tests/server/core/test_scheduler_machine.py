@@ -60,6 +60,7 @@ configs = st.fixed_dictionaries(
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
         "max_loras": st.integers(1, 3),
         "encoder_budget": st.sampled_from([5, 7, 20]),
+        "images_beside_decodes": st.sampled_from([None, 1, 2]),
     }
 )
 # Where the bounds of what a request holds are tight: many steps in flight, few positions seen, one request's room.
@@ -83,6 +84,7 @@ tight_configs = st.fixed_dictionaries(
         "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
         "max_loras": st.just(1),
         "encoder_budget": st.just(5),
+        "images_beside_decodes": st.just(1),
     }
 )
 # None three times: most requests have none. Two of a name: other weights.
@@ -154,7 +156,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         overlap = config["overlap"]
         self.drafts = Drafts(drafter, num_drafts, EOS + 1, lengths, overlap) if num_drafts else None
         self.adapters, self.loading = AdapterSlots(config["max_loras"]), list[Adapter]()
-        images = EncoderCacheManager(config["encoder_budget"])
+        self.images_beside_decodes = config["images_beside_decodes"]
+        images = EncoderCacheManager(config["encoder_budget"], self.images_beside_decodes)
         self.scheduler = Scheduler(self.config, self.kv, self.drafts, self.num_stages, self.adapters, images)
         self.most_whole = self.config.max_num_batched_tokens - num_sampled_rows(self.config.max_num_seqs, num_drafts)
         if self.config.long_prefill_token_threshold:
@@ -319,6 +322,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not step.num_scheduled_tokens:
             return False
         self._check_step(step, decoding, prompt_tokens_left, waiting)
+        if past_prompts and self.images_beside_decodes is not None:
+            assert len(step.encoder_inputs) <= self.images_beside_decodes, "streams wait for more images than they may"
         if self.num_stages > 1:
             assert len({r.req_id for r in past_prompts} & step.num_scheduled_tokens.keys()) <= most_decoding
             *earlier, this = [{id(s.request): s.sampled for s in one} for one in self.scheduler._in_flight]
