@@ -149,8 +149,9 @@ class InputProcessor:
             raise ValueError(
                 f"truncate_prompt_tokens must be -1 or between 1 and {longest} (the longest text here), got {limit}"
             )
-        if _images_of(prompt):
-            raise ValueError("prompt has multi_modal_data, and images are not pooled here; send text alone")
+        features = self.images.process(data) if (data := _images_of(prompt)) else None
+        if features and limit is not None:
+            raise ValueError("truncate_prompt_tokens would cut images of the prompt; leave it out, or send text alone")
         text, ids, _ = _split_prompt(prompt)
         types: list[int] | None = None
         if ids is not None:
@@ -159,6 +160,9 @@ class InputProcessor:
             ids = self.tokenize(text or "", add_special_tokens, limit, None)
         else:
             ids, types = self._tokenize_within(text or "", pair, limit, side, add_special_tokens)
+        items = None
+        if features:
+            ids, items = self.images.place(ids, features)
         if limit is not None and len(ids) > limit:
             ids = ids[:limit] if side == "right" else ids[-limit:]
         if not ids:
@@ -178,6 +182,7 @@ class InputProcessor:
             priority=priority,
             pooling=pooling,
             token_types=types if self.has_token_types else None,
+            mm_items=items,
         )
 
     @property

@@ -33,7 +33,8 @@ def load_pooler_config(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerCo
     dimensions = _dimensions(hf_config, str(files.path / "config.json"))
     modules = files.path / "modules.json"
     if not modules.exists():
-        return PoolerConfig(tasks=tasks, dimensions=dimensions)
+        pooling = "last" if architecture.startswith("Qwen3VL") else PoolerConfig.pooling  # as Qwen3-VL-Embedding
+        return PoolerConfig(tasks=tasks, pooling=pooling, dimensions=dimensions)
     found: dict[str, Any] = {"normalize": False}
     dense: list[DenseModule] = []
     for module in read_json_list(modules):

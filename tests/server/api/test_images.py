@@ -112,6 +112,26 @@ def test_every_dialect_takes_images(server: Any) -> None:
     assert httpx.post(f"{server.url}/tokenize", json=body, timeout=60).json()["count"] == expected
 
 
+def test_vectors_of_conversations_with_images(server: Any, folder: Path) -> None:
+    """As vLLM has them: messages instead of input, one vector."""
+    content = [picture(png(1)), {"type": "text", "text": "hm"}]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "pooling": "last"}
+    answer = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    llm = LLM(str(folder), dtype="float32", max_model_len=512)
+    pil = Image.open(io.BytesIO(png(1)))
+    prompt: Any = {"prompt": "user:<image>hm|", "multi_modal_data": {"image": pil}}
+    (expected,) = llm.embed(prompt, pooling="last", use_tqdm=False)
+    assert answer.json()["usage"]["prompt_tokens"] == len(expected.prompt_token_ids) > TOKENS
+    assert answer.json()["data"][0]["embedding"] == pytest.approx(expected.outputs.embedding, abs=1e-5)
+    for wrong in (body | {"input": "x"}, {"model": "tiny"}, {"model": "tiny", "input": "x", "chat_template": "x"}):
+        refused = httpx.post(f"{server.url}/v1/embeddings", json=wrong, timeout=60)
+        assert refused.status_code == 400 and "messages" in refused.json()["error"]["message"], refused.text
+    broken = body | {"messages": [{"role": "user", "content": [picture(b"no image")]}]}
+    refused = httpx.post(f"{server.url}/v1/embeddings", json=broken, timeout=60)
+    assert refused.status_code == 400 and refused.json()["error"]["param"].startswith("messages.0.content.0")
+
+
 def test_the_server_says_that_the_model_reads_images(server: Any, shared_server: Any) -> None:
     for one, modalities in ((server, ["text", "image"]), (shared_server, ["text"])):
         (card,) = httpx.get(f"{one.url}/v1/models").json()["data"][:1]

@@ -1,4 +1,5 @@
-"""POST /v1/embeddings: one vector per text, pooled from the model's last hidden states."""
+"""POST /v1/embeddings: one vector per text, or of a conversation with images, pooled from the model's last hidden
+states."""
 
 from __future__ import annotations
 
@@ -8,20 +9,25 @@ import uuid
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
+from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request
-from octavo.entrypoints.generation.run import Generation, encode_choices
+from octavo.entrypoints.generation.chat import interpret, read_messages, with_images
+from octavo.entrypoints.generation.messages import Conversation, images_of
+from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
 from octavo.entrypoints.openai.protocol import (
     Count,
+    MessagesField,
     Priority,
     PromptField,
     RequestBody,
+    TemplateVariables,
     Truncation,
     TruncationSide,
     prompts_in,
@@ -35,18 +41,38 @@ from octavo.interface.pooling import Pooling
 from octavo.interface.pooling_params import PoolingParams, embedding_pooling
 
 MAX_INPUTS = 2_048  # as OpenAI's API
+_CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
 _WORTH_A_THREAD = 4_000  # characters or ids
 
 
 class EmbeddingRequest(RequestBody):
     """OpenAI's fields; ``pooling``: "mean" of all tokens, the "last" one or the first ("cls"); ``normalize``, or
     ``use_activation`` as newer vLLMs call it: vectors of length 1. By default as the model's own files say, or as the
-    server is set up."""
+    server is set up. Instead of ``input``, ``messages`` and the options of the chat template, as vLLM has them: one
+    vector, of a conversation that may have images."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = EMBEDDING
-    NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {"truncation_side": ("truncate_prompt_tokens", None)}
+    NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {
+        "truncation_side": ("truncate_prompt_tokens", None), **dict.fromkeys(_CHAT_FIELDS, ("messages", None)),
+    }  # fmt: skip
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {
+                    "required": ["input"],
+                    "properties": {"input": {"not": {"type": "null"}}, "messages": {"type": "null"}},
+                },
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}, "input": {"type": "null"}}},
+            ]
+        }
+    )
 
-    input: PromptField
+    input: PromptField | None = None
+    messages: MessagesField | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: TemplateVariables = None
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
@@ -61,6 +87,8 @@ class EmbeddingRequest(RequestBody):
 
     def inputs(self) -> list[str | list[int]]:
         """The texts, each a string or token ids. Raises APIError."""
+        if self.input is None:
+            raise bad_request("exactly one of input and messages must be given", "input")
         return prompts_in(self.input, "input", MAX_INPUTS)
 
 
@@ -110,6 +138,8 @@ async def prepare_embeddings(
         pooling=body.pooling or state.args.embedding_pooling,
     )
     pooling = embedding_pooling(model.pooler, asked, model.hidden_size)
+    if body.messages is not None:
+        return [await _prepare_conversation(state, body, pooling, body.messages)]
     texts = body.inputs()
     if sum(map(len, texts)) > _WORTH_A_THREAD:
         prepared: list[EngineCoreRequest] = await state.engine.run_in_thread(
@@ -143,6 +173,33 @@ def _prepare(
             raise bad_request(f"{field} {rest}", field) from None
         requests.append(request)
     return requests
+
+
+async def _prepare_conversation(
+    state: ServerState, body: EmbeddingRequest, pooling: Pooling, messages: list[dict[str, Any]]
+) -> EngineCoreRequest:
+    if body.input is not None:
+        raise bad_request("exactly one of input and messages must be given", "input")
+    fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
+    fields["add_generation_prompt"] = bool(body.add_generation_prompt)
+    conversation = Conversation(await read_messages(state, messages), **fields)
+    features = await state.images.read(images_of(conversation.messages))
+    options = PromptOptions(add_special_tokens=bool(body.add_special_tokens)).for_tenant
+    ids, _, _ = await state.engine.run_in_thread(interpret, state, conversation, options, lambda: None)
+    try:
+        return state.engine.input_processor.process_pooling(
+            uuid.uuid4().hex,
+            with_images(ids, features),
+            pooling,
+            priority=body.priority or 0,
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            truncation_side=body.truncation_side,
+        )
+    except ValueError as error:
+        subject, _, rest = str(error).partition(" ")
+        if not subject.startswith("prompt"):
+            raise
+        raise bad_request(f"messages: the prompt {rest}", "messages") from None
 
 
 async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[EngineCoreRequest]) -> Response:

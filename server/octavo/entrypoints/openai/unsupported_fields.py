@@ -109,9 +109,8 @@ _INSTEAD = {
 
 _EMBEDDING: dict[str, Values] = {
     **dict.fromkeys(
-        ("messages", "mm_processor_kwargs", "media_io_kwargs", "input_type", "prompt_name", "task", "task_type",
-         "instruction", "instruct", "embedding_type", "embedding_types", "options", "image", "lora_path",
-         "late_chunking", "chat_template", "chat_template_kwargs", "content"),
+        ("mm_processor_kwargs", "media_io_kwargs", "input_type", "prompt_name", "task", "task_type", "instruction",
+         "instruct", "embedding_type", "embedding_types", "options", "image", "lora_path", "late_chunking", "content"),
         (),
     ),
     "truncate": (False, "NONE"),
