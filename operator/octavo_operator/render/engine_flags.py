@@ -102,6 +102,7 @@ FLAGS = (
     "--max-queued-requests",
     "--max-request-bytes",
     "--max-seq-len-to-capture",
+    "--mm-encoder-cache-tokens",
     "--mm-processor-kwargs",
     "--model",
     "--model-impl",

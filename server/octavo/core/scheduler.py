@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from octavo.core.adapters import AdapterQueue, AdapterSlots, check_adapters
+from octavo.core.current_step import CurrentStep
+from octavo.core.draft_scheduler import NO_DRAFTS, NOTHING, DraftScheduler
 from octavo.core.drafts import Drafts, num_sampled_rows
 from octavo.core.encoder_cache import EncoderCacheManager
 from octavo.core.integrity import check_integrity
@@ -29,9 +31,6 @@ from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewReque
 
 logger = logging.getLogger(__name__)
 
-_NO_DRAFTS: list[int] = []
-_NOTHING: tuple[list[int], Allocation | None] = (_NO_DRAFTS, None)
-
 
 @dataclass
 class _Counters:
@@ -40,22 +39,6 @@ class _Counters:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_preemptions: int = 0
-
-
-@dataclass
-class _Step:
-    """The step being scheduled."""
-
-    budget: int
-    now: float
-    scheduled: dict[str, ScheduledSequence] = field(default_factory=dict)
-    new: list[NewRequestData] = field(default_factory=list)
-    changed: dict[str, CachedRequestData] = field(default_factory=dict)
-    copies: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    preempted: bool = False
-    reserved: int = 0  # blocks that admitted prompts still need
-    draft_budget: int = 0
-    drafts: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -95,6 +78,8 @@ class Scheduler:
         self._step_id = 0
         self._groups = SampleGroups(kv)
         self._drafts, self._num_stages, self._images = drafts, num_stages, images
+        self._guessing = DraftScheduler(config, kv, drafts) if drafts is not None else None
+        self._allocate = kv.allocate_slots if self._guessing is None else self._guessing.allocate
         self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish, drafts)
         self.held: set[str] = set()  # running sequences whose grammar mask is not ready: not scheduled
 
@@ -206,7 +191,7 @@ class Scheduler:
         self.kv.begin_step()
         if self._images is not None:
             self._images.begin_step(len(self.running) > len(self._prefilling))
-        step = _Step(self.config.max_num_batched_tokens, now)
+        step = CurrentStep(self.config.max_num_batched_tokens, now)
         self._schedule_running(step)
         if not step.preempted:
             self._schedule_waiting(step)
@@ -234,11 +219,11 @@ class Scheduler:
             num_new = self._images.cut(request, num_new)
         return num_new
 
-    def _schedule_running(self, step: _Step) -> None:
+    def _schedule_running(self, step: CurrentStep) -> None:
         """Decoding sequences first, so that none waits behind a long prompt; then prompts in progress."""
         decoding = self._decoding(step)
-        guesses = step.draft_budget > 0
-        allocate = self.kv.allocate_slots if self._drafts is None else self._allocate
+        guess = self._guessing.guess if self._guessing is not None and step.draft_budget > 0 else None
+        allocate = self._allocate
         for request in (*decoding, *self._prefilling.values()):
             if step.budget <= 0:
                 break
@@ -247,7 +232,7 @@ class Scheduler:
             num_new = self._num_schedulable(request, step.budget)
             if num_new <= 0:
                 continue
-            drafts, allocation = self._guess(step, request, num_new) if guesses else _NOTHING
+            drafts, allocation = guess(step, request, num_new) if guess is not None else NOTHING
             if allocation is None:
                 allocation = allocate(request, num_new)
             while allocation is None:
@@ -265,66 +250,26 @@ class Scheduler:
                 )
             self._schedule_tokens(step, request, num_new, allocation, drafts)
 
-    def _decoding(self, step: _Step) -> list[Request]:
+    def _decoding(self, step: CurrentStep) -> list[Request]:
         """Running sequences past their prompts; none while all of them wait for what is to be guessed after."""
         decoding = [request for req_id, request in self.running.items() if req_id not in self._prefilling]
         if self._num_stages > 1:  # a step for each stage, of like cost; its first one is told the token before
             ready = [r for r in decoding if not r.num_output_placeholders and r.req_id not in self.held]
             decoding = ready[: -(-len(decoding) // self._num_stages)]
-        if self._drafts is not None:
-            step.draft_budget = self._draft_budget(self._drafts)
+        if self._drafts is not None and self._guessing is not None:
+            step.draft_budget = self._guessing.budget(len(self.requests))
             if not self._drafts.num_lookahead and not self._drafts.begin_step(len(decoding)):
                 step.draft_budget = 0  # with lookahead the step before has chosen
             if step.draft_budget > 0 and self._drafts.waits(decoding):
                 return []
         return decoding
 
-    def _draft_budget(self, drafts: Drafts) -> int:
-        """Drafts take what decoding leaves of a step's tokens, and of as many sampled rows as `num_sampled_rows`."""
-        rows = num_sampled_rows(self.config.max_num_seqs, drafts.num_speculative_tokens)
-        return min(rows, self.config.max_num_batched_tokens) - min(self.config.max_num_seqs, len(self.requests))
-
-    def _guess(self, step: _Step, request: Request, num_new: int) -> tuple[list[int], Allocation | None]:
-        """Drafts for a sequence of which ``num_new`` tokens are about to be scheduled, and room for both: nobody is
-        preempted for drafts."""
-        drafts = self._propose(request, num_new, step)
-        allocation = self._allocate(request, num_new + len(drafts)) if drafts else None
-        return _NOTHING if allocation is None else (drafts, allocation)
-
-    def _propose(self, request: Request, num_new: int, step: _Step) -> list[int]:
-        drafts, in_flight = self._drafts, request.num_output_placeholders
-        if request.num_computed_tokens < request.images_until:
-            return _NO_DRAFTS
-        if drafts is None or num_new != 1 or not (drafts.on_device if in_flight else request.num_output_tokens):
-            return _NO_DRAFTS
-        if not drafts.asks(request):
-            return _NO_DRAFTS
-        threshold = self.config.long_prefill_token_threshold
-        most = min(
-            step.draft_budget,
-            step.budget - num_new,
-            request.max_tokens - request.num_output_tokens - in_flight - 1,  # the last token is not a draft
-            self.config.max_model_len - request.num_tokens - in_flight - request.num_drafts - 1,
-            threshold - 1 if threshold > 0 else step.draft_budget,
-        )
-        return drafts.propose(request, most)
-
-    def _allocate(self, request: Request, num_new: int, hit: PrefixHit | None = None) -> Allocation | None:
-        """Room for ``num_new`` tokens, and where there is any for what a drafter in the worker reads after them."""
-        until = request.num_computed_tokens + num_new
-        if self._drafts is not None and self._drafts.num_lookahead and until >= request.num_tokens:
-            beyond = min(self._drafts.num_lookahead, self.config.max_model_len - until)
-            allocation = self.kv.allocate_slots(request, num_new + beyond, hit)
-            if allocation is not None:
-                return allocation
-        return self.kv.allocate_slots(request, num_new, hit)
-
     def _choose_victim(self) -> Request:
         if self.config.policy == "priority":
             return max(self.running.values())
         return next(reversed(self.running.values()))
 
-    def _preempt(self, victim: Request, for_request: Request, step: _Step) -> None:
+    def _preempt(self, victim: Request, for_request: Request, step: CurrentStep) -> None:
         """Free the victim's blocks; it is recomputed from its tokens when there is room."""
         logger.info(
             "KV cache full: preempting %s (%d tokens computed, %d blocks) for %s",
@@ -354,7 +299,7 @@ class Scheduler:
         request.epoch += 1
         request.num_computed_tokens = request.num_confirmed_tokens = request.num_kv_tokens = 0
 
-    def _schedule_waiting(self, step: _Step) -> None:
+    def _schedule_waiting(self, step: CurrentStep) -> None:
         if not len(self.waiting):
             return
         step.reserved = sum(self.kv.missing_blocks(request) for request in self._prefilling.values())
@@ -371,7 +316,7 @@ class Scheduler:
                 self._release_blocks(sample)
             self._groups.forked.clear()
 
-    def _admit(self, step: _Step, request: Request) -> bool:
+    def _admit(self, step: CurrentStep, request: Request) -> bool:
         """Start the first waiting sequence if all its known tokens fit beside what running prompts still need."""
         free = self.kv.pool.num_free_blocks - step.reserved
         allocation = self._start_forked(step, request, free) or self._start(step, request, free)
@@ -406,7 +351,7 @@ class Scheduler:
         step.reserved += self.kv.missing_blocks(request)
         return True
 
-    def _start_forked(self, step: _Step, request: Request, free: int) -> Allocation | None:
+    def _start_forked(self, step: CurrentStep, request: Request, free: int) -> Allocation | None:
         """A sample that holds its prompt's blocks needs just its last prompt token computed."""
         if request.req_id not in self._groups.forked or free < 1 or not self._num_schedulable(request, step.budget):
             return None
@@ -415,7 +360,7 @@ class Scheduler:
             del self._groups.forked[request.req_id]
         return allocation
 
-    def _start(self, step: _Step, request: Request, free: int) -> Allocation | None:
+    def _start(self, step: CurrentStep, request: Request, free: int) -> Allocation | None:
         if request.req_id in self._groups.forked:
             return None
         hit = self.kv.get_computed_blocks(request)
@@ -436,7 +381,7 @@ class Scheduler:
         return None
 
     def _schedule_tokens(
-        self, step: _Step, request: Request, num_new: int, allocation: Allocation, drafts: list[int] = _NO_DRAFTS
+        self, step: CurrentStep, request: Request, num_new: int, allocation: Allocation, drafts: list[int] = NO_DRAFTS
     ) -> None:
         """Record ``num_new`` tokens of this step for the sequence, and ``drafts`` after them."""
         if allocation.copies:
@@ -461,7 +406,7 @@ class Scheduler:
             request.num_rejected,
         )  # fmt: skip
 
-    def _finish_step(self, step: _Step) -> SchedulerOutput:
+    def _finish_step(self, step: CurrentStep) -> SchedulerOutput:
         output = SchedulerOutput(self._step_id, step.new, list(step.changed.values()))
         output.scheduled_spec_decode_tokens = step.drafts
         if not step.scheduled:
@@ -480,8 +425,8 @@ class Scheduler:
                 for sample in self._groups.fork(request):
                     self.waiting.add_front(sample)
         output.total_num_scheduled_tokens = sum(num_scheduled.values())
-        if self._drafts is not None and self._drafts.num_lookahead:
-            output.num_draft_tokens = self._wanted_drafts(step, self._drafts)
+        if self._guessing is not None and self._drafts is not None and self._drafts.num_lookahead:
+            output.num_draft_tokens = self._guessing.wanted(step, len(self.requests))
         output.block_copies = [pair for pairs in step.copies.values() for pair in pairs]
         output.adapters = self.adapters.take_placed()
         if self._images is not None:
@@ -490,35 +435,6 @@ class Scheduler:
         self._in_flight.append(list(step.scheduled.values()))
         self._step_id += 1
         return output
-
-    def _wanted_drafts(self, step: _Step, drafts: Drafts) -> dict[str, int]:
-        """What a drafter in the worker is to guess after this step, for the next one: no more than that has room for,
-        and may follow the one token at least that this one brings."""
-        drafts.begin_step(len(step.scheduled))
-        room, wanted, longest = self._draft_budget(drafts), dict[str, int](), self.config.long_prefill_token_threshold
-        for req_id, scheduled in step.scheduled.items():
-            request = scheduled.request
-            if drafts.on_device:
-                drafts.set_ready(request, 0)
-            if request.pooling is not None:
-                continue
-            if not scheduled.sampled:
-                if drafts.reads(request):
-                    wanted[req_id] = 0
-            elif room > 0:
-                in_flight, hoped = request.num_output_placeholders, request.num_drafts if drafts.on_device else 0
-                most = min(
-                    room,
-                    request.max_tokens - request.num_output_tokens - in_flight - 1,
-                    self.config.max_model_len - request.num_tokens - in_flight - hoped - 1,
-                    longest - 1 if longest > 0 else room,
-                )
-                count = drafts.num_wanted(request, most)
-                if count > 0:
-                    wanted[req_id] = count
-                    drafts.set_ready(request, count)
-                    room -= count
-        return wanted
 
     # -- results -----------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,7 @@ class EngineArgs:
     language_model_only: bool = False  # leave out what reads images
     limit_mm_per_prompt: dict[str, Any] = field(default_factory=dict)  # {"image": how many at most}
     mm_processor_kwargs: dict[str, Any] | None = None  # settings of the image processor, over its files' own
+    mm_encoder_cache_tokens: int | None = None  # embeddings of images that are kept; None: see `with_images`
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -165,6 +166,7 @@ class EngineArgs:
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             policy=self.scheduling_policy,
             max_model_len=max_model_len,
+            mm_encoder_cache_tokens=self.mm_encoder_cache_tokens,
         )
         return EngineConfig(
             model=model,
@@ -276,7 +278,7 @@ class EngineArgs:
         args = EngineArgs(
             model=config.model, revision=config.revision, download_dir=self.download_dir, load_format=self.load_format,
             dtype=self.dtype, quantization=config.quantization or self._draft_quantization, seed=self.seed,
-            device=self.device,
+            device=self.device, language_model_only=True,
         )  # fmt: skip
         draft = args.create_engine_config().model
         check_draft(draft, target, self.skip_tokenizer_init)
@@ -447,6 +449,7 @@ class EngineArgs:
         at_least("long_prefill_token_threshold", 0)
         at_least("num_gpu_blocks_override", 1)
         at_least("kv_cache_memory_bytes", 1)
+        at_least("mm_encoder_cache_tokens", 1)
         if not isinstance(self.hf_overrides, dict | None):
             raise ConfigError(f"hf_overrides must be an object of config.json's fields, got {self.hf_overrides!r}")
         parse_kv_events_config(self.kv_events_config)

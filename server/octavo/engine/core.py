@@ -31,15 +31,13 @@ from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOut
 from octavo.spec_decode.ngram import NgramDrafter
 from octavo.spec_decode.suffix import SuffixDrafter
 from octavo.worker.advice import out_of_memory
+from octavo.worker.image_memory import reads_images
 
 if TYPE_CHECKING:
     from octavo.engine.kv_events_publisher import KVEventsPublisher
     from octavo.executor.lock_step import LockStep
 
 logger = logging.getLogger(__name__)
-
-
-ENCODER_CACHE_TOKENS = 8192  # embeddings of images that are kept
 
 
 @dataclass
@@ -82,10 +80,10 @@ class EngineCore:
             stages = self.config.parallel.pipeline_parallel_size
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1 and stages == 1)
             slots = AdapterSlots(self.config.lora.max_loras) if self.config.lora is not None else None
-            images = None
-            if self.config.model.reads_images and stages == 1:
+            images, kept = None, self.config.scheduler.mm_encoder_cache_tokens
+            if kept and reads_images(self.config):
                 # On a CPU an image takes as long as many tokens: streams beside it wait for one, not for several.
-                images = EncoderCacheManager(ENCODER_CACHE_TOKENS, 1 if self.config.device == "cpu" else None)
+                images = EncoderCacheManager(kept, 1 if self.config.device == "cpu" else None)
             self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts, stages, slots, images)
             if self._kv_events is not None and cache.enable_prefix_caching:
                 self._kv_events.start([group.window for group in layout.groups])

@@ -45,6 +45,8 @@ class ImageInputs:
         model, parallel = self._config.model, self._config.parallel
         if model.language_model_only:
             raise ValueError("images are not read with language_model_only; send text alone")
+        if model.max_images == 0:
+            raise ValueError('prompt has images, and limit_mm_per_prompt is {"image": 0}; send text alone')
         if not model.reads_images:
             raise ValueError(f"prompt has images, and the model {model.model} takes text only; send text alone")
         if parallel.pipeline_parallel_size > 1:

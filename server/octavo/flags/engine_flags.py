@@ -94,6 +94,8 @@ ENGINE_HELP = {
     "skip_tokenizer_init": "Load no tokenizer: prompts and answers are token ids",
     "limit_mm_per_prompt": 'Maximum number of images in a prompt, as {"image": 4} (default: as many as fit)',
     "mm_processor_kwargs": 'Settings of the image processor in place of its files\' own, as {"max_pixels": 1003520}',
+    "mm_encoder_cache_tokens": "Embeddings of images that are kept, for running prompts and for images that come again "
+    "(default: 8192, or those of the largest image that a prompt may have if that is more)",
     "language_model_only": "Leave out what reads images: the model takes text only",
 }
 CHOICES = {

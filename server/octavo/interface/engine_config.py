@@ -44,7 +44,8 @@ class ModelConfig:
     def reads_images(self) -> bool:
         """Whether prompts may have images."""
         has_tower = isinstance(self.hf_config.get("vision_config"), dict) and self.files.format != "gguf"
-        return has_tower and self.architecture in IMAGE_READERS and not self.language_model_only
+        wanted = not self.language_model_only and self.max_images != 0
+        return has_tower and wanted and self.architecture in IMAGE_READERS
 
     @property
     def has_mrope(self) -> bool:
@@ -138,6 +139,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0  # tokens of one prompt per step; 0: no limit
     policy: str = "fcfs"  # fcfs | priority
     max_model_len: int = 2048
+    mm_encoder_cache_tokens: int | None = None  # embeddings of images that are kept; None: decided by the worker
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,17 @@ class VisionConfig:
         return self.kind == "clip_vision_model"
 
 
+def tower_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """``vision_config`` of config.json with the defaults of its model_type, unchecked; empty where there is none."""
+    found = hf_config.get("vision_config")
+    if not isinstance(found, Mapping):
+        return {}
+    stated = {key: value for key, value in found.items() if value is not None}
+    kinds = (stated.get("model_type"), hf_config.get("model_type"))
+    defaults = next((_DEFAULTS[kind] for kind in kinds if isinstance(kind, str) and kind in _DEFAULTS), {})
+    return {**defaults, **stated}
+
+
 def vision_config(hf_config: Mapping[str, Any], source: str, kinds: tuple[str, ...]) -> VisionConfig:
     """``vision_config`` of config.json, of one of the model types ``kinds`` (the first, where it does not say). Raises
     ModelError."""

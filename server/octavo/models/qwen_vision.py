@@ -214,12 +214,13 @@ class Qwen3Vision(QwenVision):
         corners: ``[T, width]``."""
         side = self.config.side
         row, column = self.places(rows, columns)
-        parts = [
-            self.pos_embed(y * side + x) * (down * across)[:, None]
-            for y, down in _taps(row, rows, side)
-            for x, across in _taps(column, columns, side)
-        ]
-        return torch.stack(parts).sum(0)
+        total: Tensor | None = None  # summed one after the other: four of them are larger than anything else
+        for y, down in _taps(row, rows, side):
+            for x, across in _taps(column, columns, side):
+                part = self.pos_embed(y * side + x) * (down * across)[:, None]
+                total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
 
 
 def _taps(places: Tensor, length: int, side: int) -> list[tuple[Tensor, Tensor]]:

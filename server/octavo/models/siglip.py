@@ -93,12 +93,13 @@ class VisionTransformer(nn.Module):
         x = x.reshape(number * length, -1)
         if self.is_clip:
             x = self.pre_layrnorm(x)
-        starts, kept = equal_starts(number, length, x.device), {0: x}
+        starts, wanted = equal_starts(number, length, x.device), self.features or ()
+        kept = {0: x} if 0 in wanted else {}
         for layer_number, layer in enumerate(self.encoder.layers, start=1):
             if isinstance(layer, Elsewhere):
                 break
             x = layer(x, starts)
-            if self.features is not None and layer_number in self.features:
+            if layer_number in wanted:
                 kept[layer_number] = x
         if self.features is None:
             x = self.post_layernorm(x)

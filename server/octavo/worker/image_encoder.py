@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.interface.architectures import SEES_IMAGES_WHOLE
+from octavo.interface.engine_config import ModelConfig
 from octavo.interface.images import HostTensor, ImageItem
 from octavo.interface.step import NewRequestData, SchedulerOutput
 from octavo.layers.attention import StepImages
 from octavo.layers.mrope import MRotaryEmbedding
 from octavo.models.image_reader import Vision
 from octavo.sample import devices
+from octavo.worker.image_memory import num_deep
 from octavo.worker.input_batch import StepInputs
+
+
+def _array(tensor: HostTensor) -> np.ndarray:
+    return np.frombuffer(bytearray(tensor.data), dtype=tensor.dtype).reshape(tensor.shape)
 
 
 class ImageEncoder:
     """A model's tower at work. Which images are encoded, and how long they are kept, the scheduler says."""
 
     def __init__(
-        self,
-        vision: Vision,
-        device: torch.device,
-        dtype: torch.dtype,
-        sees_whole: bool = False,
-        rotary: MRotaryEmbedding | None = None,
+        self, vision: Vision, device: torch.device, config: ModelConfig, rotary: MRotaryEmbedding | None = None
     ) -> None:
-        """``sees_whole``: an image's tokens see each other in both directions; ``rotary``: they have three
-        positions."""
-        self._sees_whole, self._rotary = sees_whole, rotary
-        self._vision, self._device, self._dtype = vision, device, dtype
+        """``rotary``: placeholders have three positions."""
+        self._sees_whole = config.architecture in SEES_IMAGES_WHOLE  # an image's tokens, in both directions
+        self._rotary = rotary
+        self._vision, self._device, self._dtype = vision, device, getattr(torch, config.dtype)
+        self._hidden, self._num_deep = config.hidden_size, num_deep(config)
         self._embeds: dict[str, tuple[Tensor, ...]] = {}  # by digest
-        self._items: dict[str, list[ImageItem]] = {}  # of sequences that have rows, by req_id
+        self._items: dict[str, list[ImageItem]] = {}  # of sequences that have rows and are not past them, by req_id
         self.num_encoded = 0  # images so far
 
     def update(self, step: SchedulerOutput) -> None:
@@ -46,17 +49,42 @@ class ImageEncoder:
         for data in step.scheduled_new_reqs:
             self._add(data)
         for item in step.encoder_inputs:
-            tensors = {name: self._put(tensor) for name, tensor in item.tensors.items()}
-            self._embeds[item.digest] = self._vision.encode(tensors)
+            tensors = {name: self._put(_array(tensor)) for name, tensor in item.tensors.items()}
+            self._embeds[item.digest] = self._encode(tensors)
             self.num_encoded += 1
+
+    def _encode(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """What is kept holds no memory of what is not."""
+        made = self._vision.encode(tensors)
+        return tuple(part.clone() if part.untyped_storage().nbytes() > part.nbytes else part for part in made)
+
+    @torch.inference_mode()
+    def run_outline(self, outline: Mapping[str, np.ndarray]) -> None:
+        """Encode an image that `octavo.multimodal` has the outline of, and keep nothing."""
+        tensors = {}
+        for name, array in outline.items():
+            if array.dtype == np.float32:  # pixels, which have no memory here
+                tensors[name] = torch.zeros(array.shape, device=self._device).to(self._dtype)
+            else:
+                tensors[name] = self._put(array)
+        self._encode(tensors)
+
+    def outline_of_step(self, tokens: int, start: int) -> StepImages:
+        """What a step of ``tokens`` has where all from the row ``start`` on are placeholders."""
+        rows = torch.arange(start, tokens, device=self._device)
+        embeds = torch.zeros(len(rows), self._hidden, dtype=self._dtype, device=self._device)
+        limit = torch.arange(tokens, dtype=torch.int32, device=self._device) if self._sees_whole else None
+        deep, turns = tuple(torch.zeros_like(embeds) for _ in range(self._num_deep)), None
+        if self._rotary is not None:
+            turns = torch.zeros(tokens, self._rotary.cos_sin_cache.shape[1], device=self._device)
+        return StepImages(rows, embeds, deep, limit, cos_sin=turns)
 
     def _add(self, data: NewRequestData) -> None:
         self._items.pop(data.req_id, None)
         if data.mm_items:
             self._items[data.req_id] = data.mm_items
 
-    def _put(self, tensor: HostTensor) -> Tensor:
-        array = np.frombuffer(bytearray(tensor.data), dtype=tensor.dtype).reshape(tensor.shape)
+    def _put(self, array: np.ndarray) -> Tensor:
         if array.dtype.kind != "f":
             return torch.from_numpy(array)  # which says how the host is to go about it
         return devices.put(array, self._device).to(self._dtype)
@@ -70,8 +98,11 @@ class ImageEncoder:
             return None
         seen, row = list[_Seen](), 0
         for req_id, start, count in zip(req_ids, computed, counts, strict=True):
-            shift = 0
-            for item in self._items.get(req_id, ()):
+            items, shift = self._items.get(req_id), 0
+            if items is not None and items[-1].end <= start:
+                del self._items[req_id]  # the rest of it is text
+                items = None
+            for item in items or ():
                 if item.end > start and item.offset < start + count:
                     seen += self._seen(item, int(start), int(count), row, shift)
                 shift += item.position_shift

@@ -11,6 +11,7 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec
 from octavo.system import limits
+from octavo.worker.image_memory import encoder_bytes, encoder_cache_bytes, with_images
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -214,6 +215,12 @@ def with_token_budget(asked: SchedulerConfig, kind: str) -> SchedulerConfig:
     return replace(asked, max_num_batched_tokens=budget)
 
 
+def with_step_limits(config: EngineConfig, kind: str) -> EngineConfig:
+    """``config`` with what it leaves open of a step on that kind of device. Raises ConfigError where images have no
+    room."""
+    return replace(config, scheduler=with_images(config, with_token_budget(config.scheduler, kind)))
+
+
 def kv_cache_layout(
     specs: Sequence[KVCacheSpec],
     config: EngineConfig,
@@ -237,7 +244,7 @@ def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) 
     check_weights_fit(config.cache, memory, device)
     if config.model.is_encoder:
         return config.scheduler.max_model_len
-    config = replace(config, scheduler=with_token_budget(config.scheduler, device.kind))
+    config = with_step_limits(config, device.kind)
     layout = kv_cache_layout(memory.specs, config, device.steps_in_flight)
     # What a device's step takes is known later.
     return plan_memory(config, layout, memory.weights, device).max_model_len
@@ -253,19 +260,23 @@ def plan_memory(
     graphs: int = 0,
     histories: int = 0,
     adapters: int | None = None,
+    encoder: int | None = None,
 ) -> MemoryLedger:
     """The ledger of ``weights`` bytes on ``device``; see `plan_cpu_memory` and `plan_device_memory`. ``adapters``:
-    bytes of a GPU's slots, where they are known."""
+    bytes of a GPU's slots, ``encoder``: of the largest image there, where they are known."""
     asked = config.scheduler.max_model_len, config.fit_max_model_len
+    encoder = encoder_bytes(config) if encoder is None else encoder
+    images = encoder, encoder_cache_bytes(config)
     if device.kind == "cpu":
         exchanged = communication_bytes(config.parallel.tensor_parallel_size) + handed_on_bytes(config)
-        return plan_cpu_memory(config.cache, layout, weights, *asked, device.total, exchanged, adapter_bytes(config))
+        others = exchanged, adapter_bytes(config), *images
+        return plan_cpu_memory(config.cache, layout, weights, *asked, device.total, *others)
     adapters = slot_bytes(config) if adapters is None else adapters
     in_use = device.in_use + device.communication + weights + adapters
     return plan_device_memory(
         config.cache, layout, weights, *asked, device_total=device.total, in_use=in_use,
         activations=activations, graphs=graphs, histories=histories, communication=device.communication,
-        adapters=adapters,
+        adapters=adapters, encoder=images[0], encoder_cache=images[1],
     )  # fmt: skip
 
 
@@ -334,20 +345,25 @@ def plan_cpu_memory(
     limit: int | None = None,
     communication: int = 0,
     adapters: int = 0,
+    encoder: int = 0,
+    encoder_cache: int = 0,
 ) -> MemoryLedger:
     """Size the KV cache of a CPU engine: what the weights and the process itself leave of ``gpu_memory_utilization`` of
     the memory that it may use, ``limit`` bytes (None: as this process). ``communication``: bytes that a rank shares
-    with others; ``adapters``: that are kept for LoRA adapters. Raises ConfigError when one sequence of
-    ``max_model_len`` does not fit, unless ``fit_max_model_len`` lets it be lowered."""
+    with others; ``adapters``: that are kept for LoRA adapters; ``encoder``: that the largest image takes while it is
+    encoded; ``encoder_cache``: that are kept of images. Raises ConfigError when one sequence of ``max_model_len`` does
+    not fit, unless ``fit_max_model_len`` lets it be lowered."""
     total = limits.memory_limit() if limit is None else limit
-    room = available_for_weights(cache, total) - weights - communication - adapters
+    room = available_for_weights(cache, total) - weights - communication - adapters - encoder - encoder_cache
     hint = (
         f"; of {gib(total)}, gpu_memory_utilization={cache.gpu_memory_utilization:g} leaves {gib(max(room, 0))} beside "
-        f"weights ({gib(weights)}) and the process ({gib(PROCESS_BYTES)})"
+        f"weights ({gib(weights)}){_images_hint(encoder, encoder_cache)} and the process ({gib(PROCESS_BYTES)})"
     )
     left = total - int(total * cache.gpu_memory_utilization)
-    further = tuple((name, size) for name, size in (("communication", communication), ("adapters", adapters)) if size)
-    parts = (("process", PROCESS_BYTES), *further, ("left free", left))
+    further = (
+        ("communication", communication), ("adapters", adapters), ("encoder", encoder), ("encoder cache", encoder_cache)
+    )  # fmt: skip
+    parts = (("process", PROCESS_BYTES), *((name, size) for name, size in further if size), ("left free", left))
     ledger = _plan(cache, layout, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
     if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None and cache.enable_prefix_caching:
         most = int(total * PREFIX_CACHE_SHARE) // ledger.block_bytes
@@ -375,24 +391,27 @@ def plan_device_memory(
     histories: int = 0,
     communication: int = 0,
     adapters: int = 0,
+    encoder: int = 0,
+    encoder_cache: int = 0,
 ) -> MemoryLedger:
     """Size the KV cache of a device with memory of its own.
 
     All in bytes: ``in_use`` is what is used once the weights are loaded (weights, CUDA context, other processes,
     ``communication``, by which ranks exchange tensors, and ``adapters``, the slots of LoRA adapters),
     ``activations`` the peak of the largest step, ``graphs`` is reserved for captured steps, ``histories`` for the
-    tokens of requests with penalties. The cache gets the rest of ``gpu_memory_utilization`` of the device. Raises
-    ConfigError when that is too little, with the figure to change.
+    tokens of requests with penalties, ``encoder`` for the largest image in the encoder, whose tensors are of other
+    sizes than a step's, ``encoder_cache`` for what is kept of images. The cache gets the rest of
+    ``gpu_memory_utilization`` of the device. Raises ConfigError when that is too little, with the figure to change.
     """
     total = int(device_total * cache.gpu_memory_utilization)
-    room = total - in_use - activations - graphs - histories - DEVICE_SLACK
+    room = total - in_use - activations - graphs - histories - encoder - encoder_cache - DEVICE_SLACK
     slots = f", adapters ({adapters / MIB:,.0f} MiB; lower max_loras or max_lora_rank)" if adapters else ""
     hint = (
         f"; of {device_total / MIB:,.0f} MiB, gpu_memory_utilization={cache.gpu_memory_utilization:g} leaves "
         f"{max(room, 0) / MIB:,.0f} MiB beside weights ({weights / MIB:,.0f} MiB), a step ({activations / MIB:,.0f} "
         f"MiB; lower max_num_batched_tokens or max_num_seqs), graphs ({graphs / MIB:,.0f} MiB; enforce_eager), token "
-        f"histories ({histories / MIB:,.0f} MiB; lower max_num_seqs){slots} and other uses "
-        f"({max(in_use - weights - adapters, 0) / MIB:,.0f} MiB)"
+        f"histories ({histories / MIB:,.0f} MiB; lower max_num_seqs){slots}{_images_hint(encoder, encoder_cache)} and "
+        f"other uses ({max(in_use - weights - adapters, 0) / MIB:,.0f} MiB)"
     )
     parts = (
         ("others, context", max(in_use - weights - communication - adapters, 0)),
@@ -400,6 +419,7 @@ def plan_device_memory(
         ("activations", activations),
         ("graphs", graphs),
         ("histories", histories),
+        *((name, size) for name, size in (("encoder", encoder), ("encoder cache", encoder_cache)) if size),
         ("slack", DEVICE_SLACK),
     )
     ledger = _plan(cache, layout, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
@@ -409,6 +429,15 @@ def plan_device_memory(
             f"the device; lower --kv-cache-memory-bytes to at most {max(room, 0)}"
         )
     return ledger
+
+
+def _images_hint(encoder: int, encoder_cache: int) -> str:
+    if not encoder and not encoder_cache:
+        return ""
+    return (
+        f", images ({gib(encoder + encoder_cache)}; lower mm_encoder_cache_tokens, make images smaller by "
+        'mm_processor_kwargs, or give limit_mm_per_prompt {"image": 0})'
+    )
 
 
 def _plan(

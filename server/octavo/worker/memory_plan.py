@@ -18,7 +18,7 @@ from octavo.worker.memory import (
     kv_cache_layout,
     plan_memory,
     plan_without_cache,
-    with_token_budget,
+    with_step_limits,
 )
 from octavo.worker.step_estimate import graph_bytes, history_bytes, step_bytes
 
@@ -100,7 +100,7 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     memories = _of_stages(config, measure, ranks, stages)
     whole = memories[0] if ranks * stages == 1 else measure(config, 1)
     kv_bytes = sum(spec.bytes_per_token() for spec in whole.specs)
-    config = replace(config, scheduler=with_token_budget(config.scheduler, device.kind))
+    config = with_step_limits(config, device.kind)
     largest = max(memories, key=lambda memory: memory.weights)
     found = Plan(config, device, ranks, largest, kv_bytes, None, stages=stages, of_stages=tuple(memories))
     try:

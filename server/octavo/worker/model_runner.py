@@ -154,8 +154,6 @@ class ModelRunner:
         """In the order of the SchedulerOutput's contract: drop rows, copy blocks, add rows and blocks."""
         requests = self.requests
         requests.remove(step.finished_req_ids)
-        if self.images is not None:
-            self.images.update(step)
         if self.adapters is not None and step.adapters:
             self.adapters.put(step.adapters)
         if step.block_copies:
@@ -173,6 +171,8 @@ class ModelRunner:
             self.drafter.begin_step()
         self.device_runner.update_rows(step)
         put_drafts(requests.batch, step)
+        if self.images is not None:  # last: where it fails, nothing is left undone that later steps count on
+            self.images.update(step)
 
     def _read_back(
         self, output: ModelRunnerOutput, sampled: SampledRows, tokens: PendingTokens | None, late: list[Late]

@@ -14,8 +14,7 @@ import octavo_kernels
 from octavo.core.drafts import num_sampled_rows
 from octavo.core.kv_groups import KVCacheGroup, KVCacheLayout
 from octavo.errors import ConfigError
-from octavo.interface.architectures import SEES_IMAGES_WHOLE
-from octavo.interface.engine_config import DEFAULT_ON_CPU, EngineConfig, SchedulerConfig, SpeculativeConfig
+from octavo.interface.engine_config import DEFAULT_ON_CPU, EngineConfig, SpeculativeConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.layers.parallel import TensorParallel
@@ -37,6 +36,7 @@ from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.gpu.warm_up import warm_up
 from octavo.worker.grammar import SequenceGrammars
 from octavo.worker.image_encoder import ImageEncoder
+from octavo.worker.image_memory import largest_image
 from octavo.worker.kv_cache import KVCache, allocate_kv_cache, kv_cache_specs
 from octavo.worker.memory import (
     DeviceMemory,
@@ -46,7 +46,7 @@ from octavo.worker.memory import (
     plan_memory,
     plan_without_cache,
     this_machine,
-    with_token_budget,
+    with_step_limits,
 )
 from octavo.worker.memory_plan import make_plan
 from octavo.worker.model_memory import measure_built
@@ -131,15 +131,14 @@ class Worker:
         num_layers = len(specs)
         draft_model, draft_specs = self._load_drafter(config.drafter)
         specs += draft_specs
-        scheduler = with_token_budget(config.scheduler, self.device.type)
-        scheduler = _with_room_for_images(config, scheduler)
-        config = replace(config, scheduler=scheduler)
+        config = with_step_limits(config, self.device.type)
         layout = kv_cache_layout(specs, config, self.max_in_flight, self.model.specs_of_all)
         self.model.set_groups(layout.groups_of(range(num_layers)))
         groups = layout.groups_of(range(num_layers, len(specs)))
         draft_bytes = _attach(draft_model, self.model, groups, use_gpu_runner) if draft_model else 0
         self.adapters = make_adapters(self.model, config, self.device if use_gpu_runner else None)
-        self.ledger = self._plan_memory(config, layout, num_layers, draft_model, draft_bytes)
+        images = _image_encoder(self.model, device := self.device)
+        self.ledger = self._plan_memory(config, layout, num_layers, draft_model, draft_bytes, images)
         for line in self.ledger.lines(self.model.weight_bytes_by_kind()):
             logger.info(line)
         shortened = self.ledger.shortened(own_len, config.cache)
@@ -149,12 +148,11 @@ class Worker:
         longest = self.ledger.max_model_len
         self.config = config = config.with_max_model_len(longest)
         scheduler = self.config.scheduler
-        ledger, device = self.ledger, self.device
+        ledger = self.ledger
         kv_cache = allocate_kv_cache(layout, ledger.num_blocks, device)
         head = PoolingHead(self.config.model, device, partial(classify, self.model, self.config.model.pooler.token_ids))
         requests = RequestStates(self.config, device, use_gpu_runner, head, len(layout.groups), self._make_grammars)
         part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
-        images = _image_encoder(self.model, device)
         gpu_runner = None
         if use_gpu_runner:
             capture = CudaCapture() if self._captures else run_eagerly
@@ -248,8 +246,9 @@ class Worker:
         logger.info("warmed up in %.2f s", time.perf_counter() - started)
 
     def _plan_memory(
-        self, config: EngineConfig, layout: KVCacheLayout, num_layers: int, drafter: object, draft_bytes: int
-    ) -> MemoryLedger:
+        self, config: EngineConfig, layout: KVCacheLayout, num_layers: int, drafter: object, draft_bytes: int,
+        images: ImageEncoder | None,
+    ) -> MemoryLedger:  # fmt: skip
         """``num_layers``: of the model; ``draft_bytes``: of the draft model's weights."""
         weights, scheduler = self.model.num_weight_bytes() + draft_bytes, config.scheduler
         if self.device.type == "cpu":
@@ -258,8 +257,9 @@ class Worker:
         reader = drafter if isinstance(drafter, StateReader) else None
         adapters = self.adapters.model_adapters if self.adapters else None
         dummy = DummySteps(
-            self.model, layout, scheduler, self.device, reader=reader, readers_layer=num_layers, adapters=adapters
-        )
+            self.model, layout, scheduler, self.device, reader=reader, readers_layer=num_layers, adapters=adapters,
+            images=images,
+        )  # fmt: skip
         peak = peak_of(dummy.run_largest, self.device)
         guessing: DummySteps | None = None
         if isinstance(drafter, CausalLM) and reader is None:
@@ -279,13 +279,17 @@ class Worker:
             if prefills:
                 graphs = max(graphs, peak_of(lambda: dummy.run_prefill(prefills[-1]), self.device))
             graphs += result_bytes(config, sizes + drafts, prefills, guesses)
+        encoder, largest = 0, largest_image(config)
+        if images is not None and largest is not None:
+            encoder = peak_of(partial(images.run_outline, largest.tensors), self.device)
         histories = history_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
         device = self._device_memory()
         slots = 0 if adapters is None else adapters.num_bytes
         device = replace(device, in_use=device.in_use - weights - slots)  # which are there
         ledger = plan_memory(
-            config, layout, weights, device, activations=peak, graphs=graphs, histories=histories, adapters=slots
-        )
+            config, layout, weights, device, activations=peak, graphs=graphs, histories=histories, adapters=slots,
+            encoder=encoder,
+        )  # fmt: skip
         return replace(ledger, drafter=draft_bytes)
 
     def cut_drafts(self, step: SchedulerOutput) -> None:
@@ -300,22 +304,11 @@ class Worker:
         return self.runner.execute_model(step)
 
 
-def _with_room_for_images(config: EngineConfig, scheduler: SchedulerConfig) -> SchedulerConfig:
-    """Of a model whose images are computed in one step: tokens for one beside all decodes, where none are asked for."""
-    model = config.model
-    if not model.reads_images or model.architecture not in SEES_IMAGES_WHOLE or config.scheduler.max_num_batched_tokens:
-        return scheduler
-    rows = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
-    least = rows + int(model.hf_config.get("mm_tokens_per_image", 256)) + 8  # and what stands around it
-    return replace(scheduler, max_num_batched_tokens=max(scheduler.max_num_batched_tokens, least))
-
-
 def _image_encoder(model: CausalLM, device: torch.device) -> ImageEncoder | None:
     """None: the model reads no images here."""
     if not isinstance(model, ReadsImages) or (vision := model.vision) is None:
         return None
-    whole = model.config.architecture in SEES_IMAGES_WHOLE
-    return ImageEncoder(vision, device, getattr(torch, model.config.dtype), whole, model.rotary_of_images)
+    return ImageEncoder(vision, device, model.config, model.rotary_of_images)
 
 
 def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfig:

@@ -229,7 +229,8 @@ def test_plans_reserve_what_engines_measure(seen: Seen) -> None:
     """A little more for steps and graphs, never less, and as many blocks within one in a hundred."""
     for (measured, blocks, weights), (planned, planned_blocks, planned_weights) in seen("plans")["found"]:
         assert weights == planned_weights
-        for part in {"activations", "graphs", "adapters"} & measured.keys():
+        assert measured.get("encoder cache") == planned.get("encoder cache")
+        for part in {"activations", "graphs", "adapters", "encoder"} & measured.keys():
             assert measured[part] <= planned[part] <= 1.15 * measured[part], (part, measured, planned)
         assert 0.99 * blocks <= planned_blocks <= blocks
 

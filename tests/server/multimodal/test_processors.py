@@ -206,6 +206,12 @@ def compare(name: str, processor: ImageProcessor, tokenizer: Tokenizer, images: 
             want = np.asarray(expected[key])
             assert values.shape == want.shape and values.dtype == want.dtype, (title, key)
             assert np.abs(values - want).max() <= 1e-6, (title, key)
+        outline = processor.outline(*image.size)
+        assert outline.keys() == found.tensors.keys()
+        for key, values in outline.items():
+            assert (values.shape, values.dtype) == (found.tensors[key].shape, found.tensors[key].dtype), (title, key)
+            assert key == "pixel_values" or (values == found.tensors[key]).all(), (title, key)
+        assert outline["pixel_values"].base is not None and outline["pixel_values"].strides[-1] == 0, "it takes memory"
         text = replacement(name, expected)
         ids, offsets = processor.expand(placed(processor, tokenizer, "a\n"), [found])
         assert ids == tokenizer.encode(f"a\n{text}\nb", add_special_tokens=False), title

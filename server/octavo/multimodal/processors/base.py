@@ -76,6 +76,10 @@ class ImageProcessor(ABC):
         """The encoder's input of one image in mode RGB, as transformers' processor gives it for that image alone."""
 
     @abstractmethod
+    def outline(self, width: int, height: int) -> dict[str, np.ndarray]:
+        """What `tensors` gives for an image of that many pixels, with pixels that are 0 and take no memory."""
+
+    @abstractmethod
     def expansion(self, width: int, height: int) -> Expansion:
         """What an image of that many pixels puts in place of its placeholder."""
 
@@ -143,6 +147,13 @@ def between(tokenizer: Tokenizer, before: str, text: str, after: str) -> tuple[i
     ids = tokenizer.encode(before + text + after, add_special_tokens=False)
     first, last = (len(tokenizer.encode(edge, add_special_tokens=False)) if edge else 0 for edge in (before, after))
     return tuple(ids[first : len(ids) - last])
+
+
+def no_pixels(*shape: int) -> np.ndarray:
+    """Zeros that share the memory of one: float32 ``shape``."""
+    import numpy as np
+
+    return np.broadcast_to(np.float32(0), shape)
 
 
 def repeated(token: int, count: int) -> Expansion:

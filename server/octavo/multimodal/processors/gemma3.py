@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from octavo.errors import ConfigError
 from octavo.interface.vision_config import GEMMA3_TOWERS
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, token_id
+from octavo.multimodal.processors.base import (
+    COMMON,
+    Expansion,
+    ImageProcessor,
+    no_pixels,
+    placeholder_id,
+    token_id,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,6 +62,10 @@ class Gemma3Processor(ImageProcessor):
         """See `ImageProcessor`."""
         rgb = pixels.resize(rgb, self.height, self.width, self.resample)
         return {"pixel_values": pixels.channels_first(rgb, self.table)[None]}
+
+    def outline(self, width: int, height: int) -> dict[str, np.ndarray]:
+        """See `ImageProcessor`."""
+        return {"pixel_values": no_pixels(1, 3, self.height, self.width)}
 
     def expansion(self, width: int, height: int) -> Expansion:
         """See `ImageProcessor`. The line breaks are not in it: they may become one token with their neighbours."""

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.interface.vision_config import IDEFICS3_TOWERS
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, between, placeholder_id
+from octavo.multimodal.processors.base import (
+    COMMON,
+    Expansion,
+    ImageProcessor,
+    between,
+    no_pixels,
+    placeholder_id,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,11 +89,20 @@ class Idefics3Processor(ImageProcessor):
         tiles = self._split(rgb) if self.settings.image["do_image_splitting"] else []
         if not tiles:
             tiles = [pixels.resize(rgb, self.side, self.side, self.resample)]
-        values = np.stack([pixels.channels_first(tile, self.table) for tile in tiles])[None]
+        return self._padded(np.stack([pixels.channels_first(tile, self.table) for tile in tiles])[None])
+
+    def _padded(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        import numpy as np
+
         if not self.settings.image["do_pad"]:
             return {"pixel_values": values}
-        mask = np.ones((1, len(tiles), *values.shape[-2:]), np.int64)
+        mask = np.ones((*values.shape[:2], *values.shape[-2:]), np.int64)
         return {"pixel_values": values, "pixel_attention_mask": mask}
+
+    def outline(self, width: int, height: int) -> dict[str, np.ndarray]:
+        """See `ImageProcessor`."""
+        rows, columns = self._grid(width, height)
+        return self._padded(no_pixels(1, rows * columns + 1, 3, self.side, self.side))
 
     def _split(self, rgb: Image) -> list[Image]:
         side = self.side
@@ -110,6 +126,13 @@ class Idefics3Processor(ImageProcessor):
             height, width = _scaled(height, width, longest, even=False)
         return height, width
 
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of tiles beside the whole image; 0, 0: there are none."""
+        if not self.settings.image["do_image_splitting"]:
+            return 0, 0
+        height, width = self._tiled(*self._resized(height, width))
+        return (height // self.side, width // self.side) if max(height, width) > self.side else (0, 0)
+
     def _tiled(self, height: int, width: int) -> tuple[int, int]:
         """The next multiples of a tile's side, the longer one first."""
         ratio, side = width / height, self.side
@@ -121,11 +144,7 @@ class Idefics3Processor(ImageProcessor):
 
     def expansion(self, width: int, height: int) -> Expansion:
         """See `ImageProcessor`."""
-        rows, columns = 0, 0
-        if self.settings.image["do_image_splitting"]:
-            height, width = self._tiled(*self._resized(height, width))
-            if height > self.side or width > self.side:
-                rows, columns = height // self.side, width // self.side
+        rows, columns = self._grid(width, height)
         ids: list[int] = []
         is_embed: list[bool] = []
 

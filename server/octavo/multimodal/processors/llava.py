@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.interface.vision_config import LLAVA_TOWERS, feature_layers
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, repeated
+from octavo.multimodal.processors.base import (
+    COMMON,
+    Expansion,
+    ImageProcessor,
+    no_pixels,
+    placeholder_id,
+    repeated,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +77,10 @@ class LlavaProcessor(ImageProcessor):
         if self.crop:
             rgb = pixels.center_crop(rgb, self.crop["height"], self.crop["width"])
         return {"pixel_values": pixels.channels_first(rgb, self.table)[None]}
+
+    def outline(self, width: int, height: int) -> dict[str, np.ndarray]:
+        """See `ImageProcessor`: all images look the same."""
+        return {"pixel_values": no_pixels(1, 3, self.largest[1], self.largest[0])}
 
     def expansion(self, width: int, height: int) -> Expansion:
         """See `ImageProcessor`: all images take the same."""

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from octavo.interface.tiles import tiling
 from octavo.interface.vision_config import LLAVA_ONEVISION_TOWERS, LLAVA_TOWERS, feature_layers
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, repeated
+from octavo.multimodal.processors.base import (
+    COMMON,
+    Expansion,
+    ImageProcessor,
+    no_pixels,
+    placeholder_id,
+    repeated,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,6 +90,16 @@ class LlavaNextProcessor(ImageProcessor):
         return {
             "pixel_values": np.stack(values)[None],
             "image_sizes": np.array([[rgb.height, rgb.width]], np.int64),
+        }
+
+    def outline(self, width: int, height: int) -> dict[str, np.ndarray]:
+        """See `ImageProcessor`."""
+        import numpy as np
+
+        rows, columns = (-(-side // self.side) for side in self.tiling.resolution(height, width))
+        return {
+            "pixel_values": no_pixels(1, 1 + rows * columns, 3, self.side, self.side),
+            "image_sizes": np.array([[height, width]], np.int64),
         }
 
     def expansion(self, width: int, height: int) -> Expansion:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.interface.vision_config import PIXTRAL_TOWERS, merge_size
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, token_id
+from octavo.multimodal.processors.base import (
+    COMMON,
+    Expansion,
+    ImageProcessor,
+    no_pixels,
+    placeholder_id,
+    token_id,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,6 +66,13 @@ class PixtralProcessor(ImageProcessor):
         height, width = self._resized(rgb.height, rgb.width)
         values = pixels.channels_first(pixels.resize(rgb, height, width, self.resample), self.table)
         return {"pixel_values": values[None], "image_sizes": np.array([[height, width]], np.int64)}
+
+    def outline(self, width: int, height: int) -> dict[str, np.ndarray]:
+        """See `ImageProcessor`."""
+        import numpy as np
+
+        height, width = self._resized(height, width)
+        return {"pixel_values": no_pixels(1, 3, height, width), "image_sizes": np.array([[height, width]], np.int64)}
 
     def expansion(self, width: int, height: int) -> Expansion:
         """See `ImageProcessor`."""

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, placeholder_id, repeated
+from octavo.multimodal.processors.base import (
+    COMMON,
+    Expansion,
+    ImageProcessor,
+    no_pixels,
+    placeholder_id,
+    repeated,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,6 +71,15 @@ class QwenVLProcessor(ImageProcessor):
             "pixel_values": values.reshape(rows * columns, 3 * self.temporal * patch * patch),
             "image_grid_thw": np.array([[1, rows, columns]], np.int64),
         }
+
+    def outline(self, width: int, height: int) -> dict[str, np.ndarray]:
+        """See `ImageProcessor`."""
+        import numpy as np
+
+        height, width = self._resized(height, width)
+        rows, columns = height // self.patch, width // self.patch
+        values = no_pixels(rows * columns, 3 * self.temporal * self.patch**2)
+        return {"pixel_values": values, "image_grid_thw": np.array([[1, rows, columns]], np.int64)}
 
     def expansion(self, width: int, height: int) -> Expansion:
         """See `ImageProcessor`."""

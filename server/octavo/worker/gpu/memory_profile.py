@@ -16,6 +16,7 @@ from octavo.layers.attention import ForwardContext
 from octavo.loader.adapters import ModelAdapters
 from octavo.models.base import CausalLM
 from octavo.models.state_reader import StateReader
+from octavo.worker.image_encoder import ImageEncoder
 from octavo.worker.kv_cache import allocate_kv_cache
 from octavo.worker.prompt_logprobs import MAX_LOGITS_ROWS
 from octavo_kernels import AttentionMetadata, SamplingRows, SamplingTable
@@ -33,13 +34,14 @@ class DummySteps:
     reader: StateReader | None = None  # what guesses from the steps' states, and its first layer
     readers_layer: int = 0
     adapters: ModelAdapters | None = None  # that rows may have: they take those of empty slots
+    images: ImageEncoder | None = None  # of prompts that are nothing else
 
     def run_largest(self) -> None:
         """``max_num_batched_tokens`` tokens: one of each sequence but the last, whose prompt takes the rest. Prompts'
         log-probabilities may take more logits than there are sequences."""
         tokens = self.scheduler.max_num_batched_tokens
         decodes = min(self.scheduler.max_num_seqs, tokens) - 1
-        self._run(decodes, tokens - decodes, max(self.scheduler.max_num_seqs, MAX_LOGITS_ROWS))
+        self._run(decodes, tokens - decodes, max(self.scheduler.max_num_seqs, MAX_LOGITS_ROWS), images=self.images)
 
     def run_decode(self, size: int) -> None:
         """``size`` sequences of one token each."""
@@ -55,7 +57,7 @@ class DummySteps:
         self._run(decodes, size - decodes, 1)
 
     @torch.inference_mode()
-    def _run(self, decodes: int, prompt: int, sampled: int, width: int = 1) -> None:
+    def _run(self, decodes: int, prompt: int, sampled: int, width: int = 1, images: ImageEncoder | None = None) -> None:
         """``decodes`` tokens, ``width`` of each sequence, ``prompt`` tokens of prompts, ``sampled`` logits and draws.
         Attention's scratch memory is for sequences of max_model_len."""
         device, tokens, longest = self.device, decodes + prompt, self.scheduler.max_model_len
@@ -78,6 +80,8 @@ class DummySteps:
         ids = torch.zeros(tokens, dtype=torch.int64, device=device)
         positions = torch.arange(tokens, device=device) % min(longest, self.model.config.max_model_len)
         context = ForwardContext([metadata] * len(self.layout.groups), kv_cache.layers[self.first_layer :])
+        if images is not None:
+            context.images = images.outline_of_step(tokens, decodes)
         with self._applied(tokens):
             deferred = self.model.begin(ids, positions, context)
             hidden = self.model.finish(*deferred)
