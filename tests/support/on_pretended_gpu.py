@@ -42,11 +42,15 @@ from octavo.core.worker_drafts import WorkerDrafts
 from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.errors import ConfigError
+from octavo.interface.architectures import SEES_IMAGES_WHOLE
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.images import HostTensor, ImageItem
+from octavo.interface.messages import EngineCoreRequest
 from octavo.loader.load_model import load_model
 from octavo.loader.safetensors_reader import SafetensorsFile
 from octavo.plan.measure import measure, measure_in_numbers
 from octavo.plan.model import planned_model
+from octavo.worker.image_memory import largest_image
 from octavo.worker.memory import MemoryLedger
 from octavo.worker.memory_plan import make_plan
 from octavo.worker.worker import Worker
@@ -444,6 +448,60 @@ def drafts(gpu: PretendedGpu, lengths: range = range(8), method: str = "ngram") 
     return {"errors": found, "compiled while serving": new, "steps": steady, "kept": kept}
 
 
+def images(gpu: PretendedGpu, name: str) -> dict[str, Any]:
+    """The largest image of a family in prompts of many forms: what was compiled for them, and what steps launch once
+    all are past them."""
+    config, about = IMAGE_READERS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config))
+        Path(folder, "preprocessor_config.json").write_text(json.dumps(about))
+        llm = LLM(
+            folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", max_model_len=4096,
+            num_gpu_blocks_override=2000, max_num_seqs=8,
+        )  # fmt: skip
+        known, largest = set(gpu.kernels), largest_image(llm.engine.config)
+    assert largest is not None
+    gpu.strict = True
+    tensors = {key: HostTensor.of(array) for key, array in largest.tensors.items()}
+    grid = largest.tensors.get("image_grid_thw")
+    squares = None if grid is None else (1, int(grid[0][1]) // 2, int(grid[0][2]) // 2)
+    whole = config["architectures"][0] in SEES_IMAGES_WHOLE
+    length = largest.num_embeds
+
+    def request(before: int, *digests: str, **params: Any) -> EngineCoreRequest:
+        """Text, images with a token after each, and more text."""
+        ids = [next(TOKENS)] * before + [4] * (len(digests) * (length + 1)) + [5] * 3
+        sampling = SamplingParams(**{"max_tokens": 40, "ignore_eos": True, "temperature": 0.7} | params)
+        made = llm._input.process(llm._new_id(), {"prompt_token_ids": ids}, sampling)
+        made.mm_items = [
+            ImageItem(digest, before + number * (length + 1), [True] * length, tensors, squares, whole)
+            for number, digest in enumerate(digests)
+        ]
+        return made
+
+    steps: list[dict[str, int]] = []
+    plain = EngineCore.step
+
+    def noted(core: EngineCore) -> Any:
+        gpu.take_launches()
+        done = plain(core)
+        steps.append(Counter(launch.name for launch in gpu.take_launches()))
+        return done
+
+    found: list[str] = []
+    for asked in (
+        [request(1, "a")], [request(20, "b"), request(7)], [request(3, "a", "c"), request(300, "d", logprobs=2)],
+        [request(2, "e", prompt_logprobs=1)],
+    ):  # fmt: skip
+        found += errors(llm._run(asked, [None] * len(asked), False))
+    EngineCore.step = noted  # type: ignore[method-assign]
+    found += errors(llm._run([request(5, "f"), request(9, "a"), request(4)], [None] * 3, False))
+    EngineCore.step = plain  # type: ignore[method-assign]
+    encoder = llm.engine.executor.worker.runner.images  # type: ignore[attr-defined]
+    new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
+    return {"errors": found, "compiled while serving": new, "steps": steps[12:-8], "encoded": encoder.num_encoded}
+
+
 def write_adapters(folder: str, vocab_size: int) -> list[LoRARequest | None]:
     """None, and four for models like SMALL, of unlike ranks and layers."""
     sizes = {"q_proj": (2048, 1024), "v_proj": (1024, 1024), "o_proj": (1024, 2048)}
@@ -593,6 +651,7 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "gpt-oss": gpt_oss,
     "latents": latents,
     "drafts": drafts,
+    **{f"images of {name}": lambda gpu, name=name: images(gpu, name) for name in IMAGE_READERS},
     "adapters": lambda gpu: adapters(gpu, max_num_batched_tokens=48),
     "adapters that guess": lambda gpu: adapters(gpu, max_num_batched_tokens=48, speculative_config=LOOKUP),
     "adapters of codes": lambda gpu: adapters(

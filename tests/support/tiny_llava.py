@@ -10,6 +10,7 @@ from support.vision import CASES
 
 TOKENS = 16  # of an image
 TEMPLATE = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
     "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for part in m.content %}"
     "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}|{% endfor %}"
@@ -21,7 +22,7 @@ def save_tiny_llava(path: Path) -> None:
     CASES["llava"].save(path)
     tokenizer = make_tokenizer()
     tokenizer.backend.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "</s>"}))
     sizes = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
     (path / "preprocessor_config.json").write_text(json.dumps(sizes))
     config = json.loads((path / "config.json").read_text())

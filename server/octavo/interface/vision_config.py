@@ -9,6 +9,7 @@ from typing import Any
 from octavo.interface.config_checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
 
 MAX_SIDE = 1 << 14  # of an image, in pixels
+MOST_PATCHES = 8192  # of several images (tiles) at a time: what lies between layers is that large, too
 # Towers by model_type that a family may have, the first where config.json does not say.
 LLAVA_TOWERS = ("clip_vision_model", "siglip_vision_model")
 LLAVA_ONEVISION_TOWERS = ("siglip_vision_model", "clip_vision_model")

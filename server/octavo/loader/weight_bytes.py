@@ -12,6 +12,7 @@ import torch
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.latent_attention import LatentSelfAttention
 from octavo.layers.parallel import TensorParallel
+from octavo.layers.vision import TowerLinear
 from octavo.layers.weights import WeightSource
 from octavo.loader.load_model import build_model, weight_slots
 from octavo.models.base import Model
@@ -44,6 +45,8 @@ def weight_size(
             nbytes -= sum(tensor.nbytes for tensor in own)
             nbytes -= sum(size for name, size in extra.items() if name.startswith(f"{path}.kv_b_proj."))
             nbytes += layer.absorbed_bytes(torch.device(device).type == "cpu")
+        elif isinstance(layer, TowerLinear) and torch.device(device).type != "cpu":  # which packs nothing
+            nbytes += prod(layer.shape) * layer.weight.element_size() - layer.weight.nbytes
     return WeightSize(nbytes, parameters)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.interface.vision_config import VisionConfig
+from octavo.interface.vision_config import MOST_PATCHES, VisionConfig
 from octavo.layers.decoder import Elsewhere
 from octavo.layers.vision import (
     PatchEmbedding,
@@ -18,8 +18,6 @@ from octavo.layers.vision import (
     equal_starts,
     parameter,
 )
-
-_MOST_PATCHES = 8192  # of several images (tiles) at a time: what lies between layers is that large, too
 
 
 class VisionLayer(nn.Module):
@@ -79,7 +77,7 @@ class VisionTransformer(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """``pixels [N, C, H, W]``; returns ``[N, positions, width]``, of several features side by side."""
         patches = pixels[0, 0].numel() // self.config.patch_size**2
-        return torch.cat([self._states(part) for part in pixels.split(max(1, _MOST_PATCHES // max(patches, 1)))])
+        return torch.cat([self._states(part) for part in pixels.split(max(1, MOST_PATCHES // max(patches, 1)))])
 
     def _states(self, pixels: Tensor) -> Tensor:
         x = self.embeddings.patch_embedding(pixels)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,6 +79,15 @@ class ImageEncoder:
         if self._rotary is not None:
             turns = torch.zeros(tokens, self._rotary.cos_sin_cache.shape[1], device=self._device)
         return StepImages(rows, embeds, deep, limit, cos_sin=turns)
+
+    @contextmanager
+    def pretended(self, length: int) -> Iterator[ImageItem]:
+        """An image of so many placeholders that is encoded already, at the beginning of a prompt."""
+        embeds = torch.zeros(length, self._hidden, dtype=self._dtype, device=self._device)
+        self._embeds["pretended"] = embeds, *(embeds for _ in range(self._num_deep))
+        grid = (1, 1, length) if self._rotary is not None else None
+        yield ImageItem("pretended", 0, [True] * length, grid=grid, whole=self._sees_whole)
+        del self._embeds["pretended"]
 
     def _add(self, data: NewRequestData) -> None:
         self._items.pop(data.req_id, None)

@@ -15,7 +15,7 @@ from octavo.interface.architectures import M_ROPE, SEES_IMAGES_WHOLE
 from octavo.interface.engine_config import EngineConfig, ModelConfig, SchedulerConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES
 from octavo.interface.qwen_vision_config import qwen_vision_config
-from octavo.interface.vision_config import tower_table
+from octavo.interface.vision_config import MOST_PATCHES, tower_table
 from octavo.multimodal.processors import image_processor
 from octavo.multimodal.processors.settings import why_no_settings
 
@@ -145,14 +145,19 @@ def encoder_bytes(config: EngineConfig) -> int:
     size, pixels = DTYPE_BYTES[model.dtype], largest.tensors["pixel_values"]
     numbers = math.prod(pixels.shape)
     patches = len(pixels) if pixels.ndim == 2 else numbers // (pixels.shape[-3] * tower.patch**2)
-    row = patches * tower.width * size
-    beside = sum(array.nbytes for name, array in largest.tensors.items() if name != "pixel_values")
+    at_a_time = patches
+    if pixels.ndim > 4:  # tiles
+        tile = patches // pixels.shape[1]
+        at_a_time = min(patches, max(1, MOST_PATCHES // max(tile, 1)) * tile)
+    row = at_a_time * tower.width * size
+    beside = sum(array.nbytes for array in largest.tensors.values()) if config.device == "cpu" else 0  # as they came
     put = numbers * (4 if size == 4 else 4 + size)  # as the processor made them, and in the model's dtype
     cut = 3 * numbers * size + row  # patches out of pixels
-    activation = _ACTIVATION.get(tower.act, 2) * patches * tower.inner * size
+    activation = _ACTIVATION.get(tower.act, 2) * at_a_time * tower.inner * size
     embeds = largest.num_embeds * model.hidden_size * size
     # A layer's input and sum are beside what it computes, and what earlier ones have left.
     kept = (tower.features - 1) * row + tower.deep * embeds + tower.turns * patches
+    kept += (patches - at_a_time) * tower.width * tower.features * size
     layer = numbers * size + 3 * row + max(tower.attention * row, activation) + kept
     return int(1.02 * (beside + max(put, cut, layer, 3 * row + kept + 2 * embeds)))
 

@@ -23,6 +23,7 @@ def step_bytes(config: EngineConfig) -> int:
         deep = num_deep(config.model)
         states += 1 + deep + (2 if deep else 0)  # in the place of placeholders; sums with what is added to them
     beside = states * tokens * DTYPE_BYTES[config.model.dtype] * config.model.hidden_size
+    beside += 32 * tokens if reads_images(config) else 0  # which ones, and where
     turns = 4 * tokens * config.model.head_size if config.model.has_mrope else 0
     return _step(config, tokens, rows) + beside + turns
 

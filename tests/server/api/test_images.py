@@ -7,6 +7,7 @@ import base64
 import http.server
 import io
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ def server(start: Any, folder: Path) -> Any:
     (pictures / "a.png").write_bytes(png(1))
     flags = ["--limit-mm-per-prompt", '{"image": 3}', "--allowed-local-media-path", str(pictures)]
     flags += ["--allowed-media-domains", "localhost", "--max-model-len", "512", "--served-model-name", "tiny"]
+    flags += ["--tool-call-parser", "hermes", "--enable-auto-tool-choice"]
     return start("--dtype", "float32", *flags, model=folder)
 
 
@@ -86,6 +88,40 @@ def test_an_image_counts_is_cached_and_answers_as_offline(server: Any, folder: P
         assert output.outputs[0].token_ids == first["choices"][0]["token_ids"]
     with pytest.raises(ValueError, match=r"messages\.0\.content\.0 is of type 'video_url'"):
         llm.chat([{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}], params)
+
+
+def test_tools_schemas_and_samples_beside_an_image(server: Any) -> None:
+    """And a client that goes away in the middle leaves nothing running."""
+    kinds: dict[str, Any] = {
+        "type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"],
+        "additionalProperties": False,
+    }  # fmt: skip
+    tool = {"type": "function", "function": {"name": "describe", "parameters": kinds}}
+    named = {"type": "function", "function": {"name": "describe"}}
+    until_done = {"max_tokens": 250, "ignore_eos": False}
+    for choice in (named, "required"):
+        answer = ask(server, picture(png(5)), "hm", tools=[tool], tool_choice=choice, **until_done)
+        assert answer.status_code == 200, answer.text
+        (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == "describe"
+        assert json.loads(call["function"]["arguments"])["kind"] in ("cat", "dog")
+    free = ask(server, picture(png(5)), "hm", tools=[tool], tool_choice="auto")
+    assert free.status_code == 200 and not free.json()["choices"][0]["message"].get("tool_calls")
+    schema = {"type": "json_schema", "json_schema": {"name": "kind", "schema": kinds, "strict": True}}
+    said = ask(server, picture(png(5)), "hm", response_format=schema, **until_done).json()["choices"][0]["message"]
+    assert json.loads(said["content"])["kind"] in ("cat", "dog")
+    drawn = ask(server, picture(png(5)), "hm", n=2, temperature=1, seed=3, logprobs=True, top_logprobs=2).json()
+    assert len(drawn["choices"]) == 2 and all(len(one["logprobs"]["content"]) == 4 for one in drawn["choices"])
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [picture(png(6)), "hm"]}], "stream": True}
+    body |= {"max_tokens": 400, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as stream:
+        next(stream.iter_lines())
+    until = time.monotonic() + 20
+    while "vllm:num_requests_running" in (text := httpx.get(f"{server.url}/metrics").text) and not re.search(
+        r"(?m)^vllm:num_requests_running\{[^}]*\} 0\.0$", text
+    ):
+        assert time.monotonic() < until, "it is still running"
+        time.sleep(0.1)
 
 
 def test_every_dialect_takes_images(server: Any) -> None:

@@ -151,6 +151,26 @@ def test_guesses_in_the_worker_stay_on_the_device(seen: Seen, method: str, reads
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "llava",
+        "gemma3",
+        "qwen3-vl",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("idefics3", "qwen2.5-vl")),
+    ],
+)
+def test_no_request_with_images_waits(seen: Seen, name: str) -> None:
+    """Neither for kernels of the tower, or of prompts with its embeddings, nor the host for the device; steps beyond
+    images are those of text."""
+    found = seen(f"images of {name}")
+    assert found["errors"] == []
+    assert found["compiled while serving"] == []
+    assert found["encoded"] == 6
+    assert len(found["steps"]) > 10 and all(step.pop("replay") == 2 for step in found["steps"])
+    assert all(sum(step.values()) <= 5 for step in found["steps"])
+
+
+@pytest.mark.parametrize(
     "case",
     [
         "adapters",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,31 +13,14 @@ import torch
 import transformers
 from PIL import Image
 from support.adapters import save_adapter
-from support.images import image_of, make_tokenizer
-from support.vision import CASES
+from support.images import image_of
 
 from octavo import LLM, LoRARequest, SamplingParams
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.structured_output import StructuredOutputsParams
 
 IMAGE = 260  # the tokenizer's placeholder
-SIZE = {"height": 32, "width": 32}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny LLaVA with a tokenizer."""
-    path = tmp_path_factory.mktemp("llava")
-    CASES["llava"].save(path)
-    tokenizer, config = make_tokenizer(), json.loads((path / "config.json").read_text())
-    assert tokenizer.convert_tokens_to_ids(["<image>"]) == [IMAGE]
-    (path / "config.json").write_text(json.dumps(config | {"image_token_index": IMAGE}))
-    tokenizer.backend.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
-    size = {"size": {"shortest_edge": 32}, "crop_size": SIZE}
-    (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"} | size))
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ and values count as written, so that none are, and they are removed after the la
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from octavo.interface.engine_config import SchedulerConfig
@@ -55,8 +57,18 @@ def warm_up(runner: ModelRunner, scheduler: SchedulerConfig) -> None:
         for params in PARAMS[:3]:
             _run_prompt(runner, params, min(PROMPT, longest), adapter_slot=0)
         _run_prompts(runner, min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens), 1, adapter_slot=0)
+    _run_images(runner, longest)
     for count in _batch_sizes(scheduler.max_num_seqs - 1):
         _run_mixed(runner, count, min(LONG_PROMPT, longest, scheduler.max_num_batched_tokens - count))
+
+
+def _run_images(runner: ModelRunner, longest: int) -> None:
+    """Prompts of one image, of which the last token is none."""
+    lengths = {min(PROMPT, longest), min(LONG_PROMPT, longest)} if runner.images is not None and longest > 1 else ()
+    for length in lengths:
+        assert runner.images is not None
+        with runner.images.pretended(length - 1) as image:
+            _run_prompt(runner, PARAMS[0], length, mm_items=[image])
 
 
 def _batch_sizes(most: int) -> list[int]:
@@ -64,9 +76,9 @@ def _batch_sizes(most: int) -> list[int]:
     return sorted({min(count, most) for count in (1, *(LANES << i for i in range(most.bit_length())))} - {0})
 
 
-def _run_prompt(runner: ModelRunner, params: SamplingParams, length: int, adapter_slot: int = -1) -> None:
-    """A prompt, and a token after it."""
-    only = _request(runner, "warm-up", params, length, adapter_slot)
+def _run_prompt(runner: ModelRunner, params: SamplingParams, length: int, **more: Any) -> None:
+    """A prompt, and a token after it. ``more``: of the sequence."""
+    only = _request(runner, "warm-up", params, length, **more)
     _run(runner, [only], {only.req_id: length})
     _run(runner, [], {only.req_id: 1})
     runner.update_rows(SchedulerOutput(step_id=0, finished_req_ids=[only.req_id]))
@@ -74,7 +86,7 @@ def _run_prompt(runner: ModelRunner, params: SamplingParams, length: int, adapte
 
 def _run_prompts(runner: ModelRunner, count: int, length: int, adapter_slot: int = -1) -> None:
     """``count`` prompts of one length."""
-    prompts = [_request(runner, f"warm-up-{i}", PARAMS[0], length, adapter_slot) for i in range(count)]
+    prompts = [_request(runner, f"warm-up-{i}", PARAMS[0], length, adapter_slot=adapter_slot) for i in range(count)]
     counts = {data.req_id: length for data in prompts}
     _run(runner, prompts, counts)
     runner.update_rows(SchedulerOutput(step_id=0, finished_req_ids=[*counts]))
@@ -90,9 +102,7 @@ def _run_mixed(runner: ModelRunner, decodes: int, length: int) -> None:
     runner.update_rows(SchedulerOutput(step_id=0, finished_req_ids=[*counts, last.req_id]))
 
 
-def _request(
-    runner: ModelRunner, req_id: str, params: SamplingParams, length: int, adapter_slot: int = -1
-) -> NewRequestData:  # fmt: skip
+def _request(runner: ModelRunner, req_id: str, params: SamplingParams, length: int, **more: Any) -> NewRequestData:
     blocks = -(-(length + 1) // runner.requests.batch.block_size)
     return NewRequestData(
         req_id=req_id,
@@ -104,7 +114,7 @@ def _request(
         block_ids=[[0] * blocks] * len(runner.requests.batch.block_tables),
         num_computed_tokens=0,
         num_kv_tokens=length + 1,  # no keys and values are written
-        adapter_slot=adapter_slot,
+        **more,
     )
 
 
