@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.vision import CASES, Prompt, answer, greedy, reference_logits, tokens_of
 
 from octavo import LLM
@@ -28,17 +29,20 @@ def prompts_of(case: str) -> list[Prompt]:
     return [[5, 17, 200, 3], [7, 8, a, 9, 30, 31], [b, 40, a, 41, 42], [50, a, 51, b, *between, c, 52, 53, d]]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    reference, prompts = CASES[case].save(tmp_path), prompts_of(case)
-    llm = make_llm(tmp_path)
-    for prompt, output in zip(prompts, answer(llm, prompts, prompt_logprobs=5, max_tokens=1), strict=True):
-        expected = reference_logits(reference, prompt).log_softmax(-1)
+def check_logprobs(llm: LLM, prompts: list[Prompt], logits: list[torch.Tensor]) -> None:
+    for expected, output in zip(logits, answer(llm, prompts, prompt_logprobs=5, max_tokens=1), strict=True):
         assert output.prompt_logprobs is not None
         for position, found in enumerate(output.prompt_logprobs[1:]):
             assert found is not None
             for token, ours in found.items():
-                assert abs(ours.logprob - expected[position, token]) < TOLERANCE, (prompt, position)
+                assert abs(ours.logprob - expected[position].log_softmax(-1)[token]) < TOLERANCE, position
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    reference, prompts = CASES[case].save(tmp_path), prompts_of(case)
+    llm, logits = make_llm(tmp_path), [reference_logits(reference, prompt) for prompt in prompts]
+    check_logprobs(llm, prompts, logits)
     expected_tokens = [greedy(reference, prompt, 5) for prompt in prompts]
     assert [output.outputs[0].token_ids for output in answer(llm, prompts, max_tokens=5)] == expected_tokens
     # In small steps, cut inside images where that may be, and without the room for all.
@@ -52,6 +56,7 @@ def test_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
         assert tight.totals.num_preemptions or tight.totals.prefix_cache_hits
     encoder = tight.engine.executor.worker.runner.images
     assert encoder.num_encoded == 4, "each image is encoded once, in however many requests it is"
+    check_logprobs(tight, prompts, logits)
     # Preempted while they decode: the three prompts fit, their answers do not.
     rng = np.random.default_rng(1)
     crowd: list[Prompt] = [[number, 7, CASES[case].make_image(rng), number, 9] for number in range(3)]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.overlapped import overlapped
-from support.vision import CASES, Prompt, answer, greedy
+from support.vision import CASES, IMAGE, Prompt, answer, greedy
 
-from octavo import LLM
+from octavo import LLM, SamplingParams
 
-LENGTH = 24
+LENGTH, SEEN = 24, 5
 GUESSES = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
 
 
@@ -30,7 +31,7 @@ def tokens(llm: LLM, prompts: list[Prompt], **params: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("case", ["qwen2.5-vl", "qwen3-vl"])
 def test_long_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    """Recorded or not, with guesses, with steps that overlap on rows of the device, with hits within an image."""
+    """Recorded, with guesses, with steps that overlap on rows of the device, after hits that end within an image."""
     reference, rng = CASES[case].save(tmp_path), np.random.default_rng(1)
     a, b, c = (CASES[case].make_image(rng) for _ in range(3))
     prompts: list[Prompt] = [
@@ -42,6 +43,12 @@ def test_long_answers_are_those_of_transformers(case: str, tmp_path: Path) -> No
     expected = [greedy(reference, prompt, LENGTH) for prompt in prompts]
     plain = make_llm(tmp_path)
     assert plain.engine.executor.worker.runner.device_runner.recorded_steps.can_record
+    part = SamplingParams(max_tokens=1, ignore_eos=True)
+    beginning = plain._input.process(plain._new_id(), {"prompt_token_ids": [7, 8, *[IMAGE] * SEEN]}, part)
+    beginning.mm_items = [replace(a.item(2), is_embed=[True] * SEEN)]  # as if no more of it was computed
+    plain._run([beginning], [None], False)
+    (first,) = answer(plain, prompts[:1], max_tokens=LENGTH)
+    assert first.num_cached_tokens == 2 + SEEN and first.outputs[0].token_ids == expected[0]
     assert tokens(plain, prompts) == expected
     guessing = make_llm(tmp_path, speculative_config=GUESSES)
     assert tokens(guessing, prompts) == expected
