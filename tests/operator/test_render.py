@@ -352,7 +352,7 @@ def test_speculation_is_asked_for_in_the_engines_own_words(speculative: Any, con
 def test_images_are_limited_and_fetched_as_the_spec_says() -> None:
     mounted = {"volumes": [{"name": "p", "emptyDir": {}}], "volumeMounts": [{"name": "p", "mountPath": "/pictures"}]}
     said = {
-        "limitPerPrompt": {"image": 4}, "allowedMediaDomains": ["a.example", "b.example"],
+        "limitPerPrompt": {"image": 4}, "encoderCacheTokens": 4096, "allowedMediaDomains": ["a.example", "b.example"],
         "allowedLocalMediaPath": "/pictures", "processorOptions": {"max_pixels": 9, "size": {"longest_edge": "$(X)"}},
     }  # fmt: skip
     args = pod_of(engine={"multimodal": said, "args": ["--seed", "1"]}, **mounted)["containers"][0]["args"]
@@ -361,6 +361,7 @@ def test_images_are_limited_and_fetched_as_the_spec_says() -> None:
     flags = parser.parse_args([one.replace("$$", "$") for one in args])
     engine, server = from_flags(EngineArgs, flags), from_flags(ServerArgs, flags)
     assert (engine.limit_mm_per_prompt, engine.mm_processor_kwargs) == ({"image": 4}, said["processorOptions"])
+    assert engine.mm_encoder_cache_tokens == 4096
     assert server.allowed_media_domains == ["a.example", "b.example"]
     assert server.allowed_local_media_path == "/pictures"
     plain = pod_of()["containers"][0]["args"]

@@ -23,6 +23,13 @@ class Multimodal:
     """`spec.engine.multimodal`: what prompts may hold besides text, of models that read it."""
 
     limit_per_prompt: PromptLimits = spec_field("How much a prompt may hold.", default=PromptLimits)
+    encoder_cache_tokens: int | None = spec_field(
+        "Embeddings of images that are kept, for running prompts and for images that come again. Default: 8192, or "
+        "those of the largest image that a prompt may have if that is more.",
+        default=None,
+        minimum=1,
+        maximum=16777216,
+    )
     allowed_media_domains: tuple[str, ...] = spec_field(
         "Hosts from which the engine fetches images that requests name by http and https addresses. Default: none. "
         "Where networkPolicy.egress is set, the pods may reach public addresses at port 443 because of it.",

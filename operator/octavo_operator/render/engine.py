@@ -88,6 +88,8 @@ def _multimodal(multimodal: Multimodal) -> list[str]:
     out: list[str] = []
     if (images := multimodal.limit_per_prompt.image) is not None:
         out += ["--limit-mm-per-prompt", json.dumps({"image": images})]
+    if multimodal.encoder_cache_tokens is not None:
+        out += ["--mm-encoder-cache-tokens", str(multimodal.encoder_cache_tokens)]
     if multimodal.processor_options:
         out += ["--mm-processor-kwargs", _escape(json.dumps(multimodal.processor_options))]
     if multimodal.allowed_media_domains:
