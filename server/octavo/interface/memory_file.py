@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import struct
 import tempfile
 from collections.abc import Iterable
 from functools import cached_property
@@ -59,7 +60,8 @@ class MemoryFile:
 def send_file(sock: socket.socket, name: str, file: MemoryFile) -> None:
     """Hand a file over, under a ``name`` of at most 64 letters. Raises OSError at once where the other end has not
     received those before."""
-    socket.send_fds(sock, [name.encode().ljust(_NAME_BYTES)], [file.descriptor], socket.MSG_DONTWAIT)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("=i", file.descriptor))]
+    sock.sendmsg([name.encode().ljust(_NAME_BYTES)], rights, socket.MSG_DONTWAIT)  # socket.send_fds ignores flags
 
 
 def receive_file(sock: socket.socket, name: str) -> MemoryFile:

@@ -1,13 +1,12 @@
-"""Images in messages of programs: PIL images, data: and allowed addresses, decoded here and now."""
+"""Images in messages of programs: PIL images and data: urls, decoded here and now."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.multimodal.decode import decode
-from octavo.multimodal.fetch import MediaRules, data_url_bytes, fetch
+from octavo.multimodal.fetch import data_url_bytes
 from octavo.text.content_format import PARTS
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ _OTHERS = ("video", "audio", "file")
 
 
 def messages_with_images(
-    messages: Sequence[Mapping[str, Any]], rules: MediaRules = MediaRules()
+    messages: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[Image]]:
     """The messages for `octavo.text.content_format.with_parts`, and their images in order. Raises ValueError that names
     the part that is none of text, image_url and image_pil."""
@@ -30,7 +29,7 @@ def messages_with_images(
             found.append(dict(message))
             continue
         parts = [
-            part if isinstance(part, str) else _part(part, f"messages.{at}.content.{i}", rules)
+            part if isinstance(part, str) else _part(part, f"messages.{at}.content.{i}")
             for i, part in enumerate(content)
         ]
         images += [part for part in parts if not isinstance(part, str)]
@@ -39,7 +38,7 @@ def messages_with_images(
     return found, images
 
 
-def _part(part: Any, where: str, rules: MediaRules) -> Any:
+def _part(part: Any, where: str) -> Any:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return part["text"]
@@ -49,9 +48,12 @@ def _part(part: Any, where: str, rules: MediaRules) -> Any:
         given = part.get("image_url")
         url = given.get("url") if isinstance(given, Mapping) else given
         if isinstance(url, str):
+            if url[:5].lower() != "data:":
+                raise ValueError(
+                    f"{where} is an address, and offline none is fetched: open it, and send the image as image_pil"
+                )
             try:
-                is_data = url[:5].lower() == "data:"
-                return decode(data_url_bytes(url) if is_data else asyncio.run(fetch(url, rules)))
+                return decode(data_url_bytes(url))
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
     if isinstance(kind, str) and any(word in kind for word in _OTHERS):

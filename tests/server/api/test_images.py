@@ -88,6 +88,9 @@ def test_an_image_counts_is_cached_and_answers_as_offline(server: Any, folder: P
         assert output.outputs[0].token_ids == first["choices"][0]["token_ids"]
     with pytest.raises(ValueError, match=r"messages\.0\.content\.0 is of type 'video_url'"):
         llm.chat([{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}], params)
+    for address in ("https://example.com/a.png", "file:///etc/passwd", "a.png"):
+        with pytest.raises(ValueError, match=r"messages\.0\.content\.0 is an address, and offline none is fetched"):
+            llm.chat([{"role": "user", "content": [picture(address)]}], params)
 
 
 def test_tools_schemas_and_samples_beside_an_image(server: Any) -> None:
