@@ -52,8 +52,10 @@ def test_long_answers_are_those_of_transformers(case: str, tmp_path: Path) -> No
     assert tokens(plain, prompts) == expected
     guessing = make_llm(tmp_path, speculative_config=GUESSES)
     assert tokens(guessing, prompts) == expected
+    assert sum(guessing.totals.spec_decode.num_accepted_per_pos), "some guesses after images are right"
     for options in ({}, {"speculative_config": GUESSES}, {"max_num_batched_tokens": 16}):
         device = overlapped(make_llm(tmp_path, **options))
         for _ in range(2):  # the second time prompts are found in the cache
             assert tokens(device, prompts) == expected, options
+        assert bool(sum(device.totals.spec_decode.num_accepted_per_pos)) == ("speculative_config" in options)
         device.engine.check_integrity()
