@@ -426,7 +426,7 @@ def drafts(gpu: PretendedGpu, lengths: range = range(8), method: str = "ngram") 
     plain = EngineCore.step
     for k in lengths:
         drafts = Drafts(WorkerDrafts() if by_worker else Repeats(), k, 4096, overlap=True) if k else None
-        scheduler._drafts = scheduler._results._drafts = drafts
+        scheduler.use_drafts(drafts)
         found += ask(llm, [20], max_tokens=30)  # histories and pinned memory have grown
         before = gpu.allocated
         seen = steps[k] = []

@@ -59,7 +59,7 @@ def speculate(llm: LLM, drafter: Any, k: int) -> LLM:
     assert isinstance(scheduler, Scheduler)
     overlap = llm.engine.executor.max_in_flight > 1 and llm.config.parallel.pipeline_parallel_size == 1
     drafts = Drafts(drafter, k, llm.config.model.vocab_size, overlap=overlap) if drafter else None
-    scheduler._drafts = scheduler._results._drafts = drafts
+    scheduler.use_drafts(drafts)
     return llm
 
 

@@ -50,21 +50,20 @@ class ResultProcessor:
         kv: KVCacheManager,
         groups: SampleGroups,
         finish: Callable[[Request, RequestStatus], None],
-        drafts: Drafts | None = None,
     ) -> None:
         self._max_model_len = max_model_len
         self._kv = kv
         self._groups = groups
         self._finish = finish
-        self._drafts = drafts
+        self.drafts: Drafts | None = None  # whose guesses are counted
 
     def process(self, step: list[ScheduledSequence], output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in what one step gave. Tokens of sequences that have ended since are dropped."""
         results: list[EngineCoreOutput] = []
-        if self._drafts is not None:
-            self._drafts.take(output.draft_token_ids)
+        if self.drafts is not None:
+            self.drafts.take(output.draft_token_ids)
         any_failed, confirm = bool(output.errors or output.grammar_errors), self._kv.confirm
-        speculates = self._drafts is not None
+        speculates = self.drafts is not None
         for scheduled in step:
             request = scheduled.request
             if any_failed:
@@ -107,8 +106,8 @@ class ResultProcessor:
         scheduled.num_tokens -= num_rejected
         if scheduled.epoch == request.epoch:
             request.num_computed_tokens -= num_rejected
-        if self._drafts is not None:
-            self._drafts.count(request, len(scheduled.drafts), num_accepted)
+        if self.drafts is not None:
+            self.drafts.count(request, len(scheduled.drafts), num_accepted)
 
     def _fail(self, request: Request, error: str, param: str | None = None) -> list[EngineCoreOutput]:
         """End all samples of a request: the others may share KV that the failed step was to write."""

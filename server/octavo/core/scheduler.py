@@ -77,11 +77,16 @@ class Scheduler:
         self._in_flight: deque[list[ScheduledSequence]] = deque()
         self._step_id = 0
         self._groups = SampleGroups(kv)
-        self._drafts, self._num_stages, self._images = drafts, num_stages, images
-        self._guessing = DraftScheduler(config, kv, drafts) if drafts is not None else None
-        self._allocate = kv.allocate_slots if self._guessing is None else self._guessing.allocate
-        self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish, drafts)
+        self._num_stages, self._images = num_stages, images
+        self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish)
+        self.use_drafts(drafts)
         self.held: set[str] = set()  # running sequences whose grammar mask is not ready: not scheduled
+
+    def use_drafts(self, drafts: Drafts | None) -> None:
+        """Guess with ``drafts`` from now on, None: not at all. There must be no step in flight."""
+        self._drafts = self._results.drafts = drafts
+        self._guessing = DraftScheduler(self.config, self.kv, drafts) if drafts is not None else None
+        self._allocate = self.kv.allocate_slots if self._guessing is None else self._guessing.allocate
 
     # -- adding and ending -------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,15 +152,15 @@ def test_prompt_lookup_changes_nothing_with_packed_weights(embedded: tuple[LLM, 
     "values", [{"temperature": 0, "logprobs": 2}, {"temperature": 0.7, "seed": 11, "n": 2}], ids=str
 )
 def test_nor_do_guesses_from_recent_answers(
-    embedded: tuple[LLM, LLM], values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    embedded: tuple[LLM, LLM], values: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     """Asked together, and then again one by one, when what was answered before is known."""
     plain, speculative = embedded
     scheduler = speculative.engine.scheduler
     assert isinstance(scheduler, Scheduler)
     drafts = Drafts(SuffixDrafter(24, 99, 1.0, 0.1), 4, speculative.config.model.vocab_size)
-    monkeypatch.setattr(scheduler, "_drafts", drafts)
-    monkeypatch.setattr(scheduler._results, "_drafts", drafts)
+    request.addfinalizer(partial(scheduler.use_drafts, scheduler._drafts))
+    scheduler.use_drafts(drafts)
     params, before = SamplingParams(max_tokens=60, **values), accepted(speculative)
     expected = plain.generate(PROMPTS, params, use_tqdm=False)
     assert all_of(speculative.generate(PROMPTS, params, use_tqdm=False)) == all_of(expected)
@@ -244,7 +245,7 @@ def test_what_a_grammar_forbids_is_not_computed(embedded: tuple[LLM, LLM], monke
         assert all_of(llm.generate(PROMPTS[2], params, use_tqdm=False)) == all_of(expected)
         assert all(total == 1 + guessed for total, guessed in computed[1:])
         assert max(total for total, _ in computed[1:]) == num_tokens
-    llm.engine.scheduler._drafts = llm.engine.scheduler._results._drafts = drafts
+    llm.engine.scheduler.use_drafts(drafts)
     assert accepted(llm)[0] > before[0] + 10, "those were asked for all the same"
 
 
