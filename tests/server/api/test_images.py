@@ -268,3 +268,16 @@ def test_a_text_model_names_itself(shared_server: Any, tiny_model: Path) -> None
     assert refused.status_code == 400 and tiny_model.name in refused.json()["error"]["message"]
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hm", "images": ["aW1hZ2U="]}]}
     assert httpx.post(f"{server.url}/api/chat", json=body, timeout=60).status_code == 400
+
+
+@pytest.mark.slow
+def test_engines_beside_each_other_take_images(server: Any, start: Any, folder: Path) -> None:
+    """Two engines, each of a process of its own, answer as one does."""
+    both = start(
+        "--dtype", "float32", "-dp", "2", "--max-model-len", "512", "--served-model-name", "tiny", model=folder
+    )
+    asked = [[picture(png(seed)), "hm", picture(png(seed + 1))] for seed in range(4)]
+    expected = [ask(server, *parts).json()["choices"][0]["token_ids"] for parts in asked]
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda parts: ask(both, *parts), asked))
+    assert [answer.json()["choices"][0]["token_ids"] for answer in answers] == expected
