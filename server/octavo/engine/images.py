@@ -104,7 +104,9 @@ class ImageInputs:
         whole = self._config.model.architecture in SEES_IMAGES_WHOLE
         items = []
         for offset, image in zip(offsets, features, strict=True):
-            tensors = {name: HostTensor.of(array, image.places.get(name)) for name, array in image.tensors.items()}
-            grid = self.processor.grid(image)
-            items.append(ImageItem(image.digest, offset, list(image.is_embed), tensors, grid, whole, image.file))
+            for part in self.processor.parts(image):
+                tensors = {name: HostTensor.of(array, part.places.get(name)) for name, array in part.tensors.items()}
+                grid = self.processor.grid(part)
+                items.append(ImageItem(part.digest, offset, list(part.is_embed), tensors, grid, whole, part.file))
+                offset += len(part.is_embed)
         return expanded, items

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 import transformers
 from PIL import Image
 from support.adapters import save_adapter
-from support.images import image_of
+from support.images import image_of, make_tokenizer
+from support.vision import CASES
 
 from octavo import LLM, LoRARequest, SamplingParams
 from octavo.interface.messages import EngineCoreRequest
@@ -143,3 +145,34 @@ def test_a_request_travels_to_the_core(llm: LLM) -> None:
     request = llm._input.process("id", prompt, GREEDY)
     sent = msgspec.msgpack.Encoder().encode(request)
     assert msgspec.msgpack.Decoder(EngineCoreRequest).decode(sent).mm_items == request.mm_items
+
+
+def test_tiles_are_encoded_one_a_step_beside_streams(tmp_path: Path) -> None:
+    CASES["idefics3"].save(tmp_path)
+    tokenizer, config = make_tokenizer(), json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"image_token_id": IMAGE}))
+    tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
+    sizes = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(sizes))
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}))
+    prompt = {"prompt_token_ids": [7, IMAGE, 8, 9], "multi_modal_data": {"image": picture(5, 60, 58)}}
+
+    def ask(*before: dict[str, Any], **more: Any) -> tuple[list[int], list[int]]:
+        """The answer to ``prompt``, and how many tiles each step encoded."""
+        llm = LLM(str(tmp_path), dtype="float32", quantization="none", max_model_len=128, max_num_seqs=4, **more)
+        encoder, counts = llm.engine.executor.worker.runner.images, list[int]()
+        update = encoder.update
+
+        def watched(step: Any) -> None:
+            counts.append(len(step.encoder_inputs))
+            update(step)
+
+        encoder.update = watched
+        params = [SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)] * len(before)
+        outputs = llm.generate([*before, prompt], [*params, GREEDY], use_tqdm=False)
+        return outputs[-1].outputs[0].token_ids, [count for count in counts if count]
+
+    alone, counts = ask(max_num_batched_tokens=64)
+    assert counts == [5], "a tile in each quarter, and the whole"
+    beside, counts = ask({"prompt_token_ids": list(range(16))}, max_num_batched_tokens=16)
+    assert counts == [1] * 5 and beside == alone

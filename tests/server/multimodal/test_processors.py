@@ -306,3 +306,19 @@ def test_placeholders_and_images_are_as_many(tokenizer: Tokenizer, tmp_path: Pat
 def test_a_text_model_has_no_processor(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert image_processor(tmp_path, {"architectures": ["LlamaForCausalLM"]}, tokenizer) is None
     assert len(set(SPECIAL)) == len(SPECIAL)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parts_of_an_image_are_the_image(name: str, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    processor = ours(name, tmp_path, tokenizer)
+    for _, image in odd_images(6, 9):
+        whole = processor.process(image)
+        parts = processor.parts(whole)
+        assert [token for part in parts for token in part.token_ids] == list(whole.token_ids)
+        assert [flag for part in parts for flag in part.is_embed] == list(whole.is_embed)
+        assert len({part.digest for part in parts}) == len(parts)
+        if len(parts) > 1:
+            assert len(parts) == whole.tensors["pixel_values"].shape[1]
+            assert (
+                np.concatenate([p.tensors["pixel_values"] for p in parts], 1) == whole.tensors["pixel_values"]
+            ).all()

@@ -83,6 +83,10 @@ class ImageProcessor(ABC):
     def expansion(self, width: int, height: int) -> Expansion:
         """What an image of that many pixels puts in place of its placeholder."""
 
+    def parts(self, image: ImageFeatures) -> list[ImageFeatures]:
+        """The pieces of an image that the encoder takes one by one; their tokens follow each other."""
+        return [image]
+
     def grid(self, image: ImageFeatures) -> tuple[int, int, int] | None:
         """Embeddings in time, height and width, of families whose positions have these; None: of others."""
         return None

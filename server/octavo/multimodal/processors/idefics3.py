@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.interface.vision_config import IDEFICS3_TOWERS
+from octavo.multimodal.items import ImageFeatures
 from octavo.multimodal.processors import pixels
 from octavo.multimodal.processors.base import (
     COMMON,
@@ -158,6 +160,21 @@ class Idefics3Processor(ImageProcessor):
         add((*(self._lines if rows else ()), *self._whole))
         add(self._end, 0)
         return tuple(ids), tuple(is_embed)
+
+    def parts(self, image: ImageFeatures) -> list[ImageFeatures]:
+        """See `ImageProcessor`: tiles, so that a step need not encode all of them."""
+        values, place = image.tensors["pixel_values"], image.places.get("pixel_values")
+        embeds = [at for at, is_embed in enumerate(image.is_embed) if is_embed]
+        ends = [at + 1 for at in embeds[self.image_seq_len - 1 :: self.image_seq_len]]
+        ends[-1] = len(image.is_embed)
+        found = []
+        for number, (begin, end) in enumerate(pairwise([0, *ends])):
+            tile = values[:, number : number + 1]
+            places = {} if place is None else {"pixel_values": place + number * tile.nbytes}
+            ids, flags = image.token_ids[begin:end], image.is_embed[begin:end]
+            digest = f"{image.digest}-{number}"
+            found.append(ImageFeatures(digest, {"pixel_values": tile}, ids, flags, image.file, places))
+        return found
 
     @property
     def largest_image(self) -> tuple[int, int]:
