@@ -35,7 +35,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from cpus import better_dtype
 from engines import Engine, peers_folder, serve_octavo, torchvision_folder, vllm_binary, vllm_environment
-from server import Server
+from server import Server, ServerError
 
 from octavo.bench.client import RequestResult, make_body, read_result
 from octavo.bench.datasets import SampleRequest
@@ -271,7 +271,12 @@ def _beside_vllm(args: argparse.Namespace, root: Path) -> Iterator[Row]:
             folder = checkpoint(f"tiny-{family}", root)
             with ExitStack() as stack:
                 pair = ours(folder, "", "--dtype", "float32"), vllm(folder, "float32")
-                yield agreement(family, *(stack.enter_context(Server(engine)) for engine in pair))
+                try:
+                    servers = [stack.enter_context(Server(engine)) for engine in pair]
+                except ServerError as error:
+                    print(f"{family} is left out: {error}", flush=True)
+                    continue
+                yield agreement(family, *servers)
 
 
 def main() -> None:

@@ -317,6 +317,7 @@ def test_parts_of_an_image_are_the_image(name: str, tmp_path: Path, tokenizer: T
         assert [token for part in parts for token in part.token_ids] == list(whole.token_ids)
         assert [flag for part in parts for flag in part.is_embed] == list(whole.is_embed)
         assert len({part.digest for part in parts}) == len(parts)
+        assert all(len(part.digest) == 64 for part in parts), "files are handed over under names of that length"
         if len(parts) > 1:
             assert len(parts) == whole.tensors["pixel_values"].shape[1]
             assert (

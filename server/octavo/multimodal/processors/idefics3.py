@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from hashlib import sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -172,7 +173,7 @@ class Idefics3Processor(ImageProcessor):
             tile = values[:, number : number + 1]
             places = {} if place is None else {"pixel_values": place + number * tile.nbytes}
             ids, flags = image.token_ids[begin:end], image.is_embed[begin:end]
-            digest = f"{image.digest}-{number}"
+            digest = sha256(f"{image.digest} {number}".encode()).hexdigest()
             found.append(ImageFeatures(digest, {"pixel_values": tile}, ids, flags, image.file, places))
         return found
 
