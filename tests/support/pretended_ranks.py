@@ -89,7 +89,10 @@ class Sent:
 def as_ranks(gpu: PretendedGpu, make: Callable[[int], Any], use: Callable[[Any], Any], size: int = 2) -> dict[str, Any]:
     """What `use` gives for the engine that `make` makes of ``size`` ranks; its graphs, what was compiled once it was
     ready, and on rank 1 once that was; parts of the ledger as measured and planned."""
-    with mock.patch.object(multiproc, "RankProcesses", OthersAreNotThere):
+    with (
+        mock.patch.object(multiproc, "RankProcesses", OthersAreNotThere),
+        mock.patch("octavo.llm._start_beside", return_value=None),  # else those of this machine are started first
+    ):
         llm = make(size)
     graphs = [Counter(launch.name for launch in graph.launches) for graph in gpu.graphs]
     worker: Worker = llm.engine.executor.worker

@@ -40,10 +40,19 @@ def tiny_model(folder: Path) -> Path:
     return folder
 
 
+_given = set[int]()
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that no other test gets, in this process or in another one of the suite: servers listen a while later."""
+    turn = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 2
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port // 2 % 2 == turn and port not in _given:
+            _given.add(port)
+            return port
 
 
 def rank_pids(parent: int) -> list[int]:

@@ -45,6 +45,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "max_completion_tokens": {"max_tokens": None},
 }
 TEXT_ONLY = {"model", "prompt", "add_special_tokens", "return_token_strs"}  # of /tokenize
+OF_CHATS = {"messages", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"}
 
 # Where a schema cannot say all: how many tokens a text has, what a template does with a conversation, and what is a
 # regular expression, a grammar or a JSON schema that can be kept. Then the refusal says it.
@@ -162,6 +163,8 @@ def _body(path: str, name: str, value: Any) -> dict[str, Any]:
     body = {**BODIES[path], **beside, name: value}
     if path == "/tokenize" and name not in TEXT_ONLY:
         body = {"messages": [USER], **body, "prompt": None}
+    if path == "/v1/embeddings" and name in OF_CHATS:
+        body = {"messages": [USER], **body, "input": None}
     return {k: v for k, v in body.items() if v is not None or k == name}
 
 
@@ -183,7 +186,7 @@ def test_what_the_schema_allows_is_accepted(post, schema_of, path, name):
     def run(value):
         assert jsonschema_rs.is_valid(schema, value)
         assume(_sendable(value))
-        assume(value is not None or name not in ("prompt", "messages"))  # /tokenize needs one of them
+        assume(value is not None or name not in ("prompt", "messages", "input"))  # one of them is needed
         if name in ("max_tokens", "max_completion_tokens", "min_tokens") and value:
             value = value % 10 or 1  # the prompt takes tokens too, which a schema cannot say
         answer = post(path, _body(path, name, value))

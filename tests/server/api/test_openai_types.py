@@ -47,7 +47,7 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 # vLLM's fields beside OpenAI's: always, where they were asked for, of a model
 EXTRAS = ("stop_reason",)
 ASKED = (*EXTRAS, "token_ids", "prompt_token_ids", "prompt_logprobs")
-OF_MODELS = ("root", "parent", "max_model_len", "default_sampling_params")
+OF_MODELS = ("root", "parent", "max_model_len", "default_sampling_params", "input_modalities")
 
 
 @cache
