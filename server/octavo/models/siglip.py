@@ -112,13 +112,11 @@ class AnySizeVisionTransformer(VisionTransformer):
 
     def positions(self, height: int, width: int) -> Tensor:
         """See `VisionTransformer`."""
-        side = self.config.side
-        bounds = torch.arange(1 / side, 1.0, 1 / side, device="cpu")
+        side, device = self.config.side, self.embeddings.position_embedding.weight.device  # nothing is copied to a GPU
+        one = torch.ones((), device=device)
+        bounds = torch.arange(1 / side, 1.0, 1 / side, device=device)
         rows, columns = (
-            torch.bucketize(
-                (torch.arange(n, device="cpu") * (1.0 / torch.tensor(n))).clamp(max=1 - 1e-6), bounds, right=True
-            )
+            torch.bucketize((torch.arange(n, device=device) * (one / n)).clamp(max=1 - 1e-6), bounds, right=True)
             for n in (height, width)
         )
-        index = (rows[:, None] * side + columns).flatten()
-        return index.to(self.embeddings.position_embedding.weight.device)
+        return (rows[:, None] * side + columns).flatten()
