@@ -19,7 +19,7 @@ from clusterrig import settings
 from clusterrig.fixtures import Cluster, eventually
 from PIL import Image
 from support.hub_server import Hub, Repo
-from support.tiny_llava import TOKENS, save_tiny_llava
+from support.tiny_image_readers import TOKENS, save_tiny_llava
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.images import image_of, make_tokenizer
-from support.tiny_llava import TOKENS, save_tiny_llava
+from support.tiny_image_readers import TOKENS, save_tiny_idefics3, save_tiny_llava
 
 from octavo import LLM, SamplingParams
 from octavo.bench import serve
@@ -91,6 +91,20 @@ def test_an_image_counts_is_cached_and_answers_as_offline(server: Any, folder: P
     for address in ("https://example.com/a.png", "file:///etc/passwd", "a.png"):
         with pytest.raises(ValueError, match=r"messages\.0\.content\.0 is an address, and offline none is fetched"):
             llm.chat([{"role": "user", "content": [picture(address)]}], params)
+
+
+def test_an_image_in_tiles_answers_as_offline(start: Any, tmp_path: Path) -> None:
+    """Its tiles are handed to the core, and encoded, one by one."""
+    save_tiny_idefics3(tmp_path)
+    tiled = start("--dtype", "float32", "--max-model-len", "512", "--served-model-name", "tiny", model=tmp_path)
+    answer = ask(tiled, picture(png(1, 90, 60)), "hm")
+    assert answer.status_code == 200, answer.text
+    pil = {"type": "image_pil", "image_pil": Image.open(io.BytesIO(png(1, 90, 60)))}
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    chat = [{"role": "user", "content": [pil, {"type": "text", "text": "hm"}]}]
+    (output,) = LLM(str(tmp_path), dtype="float32", max_model_len=512).chat(chat, params, use_tqdm=False)
+    assert output.prompt_token_ids == answer.json()["prompt_token_ids"]
+    assert output.outputs[0].token_ids == answer.json()["choices"][0]["token_ids"]
 
 
 def test_tools_schemas_and_samples_beside_an_image(server: Any) -> None:

@@ -155,24 +155,32 @@ def _prepare(
     """Requests for the core. Raises APIError naming the text."""
     requests = []
     for i, text in enumerate(texts):
-        try:
-            request = state.engine.input_processor.process_pooling(
-                uuid.uuid4().hex,
-                text,
-                pooling,
-                priority=body.priority or 0,
-                add_special_tokens=body.add_special_tokens is not False,
-                truncate_prompt_tokens=body.truncate_prompt_tokens,
-                truncation_side=body.truncation_side,
-            )
-        except ValueError as error:
-            subject, _, rest = str(error).partition(" ")
-            if not subject.startswith("prompt"):
-                raise
-            field = name if name == "input" and len(texts) == 1 else f"{name}.{i}"
-            raise bad_request(f"{field} {rest}", field) from None
+        field = name if name == "input" and len(texts) == 1 else f"{name}.{i}"
+        request = _request(state, body, pooling, text, body.add_special_tokens is not False, field)
         requests.append(request)
     return requests
+
+
+def _request(
+    state: ServerState, body: EmbeddingRequest, pooling: Pooling, prompt: Any, add_special_tokens: bool, field: str,
+    called: str | None = None,
+) -> EngineCoreRequest:  # fmt: skip
+    """Raises APIError that names the prompt's ``field``, as it is ``called``."""
+    try:
+        return state.engine.input_processor.process_pooling(
+            uuid.uuid4().hex,
+            prompt,
+            pooling,
+            priority=body.priority or 0,
+            add_special_tokens=add_special_tokens,
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            truncation_side=body.truncation_side,
+        )
+    except ValueError as error:
+        subject, _, rest = str(error).partition(" ")
+        if not subject.startswith("prompt"):
+            raise
+        raise bad_request(f"{called or field} {rest}", field) from None
 
 
 async def _prepare_conversation(
@@ -186,20 +194,7 @@ async def _prepare_conversation(
     features = await state.images.read(images_of(conversation.messages))
     options = PromptOptions(add_special_tokens=bool(body.add_special_tokens)).for_tenant
     ids, _, _ = await state.engine.run_in_thread(interpret, state, conversation, options, lambda: None)
-    try:
-        return state.engine.input_processor.process_pooling(
-            uuid.uuid4().hex,
-            with_images(ids, features),
-            pooling,
-            priority=body.priority or 0,
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
-            truncation_side=body.truncation_side,
-        )
-    except ValueError as error:
-        subject, _, rest = str(error).partition(" ")
-        if not subject.startswith("prompt"):
-            raise
-        raise bad_request(f"messages: the prompt {rest}", "messages") from None
+    return _request(state, body, pooling, with_images(ids, features), True, "messages", "messages: the prompt")
 
 
 async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[EngineCoreRequest]) -> Response:
