@@ -17,12 +17,13 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "0"
 
@@ -200,6 +201,22 @@ def errors(outputs: list[Any]) -> list[str]:
     return sorted({output.error for output in outputs if output.error})
 
 
+@contextmanager
+def noted_steps(gpu: PretendedGpu) -> Iterator[list[dict[str, int]]]:
+    """What each step launches meanwhile, by name."""
+    steps: list[dict[str, int]] = []
+    plain = EngineCore.step
+
+    def step(core: EngineCore) -> Any:
+        gpu.take_launches()
+        done = plain(core)
+        steps.append(Counter(launch.name for launch in gpu.take_launches()))
+        return done
+
+    with mock.patch.object(EngineCore, "step", step):
+        yield steps
+
+
 def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
     """Llama-3.1-8B as it is served: what its graphs launch, what its steps launch, what memory it takes at most."""
     llm = engine(LLAMA_8B, max_num_seqs=256)
@@ -210,21 +227,11 @@ def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
     found = ask(llm, [300] * 300, max_tokens=2, logprobs=20, top_p=0.9, presence_penalty=1.0)
     found += ask(llm, [9000] * 3, max_tokens=2, prompt_logprobs=20)
     peak = gpu.peak
-    steps: list[dict[str, int]] = []
-    plain = EngineCore.step
-
-    def noted(core: EngineCore) -> Any:
-        gpu.take_launches()
-        done = plain(core)
-        steps.append(Counter(launch.name for launch in gpu.take_launches()))
-        return done
-
-    EngineCore.step = noted  # type: ignore[method-assign]
-    found += ask(llm, [32] * 128, max_tokens=80)
+    with noted_steps(gpu) as steps:
+        found += ask(llm, [32] * 128, max_tokens=80)
     steady = steps[10:-10]
-    steps.clear()
-    found += ask(llm, [40] * 7, max_tokens=1)
-    EngineCore.step = plain  # type: ignore[method-assign]
+    with noted_steps(gpu) as steps:
+        found += ask(llm, [40] * 7, max_tokens=1)
     return {
         "errors": found, "layers": LLAMA_8B["num_hidden_layers"],
         "decodes": graphs[: 3 * num_sizes], "prompts": graphs[3 * num_sizes :],
@@ -423,23 +430,13 @@ def drafts(gpu: PretendedGpu, lengths: range = range(8), method: str = "ngram") 
     found: list[str] = []
     steps: dict[int, list[dict[str, int]]] = {}
     kept: list[int] = []
-    plain = EngineCore.step
     for k in lengths:
         drafts = Drafts(WorkerDrafts() if by_worker else Repeats(), k, 4096, overlap=True) if k else None
         scheduler.use_drafts(drafts)
         found += ask(llm, [20], max_tokens=30)  # histories and pinned memory have grown
         before = gpu.allocated
-        seen = steps[k] = []
-
-        def noted(core: EngineCore, seen: list[dict[str, int]] = seen) -> Any:
-            gpu.take_launches()
-            done = plain(core)
-            seen.append(Counter(launch.name for launch in gpu.take_launches()))
-            return done
-
-        EngineCore.step = noted  # type: ignore[method-assign]
-        found += ask(llm, [30] * 5, max_tokens=40)
-        EngineCore.step = plain  # type: ignore[method-assign]
+        with noted_steps(gpu) as steps[k]:
+            found += ask(llm, [30] * 5, max_tokens=40)
         found += ask(llm, [1, 9, 300, 5, 40], max_tokens=20, top_p=0.9, logprobs=2)
         found += ask(llm, [7] * 20, max_tokens=5) + ask(llm, [7] * 60, max_tokens=5, logit_bias={3: 1.0})
         kept.append(gpu.allocated - before)
@@ -479,24 +476,14 @@ def images(gpu: PretendedGpu, name: str) -> dict[str, Any]:
         ]
         return made
 
-    steps: list[dict[str, int]] = []
-    plain = EngineCore.step
-
-    def noted(core: EngineCore) -> Any:
-        gpu.take_launches()
-        done = plain(core)
-        steps.append(Counter(launch.name for launch in gpu.take_launches()))
-        return done
-
     found: list[str] = []
     for asked in (
         [request(1, "a")], [request(20, "b"), request(7)], [request(3, "a", "c"), request(300, "d", logprobs=2)],
         [request(2, "e", prompt_logprobs=1)],
     ):  # fmt: skip
         found += errors(llm._run(asked, [None] * len(asked), False))
-    EngineCore.step = noted  # type: ignore[method-assign]
-    found += errors(llm._run([request(5, "f"), request(9, "a"), request(4)], [None] * 3, False))
-    EngineCore.step = plain  # type: ignore[method-assign]
+    with noted_steps(gpu) as steps:
+        found += errors(llm._run([request(5, "f"), request(9, "a"), request(4)], [None] * 3, False))
     encoder = llm.engine.executor.worker.runner.images  # type: ignore[attr-defined]
     new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
     return {"errors": found, "compiled while serving": new, "steps": steps[12:-8], "encoded": encoder.num_encoded}
@@ -544,21 +531,11 @@ def adapters(gpu: PretendedGpu, tensors: Tensors | None = None, **arguments: Any
             found += ask_adapters(llm, [1 + together % 3] * together, loras)
         found += ask_adapters(llm, [7] * 30, loras, logprobs=2, presence_penalty=1.0)
         found += ask_adapters(llm, [600, 30], loras[1:]) + ask_adapters(llm, [3] * 2, loras, prompt_logprobs=3)
-        steps: dict[str, list[dict[str, int]]] = {"none": [], "some": []}
-        plain = EngineCore.step
+        steps: dict[str, list[dict[str, int]]] = {}
         for kind, some in (("none", [None]), ("some", loras[:4])):
-            seen = steps[kind]
-
-            def noted(core: EngineCore, seen: list[dict[str, int]] = seen) -> Any:
-                gpu.take_launches()
-                done = plain(core)
-                seen.append(Counter(launch.name for launch in gpu.take_launches()))
-                return done
-
             found += ask_adapters(llm, [30] * 4, some)  # histories and pinned memory have grown, slots are full
-            EngineCore.step = noted  # type: ignore[method-assign]
-            found += ask_adapters(llm, [30] * 4, some, max_tokens=40)
-            EngineCore.step = plain  # type: ignore[method-assign]
+            with noted_steps(gpu) as steps[kind]:
+                found += ask_adapters(llm, [30] * 4, some, max_tokens=40)
     new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
     return {
         "errors": found, "compiled while serving": new, "graphs": graphs,
