@@ -164,30 +164,40 @@ def pack_w8(weight: Tensor, activation_terms: int = 1) -> PackedLinear:
     return pack_w8_pieces([weight], (weight.shape[0], weight.shape[1]), activation_terms)
 
 
-def pack_w8_pieces(pieces: Iterable[Tensor], shape: tuple[int, int], activation_terms: int = 1) -> PackedLinear:
-    """`pack_w8` of a weight of ``shape`` (N, K) that comes some rows at a time, in order; a piece is read at once."""
+def pack_w8_pieces(
+    pieces: Iterable[Tensor], shape: tuple[int, int], activation_terms: int = 1, out: Tensor | None = None
+) -> PackedLinear:
+    """`pack_w8` of a weight of ``shape`` (N, K) that comes some rows at a time, in order; a piece is read at once.
+    ``out`` uint8 [`part_nbytes`] takes the packed bytes."""
     channels, width = shape
     groups = -(-width // GROUP)
-    codes = torch.empty(channels, groups, GROUP, dtype=torch.uint8)
-    scales = torch.empty(channels, groups, dtype=torch.float16)
-    end, step = 0, max(1, _PIECE // width)
-    for piece in (part for rows in pieces for part in rows.split(step)):
-        begin, end = end, end + len(piece)
-        wide = _pad(piece.float(), (0, groups * GROUP - width)).view(-1, groups, GROUP)
-        highest = wide.abs().amax(dim=2)
-        if not bool((highest < 65504 * 127).all()):
-            raise ValueError("weight: holds values that are not finite, or beyond 8e6: they cannot be held in 8 bits")
-        scale = scales[begin:end].copy_(highest / 127)
-        inverse = torch.where(scale > 0, 1.0 / scale.float(), torch.zeros_like(highest))
-        codes[begin:end] = (wide * inverse[:, :, None]).round_().clamp_(-127, 127).to(torch.int8).view(torch.uint8)
-    codes ^= Kind(8).zero
-    data = torch.empty(part_nbytes(channels, width, Kind(8)), dtype=torch.uint8)
-    step, end = max(1, _PIECE // (groups * GROUP * BLOCK)) * BLOCK, 0
-    for some, their_scales in zip(codes.split(step), scales.split(step), strict=True):
-        packed = pack_codes(some, their_scales, bits=8).parts[0].data
-        begin, end = end, end + len(packed)
-        data[begin:end] = packed
+    count = max(1, _PIECE // (groups * GROUP * BLOCK)) * BLOCK  # rows that are packed at a time
+    codes = torch.empty(min(count, channels), groups, GROUP, dtype=torch.uint8)
+    scales = torch.empty(min(count, channels), groups, dtype=torch.float16)
+    data = torch.empty(part_nbytes(channels, width, Kind(8)), dtype=torch.uint8) if out is None else out
+    rows = filled = end = 0
+    for piece in pieces:
+        while len(piece):
+            some, piece = piece[: len(codes) - filled], piece[len(codes) - filled :]
+            begin, filled, rows = filled, filled + len(some), rows + len(some)
+            _round(some, codes[begin:filled], scales[begin:filled])
+            if filled == len(codes) or rows == channels:
+                packed = pack_codes(codes[:filled], scales[:filled], bits=8).parts[0].data
+                begin, end, filled = end, end + len(packed), 0
+                data[begin:end] = packed
     return PackedLinear((PackedPart(data, channels, Kind(8)),), channels, width, activation_terms)
+
+
+def _round(rows: Tensor, codes: Tensor, scales: Tensor) -> None:
+    """Round some rows to ``codes`` uint8 [N, G, 32] and ``scales`` [N, G]. Raises ValueError, see `pack_w8`."""
+    wide = _pad(rows.float(), (0, codes.shape[1] * GROUP - rows.shape[1])).view(codes.shape)
+    highest = wide.abs().amax(dim=2)
+    if not bool((highest < 65504 * 127).all()):
+        raise ValueError("weight: holds values that are not finite, or beyond 8e6: they cannot be held in 8 bits")
+    scale = scales.copy_(highest / 127)
+    inverse = torch.where(scale > 0, 1.0 / scale.float(), torch.zeros_like(highest))
+    codes.copy_((wide * inverse[:, :, None]).round_().clamp_(-127, 127).to(torch.int8).view(torch.uint8))
+    codes ^= Kind(8).zero
 
 
 def concat(packed: Sequence[PackedLinear]) -> PackedLinear:

@@ -161,7 +161,6 @@ def test_dummy_weights_are_sane_and_repeatable(family: str, tiny_checkpoints: di
 PEAK = """
 import gc, os, resource, sys
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from support.paged import model_config
 from octavo.loader.load_model import load_model
@@ -182,8 +181,7 @@ def measure(quantization, small, big):
     before, faults = memory("VmRSS"), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     model = load_model(configs[1])
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-    largest = max(4 * prod(shard.shape) for layer in model.linear_layers() for shard in layer.shards)
-    print(memory("VmHWM") - before, model.num_weight_bytes(), largest, faults * resource.getpagesize(), flush=True)
+    print(memory("VmHWM") - before, model.num_weight_bytes(), faults * resource.getpagesize(), flush=True)
 
 for argument in sys.argv[1:]:
     if (child := os.fork()) == 0:  # none takes memory that another one has left
@@ -194,9 +192,8 @@ for argument in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_peak_memory_is_the_model_and_one_tensor(tmp_path: Path) -> None:
-    """However many bits a weight has in the file and in memory: the largest tensor counts in float32. Of a mixture that
-    is one expert's, even where the file has one tensor for all of a layer."""
+def test_peak_memory_is_the_model_and_a_few_rows(tmp_path: Path) -> None:
+    """However many bits a weight has in the file and in memory, it goes to its place some rows at a time."""
     sizes = FAMILIES["llama"][1] | {"hidden_size": 512, "intermediate_size": 5120}
     experts = {"intermediate_size": 640, "num_local_experts": 8, "num_experts_per_tok": 2}
     families = {
@@ -225,9 +222,9 @@ def test_peak_memory_is_the_model_and_one_tensor(tmp_path: Path) -> None:
     )
     print(run.stdout)
     for form, line in zip(forms, run.stdout.splitlines(), strict=True):
-        used, held, largest, touched = map(int, line.split())
-        if form[1:] == ("safetensors", "int8"):  # codes and scales are laid out when all are there
-            assert 0.5 * held < used < held + largest + (24 << 20), form
+        used, held, touched = map(int, line.split())
+        if form[1:] == ("safetensors", "int8"):  # each thread rounds some rows at a time, to their place
+            assert 0.5 * held < used < 1.1 * held + (12 << 20), form
             continue
         # A MiB of the file at a time goes to its place, through memory that is used again: fresh pages, which a virtual
         # machine takes microseconds for, are those of the weights alone.

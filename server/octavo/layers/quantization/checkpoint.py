@@ -22,7 +22,7 @@ from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, Table
 from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod
 from octavo.layers.quantization.experts import PackedMoEMethod
 from octavo.layers.quantization.gpu_weights import DTYPES, GPUWeightMethod
-from octavo.layers.quantization.int8 import Int8Config, Int8LinearMethod
+from octavo.layers.quantization.int8 import Int8Config, Int8LinearMethod, create_bias
 from octavo.layers.quantization.packed import keeps_codes, pack_stored
 from octavo.layers.quantization.scaled_weight import TYPES
 from octavo.layers.quantization.stacked_experts import StackedMoEMethod
@@ -105,6 +105,10 @@ class PackedLinearMethod(Int8LinearMethod):
         if fits and all(format_ is not None and format_.has_row_scales for format_ in formats):
             self.activation_terms = BY_ROW
         self._orders: dict[int, Tensor | None] = {}
+
+    def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
+        """See `LinearMethod`; the weight is made when its kind is known, of the stored tensors."""
+        create_bias(layer)
 
     def weight_slots(self, layer: LinearBase, part: int, shard: Shard) -> Iterator[WeightSlot]:
         """See `LinearMethod`."""

@@ -39,6 +39,12 @@ from octavo_kernels.weight_memory import empty_weight
 HEAD_MARGIN = 1.0
 
 
+def create_bias(layer: LinearBase) -> None:
+    """In float32, as the kernels add it: one converted while a step is recorded would be gone when it is replayed."""
+    if layer.has_bias:
+        layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=torch.float32), requires_grad=False)
+
+
 class Int8LinearMethod(QuantizedRowsMethod):
     """One layer's weight as a `PackedLinear`.
 
@@ -53,16 +59,16 @@ class Int8LinearMethod(QuantizedRowsMethod):
         self._room: list[Tensor] = []  # for each part's bytes, side by side, where all are of one kind
 
     def create_weights(self, layer: LinearBase, dtype: torch.dtype) -> None:
-        """See `LinearMethod`; the weight itself is made when its size is known, by the stored tensors."""
-        if layer.has_bias:
-            # What the kernels add: a bias converted while a step is recorded would be gone when it is replayed.
-            layer.bias = nn.Parameter(torch.empty(layer.output_size, dtype=torch.float32), requires_grad=False)
+        """See `LinearMethod`. The packed bytes are made now if the stored tensors become all of one kind, else as they
+        come."""
+        create_bias(layer)
+        if self.activation_terms == BY_ROW:
+            return
         kept = [
-            qtype
+            qtype if qtype is not None and self._keeps(qtype, shard) else None
             for qtype, shard in zip(layer.stored_types, layer.shards, strict=True)
-            if qtype is not None and self._keeps(qtype, shard)
         ]
-        if len(kept) == len(layer.shards) and len({packed_kind(qtype) for qtype in kept}) == 1:
+        if len({packed_kind(qtype) for qtype in kept}) == 1:
             sizes = [packed_nbytes(shard.num_rows, layer.input_size, kept[0]) for shard in layer.shards]
             self._room = list(empty_weight([sum(sizes)], torch.uint8).split(sizes))
 
@@ -81,10 +87,10 @@ class Int8LinearMethod(QuantizedRowsMethod):
             yield WeightSlot(part, "bias", shard.shape[:1], lambda source: fill_tensor(rows, source, shard.rows))
 
     def _pack(self, part: int, shard: Shard, source: WeightSource) -> None:
+        shape = (shard.num_rows, shard.columns.stop - shard.columns.start)
+        room = self._room[part] if self._room else None
         if self._keeps(source.qtype, shard):
-            shape = (shard.num_rows, shard.columns.stop - shard.columns.start)
             rows = cast(Any, source).raw_pieces(shard.rows, BLOCK, None if shard.has_whole_rows else shard.columns)
-            room = self._room[part] if self._room else None
             self._parts[part] = pack_gguf(rows, source.qtype, shape, self.activation_terms, room)
             return
         values = (piece[:, shard.columns] for piece in source.pieces(torch.float32, shard.rows))
@@ -93,8 +99,7 @@ class Int8LinearMethod(QuantizedRowsMethod):
             self._parts[part] = pack_row_scaled(torch.cat(rows), torch.cat(numbers))
             return
         self.activation_terms = max(self.activation_terms, self.terms_if_rounded)
-        width = shard.columns.stop - shard.columns.start
-        self._parts[part] = pack_w8_pieces(values, (shard.num_rows, width), self.activation_terms)
+        self._parts[part] = pack_w8_pieces(values, shape, self.activation_terms, room)
 
     def _keeps(self, qtype: str, shard: Shard) -> bool:
         """Whether a tensor's own codes are kept: of types that are packed as they are. Raises ConfigError where columns
