@@ -31,7 +31,6 @@ from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOut
 from octavo.spec_decode.ngram import NgramDrafter
 from octavo.spec_decode.suffix import SuffixDrafter
 from octavo.worker.advice import out_of_memory
-from octavo.worker.image_memory import reads_images
 
 if TYPE_CHECKING:
     from octavo.engine.kv_events_publisher import KVEventsPublisher
@@ -81,7 +80,7 @@ class EngineCore:
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1 and stages == 1)
             slots = AdapterSlots(self.config.lora.max_loras) if self.config.lora is not None else None
             images, kept = None, self.config.scheduler.mm_encoder_cache_tokens
-            if kept and reads_images(self.config):
+            if kept and self.config.model.reads_images:
                 # On a CPU an image takes as long as many tokens: streams beside it wait for one, not for several.
                 images = EncoderCacheManager(kept, 1 if self.config.device == "cpu" else None)
             self.scheduler = Scheduler(self.config.scheduler, kv, self._drafts, stages, slots, images)

@@ -29,7 +29,7 @@ class ImageInputs:
         files of it that contradict the model. Without such files text is answered, and images are refused."""
         self._config, self._tokenizer, self._missing = config, tokenizer, None
         model = config.model
-        if not model.reads_images or tokenizer is None or config.parallel.pipeline_parallel_size > 1:
+        if not model.reads_images or tokenizer is None:
             return
         from octavo.multimodal.processors.settings import why_no_settings
 
@@ -42,18 +42,13 @@ class ImageInputs:
     @cached_property
     def processor(self) -> ImageProcessor:
         """The checkpoint's own."""
-        model, parallel = self._config.model, self._config.parallel
+        model = self._config.model
         if model.language_model_only:
             raise ValueError("images are not read with language_model_only; send text alone")
         if model.max_images == 0:
             raise ValueError('prompt has images, and limit_mm_per_prompt is {"image": 0}; send text alone')
         if not model.reads_images:
             raise ValueError(f"prompt has images, and the model {model.model} takes text only; send text alone")
-        if parallel.pipeline_parallel_size > 1:
-            raise ValueError(
-                f"images are not read with pipeline_parallel_size {parallel.pipeline_parallel_size}; send text alone, "
-                "or use tensor_parallel_size"
-            )
         if self._tokenizer is None:
             raise ValueError("images need a tokenizer, and the engine runs without one (skip_tokenizer_init)")
         if self._missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
@@ -118,7 +119,8 @@ class MultiprocExecutor(UniProcExecutor):
         ranks.check()
         self.worker.cut_drafts(step)
         ranks.begin_step(step.step_id)
-        ranks.send(Kind.STEP, self._encode(step))
+        alone = self._place.tp.size == 1  # on the stage that encodes images, whose pixels are large
+        ranks.send(Kind.STEP, self._encode(replace(step, encoder_inputs=[]) if alone else step))
         try:
             pending = self.worker.execute_model(step)
         except RuntimeError as error:

@@ -284,8 +284,7 @@ class EngineConfig:
     @property
     def takes_images(self) -> bool:
         """Whether requests may have images here."""
-        is_whole = self.parallel.pipeline_parallel_size == 1
-        return self.model.reads_images and self.model.max_images != 0 and is_whole and not self.skip_tokenizer_init
+        return self.model.reads_images and not self.skip_tokenizer_init
 
     def with_max_model_len(self, max_model_len: int) -> EngineConfig:
         """The same for sequences of up to ``max_model_len`` tokens."""

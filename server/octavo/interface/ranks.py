@@ -53,7 +53,8 @@ def split_layers(num_layers: int, stages: int, whole: Sequence[range] = (), head
     if len(cuts) < stages - 1:
         raise ConfigError(
             f"{num_layers} layers cannot be dealt to {stages} pipeline stages: layers read the keys and values of "
-            f"earlier ones, which leaves {len(cuts)} places to cut; give at most {len(cuts) + 1} stages"
+            f"earlier ones, or are given parts of images, which leaves {len(cuts)} places to "
+            f"cut; give at most {len(cuts) + 1} stages"
         )
     ends, last = [0], max(1, (num_layers + head) // stages - head)
     for number in range(1, stages):

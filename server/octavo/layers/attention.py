@@ -29,7 +29,7 @@ class StepImages:
     """What images change of a step's T tokens."""
 
     rows: Tensor  # int64 [M]: the tokens that are placeholders
-    embeds: Tensor  # [M, H], in their place
+    embeds: Tensor | None  # [M, H], in their place; None: on a stage of a pipeline that another one goes before
     deep: tuple[Tensor, ...] = ()  # [M, H] each, added to what the first layers return (DeepStack)
     limit: Tensor | None = None  # int32 [T]: the last position that each token sees; None: its own
     positions: Tensor | None = None  # int64 [3, M]: of the placeholders in time, height and width (M-RoPE)

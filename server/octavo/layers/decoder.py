@@ -179,7 +179,7 @@ class Decoder(nn.Module):
         its last layer does: ``x``, and ``residual`` where there is one."""
         x, residual = self._received(*received) if received else (self.embed(input_ids, positions), None)
         images = ctx.images
-        if images is not None and not received:
+        if images is not None and images.embeds is not None:
             x = x.index_copy(0, images.rows, images.embeds)
         layers, last = self.own_layers(), None
         if self.stage.is_last and self.is_cut:

@@ -163,9 +163,8 @@ class CausalLM(Model):
     def keep_stage(self) -> None:
         """Drop what other stages of the pipeline have: called before there are weights. Raises ConfigError."""
         stage, decoder = self.tp.stage, self.model
-        attention = [m for m in self.modules() if isinstance(m, Attention)]
-        shared = [range(owner.layer, m.layer + 1) for m in attention if (owner := m.shares_kv_with) is not None]
-        layers = split_layers(len(decoder.layers), stage.size, shared, self._head_in_layers())[stage.number]
+        whole, head = self.layers_of_one_stage(), self._head_in_layers()
+        layers = split_layers(len(decoder.layers), stage.size, whole, head)[stage.number]
         first = sum(one.layer < layers.start for one in self._attention_layers())
         self.specs_of_all = self.kv_cache_specs(), first
         table, tied = decoder.embed_tokens, self.lm_head.is_tied
@@ -177,6 +176,11 @@ class CausalLM(Model):
             table.is_for_head = True
         for number, one in enumerate(self._attention_layers()):
             one.layer = number  # among the caches that are here
+
+    def layers_of_one_stage(self) -> list[range]:
+        """Neighbours that no two stages of a pipeline share: such that read the keys and values of earlier ones."""
+        attention = [m for m in self.modules() if isinstance(m, Attention)]
+        return [range(owner.layer, m.layer + 1) for m in attention if (owner := m.shares_kv_with) is not None]
 
     def _head_in_layers(self) -> int:
         """How many layers the head counts as: half of those with as many weights, since steps that decode compute it of

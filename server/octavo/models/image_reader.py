@@ -28,14 +28,14 @@ class ReadsImages(CausalLM):
     """A decoder that takes embeddings of images in the place of placeholders. Bring the family's language model behind
     it: ``class Family(ReadsImages, LlamaForCausalLM)``.
 
-    `model.vision` is not there where images are not read: where that was asked for, in GGUF files, and on the stages of
-    a pipeline.
+    `model.vision` is not there where images are not read: where that was asked for, and in GGUF files. Of a pipeline
+    the first stage has it.
     """
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
-        reads = config.reads_images and tp.stage.size == 1
-        self.model.vision = self.create_vision(config) if reads else Elsewhere()
+        reads = config.reads_images
+        self.model.vision = self.create_vision(config) if reads and tp.stage.is_first else Elsewhere()
         self.leaves_out = None if reads else "images"
 
     @abstractmethod
@@ -44,7 +44,7 @@ class ReadsImages(CausalLM):
 
     @property
     def vision(self) -> Vision | None:
-        """None: no images are read."""
+        """None: no images are read, or another stage does that."""
         found = self.model.vision
         return found if isinstance(found, Vision) else None
 

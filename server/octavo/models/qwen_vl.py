@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.qwen_vision_config import qwen_vision_config
 from octavo.layers.mrope import MRotaryEmbedding
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.image_reader import ReadsImages, Vision
@@ -40,6 +41,14 @@ class QwenVL(ReadsImages, LlamaForCausalLM):
         if not self.config.reads_images:
             return RotaryEmbedding(self.config)
         return MRotaryEmbedding(self.config, self.interleaved, self.sections)
+
+    def layers_of_one_stage(self) -> list[range]:
+        """See `CausalLM`. What is added to the first layers' results is where images are encoded."""
+        whole, config = super().layers_of_one_stage(), self.config
+        if config.reads_images:
+            tower = qwen_vision_config(config.hf_config, config.model, self.vision_class.kind)
+            whole.append(range(len(tower.deep_layers)))
+        return whole
 
     def create_vision(self, config: ModelConfig) -> Vision:
         """See `ReadsImages`."""

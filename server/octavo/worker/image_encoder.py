@@ -27,12 +27,16 @@ def _array(tensor: HostTensor) -> np.ndarray:
 
 
 class ImageEncoder:
-    """A model's tower at work. Which images are encoded, and how long they are kept, the scheduler says."""
+    """A model's tower at work. Which images are encoded, and how long they are kept, the scheduler says.
+
+    On later stages of a pipeline there is no tower: states come with what images have put into them, and only how
+    tokens of images attend is to be known.
+    """
 
     def __init__(
-        self, vision: Vision, device: torch.device, config: ModelConfig, rotary: MRotaryEmbedding | None = None
+        self, vision: Vision | None, device: torch.device, config: ModelConfig, rotary: MRotaryEmbedding | None = None
     ) -> None:
-        """``rotary``: placeholders have three positions."""
+        """``vision``: None on a stage without it; ``rotary``: placeholders have three positions."""
         self._sees_whole = config.architecture in SEES_IMAGES_WHOLE  # an image's tokens, in both directions
         self._rotary = rotary
         self._vision, self._device, self._dtype = vision, device, getattr(torch, config.dtype)
@@ -40,6 +44,11 @@ class ImageEncoder:
         self._embeds: dict[str, tuple[Tensor, ...]] = {}  # by digest
         self._items: dict[str, list[ImageItem]] = {}  # of sequences that have rows and are not past them, by req_id
         self.num_encoded = 0  # images so far
+
+    @property
+    def matters(self) -> bool:
+        """Whether images change anything on this stage."""
+        return self._vision is not None or self._rotary is not None or self._sees_whole
 
     def update(self, step: SchedulerOutput) -> None:
         """Follow ``step``: drop what is not needed any more, then encode."""
@@ -49,13 +58,14 @@ class ImageEncoder:
             self._items.pop(req_id, None)
         for data in step.scheduled_new_reqs:
             self._add(data)
-        for item in step.encoder_inputs:
+        for item in step.encoder_inputs if self._vision is not None else ():
             tensors = {name: self._put(_array(tensor)) for name, tensor in item.tensors.items()}
             self._embeds[item.digest] = self._encode(tensors)
             self.num_encoded += 1
 
     def _encode(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """What is kept holds no memory of what is not."""
+        assert self._vision is not None
         made = self._vision.encode(tensors)
         return tuple(part.clone() if part.untyped_storage().nbytes() > part.nbytes else part for part in made)
 
@@ -120,12 +130,12 @@ class ImageEncoder:
         if not seen:
             return None
         at = devices.put(np.concatenate([one.rows for one in seen]), self._device)
-        first, *deep = (torch.cat(parts) for parts in zip(*(one.embeds for one in seen), strict=True))
+        embeds = [torch.cat(parts) for parts in zip(*(one.embeds for one in seen), strict=True)]
         limit = devices.put(self._limit(req_ids, computed, counts), self._device) if self._sees_whole else None
         positions = None
         if self._rotary is not None:
             positions = devices.put(np.concatenate([one.positions for one in seen], axis=1), self._device)
-        return StepImages(at, first, tuple(deep), limit, positions)
+        return StepImages(at, embeds[0] if embeds else None, tuple(embeds[1:]), limit, positions)
 
     def fit(self, images: StepImages, inputs: StepInputs) -> StepImages:
         """The same for the step's inputs, which are made: with their padding, and how each token is turned."""
@@ -157,7 +167,7 @@ class ImageEncoder:
         first, end = np.searchsorted(places, (start, start + count))
         if first == end:
             return []
-        embeds = tuple(tensor[first:end] for tensor in self._embeds[item.digest])
+        embeds = tuple(tensor[first:end] for tensor in self._embeds[item.digest]) if self._vision is not None else ()
         positions = _NOWHERE
         if item.grid is not None:
             positions = np.indices(item.grid).reshape(3, -1)[:, first:end] + item.offset + shift

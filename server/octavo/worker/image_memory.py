@@ -51,15 +51,10 @@ class _AnyTokenizer:
         return [0] * (1 + len(text) // 8)
 
 
-def reads_images(config: EngineConfig) -> bool:
-    """Whether this engine takes prompts with images."""
-    return config.model.reads_images and config.parallel.pipeline_parallel_size == 1
-
-
 def largest_image(config: EngineConfig) -> LargestImage | None:
     """None: no images are read, or refused for want of the files that say how. Raises ModelError and ConfigError for
     what these files, or mm_processor_kwargs, say of images."""
-    if not reads_images(config) or why_no_settings(config.model.files.path) is not None:
+    if not config.model.reads_images or why_no_settings(config.model.files.path) is not None:
         return None
     model = config.model
     described = json.dumps([model.hf_config, model.mm_processor_kwargs], default=str, sort_keys=True)
@@ -89,7 +84,7 @@ def _largest(path: str, described: str, max_model_len: int) -> LargestImage:
 def with_images(config: EngineConfig, scheduler: SchedulerConfig) -> SchedulerConfig:
     """``scheduler``, whose max_num_batched_tokens is known, with what images need. Raises ConfigError where the largest
     one has no room in the encoder cache, or not in a step of which it has to be a part as a whole."""
-    if not reads_images(config):
+    if not config.model.reads_images:
         return scheduler
     largest, asked = largest_image(config), scheduler.mm_encoder_cache_tokens
     least = largest.num_embeds if largest is not None else 1

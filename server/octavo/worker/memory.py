@@ -10,6 +10,7 @@ from octavo.core.kv_groups import NO_BOUND, KVCacheLayout, make_layout
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec
+from octavo.interface.ranks import ONE_STAGE, Stage
 from octavo.system import limits
 from octavo.worker.image_memory import encoder_bytes, encoder_cache_bytes, with_images
 
@@ -158,7 +159,8 @@ class ModelMemory:
     weight_dtype: str  # as they lie in memory: "bfloat16", "int8", "gguf" (in the file's own codes)
     specs: list[KVCacheSpec]  # of the layers' KV cache
     drafter: int = 0  # of the bytes: those of the model that guesses tokens
-    num_layers: int = 0  # of a stage of a pipeline
+    stage: Stage = ONE_STAGE  # of a pipeline
+    num_layers: int = 0  # of that stage
 
     def with_drafter(self, drafter: ModelMemory) -> ModelMemory:
         """With a model beside it whose layers come after its own."""
@@ -247,7 +249,7 @@ def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) 
     config = with_step_limits(config, device.kind)
     layout = kv_cache_layout(memory.specs, config, device.steps_in_flight)
     # What a device's step takes is known later.
-    return plan_memory(config, layout, memory.weights, device).max_model_len
+    return plan_memory(config, layout, memory.weights, device, stage=memory.stage).max_model_len
 
 
 def plan_memory(
@@ -261,12 +263,15 @@ def plan_memory(
     histories: int = 0,
     adapters: int | None = None,
     encoder: int | None = None,
+    stage: Stage = ONE_STAGE,
 ) -> MemoryLedger:
     """The ledger of ``weights`` bytes on ``device``; see `plan_cpu_memory` and `plan_device_memory`. ``adapters``:
-    bytes of a GPU's slots, ``encoder``: of the largest image there, where they are known."""
+    bytes of a GPU's slots, ``encoder``: of the largest image there, where they are known. ``stage``: of a pipeline, of
+    which the first one encodes images."""
     asked = config.scheduler.max_model_len, config.fit_max_model_len
-    encoder = encoder_bytes(config) if encoder is None else encoder
-    images = encoder, encoder_cache_bytes(config)
+    images = (0, 0)
+    if stage.is_first:
+        images = encoder_bytes(config) if encoder is None else encoder, encoder_cache_bytes(config)
     if device.kind == "cpu":
         exchanged = communication_bytes(config.parallel.tensor_parallel_size) + handed_on_bytes(config)
         others = exchanged, adapter_bytes(config), *images

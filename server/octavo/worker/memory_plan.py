@@ -141,23 +141,24 @@ def _of_stages(config: EngineConfig, measure: Measure, ranks: int, stages: int) 
 
 
 def _estimated(config: EngineConfig, measure: Measure, ranks: int, stages: int) -> list[ModelMemory]:
-    """By models of so many layers, without what another stage has of tokens: the table, or the head."""
+    """By models of so many layers, without what another stage has of tokens and images: tables, the head, the tower."""
     model, hf = config.model, config.model.hf_config
     table = model.vocab_size * model.hidden_size * DTYPE_BYTES[model.dtype] // ranks
-    of_count: dict[int, ModelMemory] = {}
+    of_count: dict[tuple[int, bool], ModelMemory] = {}
     found = []
     for number, part in enumerate(split_layers(model.num_layers, stages)):
-        count = len(part)
-        if count not in of_count:
+        count, is_text = len(part), number > 0
+        if (count, is_text) not in of_count:
             layers: dict[str, Any] = {"num_hidden_layers": count}
             if isinstance(hf.get("layer_types"), list):
                 layers["layer_types"] = hf["layer_types"][:count]
-            of_count[count] = measure(replace(config, model=replace(model, hf_config={**hf, **layers})), ranks)
+            own = replace(model, hf_config={**hf, **layers}, language_model_only=model.language_model_only or is_text)
+            of_count[count, is_text] = measure(replace(config, model=own), ranks)
         elsewhere = (number > 0) + (number < stages - 1)
         if hf.get("tie_word_embeddings"):  # one is both
             elsewhere = 1 if 0 < number < stages - 1 else 0
-        whole = of_count[count]
-        found.append(replace(whole, weights=whole.weights - elsewhere * table, num_layers=count))
+        whole, stage = of_count[count, is_text], Stage(number, stages)
+        found.append(replace(whole, weights=whole.weights - elsewhere * table, stage=stage, num_layers=count))
     return found
 
 
@@ -166,8 +167,9 @@ def _ledger(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> 
         return plan_without_cache(config.cache, memory.weights, config.model.max_model_len, device.total)
     layout = kv_cache_layout(memory.specs, config, device.steps_in_flight)
     if device.kind == "cpu":
-        return replace(plan_memory(config, layout, memory.weights, device), drafter=memory.drafter)
+        ledger = plan_memory(config, layout, memory.weights, device, stage=memory.stage)
+        return replace(ledger, drafter=memory.drafter)
     return plan_memory(
         config, layout, memory.weights, device, activations=step_bytes(config), graphs=graph_bytes(config),
-        histories=history_bytes(config),
+        histories=history_bytes(config), stage=memory.stage,
     )  # fmt: skip

@@ -47,4 +47,4 @@ def model_memory(config: EngineConfig, device: torch.device, ranks: int = 1, sta
     weight_dtype = held_in(config.model, model.is_quantized or rounded)
     specs = kv_cache_specs(model, config, device)
     num_layers = len(model.model.own_layers()) if stage.size > 1 and isinstance(model, CausalLM) else 0
-    return ModelMemory(config.model.model, size.nbytes, parameters, weight_dtype, specs, num_layers=num_layers)
+    return ModelMemory(config.model.model, size.nbytes, parameters, weight_dtype, specs, 0, stage, num_layers)

@@ -12,12 +12,13 @@ import torch
 
 import octavo_kernels
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from octavo.layers.attention import StepImages
 from octavo.models.base import CausalLM
 from octavo.sample import devices
 from octavo.worker.adapters import AdapterManager
 from octavo.worker.draft_model import DraftModel
 from octavo.worker.image_encoder import ImageEncoder
-from octavo.worker.input_batch import InputBatch
+from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.prediction_drafter import PredictionDrafter, StepStates
 from octavo.worker.request_states import RequestStates, add_logprobs
@@ -71,9 +72,7 @@ class ModelRunner:
         sampled_ids = [req_id for req_id in step.sampled_req_ids if req_id not in pooler]
         bitmask = requests.grammars.start_fill(sampled_ids, step.scheduled_spec_decode_tokens)
         num_drafts = sum(map(len, step.scheduled_spec_decode_tokens.values()))
-        images = None
-        if self.images is not None:
-            images = self.images.images_of(req_ids, batch.num_computed[rows], num_scheduled)
+        images = self.images_of(step, rows, num_scheduled)
         is_decode = (
             images is None and len(req_ids) == len(step.sampled_req_ids) == step.total_num_scheduled_tokens - num_drafts
         )
@@ -86,9 +85,7 @@ class ModelRunner:
                 output = ModelRunnerOutput()
                 self._draft(output, step, rows, self._states(rows, num_scheduled))
                 return self._read_back(output, sampled, tokens, [])
-        inputs = runner.make_inputs(rows, num_scheduled)
-        if images is not None and self.images is not None:
-            inputs.images = self.images.fit(images, inputs)
+        inputs = self.make_inputs(rows, num_scheduled, images)
         ended = set(step.sampled_req_ids)
         order = [i for i, req_id in enumerate(req_ids) if req_id in ended and req_id not in pooler]
         which = np.array(order, dtype=np.int64)
@@ -116,6 +113,21 @@ class ModelRunner:
         batch.num_computed[sampled.rows] -= drafts.num_rejected
         self._draft(output, step, sampled.rows, self._states(rows, num_scheduled))
         return self._read_back(output, sampled, tokens, late)
+
+    def images_of(self, step: SchedulerOutput, rows: np.ndarray, num_scheduled: np.ndarray) -> StepImages | None:
+        """What images change in ``step``; for the arrays see `rows_of`."""
+        if self.images is None:
+            return None
+        return self.images.images_of(
+            list(step.num_scheduled_tokens), self.requests.batch.num_computed[rows], num_scheduled
+        )
+
+    def make_inputs(self, rows: np.ndarray, num_scheduled: np.ndarray, images: StepImages | None) -> StepInputs:
+        """The device's inputs, with what ``images`` change."""
+        inputs = self.device_runner.make_inputs(rows, num_scheduled)
+        if images is not None and self.images is not None:
+            inputs.images = self.images.fit(images, inputs)
+        return inputs
 
     def _sample(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
         runner = self.device_runner

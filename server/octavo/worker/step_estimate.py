@@ -8,7 +8,7 @@ from typing import Any
 from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES
 from octavo.worker import step_sizes
-from octavo.worker.image_memory import num_deep, reads_images
+from octavo.worker.image_memory import num_deep
 
 _LOGITS_ROWS = 256  # at least: of prompts' log-probabilities
 _CHUNKS_OF_A_SEQUENCE, _MOST_CHUNKS = 256 << 10, 24 << 20  # bytes, about: by the number of a device's processors
@@ -19,11 +19,11 @@ def step_bytes(config: EngineConfig) -> int:
     """The largest step: max_num_batched_tokens tokens."""
     rows, tokens = max(config.scheduler.max_num_seqs, _LOGITS_ROWS), config.scheduler.max_num_batched_tokens
     states = 4 if config.speculative.in_worker and config.speculative.method != "draft_model" else 0  # of each token
-    if reads_images(config):
+    if config.model.reads_images:
         deep = num_deep(config.model)
         states += 1 + deep + (2 if deep else 0)  # in the place of placeholders; sums with what is added to them
     beside = states * tokens * DTYPE_BYTES[config.model.dtype] * config.model.hidden_size
-    beside += 32 * tokens if reads_images(config) else 0  # which ones, and where
+    beside += 32 * tokens if config.model.reads_images else 0  # which ones, and where
     turns = 4 * tokens * config.model.head_size if config.model.has_mrope else 0
     return _step(config, tokens, rows) + beside + turns
 

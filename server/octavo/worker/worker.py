@@ -173,7 +173,7 @@ class Worker:
         self.runner = (
             ModelRunner(self.model, requests, runner, kv_cache, drafter, self.adapters, images)
             if self.tp.stage.is_last
-            else StageRunner(self.model, requests, runner, kv_cache, self._pipes)
+            else StageRunner(self.model, requests, runner, kv_cache, self._pipes, images)
         )
 
     def _load_drafter(self, config: EngineConfig | None) -> tuple[Model | None, list[KVCacheSpec]]:
@@ -252,7 +252,8 @@ class Worker:
         """``num_layers``: of the model; ``draft_bytes``: of the draft model's weights."""
         weights, scheduler = self.model.num_weight_bytes() + draft_bytes, config.scheduler
         if self.device.type == "cpu":
-            return replace(plan_memory(config, layout, weights, self._device_memory()), drafter=draft_bytes)
+            ledger = plan_memory(config, layout, weights, self._device_memory(), stage=self.tp.stage)
+            return replace(ledger, drafter=draft_bytes)
         assert isinstance(self.model, CausalLM)
         reader = drafter if isinstance(drafter, StateReader) else None
         adapters = self.adapters.model_adapters if self.adapters else None
@@ -305,10 +306,11 @@ class Worker:
 
 
 def _image_encoder(model: CausalLM, device: torch.device) -> ImageEncoder | None:
-    """None: the model reads no images here."""
-    if not isinstance(model, ReadsImages) or (vision := model.vision) is None:
+    """None: images change nothing here."""
+    if not isinstance(model, ReadsImages) or not model.config.reads_images:
         return None
-    return ImageEncoder(vision, device, model.config, model.rotary_of_images)
+    encoder = ImageEncoder(model.vision, device, model.config, model.rotary_of_images)
+    return encoder if encoder.matters else None
 
 
 def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfig:

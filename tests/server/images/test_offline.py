@@ -95,9 +95,10 @@ def test_the_tower_can_be_left_out(folder: Path, llm: LLM) -> None:
     "how",
     [
         {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}},
     ],
-    ids=["ranks", "guesses"],
+    ids=["ranks", "stages", "guesses"],
 )
 def test_answers_are_the_same_otherwise(folder: Path, llm: LLM, how: dict[str, Any]) -> None:
     prompts = [
@@ -131,13 +132,6 @@ def test_an_adapter_and_a_grammar_beside_an_image(folder: Path, llm: LLM, tmp_pa
     )
     (answer,) = llm.generate(prompt, choice, use_tqdm=False)
     assert answer.outputs[0].text in ("yes", "no")
-
-
-def test_a_pipeline_takes_text_only(folder: Path) -> None:
-    llm = LLM(str(folder), dtype="float32", quantization="none", max_model_len=256, pipeline_parallel_size=2)
-    assert llm.generate([[1, 2, 3]], GREEDY, use_tqdm=False)
-    with pytest.raises(ValueError, match="pipeline_parallel_size"):
-        llm.generate({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": picture(1)}}, GREEDY, use_tqdm=False)
 
 
 def test_a_request_travels_to_the_core(llm: LLM) -> None:
