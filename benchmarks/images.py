@@ -61,7 +61,7 @@ class Row:
 
     def __str__(self) -> str:
         verdict = "" if self.met is None else "met" if self.met else "MISSED"
-        return f"{self.name:<38}{self.value:>9.2f}  {self.goal:<9}{verdict:<8}{self.note}"
+        return f"{self.name:<46}{self.value:>9.2f}  {self.goal:<9}{verdict:<8}{self.note}"
 
 
 _seeds = itertools.count()
@@ -171,7 +171,7 @@ def gaps(server: Server, images: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def rate(first: Server, second: Server, rounds: int, users: int, images: int) -> list[Row]:
+def rate(name: str, first: Server, second: Server, rounds: int, users: int, images: int) -> list[Row]:
     """Images a second, ours over theirs, and CPU time an image, theirs over ours; one image a request, one token an
     answer."""
     rates: list[list[float]] = [[], []]
@@ -183,15 +183,15 @@ def rate(first: Server, second: Server, rounds: int, users: int, images: int) ->
             rates[which].append(images / ask(server, requests, users)[0])
             costs[which].append((server.cpu_seconds() - before) / images)
     return [
-        _ratio(f"images/s of vLLM's, {users} at a time", *rates, f">= {RATE_GOAL}"),
-        _ratio(f"  vLLM's CPU time an image / ours, s, {users}", *reversed(costs), ""),
+        _ratio(f"images/s of vLLM's, {name}, {users} users", *rates, f">= {RATE_GOAL}"),
+        _ratio("  vLLM's CPU time an image / ours, s", *reversed(costs), ""),
     ]
 
 
 def _ratio(name: str, ours: list[float], theirs: list[float], goal: str) -> Row:
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     middle = statistics.median(ratios)
-    note = f"({min(ratios):.2f} - {max(ratios):.2f}), {statistics.median(ours):.2f} / {statistics.median(theirs):.2f}"
+    note = f"({min(ratios):.2f} - {max(ratios):.2f}), {statistics.median(ours):.3g} / {statistics.median(theirs):.3g}"
     return Row(name, middle, goal, middle >= RATE_GOAL if goal else None, note)
 
 
@@ -215,7 +215,7 @@ def _ahead(top: Sequence[dict[str, Any]]) -> float:
     return float(best - second)
 
 
-def agreement(family: str, ours: Server, theirs: Server) -> Row:
+def agreement(name: str, ours: Server, theirs: Server) -> Row:
     """How many answers are the same, token by token, and how near to a tie those that differ are where they part."""
     sizes = itertools.cycle([(64, 64), (640, 480), (300, 700), (97, 33)])
     requests = [question(picture(*next(sizes)), words=f"{WORDS} ({n})") for n in range(PROMPTS)]
@@ -229,7 +229,7 @@ def agreement(family: str, ours: Server, theirs: Server) -> Row:
         if margins
         else f"of {PROMPTS}"
     )
-    return Row(f"same tokens as vLLM: {family}", same, f">= {SAME_GOAL}", same >= SAME_GOAL, note)
+    return Row(f"same tokens as vLLM: {name}", same, f">= {SAME_GOAL}", same >= SAME_GOAL, note)
 
 
 def ours(folder: Path, variant: str = "", *flags: str) -> Engine:
@@ -258,25 +258,24 @@ def _alone(args: argparse.Namespace, root: Path) -> Iterator[Row]:
 
 
 def _beside_vllm(args: argparse.Namespace, root: Path) -> Iterator[Row]:
-    if "rate" in args.parts:
-        folder = checkpoint("smolvlm", root)
+    small = [f"tiny-{family}" for family in args.families]
+    for name in (["smolvlm"] if "rate" in args.parts else []) + small:
+        folder, is_small = checkpoint(name, root), name in small
+        dtype = "float32" if is_small else better_dtype()
         with ExitStack() as stack:
-            own, other = (stack.enter_context(Server(e)) for e in (ours(folder), vllm(folder, better_dtype())))
-            for server in (own, other):
-                ask(server, [question(picture())], 1)
-            for users in (1, 4):
-                yield from rate(own, other, args.rounds, users, 2 * users)
-    if "tokens" in args.parts:
-        for family in args.families:
-            folder = checkpoint(f"tiny-{family}", root)
-            with ExitStack() as stack:
-                pair = ours(folder, "", "--dtype", "float32"), vllm(folder, "float32")
-                try:
-                    servers = [stack.enter_context(Server(engine)) for engine in pair]
-                except ServerError as error:
-                    print(f"{family} is left out: {error}", flush=True)
-                    continue
-                yield agreement(family, *servers)
+            try:
+                pair = ours(folder, "", "--dtype", dtype), vllm(folder, dtype)
+                own, other = (stack.enter_context(Server(engine)) for engine in pair)
+            except ServerError as error:
+                print(f"{name} is left out: {error}", flush=True)
+                continue
+            if is_small and "tokens" in args.parts:
+                yield agreement(name, own, other)
+            if "rate" in args.parts:
+                for server in (own, other):
+                    ask(server, [question(picture())], 1)
+                for users in (1, 4):
+                    yield from rate(name, own, other, args.rounds, users, users * (20 if is_small else 2))
 
 
 def main() -> None:
