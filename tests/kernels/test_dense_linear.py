@@ -109,3 +109,12 @@ def test_embedding_rows_are_the_stored_ones(isa, dtype, out_dtype):
     out = cpu.dense_embedding(ids, packing.pack_dense(table), out_dtype)
     assert torch.equal(out, table[ids].to(out_dtype))
     assert torch.equal(reference.dense_embedding(ids, packing.pack_dense(table), out_dtype), out)
+
+
+@pytest.mark.parametrize("isa", C_ISAS, indirect=True)
+@pytest.mark.parametrize("dtype", ACTIVATIONS, ids=name)
+def test_many_long_rows_are_multiplied_as_few_are(isa, threads, dtype):
+    packed = packing.pack_dense(torch.randn(40, 4096).to(dtype))
+    x = torch.randn(300, 4096).to(dtype)  # more than a cache holds: in chunks
+    threads(2)
+    assert torch.equal(cpu.dense_linear(x, packed), torch.cat([cpu.dense_linear(part, packed) for part in x.split(7)]))

@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.cpu.library import DTYPES, WEIGHT_DTYPES, as_contiguous, get_library, threads_for
+from octavo_kernels.cpu.library import (
+    DTYPES,
+    WEIGHT_DTYPES,
+    as_contiguous,
+    get_library,
+    threads_for,
+    threads_for_products,
+)
 from octavo_kernels.dense import DenseWeight
 
 
@@ -43,7 +50,7 @@ def dense_linear(
             DTYPES[x.dtype], WEIGHT_DTYPES[part.data.dtype], DTYPES[dtype],
         )  # fmt: skip
         offset += part.channels
-    library.run(program)
+    library.run(program, threads_for_products(len(x), weight.channels * weight.width))
     return out
 
 

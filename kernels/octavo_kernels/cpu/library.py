@@ -221,6 +221,12 @@ def threads_for(elements: int) -> int | None:
     return 1 if elements < 16384 else None
 
 
+def threads_for_products(rows: int, weights: int) -> int | None:
+    """The same for products of ``rows`` with so many numbers: one thread for what takes a few dozen microseconds. The
+    second one is often elsewhere then: a server decodes images and reads requests meanwhile."""
+    return 1 if weights < 1 << 17 and rows * weights < 1 << 21 else None
+
+
 def as_contiguous(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """``x`` contiguous, and converted to ``dtype`` if one is given; usually ``x`` itself."""
     if dtype is not None and x.dtype != dtype:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo_kernels import reference
 from octavo_kernels.cpu.attention import MAX_HEAD_SIZE
-from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
+from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for, threads_for_products
 
 
 def varlen_attention(
@@ -34,7 +34,8 @@ def varlen_attention(
         qkv.data_ptr(), lengths.data_ptr(), starts.data_ptr(), out.data_ptr(), len(qkv), len(lengths),
         num_heads, num_kv_heads, head_size, window or 0, dtype, scale,
     )  # fmt: skip
-    library.run(op)
+    keys = len(qkv) * num_heads * head_size  # of a sequence at most
+    library.run(op, threads_for_products(2 * len(qkv), keys))
     return out
 
 

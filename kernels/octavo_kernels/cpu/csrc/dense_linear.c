@@ -25,6 +25,7 @@
 #endif
 #define WIDE_VECTORS (2 * TILE_VECTORS <= BLOCK_VECTORS ? 2 * TILE_VECTORS : TILE_VECTORS)
 #define WIDE_ROWS (TILE_ROWS / 2)
+#define CHUNK_BYTES (300 << 10)  // of rows that are multiplied with one block of channels after the other
 
 // How a weight is multiplied: pairs of bfloat16 with pairs of bfloat16, or as float32 with float32
 enum product { PAIRS, WIDE_BF16, WIDE_HALF, WIDE_FLOAT };
@@ -243,9 +244,12 @@ void op_dense_linear(const struct dense_linear_args *a, struct team_member *m) {
     const enum product product = product_of(a);
     const int64_t tiles = num_tiles(a->rows), blocks = CEIL_DIV(a->channels, DENSE_BLOCK), many = 4 * m->size;
     const char *x = packed_rows(a, product, CEIL_DIV(a->width, 2), m);
-    // With enough tiles for each thread, a thread gets the same rows in all operations of a layer and reads every weight; with
-    // fewer, each weight is read by one thread, unless there are too few blocks for that.
+    // With enough tiles for each thread, a thread gets the same rows in all operations of a layer and reads every weight, for as
+    // many rows at a time as the second-level cache holds beside it; with fewer, each weight is read by one thread, unless there
+    // are too few blocks for that.
+    const int64_t held = MAX(4, CHUNK_BYTES / (TILE_ROWS * CEIL_DIV(a->width, 2) * (product == PAIRS ? 4 : 8)));
     int64_t chunks = MIN(m->size, tiles / 4);
+    if (chunks == m->size) chunks *= CEIL_DIV(tiles, chunks * held);
     if (chunks < 2) chunks = m->size > 1 && blocks < many ? MIN(CEIL_DIV(many, blocks), tiles) : 1;
     chunks = MAX(1, chunks);
     // Blocks of an item: a thread waits for its stores after each.
