@@ -15,7 +15,7 @@ import octavo_kernels
 from octavo.errors import ModelError
 from octavo.layers.quantization.dense import has_dense_kernels
 from octavo.layers.weights import WeightSlot, WeightSource, copy_slot
-from octavo_kernels.dense import empty_dense
+from octavo_kernels.dense import DenseWeight, empty_dense
 from octavo_kernels.packing import fill_dense
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -79,6 +79,16 @@ class TowerLinear(Weights):
         if self.packed is not None:
             return octavo_kernels.dense_linear(x, self.packed, self.bias)
         return octavo_kernels.linear(x, self.weight, self.bias)
+
+
+def side_by_side(x: Tensor, *linears: TowerLinear) -> Tensor:
+    """What each makes of ``x [T, inputs]``, in one tensor ``[T, sum of outputs]``. All have a bias, or none has."""
+    packed = [linear.packed for linear in linears if linear.packed is not None]
+    if len(packed) < len(linears):
+        return torch.cat([linear(x) for linear in linears], dim=-1)
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    weight = DenseWeight(tuple(part for one in packed for part in one.parts), packed[0].width)
+    return octavo_kernels.dense_linear(x, weight, torch.cat(biases) if biases else None)
 
 
 class Table(Weights):
@@ -154,10 +164,12 @@ class TowerAttention(nn.Module):
     def forward(self, x: Tensor, starts: Tensor, turn: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """``x [T, width]``, sequences from ``starts`` int32 ``[S + 1]`` on; ``turn``: of queries and keys
         ``[T, heads, size]``."""
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        qkv = side_by_side(x, self.q_proj, self.k_proj, self.v_proj)
         if turn is not None:
+            q, k, v = qkv.chunk(3, dim=-1)
             q, k = (turn(part.view(len(x), self.heads, self.size)).flatten(1) for part in (q, k))
-        out: Tensor = self.out_proj(attend(torch.cat((q, k, v), dim=-1), starts, self.heads))
+            qkv = torch.cat((q, k, v), dim=-1)
+        out: Tensor = self.out_proj(attend(qkv, starts, self.heads))
         return out
 
 
