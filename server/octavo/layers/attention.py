@@ -35,6 +35,11 @@ class StepImages:
     positions: Tensor | None = None  # int64 [3, M]: of the placeholders in time, height and width (M-RoPE)
     cos_sin: Tensor | None = None  # float32 [T, size]: the turns of each token; None: they follow from its position
 
+    @property
+    def are_embeds_only(self) -> bool:
+        """Whether they change nothing but what enters the first layer."""
+        return not self.deep and self.limit is None and self.cos_sin is None
+
     def padded(self, rows: int) -> StepImages:
         """The same for a step with rows of padding, ``rows`` in all."""
         if self.limit is None or len(self.limit) == rows:

@@ -40,7 +40,7 @@ class AdaptedSteps(RecordedSteps):
         """The slots of the next step's tokens int32 [T], -1: none; before any other call for that step."""
         if self._num_changes != self._adapters.num_changes:
             self._num_changes = self._adapters.num_changes
-            self._step = self._layers = self._head = None
+            self._step = self._image_step = self._layers = self._head = None
         if len(slots) <= len(self._arrays[0]):  # else the step is not replayed
             self._arrays[0][: len(slots)] = slots
 
@@ -49,9 +49,11 @@ class AdaptedSteps(RecordedSteps):
         if len(slots) <= self._max_logits:
             self._arrays[1][: len(slots)] = slots
 
-    def _replay(self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool) -> Logits | None:
+    def _replay(
+        self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool, embedded: bool = False
+    ) -> Logits | None:
         self.set_logits(self._arrays[0][indices])
-        return super()._replay(rows, sequences, indices, wants_logits)
+        return super()._replay(rows, sequences, indices, wants_logits, embedded)
 
     def _for_tokens(self) -> AbstractContextManager[None]:
         return self._adapters.model_adapters.applied(self._token_slots)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import octavo_kernels
-from octavo.layers.attention import ForwardContext
+from octavo.layers.attention import ForwardContext, StepImages
 from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
 from octavo.models.state_reader import StateReader
@@ -57,7 +57,10 @@ class RecordedSteps:
         self._written = self._indices.numpy(), self._wants_logits.numpy()
         self.arena = arena or Arena()
         self._step: Program[list[Tensor]] | None = None
-        self._best: list[np.ndarray] = []
+        self._image_step: Program[list[Tensor]] | None = None  # of what enters the first layer
+        self._last: Program[list[Tensor]] | None = None  # of the two, the one that ran last
+        self._best: dict[bool, list[np.ndarray]] = {}  # of each
+        self._embeds = torch.empty(0)
         self._layers: Program[list[Tensor]] | None = None
         self._head: Program[Tensor] | None = None
         self._head_rows: list[Tensor] = []
@@ -87,12 +90,24 @@ class RecordedSteps:
             ours[: len(theirs)] = theirs
 
     def run_to_logits(self, step: StepInputs, indices: np.ndarray, wants_logits: bool) -> Logits | None:
-        """Any step. Of its tokens ``indices`` int64 [R], one at least: the best next ones, and logits if wanted."""
+        """Any step whose images change nothing but what enters the first layer. Of its tokens ``indices`` int64 [R],
+        one at least: the best next ones, and logits if wanted."""
         total, sequences = step.num_tokens, len(step.seq_lens)
         if not self.can_record or total > len(self._inputs.positions) or len(indices) > self._max_logits:
             return None
         self._inputs.fill(step)
-        return self._replay(total, sequences, indices, wants_logits)
+        if step.images is not None:
+            self._embed(step, step.images)
+        return self._replay(total, sequences, indices, wants_logits, step.images is not None)
+
+    def _embed(self, step: StepInputs, images: StepImages) -> None:
+        """What enters the first layer: embeddings of tokens and of images."""
+        total, embed = step.num_tokens, self._model.model.embed
+        x = embed(step.input_ids[:total], step.rotary_positions[:total])
+        if not len(self._embeds):
+            self._embeds = x.new_empty(len(self._inputs.positions), x.shape[1])
+        self._embeds[:total] = x
+        self._embeds[images.rows] = images.embeds
 
     def run(self, step: StepInputs) -> DeferredHidden | None:
         """The layers of any step up to the last attention."""
@@ -111,7 +126,7 @@ class RecordedSteps:
 
     def _replay_layers(self, total: int, sequences: int) -> DeferredHidden | None:
         if self._layers is None:
-            self._layers = self._record(lambda: [*self._run_layers()])
+            self._layers = self._record(lambda: [*self._run_layers(*self._received)])
             if self._layers is None:
                 return None
         self._layers.replay(*self._rows(total), sequences=sequences)
@@ -137,29 +152,38 @@ class RecordedSteps:
         self._head.replay(rows)
         return self._head.outputs[:rows]
 
-    def _replay(self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool) -> Logits | None:
-        if self._step is None:
-            self._step = self._record(self._run_whole_step)
-            if self._step is None:
+    def _replay(
+        self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool, embedded: bool = False
+    ) -> Logits | None:
+        step = self._image_step if embedded else self._step
+        if step is None:
+            received = [self._embeds] if embedded else self._received
+            step = self._record(lambda: self._run_whole_step(*received))
+            if step is None:
                 return None
-            self._best = [output.numpy() for output in self._step.outputs[1:3]]
+            self._best[embedded] = [output.numpy() for output in step.outputs[1:3]]
+            if embedded:
+                self._image_step = step
+            else:
+                self._step = step
+        self._last = step
         self._written[0][: len(indices)] = indices
         self._written[1][0] = wants_logits
-        self._step.replay(*self._rows(rows), len(indices), sequences=sequences)
+        step.replay(*self._rows(rows), len(indices), sequences=sequences)
         if not wants_logits:
-            token_ids, values = (array[: len(indices)].tolist() for array in self._best)
-            return Logits(self._step.outputs[0], None, (token_ids, values))
-        logits, *best = (output[: len(indices)] for output in self._step.outputs[:3])
+            token_ids, values = (array[: len(indices)].tolist() for array in self._best[embedded])
+            return Logits(step.outputs[0], None, (token_ids, values))
+        logits, *best = (output[: len(indices)] for output in step.outputs[:3])
         return Logits(logits, (best[0], best[1]))
 
     @property
     def states(self) -> Tensor:
         """What ``reader`` reads of the whole step that ran last, ``[T, H]`` and more rows."""
-        assert self._step is not None
-        return self._step.outputs[3]
+        assert self._last is not None
+        return self._last.outputs[3]
 
-    def _run_whole_step(self) -> list[Tensor]:
-        deferred = self._run_layers()
+    def _run_whole_step(self, *received: Tensor) -> list[Tensor]:
+        deferred = self._run_layers(*received)
         if self._reader is None:
             some = [octavo_kernels.embedding(self._indices, tensor) for tensor in deferred]
             with self._for_logits():
@@ -169,10 +193,10 @@ class RecordedSteps:
         hidden = octavo_kernels.embedding(self._indices, hidden)
         return [*self._model.lm_head.find_best(hidden, self._wants_logits), states]
 
-    def _run_layers(self) -> DeferredHidden:
+    def _run_layers(self, *received: Tensor) -> DeferredHidden:
         context = ForwardContext(self._inputs.metadata, self._kv_caches)
         with self._for_tokens():
-            return self._model.begin(self._inputs.input_ids, self._inputs.positions, context, *self._received)
+            return self._model.begin(self._inputs.input_ids, self._inputs.positions, context, *received)
 
     def _run_head(self) -> Tensor:
         with self._for_logits():
