@@ -38,7 +38,7 @@ class StepImages:
     @property
     def are_embeds_only(self) -> bool:
         """Whether they change nothing but what enters the first layer."""
-        return not self.deep and self.limit is None and self.cos_sin is None
+        return self.embeds is not None and not self.deep and self.limit is None and self.cos_sin is None
 
     def padded(self, rows: int) -> StepImages:
         """The same for a step with rows of padding, ``rows`` in all."""

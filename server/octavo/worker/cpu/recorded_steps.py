@@ -106,6 +106,7 @@ class RecordedSteps:
         x = embed(step.input_ids[:total], step.rotary_positions[:total])
         if not len(self._embeds):
             self._embeds = x.new_empty(len(self._inputs.positions), x.shape[1])
+        assert images.embeds is not None
         self._embeds[:total] = x
         self._embeds[images.rows] = images.embeds
 
