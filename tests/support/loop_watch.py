@@ -2,8 +2,8 @@
 serve`` with a watch in its loop, which writes to the file OCTAVO_LOOP_WATCH.
 
 A timer of a millisecond is late by as much as the longest turn; what other threads hold up (a C function keeps the
-interpreter) counts as well. Other programs' use of the processors counts, too, in the first figure; the second is the
-CPU time of the loop's thread alone.
+interpreter) counts as well. In the first figure other programs' use of the processors counts, too. The second leaves
+out what the loop's thread waited for a processor; the third is the CPU time of the loop's thread alone.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from support.run_queue import waited
+
 VARIABLE = "OCTAVO_LOOP_WATCH"
-_FIGURES = struct.Struct("=dd")
+_FIGURES = struct.Struct("=ddd")
 _TICK = 0.001
+_THREAD = "/proc/thread-self"
 
 
 class LoopWatch:
@@ -32,24 +35,27 @@ class LoopWatch:
 
     def reset(self) -> None:
         """Forget what was."""
-        _FIGURES.pack_into(self._map, 0, 0.0, 0.0)
+        _FIGURES.pack_into(self._map, 0, 0.0, 0.0, 0.0)
 
     @property
-    def longest(self) -> tuple[float, float]:
-        """Seconds of the longest turn since, and the loop thread's CPU seconds of the one that took most."""
+    def longest(self) -> tuple[float, float, float]:
+        """Seconds of the longest turn since; of the longest without its waits for a processor; and the loop thread's
+        CPU seconds of the one that took most."""
         return _FIGURES.unpack_from(self._map)  # type: ignore[return-value]
 
 
 async def _watch(path: str) -> None:
     with open(path, "r+b") as file:
         figures = mmap.mmap(file.fileno(), _FIGURES.size)
-    last, last_cpu = time.monotonic(), time.thread_time()
+    last, last_cpu, last_wait = time.monotonic(), time.thread_time(), waited(_THREAD)
     while True:
         await asyncio.sleep(_TICK)
-        now, cpu = time.monotonic(), time.thread_time()
-        longest, most = _FIGURES.unpack_from(figures)
-        _FIGURES.pack_into(figures, 0, max(longest, now - last - _TICK), max(most, cpu - last_cpu))
-        last, last_cpu = now, cpu
+        now, cpu, wait = time.monotonic(), time.thread_time(), waited(_THREAD)
+        longest, longest_own, most = _FIGURES.unpack_from(figures)
+        turn = now - last - _TICK
+        own = turn - (wait - last_wait)
+        _FIGURES.pack_into(figures, 0, max(longest, turn), max(longest_own, own), max(most, cpu - last_cpu))
+        last, last_cpu, last_wait = now, cpu, wait
 
 
 def main() -> int:

@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.multimodal.pieces import Pieces
+
 _MAX_SHOWN = 200  # characters of a refused value that a message repeats
 
 CONTEXT_LENGTH = "context_length_exceeded"
@@ -236,6 +238,8 @@ def _shortened(value: Any, depth: int = 3) -> Any:
     """The value without most of its long texts: encoding an image that is shown to nobody would hold up everybody."""
     if isinstance(value, str):
         return value[: _MAX_SHOWN + 1]
+    if isinstance(value, Pieces):
+        return value.begin(_MAX_SHOWN + 1)
     if depth and isinstance(value, dict):
         return {_shortened(key): _shortened(item, depth - 1) for key, item in value.items()}
     if depth and isinstance(value, list):

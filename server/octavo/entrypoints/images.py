@@ -14,6 +14,7 @@ from octavo.entrypoints.bodies import Bodies
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.errors import OctavoError
 from octavo.multimodal.fetch import MediaRules, check_length, fetch, prepare_fetching
+from octavo.multimodal.pieces import Pieces
 from octavo.multimodal.pool import Checkpoint, Form, ImagePool, PoolError, PoolFullError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class ImagePart:
     base64 alone."""
 
     where: str
-    content: str
+    content: str | Pieces
     is_base64: bool = False
     features: ImageFeatures | None = None  # once it has been read; the content is dropped then
 
@@ -94,10 +95,11 @@ class ImageReader:
 
     async def _features(self, part: ImagePart) -> ImageFeatures:
         form: Form = "base64" if part.is_base64 else "url"
-        content: str | bytes = part.content
+        content: str | bytes | Pieces = part.content
+        begin = part.content.begin(5) if isinstance(part.content, Pieces) else part.content[:5]
         try:
-            if form == "url" and part.content[:5].lower() != "data:":
-                content, form = await fetch(part.content, self._rules), "file"
+            if form == "url" and begin.lower() != "data:":
+                content, form = await fetch(str(part.content), self._rules), "file"
             else:
                 check_length(part.content)
             return await self._pool.process(content, form)

@@ -14,19 +14,21 @@ import re
 import socket
 import ssl
 import stat
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sized
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.multimodal.addresses import is_public
+from octavo.multimodal.pieces import Pieces
 
 if TYPE_CHECKING:
     import httpcore
     import httpx
 
 MAX_BYTES = 20_000_000
+_PIECE = 1 << 18  # bytes
 SECONDS = 10.0
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]  # addresses of a host
@@ -74,12 +76,12 @@ def _trusted() -> ssl.SSLContext:
 
 async def fetch(
     url: str, rules: MediaRules, resolve: Resolve = _resolve, network: httpcore.AsyncNetworkBackend | None = None
-) -> bytes:
+) -> Pieces:
     """The bytes at an address that is no data: one. Raises FetchError. ``resolve`` and ``network`` are what asks for
     addresses and what dials them."""
     scheme = url.partition(":")[0].lower()
     if scheme == "file":
-        return await asyncio.to_thread(_read_file, url, rules.folder)
+        return Pieces([await asyncio.to_thread(_read_file, url, rules.folder)])
     if scheme not in ("http", "https"):
         raise FetchError("image url must begin with data:, https: or http:" + (", file:" if rules.folder else ""))
     parsed = _parse(url, rules)
@@ -135,7 +137,7 @@ async def _checked_address(host: str, port: int, resolve: Resolve) -> str:
 
 async def _get(
     url: httpx.URL, host: str, port: int, address: str, network: httpcore.AsyncNetworkBackend | None
-) -> bytes:
+) -> Pieces:
     import httpcore
 
     class Dialler(httpcore.AsyncNetworkBackend):
@@ -158,12 +160,15 @@ async def _get(
                 raise FetchError(f"image at {host} is a redirect, and none is followed; send the final address")
             if response.status != 200:
                 raise FetchError(f"image at {host} cannot be had: the server answers {response.status}")
-            data = bytearray()
-            async for piece in response.aiter_stream():
-                data += piece
-                if len(data) > MAX_BYTES:
+            pieces, data = list[bytes](), bytearray()
+            async for received in response.aiter_stream():
+                data += received
+                if len(pieces) * _PIECE + len(data) > MAX_BYTES:
                     raise FetchError(f"image at {host} has more than {MAX_BYTES // 10**6} MB; send a smaller one")
-            return bytes(data)
+                while len(data) >= _PIECE:
+                    pieces.append(bytes(data[:_PIECE]))
+                    del data[:_PIECE]
+            return Pieces([*pieces, bytes(data)])
     except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError, UnicodeError):
         raise FetchError(f"image at {host} cannot be had: the connection failed") from None
 
@@ -205,7 +210,7 @@ def data_url_bytes(url: str) -> bytes:
     return base64_bytes(body)
 
 
-def check_length(text: str) -> None:
+def check_length(text: Sized) -> None:
     """Raises FetchError for base64, or a data: url, of an image that is too large."""
     if len(text) * 3 // 4 > MAX_BYTES + 100:
         raise FetchError(f"image has more than {MAX_BYTES // 10**6} MB; send a smaller one")

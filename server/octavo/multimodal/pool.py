@@ -22,6 +22,7 @@ from typing import Any, Literal
 from octavo.interface.memory_file import MemoryFile
 from octavo.multimodal import handover
 from octavo.multimodal.items import ImageFeatures
+from octavo.multimodal.pieces import Pieces
 from octavo.system import limits
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class ImagePool:
         """Start a process for the first image. Raises PoolError."""
         self._idle.put(self._take())
 
-    async def process(self, content: bytes | str, form: Form) -> ImageFeatures:
+    async def process(self, content: bytes | str | Pieces, form: Form) -> ImageFeatures:
         """The features of an image. Raises ValueError for one that cannot be used, PoolFullError at once where too many
         wait, PoolError where there is no process for it."""
         if self.num_waiting >= self.most_waiting:
@@ -134,12 +135,17 @@ class ImagePool:
         finally:
             self.num_waiting -= 1
 
-    def _run(self, content: bytes | str, form: Form) -> ImageFeatures:
+    def _run(self, content: bytes | str | Pieces, form: Form) -> ImageFeatures:
         try:
             file = MemoryFile.of(_pieces(content))
         except OSError as error:
             raise PoolError(f"images cannot be read now: there is no file in memory ({error.strerror})") from None
-        process = self._take()
+        try:
+            return self._ask(self._take(), form, file)
+        finally:
+            file.close()  # an error would hold it until the next collection
+
+    def _ask(self, process: _Process, form: Form, file: MemoryFile) -> ImageFeatures:
         try:
             answer, made = process.ask({"form": form}, file)
         except ValueError:
@@ -204,10 +210,10 @@ class ImagePool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _pieces(content: bytes | str) -> Iterator[bytes]:
+def _pieces(content: bytes | str | Pieces) -> Iterator[bytes]:
     """The bytes of a file, or of a text."""
-    if isinstance(content, bytes):
-        yield content
+    if not isinstance(content, str):
+        yield from content.pieces if isinstance(content, Pieces) else (content,)
         return
     for at in range(0, len(content), _SLICE):
         yield content[at : at + _SLICE].encode("ascii", "replace")

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from support.hostile_images import hostile_files, image
 from support.images import make_tokenizer
 from support.loop_watch import VARIABLE, LoopWatch
 from support.neighbour import Neighbour
+from support.run_queue import OwnTime
 from support.vision import CASES
 
 SLACK = 3.0  # test machines are shared
@@ -57,6 +59,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def workers_of(pid: int) -> list[int]:
+    """Processes that decode a server's images."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [child for thread in threads for child in thread.read_text().split()]
+    return [int(child) for child in children if b"pool_worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 @dataclass
 class Server:
     """One that reads images, in a web of our own."""
@@ -72,11 +81,13 @@ class Server:
     @property
     def workers(self) -> list[int]:
         """Processes that decode images."""
-        threads = Path(f"/proc/{self.server.process.pid}/task").glob("*/children")
-        children = [child for thread in threads for child in thread.read_text().split()]
-        found = [int(child) for child in children if b"pool_worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        found = workers_of(self.server.process.pid)
         assert found
         return found
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self.server.process  # type: ignore[no-any-return]
 
     @property
     def num_descriptors(self) -> int:
@@ -148,12 +159,14 @@ def ollama(data: str) -> tuple[str, dict[str, Any], str]:
     return "/api/chat", {"model": "tiny", "stream": False, "messages": [said]}, "messages.0.images.0"
 
 
-def refused(server: Any, case: tuple[str, dict[str, Any], str], *words: str, limit: float = 1.0) -> str:
-    """The message of a 400 in the dialect's own form, that names the field and came within ``limit`` seconds."""
+def refused(server: Any, case: tuple[str, dict[str, Any], str], *words: str) -> str:
+    """The message of a 400 in the dialect's own form, that names the field and came within a second, without
+    what the server's processes waited for a processor that others had."""
     path, body, field = case
-    started = time.monotonic()
+    pid = server.process.pid
+    own = OwnTime([pid, *workers_of(pid)])
     answer = httpx.post(server.url + path, json=body, timeout=60)
-    seconds = time.monotonic() - started
+    seconds = own.seconds
     assert answer.status_code == 400, (case[2], words, answer.text[:500])
     given = answer.json()
     if path.startswith("/api/"):
@@ -173,7 +186,7 @@ def refused(server: Any, case: tuple[str, dict[str, Any], str], *words: str, lim
     assert "\n" not in message and len(message) < 700
     for word in ("Traceback", "PIL", "Pillow", "<_io", "/pictures", "secret"):  # what is nobody's business
         assert word not in message
-    assert seconds < limit * SLACK, (field, words, seconds)
+    assert seconds < 1.0, (field, words, seconds)
     return str(message)
 
 
@@ -192,7 +205,7 @@ def test_hostile_files_are_refused_in_every_dialect(server: Server, neighbour: N
 
 
 def test_a_body_that_is_too_much_of_an_image_is_refused(server: Server, neighbour: Neighbour) -> None:
-    refused(server, messages("A" * 27_000_000), "20 MB", limit=5.0)  # most of which it takes to be sent
+    refused(server, messages("A" * 27_000_000), "20 MB")
     path, body, _ = chat("data:image/png;base64," + "A" * 34_000_000)
     answer = httpx.post(server.url + path, json=body, timeout=60)
     assert answer.status_code == 413 and "--max-request-bytes" in answer.json()["error"]["message"]
@@ -424,8 +437,9 @@ def photograph(seed: int) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [4, pytest.param(20, marks=[pytest.mark.long, pytest.mark.alone])])
 def test_large_images_do_not_hold_up_the_loop(start: Any, folder: Path, tmp_path: Path, count: int) -> None:
-    """The CPU time of a turn; on a machine of its own (``alone``) the time itself, which what other threads do with the
-    interpreter is part of. `-s` shows both."""
+    """The longest turn of the loop, which what other threads do with the interpreter is part of, but not what the loop
+    waits for a processor; on a machine of its own (``alone``) with that. `-s` shows both, and CPU time. The clients,
+    which no server has on its own machine, are nice (on Linux, threads are, each for itself)."""
     watch = LoopWatch(tmp_path / "watch")
     env = {VARIABLE: str(tmp_path / "watch"), "PYTHONPATH": str(Path(__file__).parents[2])}
     flags = ["--dtype", "float32", "--max-model-len", "512", "--served-model-name", "tiny"]
@@ -444,12 +458,15 @@ def test_large_images_do_not_hold_up_the_loop(start: Any, folder: Path, tmp_path
         neighbour = Neighbour(server.url)
         neighbour.start()
         watch.reset()
-        with ThreadPoolExecutor(len(bodies)) as threads:
+        with ThreadPoolExecutor(len(bodies), initializer=os.nice, initargs=(19,)) as threads:
             assert set(threads.map(post, bodies)) == {200}
-        longest, most = watch.longest
+        longest, own, most = watch.longest
         neighbour.check(longest_gap=30.0)
-        print(f"\n{len(bodies)} bodies: longest turn {longest * 1e3:.1f} ms, most CPU time of one {most * 1e3:.1f} ms")
-        assert most <= 0.020 * (SLACK if count < 20 else 1.0)
+        print(
+            f"\n{len(bodies)} bodies: longest turn {longest * 1e3:.1f} ms, without waits for a processor "
+            f"{own * 1e3:.1f} ms; most CPU time of one {most * 1e3:.1f} ms"
+        )
+        assert own <= 0.020 * (SLACK if count < 20 else 1.0)
         if count == 20:
             assert longest <= 0.020
     server.kill()

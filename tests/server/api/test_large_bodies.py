@@ -19,6 +19,7 @@ from octavo.entrypoints.errors import APIError, shown
 from octavo.entrypoints.transport import request_body
 from octavo.interface import memory_file
 from octavo.interface.memory_file import MemoryFile, receive_file, send_file
+from octavo.multimodal.pieces import Pieces
 
 BASE64 = string.ascii_letters + string.digits + "+/="
 TEXTS = st.text(BASE64, min_size=10, max_size=60) | st.text(max_size=8) | st.text('\\"u0041é', max_size=12)
@@ -29,13 +30,21 @@ VALUES = st.recursive(
 )
 
 
+def decoded(pieces: list[bytes], images: tuple[request_body.Path, ...] = ()) -> Any:
+    """What a body is that arrives in these pieces."""
+    received = request_body._Received()
+    for piece in pieces:
+        received.add(piece)
+    return request_body._decode_large(received, images)
+
+
 def test_escapes_are_not_torn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_body, "_LEAST_CUT", 6)
     value = {"é" + "A" * 12: ['"' + "B" * 12 + "é0041" + "C" * 12, "\\u0041" + "D" * 12]}
     body = json.dumps(value).encode()
     for first in range(len(body)):
         for second in range(first, len(body), 5):
-            assert request_body._decode_large([body[:first], body[first:second], body[second:]]) == value
+            assert decoded([body[:first], body[first:second], body[second:]]) == value
 
 
 @given(VALUES, st.booleans(), st.data())
@@ -46,7 +55,7 @@ def test_a_large_body_is_decoded_as_any(value: Any, is_ascii: bool, data: st.Dat
     pieces = [body[a:b] for a, b in zip([0, *at], [*at, len(body)], strict=True)]
     least, request_body._LEAST_CUT = request_body._LEAST_CUT, 6  # longer than what is no text
     try:
-        assert request_body._decode_large(pieces) == json.loads(body)
+        assert decoded(pieces) == json.loads(body)
     finally:
         request_body._LEAST_CUT = least
 
@@ -55,7 +64,27 @@ def test_what_is_no_json_is_refused_with_its_base64_cut_out() -> None:
     run = b"A" * 40_000
     for body in ([b'{"a": 123', run], [b'{"a": "abcdef', run], [b'{"a": "abcdef', run, b'" x}'], [b"[[[[[[", run]):
         with pytest.raises(APIError, match="not valid JSON"):
-            request_body._decode_large(body)
+            decoded(body)
+
+
+def test_images_stay_in_pieces_where_they_are_looked_for_and_nowhere_else() -> None:
+    run = [b"A" * 40_000, b"B" * 40_000]
+    text = (b"".join(run) + b"=").decode()
+    places = (("messages", None, "content", None, "image_url", "url"), ("images", None))
+    body = b'{"messages": [{"content": [{"image_url": {"url": "data:;base64,', *run, b'=", "detail": "data:;base64,'
+    body += *run, b'="}}, {"image_url": "data:;base64,', *run, b'="}], "url": "data:;base64,', *run, b"="
+    body += b'"}], "images": ["data:;base64,', *run, b'=", "small"], "data:;base64,', *run, b'=": 1}'
+    value = decoded(list(body), places)
+    url = value["messages"][0]["content"][0]["image_url"].pop("url")
+    assert isinstance(url, Pieces) and url.pieces == [b"data:;base64,", *run, b"="]
+    assert str(url) == "data:;base64," + text and len(url) == len(str(url)) and url.begin(5) == "data:"
+    image, small = value.pop("images")
+    assert str(image) == str(url) and small == "small"
+    assert shown({"url": url}).startswith('{"url":"data:;base64,AAA')
+    whole = "data:;base64," + text
+    content = [{"image_url": {"detail": whole}}, {"image_url": whole}]
+    assert value == {"messages": [{"content": content, "url": whole}], whole: 1}
+    assert decoded([b'{"messages": {"url": "', *run, b'="}}'], (("messages", None),)) == {"messages": {"url": text}}
 
 
 def test_bodies_are_bounded_and_read_a_few_pieces_a_turn() -> None:

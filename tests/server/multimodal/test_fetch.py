@@ -47,11 +47,11 @@ def get(url: str, handler: Handler | None = None, *addresses: str, rules: MediaR
     async def run() -> tuple[bytes, Network]:
         network = Network()
         if handler is None:
-            return await fetch(url, rules, answers(*addresses or (PUBLIC,)), network), network
+            return bytes(await fetch(url, rules, answers(*addresses or (PUBLIC,)), network)), network
         server = await asyncio.start_server(handler, "127.0.0.1", 0)
         network.port = server.sockets[0].getsockname()[1]
         async with server:
-            return await fetch(url, rules, answers(*addresses or (PUBLIC,)), network), network
+            return bytes(await fetch(url, rules, answers(*addresses or (PUBLIC,)), network)), network
 
     return asyncio.run(run())
 
@@ -173,8 +173,8 @@ def test_files_are_read_below_the_allowed_folder_alone(tmp_path: Path) -> None:
     (folder / "link.png").symlink_to(secret)
     os.mkfifo(folder / "pipe.png")
     rules = MediaRules.of(folder=str(folder))
-    assert asyncio.run(fetch(f"file://{folder}/a%20b.png", rules)) == b"image"
-    assert asyncio.run(fetch(f"file://localhost{folder}/a b.png", rules)) == b"image"
+    assert bytes(asyncio.run(fetch(f"file://{folder}/a%20b.png", rules))) == b"image"
+    assert bytes(asyncio.run(fetch(f"file://localhost{folder}/a b.png", rules))) == b"image"
     for bad in (
         f"file://{secret}", f"file://{folder}/../secret.png", f"file://{folder}/%2e%2e/secret.png", f"file://{folder}",
         f"file://{folder}/link.png", f"file://{folder}/pipe.png", f"file://{folder}/none.png", "file:///etc/passwd",

@@ -23,6 +23,7 @@ from support.images import image_of, make_tokenizer
 
 from octavo.multimodal import pool as module
 from octavo.multimodal.decode import decode
+from octavo.multimodal.pieces import Pieces
 from octavo.multimodal.pool import Checkpoint, ImagePool, PoolError, PoolFullError
 from octavo.multimodal.processors import image_processor
 from octavo.text.tokenizer import Tokenizer
@@ -64,6 +65,7 @@ def test_features_are_those_of_this_process_and_refusals_too(pool: ImagePool, fo
             await pool.process(data, "file"),
             await pool.process(text, "base64"),
             await pool.process(f"data:image/png;base64,{text}", "url"),
+            await pool.process(Pieces([b"data:;base64,", text[:999].encode(), text[999:].encode()]), "url"),
         ):
             assert found.digest == expected.digest
             assert (found.token_ids, found.is_embed) == (expected.token_ids, expected.is_embed)

@@ -24,7 +24,7 @@ from octavo.entrypoints.anthropic.answers import (
     message_usage,
     stop_of,
 )
-from octavo.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
+from octavo.entrypoints.anthropic.protocol import IMAGES, CountTokensRequest, MessagesRequest
 from octavo.entrypoints.anthropic.translate import constraint_of, conversation_of
 from octavo.entrypoints.errors import APIError, in_anthropic_form
 from octavo.entrypoints.generation.answer import AnswerParser
@@ -78,7 +78,7 @@ async def create_message(request: Request) -> Response:
     """Handle POST /v1/messages."""
     state = state_of(request)
     check_serving(state)
-    body = await read_body(request, MessagesRequest, state)
+    body = await read_body(request, MessagesRequest, state, images=IMAGES)
     body.check()
     check_model(state, body.model)
     check_generates(state.engine.config.model.pooler)
@@ -92,7 +92,7 @@ async def create_message(request: Request) -> Response:
 async def count_message_tokens(request: Request) -> Response:
     """Handle POST /v1/messages/count_tokens."""
     state = state_of(request)
-    body = await read_body(request, CountTokensRequest, state)
+    body = await read_body(request, CountTokensRequest, state, images=IMAGES)
     body.check()
     check_model(state, body.model)
     conversation = conversation_of(body)

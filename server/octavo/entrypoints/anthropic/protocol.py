@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from octavo.entrypoints.blocks import OrText, known_types
 from octavo.entrypoints.generation.messages import MAX_MESSAGES
 from octavo.entrypoints.generation.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
-from octavo.entrypoints.openai.protocol import Count, Index, RequestBody, Seed
+from octavo.entrypoints.openai.protocol import Count, ImageText, Index, RequestBody, Seed
 from octavo.entrypoints.openai.unsupported_fields import UnsupportedFields
 from octavo.interface import sampling_params as limits
 
@@ -68,7 +68,7 @@ class Base64SourceParam(_Part):
 
     type: Literal["base64"]
     media_type: str
-    data: str
+    data: ImageText
 
 
 class UrlSourceParam(_Part):
@@ -217,6 +217,10 @@ class ContextManagement(_Part):
 
     edits: list[Edit] | None = None
 
+
+# Where a body holds images in base64, for `read_body`.
+_CONTENT = ("messages", None, "content", None)
+IMAGES = ((*_CONTENT, "source", "data"), (*_CONTENT, "content", None, "source", "data"))
 
 _STOP = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
 _UNSUPPORTED = UnsupportedFields(

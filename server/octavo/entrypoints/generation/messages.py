@@ -11,6 +11,7 @@ from pydantic_core import from_json
 
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.images import ImagePart
+from octavo.multimodal.pieces import Pieces
 from octavo.text.content_format import PARTS
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -139,7 +140,7 @@ def _part(part: Any, where: str) -> str | ImagePart:
 def _image(part: dict[str, Any], where: str) -> ImagePart:
     given = part.get("image_url")
     url = given.get("url") if isinstance(given, dict) else given
-    if not isinstance(url, str):
+    if not isinstance(url, str | Pieces):
         raise bad_request(f"{where} must be a url, or an object with one, got {shown(given)}", where)
     detail = given.get("detail") if isinstance(given, dict) else part.get("detail")
     if detail not in (None, "auto", "low", "high", "original"):

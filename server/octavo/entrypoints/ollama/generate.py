@@ -31,7 +31,7 @@ from octavo.entrypoints.ollama.answers import (
     timestamp,
 )
 from octavo.entrypoints.ollama.dialect import NDJSON, can_think, num_ctx_of, template_of
-from octavo.entrypoints.ollama.protocol import ChatRequest, GenerateRequest, Options
+from octavo.entrypoints.ollama.protocol import IMAGES, ChatRequest, GenerateRequest, Options
 from octavo.entrypoints.ollama.translation import (
     chat_conversation,
     constraint_of,
@@ -79,7 +79,7 @@ async def chat(request: Request) -> Response:
     began = time.time()
     state = state_of(request)
     check_serving(state)
-    body = await read_body(request, ChatRequest, state, any_type=True)
+    body = await read_body(request, ChatRequest, state, any_type=True, images=IMAGES)
     _check(state, body)
     if not body.messages:
         if body.tools:  # wrong ones are refused, whatever else is asked
@@ -95,7 +95,7 @@ async def generate(request: Request) -> Response:
     began = time.time()
     state = state_of(request)
     check_serving(state)
-    body = await read_body(request, GenerateRequest, state, any_type=True)
+    body = await read_body(request, GenerateRequest, state, any_type=True, images=IMAGES)
     _check(state, body)
     if not body.prompt:
         return _loaded(state, body)

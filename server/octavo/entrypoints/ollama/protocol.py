@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.openai import field_schemas as schemas
-from octavo.entrypoints.openai.protocol import Count, Index, RequestBody, StopField, integral
+from octavo.entrypoints.openai.protocol import Count, ImageText, Index, RequestBody, StopField, integral
 from octavo.entrypoints.openai.unsupported_fields import UnsupportedFields
 from octavo.interface import sampling_params as limits
 
@@ -103,6 +103,10 @@ class _GenerationBody(_Body):
         return self.stream is not False
 
 
+# Where bodies hold images, for `read_body`.
+IMAGES = (("messages", None, "images", None), ("images", None))
+
+
 class GenerateRequest(_GenerationBody):
     """POST /api/generate"""
 
@@ -112,7 +116,7 @@ class GenerateRequest(_GenerationBody):
 
     prompt: str | None = None
     system: str | None = None
-    images: list[str] | None = None  # in base64
+    images: list[ImageText] | None = None  # in base64
     raw: bool | None = None
     context: Annotated[list[Annotated[int, Field(ge=0)]] | None, Field(max_length=1_000_000)] = None
     truncate: Literal[False] | None = None

@@ -12,6 +12,7 @@ from octavo.entrypoints.generation.structured import Constraint, make_constraint
 from octavo.entrypoints.images import ImagePart
 from octavo.entrypoints.ollama.answers import Call, CallFunction
 from octavo.entrypoints.ollama.protocol import ChatRequest, GenerateRequest, Options
+from octavo.multimodal.pieces import Pieces
 
 _SAMPLING = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed", "stop": "stop",
@@ -100,7 +101,7 @@ def _with_images(content: Any, images: Any, where: str) -> Any:
         raise bad_request(f"{where} must be a list of images in base64, got {shown(images)}", where)
     parts: list[Any] = []
     for at, image in enumerate(images):
-        if not isinstance(image, str):
+        if not isinstance(image, str | Pieces):
             raise bad_request(f"{where}.{at} must be an image in base64, got {shown(image)}", f"{where}.{at}")
         parts.append(ImagePart(f"{where}.{at}", image, is_base64=True))
     return [*parts, content] if content else parts

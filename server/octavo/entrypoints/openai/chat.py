@@ -25,7 +25,7 @@ from octavo.entrypoints.generation.run import (
 from octavo.entrypoints.generation.stream import EventStream
 from octavo.entrypoints.openai.events import DONE, ChunkEvents
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter, prompt_logprobs
-from octavo.entrypoints.openai.protocol import ChatCompletionRequest
+from octavo.entrypoints.openai.protocol import IMAGES, ChatCompletionRequest
 from octavo.entrypoints.openai.response_format import constraint_of
 from octavo.entrypoints.openai.responses import (
     ChatChoice,
@@ -82,7 +82,7 @@ async def create_chat_completion(request: Request) -> Response:
     """Handle POST /v1/chat/completions."""
     state = state_of(request)
     check_serving(state)
-    body = await read_body(request, ChatCompletionRequest, state)
+    body = await read_body(request, ChatCompletionRequest, state, images=IMAGES)
     body.check()
     check_model(state, body.model)
     check_generates(state.engine.config.model.pooler)

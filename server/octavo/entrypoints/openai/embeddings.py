@@ -22,6 +22,7 @@ from octavo.entrypoints.generation.chat import interpret, read_messages, with_im
 from octavo.entrypoints.generation.messages import Conversation, images_of
 from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
 from octavo.entrypoints.openai.protocol import (
+    IMAGES,
     Count,
     MessagesField,
     Priority,
@@ -120,7 +121,7 @@ async def create_embeddings(request: Request) -> Response:
     """Handle POST /v1/embeddings."""
     state = state_of(request)
     check_serving(state)
-    body = await read_body(request, EmbeddingRequest, state)
+    body = await read_body(request, EmbeddingRequest, state, images=IMAGES)
     body.check()
     check_model(state, body.model, generates=False)
     return await unless_disconnected(request, _answer(state, body, await prepare_embeddings(state, body)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, WrapValidator
 
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation
@@ -17,6 +17,7 @@ from octavo.entrypoints.openai import field_schemas as schemas
 from octavo.entrypoints.openai.unsupported_fields import CHAT, COMPLETION, HARMLESS, UnsupportedFields
 from octavo.entrypoints.state import REQUEST_ID
 from octavo.interface import sampling_params as limits
+from octavo.multimodal.pieces import Pieces
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,9 @@ LogitBias = Annotated[
     Field(max_length=limits.MAX_LOGIT_BIAS),
 ]
 MessagesField = Annotated[list[dict[str, Any]], WithJsonSchema(schemas.MESSAGES)]
+# Where they hold images, for `read_body`.
+IMAGES = (("messages", None, "content", None, "image_url"), ("messages", None, "content", None, "image_url", "url"))
+ImageText = Annotated[str, WrapValidator(lambda value, check: value if isinstance(value, Pieces) else check(value))]
 TemplateVariables = Annotated[dict[str, Any] | None, WithJsonSchema(schemas.TEMPLATE_VARIABLES)]
 TruncationSide = Literal["left", "right"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

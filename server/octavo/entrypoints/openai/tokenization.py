@@ -16,6 +16,7 @@ from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.run import PromptOptions
 from octavo.entrypoints.openai import field_schemas as schemas
 from octavo.entrypoints.openai.protocol import (
+    IMAGES,
     MessagesField,
     ReasoningEffort,
     RequestBody,
@@ -93,7 +94,7 @@ class DetokenizeResponse(msgspec.Struct):
 async def tokenize(request: Request) -> Response:
     """Handle POST /tokenize."""
     state = state_of(request)
-    body = await read_body(request, TokenizeRequest, state)
+    body = await read_body(request, TokenizeRequest, state, images=IMAGES)
     body.check()
     check_model(state, body.model)
     if (body.prompt is None) == (body.messages is None):
