@@ -422,3 +422,9 @@ def test_wrong_tools_are_refused_where_there_is_nothing_to_answer_too(shared_ser
     assert answer.status_code == 400 and "tools.0.function" in answer.json()["error"]
     body["tools"][0]["function"]["name"] = "now"
     assert shared_server.post("/api/chat", body).json()["done_reason"] == "load"
+
+
+@pytest.mark.parametrize("path", ["chat", "generate"])
+def test_a_wrong_format_is_refused_where_there_is_nothing_to_answer_too(shared_server, path):
+    answer = shared_server.post(f"/api/{path}", {"model": "tiny", "format": "yaml"})
+    assert answer.status_code == 400 and answer.json()["error"].startswith("format must be")

@@ -189,6 +189,7 @@ def _within(num_ctx: int | None, prepared: PreparedChat) -> PreparedChat:
 
 def _loaded(state: ServerState, body: ChatRequest | GenerateRequest) -> Response:
     """The answer to a request that has nothing to answer: it would load the model, or with keep_alive 0 unload it."""
+    constraint_of(body.format)  # a wrong one is refused, whatever else is asked
     reason = "unload" if body.unloads else "load"
     common: dict[str, Any] = {
         "model": body.model or state.model_name, "created_at": timestamp(), "done": True, "done_reason": reason,
