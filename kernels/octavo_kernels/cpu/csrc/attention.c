@@ -217,10 +217,11 @@ INLINE void attend_split(const struct item *it, struct buffers *w, int64_t begin
         const void *chunks[2][CHUNKS];
         if (kind == BF16_PAIRS) {
             if (!in_chunks(it->a)) {
-                pack_rows_as_pairs(keys, values, w->kt, w->vt, head_size);
+                if (head_size % (2 * VW)) pack_rows_as_pairs(keys, values, w->kt, w->vt, head_size, depth, 0);
+                else pack_rows_as_pairs(keys, values, w->kt, w->vt, depth, depth, 1);
                 for (int64_t c = 0; c < CHUNKS; c++) {
-                    chunks[0][c] = w->kt + c * CHUNK * head_size / 2;
-                    chunks[1][c] = w->vt + c * CHUNK * head_size / 2;
+                    chunks[0][c] = w->kt + c * CHUNK * depth / 2;
+                    chunks[1][c] = w->vt + c * CHUNK * depth / 2;
                 }
                 keys = chunks[0], values = chunks[1];
             } else if (count < TILE && count % CHUNK) {
@@ -273,7 +274,9 @@ INLINE void merge_partial(float *total, float *total_m, float *total_l, const fl
 
 INLINE int kernel_kind(const struct paged_attention_args *a) {
     if (in_chunks(a)) return (int)a->kv_dtype;
-    return HAS_BF16_PAIRS && a->kv_dtype == BFLOAT16 && a->head_size % (2 * VW) == 0 ? BF16_PAIRS : (int)a->kv_dtype;
+    // Without a cache an item has so many rows that heads of any even size are worth being packed.
+    const int fits = a->head_size % (a->block_size == INT32_MAX ? 2 : 2 * VW) == 0;
+    return HAS_BF16_PAIRS && a->kv_dtype == BFLOAT16 && fits ? BF16_PAIRS : (int)a->kv_dtype;
 }
 
 static void load_queries(const struct item *it, struct buffers *w) {

@@ -185,23 +185,30 @@ INLINE void bf16_scores(const float *q, int64_t depth, int64_t head_size, const 
         for (int n = 0; n < CHUNKS; n++) vstore(s + i * TILE + n * VW, sum[i][n]);
 }
 
-// Pack rows of keys and values, [TILE] each, into chunks of pairs, which lie head_size / 2 * CHUNK floats apart: keys square by
-// square, values by two rows
+// Pack rows of keys and values, [TILE] each, into chunks of pairs, which lie depth / 2 * CHUNK floats apart: keys square by
+// square, values by two rows. `whole`: heads of whole squares.
 INLINE void pack_rows_as_pairs(const void *const *keys, const void *const *values, float *key_chunks, float *value_chunks,
-                               int64_t head_size) {
+                               int64_t head_size, int64_t depth, const int whole) {
     _Static_assert(CHUNK == VW, "a chunk's keys are a vector");
-    for (int64_t j = 0; j < TILE; j += VW, key_chunks += CHUNK * head_size / 2)
+    for (int64_t j = 0; j < TILE; j += VW, key_chunks += CHUNK * depth / 2)
         for (int64_t d = 0; d < head_size / 2; d += VW) {
+            const int64_t pairs = whole ? VW : MIN(VW, head_size / 2 - d);
             vf r[VW];
 #pragma GCC unroll 16
-            for (int i = 0; i < VW; i++) r[i] = vload((const float *)keys[j + i] + d);
+            for (int i = 0; i < VW; i++)
+                r[i] = pairs == VW ? vload((const float *)keys[j + i] + d) : load_part(keys[j + i], d, pairs, FLOAT32);
             transpose_square(r);
+            if (pairs == VW) {
 #pragma GCC unroll 16
-            for (int i = 0; i < VW; i++) vstore(key_chunks + (d + i) * CHUNK, r[i]);
+                for (int i = 0; i < VW; i++) vstore(key_chunks + (d + i) * CHUNK, r[i]);
+            } else {
+                for (int i = 0; i < pairs; i++) vstore(key_chunks + (d + i) * CHUNK, r[i]);
+            }
         }
-    for (int64_t j = 0; j < TILE; j += 2, value_chunks += head_size)
-        for (int64_t d = 0; d < head_size; d += VW) {
-            const vu even = (vu)load_as(values[j], d, BFLOAT16), odd = (vu)load_as(values[j + 1], d, BFLOAT16);
+    for (int64_t j = 0; j < TILE; j += 2, value_chunks += depth)
+        for (int64_t d = 0; d < depth; d += VW) {
+            const int64_t size = whole ? depth : head_size;
+            const vu even = (vu)load_row(values[j], d, size, BFLOAT16), odd = (vu)load_row(values[j + 1], d, size, BFLOAT16);
             vstore(value_chunks + d, (vf)(even >> 16 | odd));
         }
 }
@@ -250,8 +257,9 @@ INLINE void bf16_accumulate_pv(float *acc, int64_t depth, const float *rescale, 
     int64_t d = 0, first = from / CHUNK, last = CEIL_DIV(to, CHUNK);
     for (; d + 4 * VW <= depth; d += 4 * VW)
         bf16_accumulate_pv_columns(acc, depth, rescale, p, values, d, first, last, prefetch, few_rows, mr, 4);
-    for (; d < depth; d += 2 * VW)
+    for (; d + 2 * VW <= depth; d += 2 * VW)
         bf16_accumulate_pv_columns(acc, depth, rescale, p, values, d, first, last, prefetch, few_rows, mr, 2);
+    if (d < depth) bf16_accumulate_pv_columns(acc, depth, rescale, p, values, d, first, last, prefetch, few_rows, mr, 1);
 }
 
 INLINE vf vmax_lanes(vf x) {
