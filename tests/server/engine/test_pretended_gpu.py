@@ -188,12 +188,16 @@ def test_no_request_of_an_adapter_waits(seen: Seen, case: str) -> None:
         ours = {name for name in graph if name.startswith("lora")}
         assert not ours or {"lora_expand_kernel"} < ours
         assert {"nonzero", "sort", "bmm", "where"} & {*graph} == set() or case == "adapters that guess"
+    # As of guesses without adapters. By their times steps overlap or wait for guesses: a turn may start two, or none.
+    most, replays = (7, {0, 2, 4}) if case == "adapters that guess" else (5, {2})
     if case != "adapters of codes":
         adapted = [graph for graph in found["graphs"] if any(name.startswith("lora") for name in graph)]
         assert 0 < len(adapted) == len(found["graphs"]) / 2
         assert any("moe_sort_kernel" in graph for graph in adapted)
         for steps in found["steps"].values():
-            assert len(steps) > 10 and all(step.pop("replay") == 2 and sum(step.values()) <= 5 for step in steps)
+            counts = [step.pop("replay", 0) for step in steps]
+            assert len(steps) > 10 and {*counts} <= replays and sum(counts) <= 2 * (len(steps) + 2)
+            assert all(sum(step.values()) <= most for step in steps)
     assert [name for step in found["steps"]["none"] for name in step if name.startswith("lora")] == []
 
 
@@ -273,10 +277,11 @@ def test_no_request_of_ranks_waits(seen: Seen, case: str) -> None:
     assert found["answers"] == [] and found["steps"] > 30
     assert found["compiled while serving"] == []
     models = [graph for graph in found["graphs"] if "decode_attention" in graph]
+    shared = 1 if case == "ranks of latents" else 0  # layers whose shared expert is rounded apart, as one process does
     for graph in [*models, *(graph for graph in found["graphs"] if "prefill_attention" in graph)]:
         sums = graph.get("one_shot_kernel", 0) + graph.get("two_shot_kernel", 0)
         whole = 2 * found["layers"] + 1  # the embedding; the last layer's rest is not in graphs of prompts
-        assert whole - 2 <= sums <= whole, graph
+        assert whole - 2 <= sums <= whole + shared, graph
     samplers = [graph for graph in found["graphs"] if "scan_kernel" in graph]
     assert samplers and models
     for graph in samplers:
