@@ -228,7 +228,7 @@ def test_ten_megabytes(server):
         headers={"content-type": "application/json"},
         timeout=30,
     )
-    check(response, 413, seconds, "--max-request-bytes")
+    check(response, 413, seconds, "--max-request-bytes", "takes text only, no images")
 
     def pieces():
         for _ in range(100):

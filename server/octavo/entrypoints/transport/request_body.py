@@ -46,7 +46,9 @@ async def read_body(
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise APIError(415, f"Content-Encoding must be identity, got {coding[:100]!r}: send the body uncompressed")
     with state.bodies.share() as share:
-        received = await _read_pieces(request, state.max_body_bytes, state.max_body_values, share)
+        text_only = not state.engine.config.model.reads_images
+        why = f": {state.model_name} takes text only, no images" if text_only else ""
+        received = await _read_pieces(request, state.max_body_bytes, state.max_body_values, share, why)
         try:
             if sum(map(len, received.pieces)) < _LARGE_BODY:
                 return model.model_validate_json(b"".join(received.pieces))
@@ -82,8 +84,9 @@ class _Received:
 
 
 async def _read_pieces(
-    request: Request, max_bytes: int, max_values: int | None, share: Share | None = None
+    request: Request, max_bytes: int, max_values: int | None, share: Share | None = None, why: str = ""
 ) -> _Received:
+    """``why``: what may have made the body so large."""
     try:
         length = int(request.headers.get("content-length", 0))
     except ValueError:
@@ -112,7 +115,7 @@ async def _read_pieces(
     if max(size, length) > max_bytes:
         raise APIError(
             413,
-            f"The body is larger than {max_bytes} bytes (--max-request-bytes); send less",
+            f"The body is larger than {max_bytes} bytes (--max-request-bytes){why}; send less",
             headers={"connection": "close"},
         )
     if max_values is not None and values > max_values:
