@@ -41,7 +41,9 @@ from octavo.bench.client import RequestResult, make_body, read_result
 from octavo.bench.datasets import SampleRequest
 from octavo.bench.http_client import HTTPClient
 
-FAMILIES = ("idefics3", "llava", "gemma3", "qwen2.5-vl", "qwen3-vl")
+FAMILIES = (
+    "idefics3", "llava", "llava-next", "llava-onevision", "gemma3", "qwen2.5-vl", "qwen3-vl", "pixtral", "mistral3",
+)  # fmt: skip
 LENGTH = ("--max-model-len", "4096")
 WORDS = "Describe this picture in a few words, and say what stands out in it."
 PROMPTS, TOKENS = 20, 16
@@ -67,9 +69,9 @@ class Row:
 _seeds = itertools.count()
 
 
-def picture(width: int = 640, height: int = 480) -> dict[str, Any]:
-    """A new image, as a part of a message."""
-    noise = np.random.default_rng(next(_seeds)).integers(0, 256, (9, 12, 3), np.uint8)
+def picture(width: int = 640, height: int = 480, seed: int | None = None) -> dict[str, Any]:
+    """An image, as a part of a message; a new one without ``seed``."""
+    noise = np.random.default_rng(next(_seeds) if seed is None else seed).integers(0, 256, (9, 12, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
@@ -218,7 +220,7 @@ def _ahead(top: Sequence[dict[str, Any]]) -> float:
 def agreement(name: str, ours: Server, theirs: Server) -> Row:
     """How many answers are the same, token by token, and how near to a tie those that differ are where they part."""
     sizes = itertools.cycle([(64, 64), (640, 480), (300, 700), (97, 33)])
-    requests = [question(picture(*next(sizes)), words=f"{WORDS} ({n})") for n in range(PROMPTS)]
+    requests = [question(picture(*next(sizes), seed=n), words=f"{WORDS} ({n})") for n in range(PROMPTS)]
     margins = []
     for a, b in zip(answers(ours, requests), answers(theirs, requests), strict=True):
         margins += [x[1] for x, y in zip(a, b, strict=True) if x[0] != y[0]][:1]
