@@ -17,13 +17,11 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "0"
 
@@ -31,6 +29,8 @@ import torch
 from safetensors.torch import save_file
 from support.adapters import write_adapter
 from support.overlapped import PARAMS, prompts_of
+from support.pretended_configs import AWQ, BLOCKS, DEEPSEEK, IMAGE_READERS, LLAMA_8B, MIXTRAL, QWEN3
+from support.pretended_engines import TOKENS, Tensors, ask, engine, errors, images, noted_steps
 from support.pretended_gpu import PretendedGpu, what_is_noticed
 from support.pretended_ranks import as_ranks
 from support.quantized_files import RECIPES, gpt_oss_as_released, quantize_checkpoint, write_checkpoint
@@ -41,125 +41,22 @@ from octavo.core.drafts import Drafts
 from octavo.core.scheduler import Scheduler
 from octavo.core.worker_drafts import WorkerDrafts
 from octavo.engine.args import EngineArgs
-from octavo.engine.core import EngineCore
 from octavo.errors import ConfigError
-from octavo.interface.architectures import SEES_IMAGES_WHOLE
 from octavo.interface.engine_config import EngineConfig
-from octavo.interface.images import HostTensor, ImageItem
-from octavo.interface.messages import EngineCoreRequest
 from octavo.loader.load_model import load_model
 from octavo.loader.safetensors_reader import SafetensorsFile
 from octavo.plan.measure import measure, measure_in_numbers
 from octavo.plan.model import planned_model
-from octavo.worker.image_memory import largest_image
 from octavo.worker.memory import MemoryLedger
 from octavo.worker.memory_plan import make_plan
 from octavo.worker.worker import Worker
 
-LLAMA_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-QWEN3: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
-    "num_hidden_layers": 2, "num_attention_heads": 16, "head_dim": 128, "vocab_size": 151936, "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0, "max_position_embeddings": 40960, "torch_dtype": "bfloat16", "tie_word_embeddings": True,
-    "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-DEEPSEEK: dict[str, Any] = QWEN3 | {
-    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "kv_lora_rank": 512, "q_lora_rank": 768,
-    "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "first_k_dense_replace": 1,
-    "n_routed_experts": 16, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
-    "num_key_value_heads": 16, "vocab_size": 4096, "tie_word_embeddings": False,
-}  # fmt: skip
-del DEEPSEEK["head_dim"]
-MIXTRAL: dict[str, Any] = QWEN3 | {
-    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2,
-    "num_key_value_heads": 8, "vocab_size": 4096, "intermediate_size": 1024,
-}  # fmt: skip
-# Few layers around towers as released, or of few layers; and what their image processors say.
-IMAGE_READERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "llava": ({
-        "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava",
-        "text_config": QWEN3 | {"model_type": "llama", "head_dim": 64, "vocab_size": 32064},
-        "image_token_index": 32000, "torch_dtype": "float16", "vision_config": {
-            "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
-            "num_attention_heads": 16, "image_size": 336, "patch_size": 14,
-        },
-    }, {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}),
-    "gemma3": ({
-        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
-        "text_config": {
-            "model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 2, "intermediate_size": 10240,
-            "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        },
-        "boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144, "torch_dtype": "bfloat16",
-        "mm_tokens_per_image": 256, "vision_config": {
-            "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 14,
-            "num_hidden_layers": 27, "num_attention_heads": 16, "image_size": 896,
-        },
-    }, {"size": {"height": 896, "width": 896}}),
-    "idefics3": ({
-        "architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3", "scale_factor": 4,
-        "text_config": QWEN3 | {
-            "model_type": "llama", "hidden_size": 960, "num_attention_heads": 15, "head_dim": 64,
-            "num_key_value_heads": 5, "intermediate_size": 2560, "vocab_size": 49280,
-        },
-        "image_token_id": 49190, "torch_dtype": "bfloat16", "vision_config": {
-            "model_type": "idefics3", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
-            "num_attention_heads": 12, "image_size": 512, "patch_size": 16,
-        },
-    }, {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}),
-    "qwen2.5-vl": ({
-        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
-        "text_config": {"model_type": "qwen2_5_vl_text"} | {
-            key: value for key, value in QWEN3.items() if key not in ("architectures", "model_type", "head_dim")
-        } | {"num_key_value_heads": 2, "rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]}},
-        "image_token_id": 151655, "torch_dtype": "bfloat16", "vision_config": {
-            "model_type": "qwen2_5_vl", "hidden_size": 1280, "out_hidden_size": 1024, "depth": 3,
-            "fullatt_block_indexes": [1],
-        },
-    }, {"patch_size": 14}),
-    "qwen3-vl": ({
-        "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
-        "text_config": QWEN3 | {
-            "model_type": "qwen3_vl_text", "num_key_value_heads": 8, "num_hidden_layers": 4,
-            "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]},
-        },
-        "image_token_id": 151655, "torch_dtype": "bfloat16", "vision_config": {
-            "model_type": "qwen3_vl", "out_hidden_size": 1024, "patch_size": 16, "depth": 6,
-            "deepstack_visual_indexes": [1, 3, 5],
-        },
-    }, {"patch_size": 16}),
-}  # fmt: skip
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
-BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-Tensors = dict[str, torch.Tensor]
 SAMPLING: list[dict[str, Any]] = [
     *PARAMS, {}, {"top_k": 5}, {"logprobs": 3}, {"logit_bias": {4: 1.0}}, {"min_p": 0.1, "frequency_penalty": 0.5},
     {"logprobs": 1, "temperature": 0}, {"allowed_token_ids": [4, 5, 6]}, {"prompt_logprobs": 20}, {"logprobs": 20},
     {"bad_words_token_ids": [[0, 1], [5]]},
 ]  # fmt: skip
-
-
-def engine(
-    config: dict[str, Any],
-    tensors: Tensors | None = None,
-    image_settings: dict[str, Any] | None = None,
-    **arguments: Any,
-) -> LLM:
-    """Of a checkpoint with these tensors; None: dummy ones."""
-    with tempfile.TemporaryDirectory() as folder:
-        if image_settings is not None:
-            Path(folder, "preprocessor_config.json").write_text(json.dumps(image_settings))
-        Path(folder, "config.json").write_text(json.dumps(config))
-        if tensors is not None:
-            save_file(tensors, Path(folder, "model.safetensors"))
-        load_format = "auto" if tensors is not None else "dummy"
-        return LLM(folder, load_format=load_format, skip_tokenizer_init=True, device="cuda", **arguments)
 
 
 def zeros_of(config: dict[str, Any], write: Callable[[int, int], Tensors]) -> Tensors:
@@ -185,36 +82,6 @@ def awq(rows: int, columns: int) -> Tensors:
     groups, words = columns // 128, rows // 8
     return {"qweight": torch.zeros(columns, words, dtype=torch.int32), "scales": torch.zeros(groups, rows).half(),
             "qzeros": torch.zeros(groups, words, dtype=torch.int32)}  # fmt: skip
-
-
-TOKENS = count(10)  # each prompt has its own, or the prefix cache would leave one token of it to compute
-
-
-def ask(llm: LLM, lengths: list[int], **params: Any) -> list[str]:
-    """Prompts of these lengths; the errors they met with."""
-    params = {"max_tokens": 3, "ignore_eos": True, "temperature": 0.7} | params
-    prompts = [{"prompt_token_ids": [next(TOKENS)] * length} for length in lengths]
-    return errors(llm.generate(prompts, SamplingParams(**params), use_tqdm=False))
-
-
-def errors(outputs: list[Any]) -> list[str]:
-    return sorted({output.error for output in outputs if output.error})
-
-
-@contextmanager
-def noted_steps(gpu: PretendedGpu) -> Iterator[list[dict[str, int]]]:
-    """What each step launches meanwhile, by name."""
-    steps: list[dict[str, int]] = []
-    plain = EngineCore.step
-
-    def step(core: EngineCore) -> Any:
-        gpu.take_launches()
-        done = plain(core)
-        steps.append(Counter(launch.name for launch in gpu.take_launches()))
-        return done
-
-    with mock.patch.object(EngineCore, "step", step):
-        yield steps
 
 
 def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
@@ -443,50 +310,6 @@ def drafts(gpu: PretendedGpu, lengths: range = range(8), method: str = "ngram") 
     new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
     steady = [steps[k][8:-8] for k in lengths]
     return {"errors": found, "compiled while serving": new, "steps": steady, "kept": kept}
-
-
-def images(gpu: PretendedGpu, name: str) -> dict[str, Any]:
-    """The largest image of a family in prompts of many forms: what was compiled for them, and what steps launch once
-    all are past them."""
-    config, about = IMAGE_READERS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(config))
-        Path(folder, "preprocessor_config.json").write_text(json.dumps(about))
-        llm = LLM(
-            folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", max_model_len=4096,
-            num_gpu_blocks_override=2000, max_num_seqs=8,
-        )  # fmt: skip
-        known, largest = set(gpu.kernels), largest_image(llm.engine.config)
-    assert largest is not None
-    gpu.strict = True
-    tensors = {key: HostTensor.of(array) for key, array in largest.tensors.items()}
-    grid = largest.tensors.get("image_grid_thw")
-    squares = None if grid is None else (1, int(grid[0][1]) // 2, int(grid[0][2]) // 2)
-    whole = config["architectures"][0] in SEES_IMAGES_WHOLE
-    length = largest.num_embeds
-
-    def request(before: int, *digests: str, **params: Any) -> EngineCoreRequest:
-        """Text, images with a token after each, and more text."""
-        ids = [next(TOKENS)] * before + [4] * (len(digests) * (length + 1)) + [5] * 3
-        sampling = SamplingParams(**{"max_tokens": 40, "ignore_eos": True, "temperature": 0.7} | params)
-        made = llm._input.process(llm._new_id(), {"prompt_token_ids": ids}, sampling)
-        made.mm_items = [
-            ImageItem(digest, before + number * (length + 1), [True] * length, tensors, squares, whole)
-            for number, digest in enumerate(digests)
-        ]
-        return made
-
-    found: list[str] = []
-    for asked in (
-        [request(1, "a")], [request(20, "b"), request(7)], [request(3, "a", "c"), request(300, "d", logprobs=2)],
-        [request(2, "e", prompt_logprobs=1)],
-    ):  # fmt: skip
-        found += errors(llm._run(asked, [None] * len(asked), False))
-    with noted_steps(gpu) as steps:
-        found += errors(llm._run([request(5, "f"), request(9, "a"), request(4)], [None] * 3, False))
-    encoder = llm.engine.executor.worker.runner.images  # type: ignore[attr-defined]
-    new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
-    return {"errors": found, "compiled while serving": new, "steps": steps[12:-8], "encoded": encoder.num_encoded}
 
 
 def write_adapters(folder: str, vocab_size: int) -> list[LoRARequest | None]:
