@@ -260,7 +260,7 @@ def _alone(args: argparse.Namespace, root: Path) -> Iterator[Row]:
 
 
 def _beside_vllm(args: argparse.Namespace, root: Path) -> Iterator[Row]:
-    small = [f"tiny-{family}" for family in args.families]
+    small = [f"tiny-{family}" for family in args.families if {"rate", "tokens"} & set(args.parts)]
     for name in (["smolvlm"] if "rate" in args.parts else []) + small:
         folder, is_small = checkpoint(name, root), name in small
         dtype = "float32" if is_small else better_dtype()
@@ -289,7 +289,7 @@ def main() -> None:
         "--parts", type=lambda text: text.split(","), default=["alone", "rate", "tokens"],
         help="some of alone,rate,tokens; the last two need --peers (default: all)",
     )  # fmt: skip
-    parser.add_argument("--families", type=lambda text: text.split(","), default=list(FAMILIES), help="of tokens")
+    parser.add_argument("--families", type=lambda text: text.split(","), default=list(FAMILIES), help="small checkpoints")
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement (default: %(default)s)")
     parser.add_argument("--output-json", type=Path, help="write the figures there")
     args = parser.parse_args()
