@@ -289,7 +289,9 @@ def main() -> None:
         "--parts", type=lambda text: text.split(","), default=["alone", "rate", "tokens"],
         help="some of alone,rate,tokens; the last two need --peers (default: all)",
     )  # fmt: skip
-    parser.add_argument("--families", type=lambda text: text.split(","), default=list(FAMILIES), help="small checkpoints")
+    parser.add_argument(
+        "--families", type=lambda text: text.split(","), default=list(FAMILIES), help="small checkpoints"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="of each measurement (default: %(default)s)")
     parser.add_argument("--output-json", type=Path, help="write the figures there")
     args = parser.parse_args()
