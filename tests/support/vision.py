@@ -96,8 +96,7 @@ def _square(count: int, side: int = 32, **how: Any) -> Callable[[np.random.Gener
 def _tiles(rng: np.random.Generator) -> TestImage:
     """Three tiles of 4 embeddings, with tokens around them."""
     pixels = rng.standard_normal((1, 3, 3, 32, 32), np.float32)
-    tensors = {"pixel_values": pixels, "pixel_attention_mask": np.ones((1, 3, 32, 32), np.int64)}
-    return TestImage(tensors, [AROUND, *[IMAGE] * 4] * 3 + [AROUND])
+    return TestImage({"pixel_values": pixels}, [AROUND, *[IMAGE] * 4] * 3 + [AROUND])
 
 
 def _marked(rng: np.random.Generator) -> TestImage:
@@ -251,7 +250,7 @@ def reference_logits(model: Any, prompt: Prompt) -> torch.Tensor:
     tiles_apart = type(model).__name__.startswith("LlavaNext") or type(model).__name__.startswith("LlavaOnevision")
     for name in images[0].tensors if images else ():
         parts = [torch.from_numpy(image.tensors[name]) for image in images]
-        axis = 1 if parts[0].ndim > 4 or name == "pixel_attention_mask" else 0
+        axis = 1 if parts[0].ndim > 4 else 0
         if name == "pixel_values" and parts[0].ndim > 2 and (axis == 0 or tiles_apart):
             parts, axis = _padded(parts), 0
         inputs[name] = torch.cat(parts, dim=axis)

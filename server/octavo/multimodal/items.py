@@ -20,7 +20,8 @@ class ImageFeatures:
     """One image, processed.
 
     ``digest`` is the same for two images exactly when their pixels, their shape and the processor's parameters are.
-    ``tensors`` are what transformers' processor gives for this image alone (pixel_values, image_grid_thw, ...).
+    ``tensors`` are those of transformers' processor for this image alone that the encoder reads (pixel_values,
+    image_grid_thw, ...).
     ``token_ids`` stand in the prompt in place of the one placeholder; ``is_embed``, a flag for each, says which of them
     the encoder's embeddings replace. ``file`` holds the tensors' numbers, each from the byte in ``places`` on, where
     another process has made them.

@@ -33,7 +33,7 @@ _FAKE, _GLOBAL, _IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
 
 
 class Idefics3Processor(ImageProcessor):
-    """pixel_values: float32 [1, tiles, 3, side, side]; pixel_attention_mask: int64 [1, tiles, side, side]."""
+    """pixel_values: float32 [1, tiles, 3, side, side]. There is no pixel_attention_mask: no tile is padded."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
         **COMMON, "resample": pixels.LANCZOS, "image_mean": pixels.HALF, "image_std": pixels.HALF,
@@ -92,20 +92,12 @@ class Idefics3Processor(ImageProcessor):
         tiles = self._split(rgb) if self.settings.image["do_image_splitting"] else []
         if not tiles:
             tiles = [pixels.resize(rgb, self.side, self.side, self.resample)]
-        return self._padded(np.stack([pixels.channels_first(tile, self.table) for tile in tiles])[None])
-
-    def _padded(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        import numpy as np
-
-        if not self.settings.image["do_pad"]:
-            return {"pixel_values": values}
-        mask = np.ones((*values.shape[:2], *values.shape[-2:]), np.int64)
-        return {"pixel_values": values, "pixel_attention_mask": mask}
+        return {"pixel_values": np.stack([pixels.channels_first(tile, self.table) for tile in tiles])[None]}
 
     def outline(self, width: int, height: int) -> dict[str, np.ndarray]:
         """See `ImageProcessor`."""
         rows, columns = self._grid(width, height)
-        return self._padded(no_pixels(1, rows * columns + 1, 3, self.side, self.side))
+        return {"pixel_values": no_pixels(1, rows * columns + 1, 3, self.side, self.side)}
 
     def _split(self, rgb: Image) -> list[Image]:
         side = self.side
