@@ -97,7 +97,7 @@ class EmulatedTP:
 
 
 _RANK = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
 from safetensors.torch import save_file
@@ -123,6 +123,8 @@ for number, case in enumerate(cases):
     save_file(found, out / f"{number}-{rank}.out")
 if "gloo" in groups:
     dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # gloo's threads may not outlive the interpreter: "terminate called without an active exception"
 """
 
 

@@ -185,8 +185,8 @@ def turns(shared_server, lines: list[str], *flags: str) -> subprocess.CompletedP
 
 def test_a_full_context_forgets_the_oldest_turns(shared_server):
     """Far more than the model's 1,024 tokens; said once, and again after the conversation began anew."""
-    lines = [f"Turn {number}: " + "the quick brown fox " * 12 for number in range(12)]
-    done = turns(shared_server, [*lines, "/show", "/clear", *lines], "--max-tokens", "30")
+    lines = [f"Turn {number}: " + "the quick brown fox " * 20 for number in range(12)]
+    done = turns(shared_server, [*lines, "/show", "/clear", *lines], "--max-tokens", "30", "--temperature", "0")
     assert done.stdout.count("oldest") == 2 and not done.stderr
     assert done.stdout.count("(cut after 30 tokens") >= 20, "the answers went on"
     used, limit = map(int, re.search(r"context=(\d+) of (\d+) tokens", done.stdout).groups())

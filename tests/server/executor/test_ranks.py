@@ -78,7 +78,7 @@ from octavo import LLM, SamplingParams, StructuredOutputsParams
 import os, signal
 llm = LLM(tensor_parallel_size=3, max_model_len=256)
 grammar = StructuredOutputsParams(json={SCHEMA!r})
-params = [SamplingParams(temperature=0, max_tokens=2), SamplingParams(max_tokens=40, structured_outputs=grammar)]
+params = [SamplingParams(temperature=0, max_tokens=n, structured_outputs=g) for n, g in ((2, None), (40, grammar))]
 for out in llm.generate(["The capital of France is", "My age as JSON: "], params, use_tqdm=False):
     print(repr(out.outputs[0].text))
 os.kill(llm.engine.executor._ranks._ranks[1].process.pid, signal.SIGKILL)
@@ -245,6 +245,7 @@ def executor_of(
 ) -> Any:
     executor = kind.__new__(kind)
     executor._ranks, executor._encode = ranks, lambda step: payload
+    executor._place = SimpleNamespace(tp=SimpleNamespace(size=2))
     executor.worker = SimpleNamespace(cut_drafts=lambda step: None, execute_model=compute)
     return executor
 
