@@ -40,7 +40,7 @@ class AdaptedSteps(RecordedSteps):
         """The slots of the next step's tokens int32 [T], -1: none; before any other call for that step."""
         if self._num_changes != self._adapters.num_changes:
             self._num_changes = self._adapters.num_changes
-            self._step = self._image_step = self._layers = self._head = None
+            self._step = self._layers = self._head = None
         if len(slots) <= len(self._arrays[0]):  # else the step is not replayed
             self._arrays[0][: len(slots)] = slots
 

@@ -90,6 +90,7 @@ class CPURunner:
     def run_to_logits(self, inputs: StepInputs, indices: np.ndarray, sampled: SampledRows) -> Logits:
         """Only the best tokens where they are all that sampling needs."""
         logits, steps, images = None, self._steps, inputs.images
+        # Embeddings are looked up before the program of a step with images, outside of what adapters apply to.
         if steps and (images is None or (images.are_embeds_only and self._slots is None)):
             some = indices if len(indices) else np.zeros(1, dtype=np.int64)
             logits = steps.run_to_logits(inputs, some, self.requests.wants_logits(sampled))
