@@ -145,8 +145,10 @@ class Client:
                 if response.status_code != 200:
                     response.read()
                     raise _refusal(response)
-                for line in response.iter_lines():
-                    yield from answer.take(line, started)
+                lines = _Lines()
+                for data in response.iter_bytes():
+                    for line in lines.take(data):
+                        yield from answer.take(line, started)
         except (httpx.HTTPError, ValueError) as error:
             raise OctavoError(f"the connection to {self.url} broke: {error or type(error).__name__}") from None
         finally:
@@ -163,13 +165,27 @@ async def stream(
             if response.status_code != 200:
                 await response.aread()
                 raise _refusal(response)
-            async for line in response.aiter_lines():
-                for pieces in answer.take(line, started):
-                    yield pieces
+            lines = _Lines()
+            async for data in response.aiter_bytes():
+                for line in lines.take(data):
+                    for pieces in answer.take(line, started):
+                        yield pieces
     except (httpx.HTTPError, ValueError) as error:
         raise OctavoError(f"the connection to {http.base_url} broke: {error or type(error).__name__}") from None
     finally:
         answer.elapsed = time.perf_counter() - started
+
+
+class _Lines:
+    """The lines of a stream of events. httpx's `iter_lines` also ends one at U+0085 or U+2028, within a JSON string."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def take(self, data: bytes) -> list[str]:
+        """The lines that ``data`` completes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode() for line in lines]
 
 
 def _streamed(body: dict[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,15 @@ class Router:
             assert time.monotonic() < deadline, "Envoy finds the replicas unhealthy"
             time.sleep(0.05)
 
+    def wait_until_idle(self) -> None:
+        """Until Envoy, too, has seen the end of every answer."""
+        deadline = time.monotonic() + 10
+        while re.search(
+            r'^envoy_cluster_upstream_rq_active\{envoy_cluster_name="(?!_).* [^0]', self.page(), re.MULTILINE
+        ):
+            assert time.monotonic() < deadline, "a request that is over still counts"
+            time.sleep(0.01)
+
     def write(self) -> None:
         """The files, as a kubelet mounts a ConfigMap: all of them change at once, with a link."""
         self._version += 1

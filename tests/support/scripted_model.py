@@ -35,6 +35,7 @@ SCRIPTS: dict[str, list[str]] = {
     "[remote]": [REMOTE, ""],
     "[endless]": ["<think> ", "on", " and on"],
     "[empty]": [""],
+    "[lines]": ["a\u2028b", "c\x85d", "e\u2029f", ""],
     "[plain]": ["One", " two", " STOP", " three", ""],
 }
 TEMPLATE = (

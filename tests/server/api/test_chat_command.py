@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import json
 import os
 import pty
 import re
@@ -17,12 +19,13 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from support.gguf_files import write_gguf
 from support.tiny_models import FAMILIES, make_model
 
 import octavo_kernels
-from octavo.chat_client import CHAT_SAMPLING, Model
+from octavo.chat_client import CHAT_SAMPLING, Answer, Model, stream
 from octavo.cli.conversation import Conversation
 
 CHAT = [sys.executable, "-m", "octavo.cli.main", "chat"]
@@ -166,6 +169,24 @@ def test_what_chat_sends_of_its_own(model, said, settings, sent):
     client = SimpleNamespace()
     conversation = Conversation(client, Model(model, None, said), settings, None, False, print)
     assert conversation._body([]) == {"model": model, "messages": [], **sent, **settings}
+
+
+def test_an_answer_of_a_server_that_escapes_nothing():
+    """What Unicode takes for a line end is in the text, and the bytes come in any pieces."""
+    said = "a\u2028b\x85c\u2029d 日"
+    event = json.dumps({"choices": [{"delta": {"content": said}}]}, ensure_ascii=False)
+    sent = f"data: {event}\n\ndata: {event}\r\n\r\ndata: [DONE]\n\n".encode()
+
+    async def pieces():
+        for start in range(0, len(sent), 3):
+            yield sent[start : start + 3]
+
+    async def ask() -> str:
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, content=pieces()))
+        async with httpx.AsyncClient(base_url="http://server/v1", transport=transport) as http:
+            return "".join([piece async for _, piece in stream(http, {}, Answer())])
+
+    assert asyncio.run(ask()) == 2 * said
 
 
 @pytest.mark.slow

@@ -43,8 +43,21 @@ SAID: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "[cut]": ("", "Look:", [("now", '{"zone": "UTUTUT')]),
     "[endless]": ("on and onon and onon and onon", "", []),
     "[empty]": ("", "", []),
+    "[lines]": ("", "a\u2028bc\x85de\u2029f", []),
     "[plain]": ("", "One two STOP three", []),
 }
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+def test_what_unicode_takes_for_a_line_end_ends_no_line(scripted, dialect):
+    """httpx's `iter_lines`, with which Ollama's client reads, ends lines where `str.splitlines` does."""
+    body = body_for(dialect, "[lines]", 8, [], None) | {"stream": True}
+    with httpx.stream("POST", scripted.url + PATHS[dialect], json=body, timeout=30) as answer:
+        lines = list(answer.iter_lines())
+        assert answer.status_code == 200
+    data = [line.removeprefix("data: ") for line in lines if line and not line.startswith("event: ")]
+    said = json.dumps([json.loads(line) for line in data if line != "[DONE]"], ensure_ascii=False)
+    assert "\x85" in said and "\u2028" in said and "\u2029" in said
 
 
 @pytest.mark.parametrize("script", SAID)

@@ -21,7 +21,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
-encode_json = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_json(value: Any) -> bytes:
+    """``value`` as JSON. What Unicode takes for line ends is escaped: clients that split a stream as `str.splitlines`
+    does (httpx's `iter_lines`, and so Ollama's client) would cut a string in two there."""
+    text = _encode(value)
+    if text.isascii():
+        return text
+    return (
+        text.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    )
 
 
 class JSON(Response):
