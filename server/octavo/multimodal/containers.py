@@ -9,12 +9,18 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from typing import Literal
 
 _CUT_SHORT = "image is cut short; send the whole file"
 _NOT_ALONE = "image has {n} bytes behind its end, as files that are two things at once have; send the image alone"
 # A frame of baseline, extended, progressive or lossless JPEG.
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # within compressed data: the end of these
+_COLOURS: dict[int, Literal["RGB", "RGBA", ""]] = {2: "RGB", 6: "RGBA"}
+# Chunks of a PNG that change no pixel as Pillow reads them, and of text those that say how it is turned.
+_PLAIN = frozenset({b"IHDR", b"IDAT", b"IEND", b"bKGD", b"cHRM", b"gAMA", b"iCCP", b"pHYs", b"sBIT", b"sRGB", b"tIME"})
+_TEXT = frozenset({b"tEXt", b"zTXt", b"iTXt"})
+_EXIF = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
 
 
 class ImageError(ValueError):
@@ -23,11 +29,13 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True)
 class Outline:
-    """``format`` as Pillow calls it; width and height in pixels, as stored."""
+    """``format`` as Pillow calls it; width and height in pixels, as stored. ``plain``: the mode of a PNG whose bytes
+    are its pixels', not turned, no palette and nothing transparent but by an alpha channel."""
 
     format: str
     width: int
     height: int
+    plain: Literal["RGB", "RGBA", ""] = ""
 
 
 def outline(data: bytes) -> Outline:
@@ -49,15 +57,16 @@ def _end(data: bytes, end: int) -> None:
 
 
 def _png(data: bytes) -> Outline:
-    width, height = struct.unpack_from(">II", data, 16)
-    at = 8
+    width, height, depth, colours, _, _, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
+    at, is_plain = 8, depth == 8 and not interlaced
     while True:
         length, kind = struct.unpack_from(">I4s", data, at)
+        is_plain &= kind in _PLAIN or (kind in _TEXT and not data.startswith(_EXIF, at + 8))
         at += 12 + length
         if kind == b"IEND":
             break
     _end(data, at)
-    return Outline("PNG", width, height)
+    return Outline("PNG", width, height, _COLOURS.get(colours, "") if is_plain else "")
 
 
 def _gif(data: bytes) -> Outline:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import os
 import re
 import socket
@@ -219,6 +220,10 @@ def check_length(text: Sized) -> None:
 def base64_bytes(text: str) -> bytes:
     """The bytes of an image in base64. Raises FetchError."""
     check_length(text)
+    with contextlib.suppress(ImportError, ValueError):  # fifty times as fast, and refuses a "=" too many
+        from pybase64 import b64decode
+
+        return b64decode(text, validate=True)
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

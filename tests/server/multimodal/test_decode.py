@@ -31,6 +31,17 @@ def png_claiming(width: int, height: int, data: bytes = b"") -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", data or zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
 
 
+def filtered_png(mode: str, width: int, height: int, rng: np.random.Generator, *chunks: bytes) -> bytes:
+    """Rows of every filter, on random bytes, which any PNG may have; in several IDAT chunks."""
+    channels = len(mode)
+    rows = rng.integers(0, 256, (height, 1 + channels * width), np.uint8)
+    rows[:, 0] = rng.integers(0, 5, height)
+    data = zlib.compress(rows.tobytes(), 1)
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 6, 0, 0, 0))
+    parts = [chunk(b"IDAT", data[at : at + 5_000]) for at in range(0, len(data), 5_000)]
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join((*chunks, *parts)) + chunk(b"IEND", b"")
+
+
 def archive() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as file:
@@ -110,6 +121,44 @@ def test_modes_and_turns_are_those_of_pillow() -> None:
         assert np.array_equal(np.asarray(found), np.asarray(expected)), title
         seen.add(image.mode)
     assert seen >= set(MODES) - {"YCbCr", "PA"}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_a_plain_png_needs_no_pillow_and_has_its_pixels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As most programs write it: bytes of RGB or RGBA, and text beside them that says nothing of its turning."""
+    rng = np.random.default_rng(0)
+    more = chunk(b"pHYs", struct.pack(">IIB", 3_000, 3_000, 1)), chunk(b"tEXt", b"Software\0Orientation 6")
+    for width, height in ((1, 1), (1, 40), (40, 1), (97, 33), *rng.integers(1, 300, (20, 2)).tolist()):
+        data = filtered_png(mode, width, height, rng, *more)
+        expected = Image.open(io.BytesIO(data))
+        expected.load()
+        with monkeypatch.context() as patch:
+            patch.setattr(Image, "open", lambda *_, **__: pytest.fail("Pillow is asked"))
+            found = decode(data)
+        assert found.mode == expected.mode == mode
+        assert np.array_equal(np.asarray(found), np.asarray(expected))
+
+
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/>'
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"),
+        chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP),
+        chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 32\n" + (
+            b"4578696600004d4d002a000000080001011200030000000100060000000000000000"))),
+        chunk(b"tRNS", struct.pack(">HHH", 1, 2, 3)),
+    ],
+    ids=["EXIF", "XMP", "EXIF as text", "a transparent colour"],
+)  # fmt: skip
+def test_what_changes_the_pixels_of_a_png_is_seen(more: bytes) -> None:
+    data = filtered_png("RGB", 30, 20, np.random.default_rng(1), more)
+    expected, found = ImageOps.exif_transpose(Image.open(io.BytesIO(data))), decode(data)
+    assert found.size == expected.size and found.info.get("transparency") == expected.info.get("transparency")
+    assert found.size == (20, 30) or found.info["transparency"] == (1, 2, 3)
+    assert np.array_equal(np.asarray(found), np.asarray(expected))
 
 
 def test_an_animated_gif_gives_its_first_frame() -> None:

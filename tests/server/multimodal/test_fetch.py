@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -184,6 +185,25 @@ def test_files_are_read_below_the_allowed_folder_alone(tmp_path: Path) -> None:
             asyncio.run(fetch(bad, rules))
     with pytest.raises(FetchError, match="--allowed-local-media-path"):
         asyncio.run(fetch(f"file://{folder}/a%20b.png", MediaRules()))
+
+
+@given(st.binary(max_size=40), st.data())
+def test_base64_is_read_as_python_does(data: bytes, draws: st.DataObject) -> None:
+    """Whole, and with letters that do not belong there, that are missing or too many."""
+    text = base64.b64encode(data).decode()
+    for _ in range(draws.draw(st.integers(0, 2))):
+        at, more = (
+            draws.draw(st.integers(0, len(text))),
+            draws.draw(st.sampled_from(["", "=", "==", "A", "\n", " ", "-", "é"])),
+        )
+        text = text[:at] + more + text[at + draws.draw(st.integers(0, 2)) :]
+    try:
+        expected = base64.b64decode(text, validate=True)
+    except ValueError:
+        with pytest.raises(FetchError, match="not valid base64"):
+            base64_bytes(text)
+    else:
+        assert base64_bytes(text) == expected
 
 
 def test_data_urls_hold_base64() -> None:
