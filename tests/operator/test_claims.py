@@ -115,7 +115,7 @@ async def settle(*controllers: Controller) -> None:
     """Everybody works until nobody has anything to do, or for ever."""
     tasks = [asyncio.create_task(one.run_worker()) for one in controllers]
     quiet = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while quiet < 50:
             await asyncio.sleep(0.001)
             quiet = 0 if any(len(one.queue) for one in controllers) else quiet + 1

@@ -10,6 +10,7 @@ import ssl
 import stat
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -163,13 +164,14 @@ def test_a_token_of_a_program_is_used_until_it_is_refused(
             server.taken = "token-2"
             await asyncio.gather(*(cluster.call("GET", "/api") for _ in range(10)))
             assert runs(tmp_path) == 2
-            server.taken = "none that anybody has"
+            server.taken, began = "none that anybody has", time.monotonic()
             with pytest.raises(ApiError, match="401"):
                 await cluster.call("GET", "/api")
             for _ in range(20):
                 with pytest.raises(ApiError, match="401"):
                     await cluster.call("GET", "/api")
-            assert runs(tmp_path) <= 4, "one who is refused does not log in all the time"
+            most = 1 + (time.monotonic() - began) / 0.5
+            assert runs(tmp_path) - 2 <= most, "one who is refused does not log in all the time"
             await cluster.close()
 
     asyncio.run(run())
@@ -188,7 +190,7 @@ def test_a_token_that_expires_is_replaced_before_it_does(
     async def run() -> None:
         async with server.running(tmp_path):
             kubeconfig(log_in_program(tmp_path, "3"))
-            cluster = KubeClient.connect()
+            cluster, began = KubeClient.connect(), time.monotonic()
             statuses = []
             for _ in range(12):
                 server.oldest = runs(tmp_path)  # on a slow machine a newer one may be due at any moment
@@ -196,7 +198,7 @@ def test_a_token_that_expires_is_replaced_before_it_does(
                 await cluster.call("GET", "/api")
                 await asyncio.sleep(0.4)
             assert set(statuses) == {200}
-            assert 2 <= runs(tmp_path) <= 6
+            assert 2 <= runs(tmp_path) <= 2 + (time.monotonic() - began) / 1.5
             assert len(set(server.seen)) == runs(tmp_path)
             await cluster.close()
 

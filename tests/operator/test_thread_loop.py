@@ -37,10 +37,11 @@ def test_what_it_raises_is_raised() -> None:
 
 
 def test_it_ends_with_us_and_has_time_for_it() -> None:
-    ended = threading.Event()
+    began, ended = threading.Event(), threading.Event()
 
     async def work() -> None:
         try:
+            began.set()
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.1)
@@ -48,7 +49,7 @@ def test_it_ends_with_us_and_has_time_for_it() -> None:
 
     async def run() -> None:
         task = asyncio.create_task(run_in_thread_loop("test", work))
-        await asyncio.sleep(0.1)
+        await asyncio.to_thread(began.wait, 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -56,10 +57,10 @@ def test_it_ends_with_us_and_has_time_for_it() -> None:
 
     start = time.monotonic()
     asyncio.run(run())
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     for thread in threading.enumerate():
         if thread.name == "test":
-            thread.join(5)
+            thread.join(30)
             assert not thread.is_alive()
 
 
@@ -67,7 +68,7 @@ def test_one_that_does_not_end_is_left_behind() -> None:
     async def stubborn() -> None:
         while True:
             try:
-                await asyncio.sleep(5)
+                await asyncio.sleep(60)
                 return
             except asyncio.CancelledError:
                 pass
@@ -76,7 +77,7 @@ def test_one_that_does_not_end_is_left_behind() -> None:
         task = asyncio.create_task(run_in_thread_loop("test", stubborn, stop_timeout=0.2))
         await asyncio.sleep(0.1)
         task.cancel()
-        await asyncio.wait({task}, timeout=2)
+        await asyncio.wait({task}, timeout=20)
         assert task.cancelled()
 
     asyncio.run(run())

@@ -61,6 +61,6 @@ def test_the_earliest_of_several_appointments_counts() -> None:
         queue: WorkQueue[str] = WorkQueue()
         queue.add_after("a", 0.01)
         queue.add_after("a", 60)
-        assert await asyncio.wait_for(queue.get(), 1) == "a"
+        assert await asyncio.wait_for(queue.get(), 30) == "a"
 
     asyncio.run(run())
