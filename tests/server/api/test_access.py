@@ -84,7 +84,8 @@ def test_options_that_vllms_users_know(start, tmp_path):
         return server.post("/detokenize", {"tokens": answer["prompt_token_ids"]}).json()["prompt"]
 
     assert prompt(**tools) == "xloud" and prompt(chat_template_kwargs={"tone": "soft"}) == "xsoft"
-    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", {"prompt": "x", "max_tokens": 3})):
+    plain = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
+    for path, body in (("/v1/chat/completions", chat), ("/v1/completions", plain)):
         events = server.post(path, {**body, "stream": True}).text.split("\n\n")
         usages = [json.loads(event.removeprefix("data: "))["usage"] for event in events[:-2]]
         assert all(usages) and usages[-1]["total_tokens"] >= 4, "on every chunk, as in vLLM"
@@ -125,7 +126,7 @@ def test_tls(start, tmp_path):
     context = ssl.create_default_context(cafile=str(certificate))
     assert httpx.get(server.url + "/health", verify=context).status_code == 200
     body = {"prompt": "x", "max_tokens": 3, "stream": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, verify=context) as response:
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, verify=context, timeout=30) as response:
         assert list(response.iter_lines())[-2] == "data: [DONE]"
     with pytest.raises(httpx.TransportError):
         httpx.get(server.url.replace("https", "http") + "/health")

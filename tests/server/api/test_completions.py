@@ -105,7 +105,8 @@ def test_usage_comes_as_asked(shared_server, path):
     assert set(before) == {None} and last == 5
     running = counts(include_usage=True, continuous_usage_stats=True)
     assert running == sorted(running, key=lambda count: count or 0) and running[-2:] == [5, 5]
-    assert running[0] == (1 if path == "completions" else 0), "the chunk with the role counts no token"
+    # A chunk has all tokens that have come since the one before, of which the first may be several.
+    assert running[0] >= 1 if path == "completions" else running[0] == 0, "the chunk with the role counts no token"
 
 
 def test_text_ids_and_batches_of_both_are_prompts(client, backend):

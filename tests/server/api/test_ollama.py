@@ -65,7 +65,7 @@ def test_a_chat_is_the_same_streamed_whole_and_in_openais_form(client, shared_se
     *lines, last = client.chat("tiny", HELLO, options=GREEDY, stream=True)
     body = {"model": "tiny", "messages": HELLO, "temperature": 0, "seed": 7, "max_tokens": 12}
     theirs = shared_server.post("/v1/chat/completions", body).json()
-    assert len(lines) > 1 and not any(line.done for line in lines)
+    assert lines and not any(line.done for line in lines)
     assert "".join(line.message.content for line in lines) == whole.message.content
     assert whole.message.content == theirs["choices"][0]["message"]["content"]
     for answer, name in ((whole, "tiny:latest"), (last, "tiny")):
@@ -412,8 +412,13 @@ def test_recorded_sequences_are_answered(request, where, who):
         data = None if body is None else json.dumps(body)
         answer = httpx.request(method, url + path, content=data, headers={"content-type": kind}, timeout=60)
         assert answer.status_code == 200, answer.text
-        if "chat" in path and not (path == "/api/chat" and body["stream"] is False):
-            assert answer.text.count("\n") > 1
+        if path == "/v1/chat/completions":
+            assert answer.text.endswith("data: [DONE]\n\n")
+        elif path == "/api/chat":
+            kind = "json" if body["stream"] is False else "x-ndjson"
+            assert answer.headers["content-type"] == f"application/{kind}"
+            *begin, last = map(json.loads, answer.text.rstrip("\n").split("\n"))
+            assert last["done"] and not any(line["done"] for line in begin)
 
 
 def test_wrong_tools_are_refused_where_there_is_nothing_to_answer_too(shared_server):

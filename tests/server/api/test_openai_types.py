@@ -62,7 +62,7 @@ def fits(kind: Any, raw: str, extras: Collection[str] = EXTRAS) -> None:
 
 def test_the_check_finds_a_field_too_few_and_one_too_many(shared_server):
     """In every object of an answer."""
-    body = {"messages": USER, "max_tokens": 2, "logprobs": True, "top_logprobs": 1}
+    body = {"messages": USER, "max_tokens": 2, "ignore_eos": True, "logprobs": True, "top_logprobs": 1}
     answer = shared_server.post("/v1/chat/completions", body).json()
     kept = json.dumps(answer)
     objects = [answer, answer["choices"][0], answer["choices"][0]["message"], answer["usage"]]

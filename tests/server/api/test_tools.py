@@ -110,7 +110,7 @@ def test_the_streamed_calls_are_the_same(client):
 def test_arguments_are_streamed_while_they_are_written(client):
     says = hermes([("get_weather", {"city": "a long name of a city " * 5})])
     chunks = [c for c in chat(client, says=says, stream=True) if c.choices and c.choices[0].delta.tool_calls]
-    assert len(chunks) > 20
+    assert len(chunks) > 5, "of a hundred tokens, of which several may come in one"
 
 
 def test_content_is_null_when_there_are_only_calls(client):
