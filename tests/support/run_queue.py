@@ -20,16 +20,16 @@ def waited(path: Path | str) -> float:
 
 
 class OwnTime:
-    """Time less what this thread and those of some processes waited for processors. Where one waits for the other, as a
-    client for a server, that is what it takes on a machine of their own; threads that wait side by side count twice, so
-    give no processes whose work is not waited for."""
+    """Time less what the threads of this process and of some others waited for processors. Where one waits for the
+    other, as a client for a server, or a thread for what has Python's lock, that is what it takes on a machine of their
+    own; threads that wait side by side count twice, so give no processes whose work is not waited for."""
 
     def __init__(self, pids: Iterable[int]) -> None:
-        self._tasks = [Path(f"/proc/{pid}/task") for pid in pids]
+        self._tasks = [Path(f"/proc/{pid}/task") for pid in (os.getpid(), *pids)]
         self._started, self._before = time.monotonic(), self._waits()
 
     def _waits(self) -> dict[str, float]:
-        paths = ["/proc/thread-self"]
+        paths = []
         for tasks in self._tasks:
             with contextlib.suppress(OSError):  # it has ended
                 paths += [f"{tasks}/{thread}" for thread in os.listdir(tasks)]

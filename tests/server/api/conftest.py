@@ -19,11 +19,13 @@ import openai
 import pytest
 import tokenizers
 from support.scripted_model import write_scripted_model
+from support.serving import free_port
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 MAX_MODEL_LEN = 1_024
 VOCAB_SIZE = 400
 CORPUS = ["The capital of France is Paris. The quick brown fox jumps over the lazy dog. naïve café 日本語 🙂"] * 4
+TRUST = httpx.create_ssl_context()  # made once: it takes longer than most answers
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' and not m.content %}{{ raise_exception('empty tool answer') }}"
     "{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -60,6 +62,16 @@ def tiny_model(tmp_path_factory) -> Path:
         )
     )
     return folder
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below ``pid``."""
+    found = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that has ended meanwhile
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                found += [int(child), *descendants(int(child))]
+    return found
 
 
 class Server:
@@ -104,6 +116,11 @@ class Server:
         assert len(children) == 1
         return int(children[0])
 
+    @property
+    def pids(self) -> list[int]:
+        """All its processes."""
+        return [self.process.pid, *descendants(self.process.pid)]
+
     def client(self, **options) -> openai.OpenAI:
         return openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=options.pop("api_key", "none"), max_retries=0,
@@ -116,10 +133,10 @@ class Server:
         )
 
     def get(self, path: str, **options) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30, **options)
+        return httpx.get(self.url + path, timeout=30, verify=TRUST, **options)
 
     def post(self, path: str, body: object = None, **options) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=30, **options)
+        return httpx.post(self.url + path, json=body, timeout=30, verify=TRUST, **options)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=30)
@@ -186,9 +203,7 @@ def shared_server(start) -> Server:
 @pytest.fixture(scope="session")
 def management_port() -> int:
     """That of `guarded`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture(scope="session")
@@ -201,12 +216,12 @@ def guarded(start, management_port) -> Server:
 
 
 @pytest.fixture(scope="session")
-def start_scripted(start, tiny_model, tmp_path_factory) -> Callable[[], Server]:
+def start_scripted(start, tiny_model, tmp_path_factory) -> Callable[..., Server]:
     """Start one of a model that recites: it reasons, calls tools, and is cut off, as the end of a prompt says."""
     folder = tmp_path_factory.mktemp("scripted") / "model"
     write_scripted_model(tiny_model, folder)
     flags = ["--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--served-model-name", "scripted"]
-    return lambda: start(*flags, "--kv-cache-memory-bytes", str(64 << 20), model=folder)
+    return lambda *more: start(*flags, "--kv-cache-memory-bytes", str(64 << 20), *more, model=folder)
 
 
 @pytest.fixture(scope="session")

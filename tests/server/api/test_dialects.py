@@ -253,13 +253,12 @@ def test_a_stream_is_the_whole_answer(scripted, shared_server, data):
 
 @pytest.mark.slow
 def test_a_stream_whose_engine_dies_ends_with_the_dialects_error(start_scripted):
-    server = start_scripted()
-    with contextlib.ExitStack() as stack:
+    server = start_scripted("--attention-backend", "reference")  # which takes its time
+    with httpx.Client(base_url=server.url, timeout=30) as client, contextlib.ExitStack() as stack:
 
         def begin(dialect: str) -> tuple[Iterator[str], str]:
             body = {**body_for(dialect, "[endless]", 900, [], None), "stream": True}
-            request = httpx.stream("POST", server.url + PATHS[dialect], json=body, timeout=30)
-            lines = stack.enter_context(request).iter_lines()
+            lines = stack.enter_context(client.stream("POST", PATHS[dialect], json=body)).iter_lines()
             return lines, next(lines)
 
         with ThreadPoolExecutor() as pool:  # at once: none is to end before the kill

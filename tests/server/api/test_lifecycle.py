@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.serving import free_port
 
 # Plain torch: with the C kernels the tiny model is through with a long answer in 0.2 s.
 SMALL = ("--kv-cache-memory-bytes", str(32 << 20), "--max-num-seqs", "8", "--attention-backend", "reference")
@@ -22,20 +23,10 @@ LONG_STREAM = {"prompt": "The quick", "max_tokens": 1000, "temperature": 0, "ign
 LONG_CHAT = {**LONG_STREAM, "max_tokens": 500, "messages": [{"role": "user", "content": "x"}]}
 
 
-def children(pid: int) -> list[int]:
-    """Every process below ``pid``."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += [int(child), *children(int(child))]
-    return found
-
-
 def is_running(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
 
@@ -99,10 +90,10 @@ class Stream(threading.Thread):
 @pytest.mark.slow
 def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(start):
     server = start(*SMALL)
-    tree = [server.process.pid, *children(server.process.pid)]
+    tree = server.pids
     stream = Stream(server)
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "draining" in server.log, 5)
+    wait_until(lambda: "draining" in server.log, 20)
     refused = 0
     while stream.is_alive() and refused < 3:
         try:
@@ -138,14 +129,14 @@ def test_a_drain_refuses_nobody_who_cannot_know_better(start):
             for client in (early, idle):
                 assert client.post("/v1/completions", json=body).headers.get("connection") != "close"
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: "draining" in server.log, 5)
+            wait_until(lambda: "draining" in server.log, 20)
             last(early.post("/v1/completions", json=body))
             assert [line for line in lines if line][-1] == "data: [DONE]"
         last(busy.post("/v1/completions", json=body))  # though its answer from before the drain is over
         began = time.monotonic()
         assert server.post("/v1/completions", body).status_code == 503  # over a new one
-        assert server.process.wait(20) == 0
-        assert time.monotonic() - began < 10  # and it does not wait for the idle one for ever
+        assert server.process.wait(60) == 0
+        assert time.monotonic() - began < 20  # and it does not wait for the idle one for ever, or the timeout of 30 s
 
 
 @pytest.mark.slow
@@ -155,7 +146,7 @@ def test_after_the_shutdown_timeout_streams_are_cut_off_with_an_error(start):
     server = start(*SMALL, "--max-num-seqs", "1", "--shutdown-timeout", "0")
     stream = Stream(server)
     waiting = [post(server, "/v1/completions", LONG_STREAM), post(server, "/v1/chat/completions", LONG_CHAT)]
-    wait_until(lambda: server.get("/load").json()["num_queued"] == 2, 5)
+    wait_until(lambda: server.get("/load").json()["num_queued"] == 2, 20)
     time.sleep(0.2)
     assert not select.select(waiting, [], [], 0)[0], "a head without an event"
     assert stream.is_alive(), "the waiting ones did not wait"
@@ -173,11 +164,11 @@ def test_after_the_shutdown_timeout_streams_are_cut_off_with_an_error(start):
 @pytest.mark.slow
 def test_a_second_sigterm_ends_at_once_even_with_a_frozen_core(start):
     server = start(*SMALL, "--shutdown-timeout", "600")
-    tree = [server.process.pid, *children(server.process.pid)]
+    tree = server.pids
     Stream(server)
     os.kill(server.core_pid, signal.SIGSTOP)
     server.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: "draining" in server.log, 5)
+    wait_until(lambda: "draining" in server.log, 20)
     time.sleep(0.3)
     assert server.process.poll() is None
     began = time.monotonic()
@@ -193,19 +184,19 @@ def test_a_second_sigterm_ends_at_once_even_with_a_frozen_core(start):
 def test_kill_9_of_either_process_leaves_none_behind(start, victim, stopped):
     """Also when the other one is stopped and cannot notice anything itself (the core then; an API process stays)."""
     server = start(*SMALL)
-    tree = [server.process.pid, *children(server.process.pid)]
+    tree = server.pids
     api, core = server.process.pid, server.core_pid
     stream = Stream(server)
     if stopped:
         os.kill(core, signal.SIGSTOP)
     os.kill(api if victim == "api" else core, signal.SIGKILL)
     if victim == "api":
-        server.process.wait(5)
-    wait_until(lambda: not any(map(is_running, tree)), 15)
-    stream.join(10)
+        server.process.wait(20)
+    wait_until(lambda: not any(map(is_running, tree)), 30)
+    stream.join(20)
     assert not stream.is_alive()
     if victim == "core":
-        assert server.process.wait(5) == 1
+        assert server.process.wait(20) == 1
         assert stream.error_code == "engine_dead"
         assert "signal 9 (the kernel does that when memory runs out)" in server.log
 
@@ -223,7 +214,7 @@ def test_a_frozen_core_is_not_alive_and_comes_back(start):
     assert answer.status_code == 503 and "frozen" in answer.json()["error"]["message"]
     assert engine_metric(server, "alive") == 0 and engine_metric(server, "heartbeat_age_seconds") > 5
     os.kill(server.core_pid, signal.SIGCONT)
-    wait_until(lambda: server.get("/health").status_code == 200, 5)
+    wait_until(lambda: server.get("/health").status_code == 200, 20)
     assert engine_metric(server, "alive") == 1 and engine_metric(server, "heartbeat_age_seconds") < 5
     assert engine_metric(server, "stalled_seconds") == 0  # frozen, but without work
     assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
@@ -258,16 +249,14 @@ def test_a_stalled_core_is_noticed_dumps_its_stacks_and_ends(start, tmp_path):
 def test_sigterm_while_the_model_loads(launch):
     server = launch(*SMALL)
     wait_until(lambda: "importing the server" in server.log, 60)
-    tree = [server.process.pid, *children(server.process.pid)]
+    tree = server.pids
     assert server.stop() in (0, -signal.SIGTERM)
     wait_until(lambda: not any(map(is_running, tree)), 15)
 
 
 def test_while_the_model_loads_the_server_is_alive_but_not_ready(launch):
     """(The port is taken before the core is ready; its number is found among this process's sockets.)"""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = launch(*SMALL, "--port", str(port))
     server.url = f"http://127.0.0.1:{port}"
     seen = set()
@@ -347,11 +336,13 @@ def test_an_idle_engine_uses_no_cpu(shared_server):
         return total
 
     shared_server.post("/v1/completions", {"prompt": "x", "max_tokens": 4})
-    time.sleep(1.0)
-    before = ticks()
-    time.sleep(8.0)
-    share = (ticks() - before) / os.sysconf("SC_CLK_TCK") / 8.0
-    assert share < 0.01
+    shares: list[float] = []
+    while not shares or (shares[-1] >= 0.01 and len(shares) < 3):  # other programs make it more, never less
+        time.sleep(1.0)
+        before = ticks()
+        time.sleep(8.0)
+        shares.append((ticks() - before) / os.sysconf("SC_CLK_TCK") / 8.0)
+    assert min(shares) < 0.01, shares
 
 
 def test_nothing_of_us_is_left_on_disk_or_listening(shared_server):
