@@ -6,6 +6,7 @@ this machine, and is noted in the file OCTAVO_TEST_DIALLED. What waits for long 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import http.server
 import itertools
 import os
@@ -17,6 +18,7 @@ import httpcore
 WEB, DIALLED = "OCTAVO_TEST_WEB", "OCTAVO_TEST_DIALLED"
 SECONDS = 2.0
 PUBLIC = "93.184.216.34"
+BOMB = gzip.compress(bytes(50_000_000))  # made once: it takes a good part of the second that a refusal may
 # One answer after the other, the last for ever.
 ADDRESSES: dict[str, list[list[str]]] = {
     "pictures.example": [[PUBLIC]],
@@ -62,9 +64,7 @@ class Web(http.server.BaseHTTPRequestHandler):
         self.answer(b"", 302, Location="http://127.0.0.1/secret.png")
 
     def on_gzip(self) -> None:
-        import gzip
-
-        self.answer(gzip.compress(bytes(50_000_000)), Content_Encoding="gzip")
+        self.answer(BOMB, Content_Encoding="gzip")
 
     def on_huge(self) -> None:
         self.answer(b"\x89PNG\r\n\x1a\n" + bytes(21_000_000))

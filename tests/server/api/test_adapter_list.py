@@ -69,8 +69,8 @@ class Served:
         return call(self.engine.port, "/v1/completions", body, **headers)
 
 
-def soon(what: Callable[[], Any], seconds: float = 30) -> Any:
-    deadline = time.monotonic() + seconds
+def soon(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 60
     while not (found := what()):
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.05)
@@ -138,7 +138,7 @@ def test_changes_of_the_list_are_followed(served: Served) -> None:
 
 def test_without_being_asked_it_looks_now_and_then(served: Served) -> None:
     served.write({"name": "one", "uri": "hf://org/one"}, {"name": "late", "uri": "hf://org/two"})
-    soon(lambda: served.states().get("late", {}).get("state") == "loaded", 20)
+    soon(lambda: served.states().get("late", {}).get("state") == "loaded")
 
 
 def test_broken_ones_say_why_and_harm_nobody(served: Served) -> None:

@@ -123,7 +123,7 @@ def test_what_is_served_is_not_removed(hub):
     serve = [*OCTAVO, "serve", "org/quants-GGUF:Q8_0", "--host", "127.0.0.1", "--port", "0"]
     server = subprocess.Popen([*serve, "--load-format", "dummy"], stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while serving_process(path) is None:
             assert server.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
@@ -133,7 +133,7 @@ def test_what_is_served_is_not_removed(hub):
     finally:
         server.kill()
         server.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while serving_process(path) is not None:  # the core notices that it is alone
         assert time.monotonic() < deadline
         time.sleep(0.05)
