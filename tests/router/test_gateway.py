@@ -159,10 +159,10 @@ def test_a_model_that_comes_breaks_no_stream(served: Gateway) -> None:
         with contextlib.suppress(openai.NotFoundError, openai.InternalServerError):
             assert client.completions.create(model="gamma", prompt="x", max_tokens=1).model == "beta"
             break
-        assert time.monotonic() < started + 10
+        assert time.monotonic() < started + 30
         time.sleep(0.05)
     print(f"routable after {time.monotonic() - started:.1f} s")
-    assert sum(1 for _ in parts) > 100, "the stream of before goes on to its end"
+    assert [part.choices[0].finish_reason for part in parts][-1] == "length", "the stream of before goes on to its end"
     assert served.stat("listener_manager_listener_modified") == 0
     served.change(models=before.models, pools=before.pools)
 
@@ -276,11 +276,11 @@ def test_tenants_have_keys_models_and_budgets(echo: Endpoint, tmp_path: Path) ->
         assert isinstance(ask("sk-red", path="/api/chat")[2]["error"], str)
         assert [ask("sk-blue")[0] for _ in range(20)] == [200] * 20
         keys["blue"].write_text("sk-new")
-        deadline = time.monotonic() + 10
-        while ask("sk-blue")[0] != 401:
+        deadline = time.monotonic() + 20
+        while ask("sk-new")[0] != 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert ask("sk-new")[0] == 200
+        assert ask("sk-blue")[0] == 401
         assert gateway.stat("vhost_vcluster_upstream_rq") > 20
         assert gateway.stat("http_lua_errors") == 0
 
@@ -326,7 +326,7 @@ def test_a_new_certificate_needs_no_restart(tmp_path: Path) -> None:
         assert shown().encode() == made[0][0]
         connection = http.client.HTTPSConnection("127.0.0.1", gateway.spec.port, timeout=20, context=context)
         mount(secret, 2, dict(zip(("tls.crt", "tls.key"), made[1], strict=True)))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 20
         while shown().encode() != made[1][0]:
             assert time.monotonic() < deadline
             time.sleep(0.05)

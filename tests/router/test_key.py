@@ -224,7 +224,7 @@ def test_another_setting_needs_no_restart(keys: Keys) -> None:
     changed = dataclasses.replace(router.spec, session_headers=("x-conversation",))
     router.files = answering(files(changed, router.pool))
     router.write()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while Keys(router).of(chat, x_conversation="c") == plain:
         assert time.monotonic() < deadline
         time.sleep(0.05)

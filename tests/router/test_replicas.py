@@ -30,7 +30,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Router, l
         engines = [stack.enter_context(Engine(folder)) for folder in folders]
         pool = Pool("tiny", tuple(Endpoint("127.0.0.1", one.port, one.management_port) for one in engines))
         router = stack.enter_context(Router(tmp_path_factory.mktemp("router"), pool))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while router.stat("cluster_membership_healthy") < 2 + 1:  # and Envoy's own admin API
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -60,13 +60,13 @@ def test_a_conversation_finds_its_prefix_and_both_replicas_serve(served: tuple[R
     router, engines = served
     hits: Counter[int] = Counter()
     before = [queries(one) for one in engines]
-    for number in range(12):
+    for number in range(20):
         first = f"{number}: " + "what was said before. " * 12
         for turn in range(3):
             status, answer = ask(router.spec.port, first + "and so on. " * turn, prompt_cache_key=f"c{number}")
             assert status == 200
             hits[turn] += (answer["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0) > 200
-    assert (hits[1], hits[2]) == (12, 12), "every later turn meets the replica of the first"
+    assert (hits[1], hits[2]) == (20, 20), "every later turn meets the replica of the first"
     assert all(queries(one) > was for one, was in zip(engines, before, strict=True))
     assert router.stat("http_lua_errors") == 0
 
@@ -90,7 +90,7 @@ def test_a_replica_that_drains_and_comes_back_costs_nothing(served: tuple[Router
     engines[0].process.terminate()
     engines[0].process.wait(60)
     engines[0].__enter__()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while router.stat("cluster_membership_healthy") < 2 + 1 or not queries(engines[0]):
         assert time.monotonic() < deadline, "it does not serve again"
         time.sleep(0.05)
@@ -139,7 +139,7 @@ def test_a_killed_replica_costs_no_request_and_ends_no_stream_of_the_other(
     engines[0].process.kill()
     killed = time.monotonic()
     while router.stat("cluster_membership_healthy") > 1 + 1:
-        assert time.monotonic() < killed + 20
+        assert time.monotonic() < killed + 60
         time.sleep(0.05)
     print(f"out of the ring {time.monotonic() - killed:.1f} s after it was killed")
     for one in threads:

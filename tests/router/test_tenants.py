@@ -175,7 +175,7 @@ def test_id_and_salt_come_from_the_key(tmp_path: Path) -> None:
 
         for key in ("sk-red", "k" * 31, "k" * 32, "k" * 64, "ключ" * 30):  # blocks of SHA-256 end anywhere
             (tmp_path / "red.key").write_text(key)
-            within(10, lambda key=key: gateway.ask(  # type: ignore[misc]
+            within(30, lambda key=key: gateway.ask(  # type: ignore[misc]
                 "GET", "/v1/models", x_api_key=key.encode().decode("latin-1"))[0] == 200)  # fmt: skip
             got = told(key.encode().decode("latin-1"))
             assert got["x-octavo-tenant"] == "red"
@@ -239,7 +239,7 @@ def test_an_isolated_tenant_shares_no_cache(tmp_path: Path) -> None:
 def counted(port: int) -> dict[str, float]:
     """Tokens by tenant, as an engine tells them."""
     url = f"http://127.0.0.1:{port}/metrics?name%5B%5D=octavo:tenant_tokens_total"
-    page = urllib.request.urlopen(url, timeout=5).read().decode()
+    page = urllib.request.urlopen(url, timeout=20).read().decode()
     assert all("octavo:tenant_tokens" in line for line in page.splitlines()), "nothing else"
     return {name: tokens for (name, _), tokens in parse(page).items()}
 
@@ -267,7 +267,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway,
         with made, PickerProcess(made, *flags) as picker:
             made.wait_for(2)
             picker.wait_for_replicas(2)
-            within(10, lambda: picker.by_label("octavo_router_usage_reads_total", "outcome").get("ok", 0) >= 2)
+            within(30, lambda: picker.by_label("octavo_router_usage_reads_total", "outcome").get("ok", 0) >= 2)
             yield made, picker
             assert made.stat("http_lua_errors") == 0
 
@@ -295,9 +295,9 @@ def test_a_tenant_has_so_many_requests_at_once(limited: tuple[Gateway, PickerPro
         return picker.by_label("octavo_router_tenant_in_flight", "tenant")["many"]
 
     with ThreadPoolExecutor(3) as pool:
-        first = [pool.submit(complete, gateway, "many", f"x{n}", model=name, max_tokens=150)
+        first = [pool.submit(complete, gateway, "many", f"x{n}", model=name, max_tokens=400)
                  for n, name in enumerate(("m", "n"))]  # fmt: skip
-        within(10, lambda: in_flight() == 2)
+        within(30, lambda: in_flight() == 2)
         refused_with(complete(gateway, "many", "y"), "2 requests under way")
         refused = complete(gateway, "many", "y", "/v1/messages")
         assert (refused[0], refused[2]["error"]["type"]) == (429, "rate_limit_error")
@@ -313,7 +313,7 @@ def test_a_tenant_has_so_many_requests_at_once(limited: tuple[Gateway, PickerPro
     refused_with(complete(gateway, "many", "y"), "2 requests under way")
     for one in streams:
         one.close()
-    within(5, lambda: in_flight() == 0)
+    within(30, lambda: in_flight() == 0)
     assert complete(gateway, "many", "y")[0] == 200
     counted = picker.by_label("octavo_router_tenant_refused_total", "tenant")
     assert counted["many"] > 0
@@ -343,7 +343,7 @@ def test_a_tenants_tokens_are_limited_while_a_stream_still_runs(limited: tuple[G
     assert next(stream).choices, "what runs goes on"
     stream.close()
     gateway.change(tenants=tuple(dataclasses.replace(one, tokens_per_minute=None) for one in gateway.gateway.tenants))
-    within(5, lambda: complete(gateway, "red", "short")[0] == 200)
+    within(30, lambda: complete(gateway, "red", "short")[0] == 200)
 
 
 @needs_envoy

@@ -77,7 +77,7 @@ class Router:
 
     def wait_until_idle(self) -> None:
         """Until Envoy, too, has seen the end of every answer."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while re.search(
             r'^envoy_cluster_upstream_rq_active\{envoy_cluster_name="(?!_).* [^0]', self.page(), re.MULTILINE
         ):
@@ -107,7 +107,7 @@ class Router:
     def page(self) -> str:
         """All metrics."""
         url = f"http://127.0.0.1:{self.spec.metrics_port}/stats/prometheus"
-        return urllib.request.urlopen(url, timeout=5).read().decode()
+        return urllib.request.urlopen(url, timeout=20).read().decode()
 
     def stat(self, name: str) -> float:
         """The sum of a metric's samples; 0: there is none."""
@@ -143,7 +143,7 @@ class PickerProcess:
         self.process.wait(20)
 
     def wait_for_replicas(self, many: int) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while self.samples("octavo_router_in_flight") != many:
             assert self.process.poll() is None and time.monotonic() < deadline, self._log.read_text()[-3000:]
             time.sleep(0.05)
@@ -151,7 +151,7 @@ class PickerProcess:
     def page(self) -> str:
         """All metrics; none while it does not answer."""
         try:
-            return urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5).read().decode()
+            return urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20).read().decode()
         except OSError:
             return ""
 

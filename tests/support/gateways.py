@@ -69,7 +69,7 @@ class Gateway(Router):
         return answer.status, answer.headers, json.loads(text) if text.startswith(b"{") else text
 
     def wait_for(self, count: int) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self.stat("cluster_membership_healthy") < count + 1 + bool(self.spec.picker_port):  # its own clusters
             assert time.monotonic() < deadline
             time.sleep(0.1)
