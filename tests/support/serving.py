@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,13 @@ class Engine:
     @property
     def metrics_address(self) -> str:
         return f"127.0.0.1:{self.management_port}"
+
+    def wait_until_told(self, what: Callable[[str], Any]) -> None:
+        """Until it is true of the page of metrics, which lags behind what it tells of."""
+        deadline = time.monotonic() + 30
+        while not what(page := urllib.request.urlopen(f"http://{self.metrics_address}/metrics").read().decode()):
+            assert time.monotonic() < deadline, page
+            time.sleep(0.05)
 
     def complete(self, prompt: str, max_tokens: int = 16, timeout: float = 60) -> int:
         """The answer's status; 0 when there was none."""
