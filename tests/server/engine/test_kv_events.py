@@ -85,17 +85,20 @@ def context() -> Iterator[zmq.Context]:
 def subscribe(context: zmq.Context, endpoint: str, hwm: int = 1000) -> zmq.Socket:
     socket = context.socket(zmq.SUB)
     socket.set_hwm(hwm)
-    socket.setsockopt(zmq.RCVTIMEO, 10_000)
-    socket.connect(endpoint)
+    socket.setsockopt(zmq.RCVTIMEO, 30_000)
+    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
     socket.subscribe(b"kv@")
-    time.sleep(0.2)  # until the publisher knows of it: what was sent before is not for it
+    socket.connect(endpoint)
+    assert monitor.poll(30_000)
+    socket.disable_monitor()
+    time.sleep(0.5)  # until the publisher knows of it: what was sent before is not for it
     return socket
 
 
 def ask_again(context: zmq.Context, endpoint: str, first: int) -> list[Frames]:
     """The batches from that number on that are kept, as a subscriber of vLLM's asks for them."""
     socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.RCVTIMEO, 10_000)
+    socket.setsockopt(zmq.RCVTIMEO, 30_000)
     socket.connect(endpoint)
     socket.send_multipart((b"", first.to_bytes(8, "big")))
     batches = []
@@ -156,7 +159,7 @@ def test_a_subscriber_that_is_late_or_slow_asks_again(endpoints, context) -> Non
     publish(1)
     slow, taken = subscribe(context, endpoints["endpoint"], hwm=10), []
     publish(4000)
-    while slow.poll(200):
+    while slow.poll(1000):
         taken.append(number_of(slow.recv_multipart()))
     assert taken[:10] == list(range(1, 11)), "the oldest are kept"
     assert taken == sorted(set(taken)) and len(taken) < 3000, "its queue has no end"

@@ -285,6 +285,7 @@ def test_grammars_go_without_guesses_beside_others_where_steps_overlap(embedded:
         one.temperature, one.seed = 0.5 * (number // 2), number
     expected = speculate(plain, None, 0).generate(PROMPTS, params, use_tqdm=False)
     llm = overlapped(LLM(max_num_seqs=32, max_model_len=1024, num_gpu_blocks_override=256, speculative_config=NGRAM))
+    drafts_of(llm)._lengths.times = FreeTokens()
     assert all_of(llm.generate(PROMPTS, params, use_tqdm=False)) == all_of(expected)
     assert accepted(llm)[1] > 0
     speculate(llm, Oracle("half", expected, llm.config.model.vocab_size), 4)

