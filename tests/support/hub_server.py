@@ -61,7 +61,7 @@ class Seen:
     start: int  # of the range that was asked for
     authorization: str | None
     host: str
-    sent: int = 0
+    sent: int = 0  # counted before the client has it
     end: int | None = None  # of the range, None: the file's
 
 
@@ -172,8 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
             etag = hashlib.sha256(data).hexdigest()
             headers = {"Location": there, "X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{etag}"'}
             return self._answer(302, b"", headers | {"X-Repo-Commit": repo.commit, "ETag": f'"{etag}"'})
-        self._answer(200, data, {"ETag": f'"{git_sha1(data)}"', "X-Repo-Commit": repo.commit})
         seen.sent = len(data)
+        self._answer(200, data, {"ETag": f'"{git_sha1(data)}"', "X-Repo-Commit": repo.commit})
 
     def _send(self, name: str, file: str, seen: Seen) -> None:
         hub, data = self.state, self.state.repos[name].files[file]
@@ -196,12 +196,13 @@ class _Handler(BaseHTTPRequestHandler):
                 hub.drops -= 1
                 self.close_connection = True
                 return
+            seen.sent += len(piece)
             try:
                 self.wfile.write(piece)
             except OSError:
+                seen.sent -= len(piece)
                 self.close_connection = True
                 return
-            seen.sent += len(piece)
             if hub.pause:
                 time.sleep(hub.pause)
 

@@ -12,7 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Web:
-    """``files``: path -> content. ``seen``: (path, first byte asked for, bytes sent, Authorization) of each GET."""
+    """``files``: path -> content. ``seen``: (path, first byte asked for, bytes sent, Authorization) of each GET, before
+    its client sees an answer."""
 
     files: dict[str, bytes]
     token: str | None = None
@@ -72,26 +73,26 @@ class _Handler(BaseHTTPRequestHandler):
             first, last = int(start), min(int(end or last), last)
             if first > last:
                 return self._refuse(416)
+        body = data[first : last + 1]
+        breaks = web.drops > 0 and web.drop_after is not None and len(body) > web.drop_after
+        if breaks:
+            web.drops -= 1
+            body = body[: web.drop_after]
+            self.close_connection = True
+        web.seen.append((path, first, len(body), self.headers.get("Authorization")))
         self.send_response(206 if partial else 200)
         self.send_header("ETag", etag)
         self.send_header("Content-Length", str(last + 1 - first))
         if partial:
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
         self.end_headers()
-        body, sent = data[first : last + 1], 0
-        breaks = web.drops > 0 and web.drop_after is not None and len(body) > web.drop_after
-        if breaks:
-            web.drops -= 1
-            body = body[: web.drop_after]
-            self.close_connection = True
         try:
             for at in range(0, len(body), 1 << 14):
-                sent += self.wfile.write(body[at : at + (1 << 14)])
+                self.wfile.write(body[at : at + (1 << 14)])
         except OSError:
             self.close_connection = True
         if breaks and web.change_after_drop is not None:
             web.files[path] = web.change_after_drop
-        web.seen.append((path, first, sent, self.headers.get("Authorization")))
 
     def _refuse(self, status: int) -> None:
         self.send_response(status)

@@ -20,6 +20,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
         monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "octavo"))
-        monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "2")
-        monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "2")
+        monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "20")
+        monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "20")
         yield server

@@ -172,7 +172,7 @@ def test_one_gguf_of_several_is_chosen_by_name_or_quantisation(hub: Hub, tmp_pat
 # -- what hubs refuse
 
 
-def refused(model: str = "org/model", within: float = 1.0, **options: object) -> str:
+def refused(model: str = "org/model", within: float = 5, **options: object) -> str:
     start = time.perf_counter()
     with pytest.raises(ModelError) as error:
         resolve_model(model, progress=False, **options)  # type: ignore[arg-type]
@@ -267,13 +267,13 @@ def test_nobody_listens(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("endpoint", ["nonsense", "http://[::bad"])
 def test_an_address_that_leads_nowhere(endpoint: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    assert "cannot reach" in refused(within=5)
+    assert "cannot reach" in refused()
 
 
 def test_a_hub_that_never_answers(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.3")
     hub.hang = True
-    assert "does not answer" in refused(within=3)
+    assert "does not answer" in refused()
 
 
 def test_when_the_hub_is_away_what_is_here_serves(
@@ -287,7 +287,7 @@ def test_when_the_hub_is_away_what_is_here_serves(
 
 def test_not_a_hub_at_all(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"{hub.url}/org/model/resolve/main/chat_template.jinja?")
-    assert "is this the hub's address?" in refused(within=3)
+    assert "is this the hub's address?" in refused()
 
 
 # -- what networks do
@@ -319,7 +319,7 @@ def test_a_server_that_knows_no_ranges_sends_it_again(hub: Hub) -> None:
 
 def test_damage_on_the_way_is_noticed_and_not_kept(hub: Hub) -> None:
     hub.damage = True
-    assert "model.safetensors of org/model is damaged" in refused(within=3)
+    assert "model.safetensors of org/model is damaged" in refused()
     hub.damage = False
     assert fetch() == NEEDED
 
@@ -347,7 +347,7 @@ def test_processes_that_fetch_at_once_share_one_download(hub: Hub) -> None:
 
 
 def test_a_fetch_that_was_killed_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
-    hub.pause = 0.02
+    hub.pause = 0.1
     process = start_fetch("org/model")
     deadline = time.monotonic() + 30
     while sum(s.sent for s in hub.sent("model.safetensors")) < 200_000:
