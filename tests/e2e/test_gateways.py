@@ -49,7 +49,7 @@ def deployed(cluster: Cluster, installed: str) -> Iterator[str]:
     for one in ("one", "two"):
         eventually(lambda one=one: condition(cluster, installed, "llmd", one, "Available") == "Serving", PATIENCE)
     eventually(lambda: condition(cluster, installed, "llmg", NAME) == "Ready", PATIENCE)
-    eventually(lambda: all(one["ready"] for one in models(cluster, installed)), 20)
+    eventually(lambda: all(one["ready"] for one in models(cluster, installed)), 60)
     yield installed
     cluster.kubectl("delete", "llmg,llmd", "--all", "-n", installed, "--timeout=60s", timeout=90)
 
@@ -123,8 +123,9 @@ def test_openais_client_reaches_both_models_by_all_their_names(cluster: Cluster,
     assert {one.id: one.owned_by for one in sdk.models.list()}["deux"] == "two"
     for name in ("one", "second", "deux", "gpt-4o-mini"):
         assert "Paris" in (says(sdk, name).choices[0].message.content or "")
-    found = {one["name"]: (one["llmdeployment"], one["ready"]) for one in models(cluster, deployed)}
-    assert found == {"one": ("one", True), "second": ("two", True), "deux": ("two", True), "gpt-4o-mini": ("one", True)}
+    of = {"one": "one", "second": "two", "deux": "two", "gpt-4o-mini": "one"}
+    assert {one["name"]: one["llmdeployment"] for one in models(cluster, deployed)} == of
+    eventually(lambda: all(one["ready"] for one in models(cluster, deployed)), 60)  # a busy machine misses probes
 
 
 def test_an_unknown_model_is_refused_in_the_clients_dialect(cluster: Cluster, deployed: str) -> None:

@@ -87,12 +87,12 @@ def test_a_life_of_the_chart(cluster: Cluster, namespace: str, installed: Callab
 
     installed("engine.image.repository=octavo.dev/rig/another", "log.format=json")
     cluster.kubectl("delete", "service", "toy", "-n", namespace)
-    eventually(lambda: cluster.get("service", "toy", namespace=namespace), 20)
+    eventually(lambda: cluster.get("service", "toy", namespace=namespace), 60)
     assert pods(cluster, namespace) == before, "an upgrade of the operator replaces no pod of a model"
 
     helm("uninstall", "op", "-n", namespace, "--wait", "--timeout=60s")
     assert pods(cluster, namespace) == before, "what is served goes on being served"
-    cluster.kubectl("delete", "llmd", "toy", "-n", namespace, "--timeout=20s")
+    cluster.kubectl("delete", "llmd", "toy", "-n", namespace, "--timeout=50s")
 
 
 def test_an_operator_that_hangs_is_started_anew(
