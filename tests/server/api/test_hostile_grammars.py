@@ -21,6 +21,7 @@ from support.hostile_grammars import SAMPLE, Case, cases
 
 LONGEST_GAP = 1.0  # seconds without a token
 MEMORY = 100 << 20
+HTTP = httpx.Client(timeout=60)  # one for all: to make one holds up the neighbour, a thread of this process
 
 
 class Neighbour:
@@ -86,7 +87,7 @@ def body_of(case: Case) -> bytes:
 
 def ask(url: str, name: str, body: bytes) -> None:
     """The answer keeps to the form, or is an error that names the field."""
-    answer = httpx.post(url + "/v1/completions", content=body, headers={"content-type": "application/json"}, timeout=60)
+    answer = HTTP.post(url + "/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (200, 400), (name, answer.text[:500])
     if answer.status_code == 400:
         error = answer.json()["error"]
