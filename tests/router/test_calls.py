@@ -67,7 +67,8 @@ def test_a_grpc_client_finds_what_it_expects() -> None:
         left = call()
         await left.write(b"x")
         assert await left.read() == b"1"
-        assert Lengths.open == 1
+        while Lengths.open > 1:  # those that were cancelled end, too
+            await asyncio.sleep(0.01)
         await channel.close()
         while Lengths.open:  # a connection that is gone ends its calls
             await asyncio.sleep(0.01)

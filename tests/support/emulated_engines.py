@@ -156,7 +156,7 @@ class EmulatedEngines:
 
     def __enter__(self) -> EmulatedEngines:
         self.process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         for port in self.ports:
             while True:
                 try:
