@@ -222,9 +222,10 @@ def threads_for(elements: int) -> int | None:
 
 
 def threads_for_products(rows: int, weights: int) -> int | None:
-    """The same for products of ``rows`` with so many numbers: one thread for what takes a few dozen microseconds. The
-    second one is often elsewhere then: a server decodes images and reads requests meanwhile."""
-    return 1 if weights < 1 << 17 and rows * weights < 1 << 21 else None
+    """The same for products of ``rows`` with so many numbers: one thread for what takes a fraction of a millisecond
+    between operations of Python. Its others sleep by then, and are often elsewhere when they wake: a server decodes
+    images and reads requests meanwhile."""
+    return 1 if weights < 1 << 20 and rows * weights < 1 << 24 else None
 
 
 def as_contiguous(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

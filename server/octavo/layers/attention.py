@@ -28,17 +28,13 @@ from octavo_kernels import AttentionMetadata
 class StepImages:
     """What images change of a step's T tokens."""
 
-    rows: Tensor  # int64 [M]: the tokens that are placeholders
-    embeds: Tensor | None  # [M, H], in their place; None: on a stage of a pipeline that another one goes before
+    rows: Tensor | None  # int64 [M]: the tokens that are placeholders; None: all T are taken for one
+    embeds: Tensor | None  # [M, H], in their place; None: they are there, or on a stage of a pipeline before
     deep: tuple[Tensor, ...] = ()  # [M, H] each, added to what the first layers return (DeepStack)
     limit: Tensor | None = None  # int32 [T]: the last position that each token sees; None: its own
     positions: Tensor | None = None  # int64 [3, M]: of the placeholders in time, height and width (M-RoPE)
     cos_sin: Tensor | None = None  # float32 [T, size]: the turns of each token; None: they follow from its position
-
-    @property
-    def are_embeds_only(self) -> bool:
-        """Whether they change nothing but what enters the first layer."""
-        return self.embeds is not None and not self.deep and self.limit is None and self.cos_sin is None
+    order: Tensor | None = None  # int64 [T]: 0, 1, ..., with `cos_sin`
 
     def padded(self, rows: int) -> StepImages:
         """The same for a step with rows of padding, ``rows`` in all."""
@@ -103,7 +99,7 @@ class Attention(nn.Module):
         owner = owner or self
         images, cos_sin = ctx.images, rotary.cos_sin_cache if rotary else None
         if images is not None and images.cos_sin is not None:
-            cos_sin, positions = images.cos_sin, torch.arange(len(qkv), device=qkv.device)
+            cos_sin, positions = images.cos_sin, cast(Tensor, images.order)
         kv_cache, metadata = ctx.kv_caches[owner.layer], ctx.metadata[owner.group]
         scales = (owner.k_scale, owner.v_scale) if kv_cache.dtype == torch.float8_e4m3fn else (1.0, 1.0)
         if owner is self:

@@ -180,7 +180,7 @@ class Decoder(nn.Module):
         x, residual = self._received(*received) if received else (self.embed(input_ids, positions), None)
         images = ctx.images
         if images is not None and images.embeds is not None:
-            x = x.index_copy(0, images.rows, images.embeds)
+            x = x.index_copy(0, cast(Tensor, images.rows), images.embeds)
         layers, last = self.own_layers(), None
         if self.stage.is_last and self.is_cut:
             last = layers.pop()
@@ -190,7 +190,8 @@ class Decoder(nn.Module):
                 tapped.append(_total(x, residual))
             x, residual = layer(x, residual, positions, ctx)
             if images is not None and number < len(images.deep):
-                x = x.index_add(0, images.rows, images.deep[number])
+                deep, rows = images.deep[number], images.rows
+                x = octavo_kernels.add(x, deep) if rows is None else x.index_add(0, rows, deep)
         if last is None:
             return (x,) if residual is None else (x, residual)
         if len(layers) in self.taps:

@@ -85,10 +85,11 @@ class ImageEncoder:
         rows = torch.arange(start, tokens, device=self._device)
         embeds = torch.zeros(len(rows), self._hidden, dtype=self._dtype, device=self._device)
         limit = torch.arange(tokens, dtype=torch.int32, device=self._device) if self._sees_whole else None
-        deep, turns = tuple(torch.zeros_like(embeds) for _ in range(self._num_deep)), None
+        deep, turns, order = tuple(torch.zeros_like(embeds) for _ in range(self._num_deep)), None, None
         if self._rotary is not None:
             turns = torch.zeros(tokens, self._rotary.cos_sin_cache.shape[1], device=self._device)
-        return StepImages(rows, embeds, deep, limit, cos_sin=turns)
+            order = torch.arange(tokens, device=self._device)
+        return StepImages(rows, embeds, deep, limit, cos_sin=turns, order=order)
 
     @contextmanager
     def pretended(self, length: int) -> Iterator[ImageItem]:
@@ -143,7 +144,9 @@ class ImageEncoder:
         if self._rotary is None or images.positions is None:
             return images
         turns = self._rotary.cos_sin_cache[inputs.rotary_positions]
-        return replace(images, cos_sin=turns.index_copy_(0, images.rows, self._rotary.of_images(images.positions)))
+        assert images.rows is not None
+        turns.index_copy_(0, images.rows, self._rotary.of_images(images.positions))
+        return replace(images, cos_sin=turns, order=torch.arange(len(turns), device=self._device))
 
     def _limit(
         self, req_ids: Sequence[str], computed: Sequence[int] | np.ndarray, counts: Sequence[int] | np.ndarray

@@ -54,22 +54,6 @@ def test_images_are_expanded_and_cached_by_what_they_show(llm: LLM) -> None:
     assert ask(picture(2))[0] == other
 
 
-def test_steps_with_images_are_replayed_to_the_same_numbers(folder: Path) -> None:
-    prompts = [
-        {"prompt_token_ids": [7, IMAGE, 8, IMAGE], "multi_modal_data": {"image": [picture(5), picture(6)]}},
-        {"prompt_token_ids": [1, 2, 3]},
-    ]
-    sampling, found = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=3), []
-    for replayed in (True, False):
-        llm = LLM(str(folder), dtype="float32", quantization="none", max_model_len=256)
-        runner = llm.engine.executor.worker.runner.device_runner
-        if not replayed:
-            runner.recorded_steps = None
-        found.append([output.outputs[0].logprobs for output in llm.generate(prompts, sampling, use_tqdm=False)])
-        assert not replayed or runner.recorded_steps._image_step is not None
-    assert found[0] == found[1]
-
-
 def test_several_images_and_text_share_a_batch(llm: LLM) -> None:
     prompts = [
         {"prompt_token_ids": [7, IMAGE, 8, IMAGE], "multi_modal_data": {"image": [picture(3), picture(4)]}},

@@ -50,10 +50,10 @@ class AdaptedSteps(RecordedSteps):
             self._arrays[1][: len(slots)] = slots
 
     def _replay(
-        self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool, embedded: bool = False
+        self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool, has_images: bool = False
     ) -> Logits | None:
         self.set_logits(self._arrays[0][indices])
-        return super()._replay(rows, sequences, indices, wants_logits, embedded)
+        return super()._replay(rows, sequences, indices, wants_logits, has_images)
 
     def _for_tokens(self) -> AbstractContextManager[None]:
         return self._adapters.model_adapters.applied(self._token_slots)

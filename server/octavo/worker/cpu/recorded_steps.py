@@ -57,10 +57,10 @@ class RecordedSteps:
         self._written = self._indices.numpy(), self._wants_logits.numpy()
         self.arena = arena or Arena()
         self._step: Program[list[Tensor]] | None = None
-        self._image_step: Program[list[Tensor]] | None = None  # of what enters the first layer
+        self._image_step: Program[list[Tensor]] | None = None
         self._last: Program[list[Tensor]] | None = None  # of the two, the one that ran last
         self._best: dict[bool, list[np.ndarray]] = {}  # of each
-        self._embeds = torch.empty(0)
+        self._images: RecordedImages | None = None  # once there is one
         self._layers: Program[list[Tensor]] | None = None
         self._head: Program[Tensor] | None = None
         self._head_rows: list[Tensor] = []
@@ -90,25 +90,21 @@ class RecordedSteps:
             ours[: len(theirs)] = theirs
 
     def run_to_logits(self, step: StepInputs, indices: np.ndarray, wants_logits: bool) -> Logits | None:
-        """Any step whose images change nothing but what enters the first layer. Of its tokens ``indices`` int64 [R],
-        one at least: the best next ones, and logits if wanted."""
+        """Any step. Of its tokens ``indices`` int64 [R], one at least: the best next ones, and logits if wanted."""
         total, sequences = step.num_tokens, len(step.seq_lens)
         if not self.can_record or total > len(self._inputs.positions) or len(indices) > self._max_logits:
             return None
         self._inputs.fill(step)
         if step.images is not None:
-            self._embed(step, step.images)
+            self._fill_images(step, step.images)
         return self._replay(total, sequences, indices, wants_logits, step.images is not None)
 
-    def _embed(self, step: StepInputs, images: StepImages) -> None:
-        """What enters the first layer: embeddings of tokens and of images."""
-        total, embed = step.num_tokens, self._model.model.embed
-        x = embed(step.input_ids[:total], step.rotary_positions[:total])
-        if not len(self._embeds):
-            self._embeds = x.new_empty(len(self._inputs.positions), x.shape[1])
-        assert images.embeds is not None
-        self._embeds[:total] = x
-        self._embeds[images.rows] = images.embeds
+    def _fill_images(self, step: StepInputs, images: StepImages) -> None:
+        total = step.num_tokens
+        x = self._model.model.embed(step.input_ids[:total], step.rotary_positions[:total])
+        if self._images is None:
+            self._images = RecordedImages(images, x, len(self._inputs.positions))
+        self._images.fill(images, x)
 
     def run(self, step: StepInputs) -> DeferredHidden | None:
         """The layers of any step up to the last attention."""
@@ -154,16 +150,17 @@ class RecordedSteps:
         return self._head.outputs[:rows]
 
     def _replay(
-        self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool, embedded: bool = False
+        self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool, has_images: bool = False
     ) -> Logits | None:
-        step = self._image_step if embedded else self._step
+        step = self._image_step if has_images else self._step
         if step is None:
-            received = [self._embeds] if embedded else self._received
-            step = self._record(lambda: self._run_whole_step(*received))
+            images = self._images if has_images else None
+            received = self._received if images is None else [images.embeds]
+            step = self._record(lambda: self._run_whole_step(*received, images=images.of_step if images else None))
             if step is None:
                 return None
-            self._best[embedded] = [output.numpy() for output in step.outputs[1:3]]
-            if embedded:
+            self._best[has_images] = [output.numpy() for output in step.outputs[1:3]]
+            if has_images:
                 self._image_step = step
             else:
                 self._step = step
@@ -172,7 +169,7 @@ class RecordedSteps:
         self._written[1][0] = wants_logits
         step.replay(*self._rows(rows), len(indices), sequences=sequences)
         if not wants_logits:
-            token_ids, values = (array[: len(indices)].tolist() for array in self._best[embedded])
+            token_ids, values = (array[: len(indices)].tolist() for array in self._best[has_images])
             return Logits(step.outputs[0], None, (token_ids, values))
         logits, *best = (output[: len(indices)] for output in step.outputs[:3])
         return Logits(logits, (best[0], best[1]))
@@ -183,8 +180,8 @@ class RecordedSteps:
         assert self._last is not None
         return self._last.outputs[3]
 
-    def _run_whole_step(self, *received: Tensor) -> list[Tensor]:
-        deferred = self._run_layers(*received)
+    def _run_whole_step(self, *received: Tensor, images: StepImages | None = None) -> list[Tensor]:
+        deferred = self._run_layers(*received, images=images)
         if self._reader is None:
             some = [octavo_kernels.embedding(self._indices, tensor) for tensor in deferred]
             with self._for_logits():
@@ -194,8 +191,8 @@ class RecordedSteps:
         hidden = octavo_kernels.embedding(self._indices, hidden)
         return [*self._model.lm_head.find_best(hidden, self._wants_logits), states]
 
-    def _run_layers(self, *received: Tensor) -> DeferredHidden:
-        context = ForwardContext(self._inputs.metadata, self._kv_caches)
+    def _run_layers(self, *received: Tensor, images: StepImages | None = None) -> DeferredHidden:
+        context = ForwardContext(self._inputs.metadata, self._kv_caches, images)
         with self._for_tokens():
             return self._model.begin(self._inputs.input_ids, self._inputs.positions, context, *received)
 
@@ -292,3 +289,31 @@ class RecordedInputs:
         for ours, theirs in zip(self.metadata, step.metadata, strict=True):
             ours.slot_mapping[:total] = theirs.slot_mapping[:total]
             ours.block_table[:count, :columns] = theirs.block_table
+
+
+class RecordedImages:
+    """What images change of a step, in memory that stays, for as many rows as a step may have."""
+
+    def __init__(self, images: StepImages, x: Tensor, max_rows: int) -> None:
+        """Of the same kinds as ``images``; ``x [T, H]``: what enters the first layer."""
+        self.embeds = x.new_empty(max_rows, x.shape[1])
+        limit, cos_sin = (
+            None if one is None else one.new_empty(max_rows, *one.shape[1:]) for one in (images.limit, images.cos_sin)
+        )
+        self.of_step = StepImages(
+            None, None, tuple(torch.empty_like(self.embeds) for _ in images.deep), limit, cos_sin=cos_sin,
+            order=torch.arange(max_rows),
+        )  # fmt: skip
+
+    def fill(self, images: StepImages, x: Tensor) -> None:
+        """A step of embeddings ``x [T, H]`` of tokens, and ``images`` among them."""
+        total, rows = len(x), images.rows
+        assert rows is not None and images.embeds is not None
+        self.embeds[:total] = x
+        self.embeds[rows] = images.embeds
+        for ours, theirs in zip(self.of_step.deep, images.deep, strict=True):
+            ours[:total] = 0
+            ours[rows] = theirs
+        for one, other in ((self.of_step.limit, images.limit), (self.of_step.cos_sin, images.cos_sin)):
+            if one is not None and other is not None:
+                one[:total] = other[:total]

@@ -91,7 +91,7 @@ class CPURunner:
         """Only the best tokens where they are all that sampling needs."""
         logits, steps, images = None, self._steps, inputs.images
         # Embeddings are looked up before the program of a step with images, outside of what adapters apply to.
-        if steps and (images is None or (images.are_embeds_only and self._slots is None)):
+        if steps and (images is None or (images.embeds is not None and self._slots is None)):
             some = indices if len(indices) else np.zeros(1, dtype=np.int64)
             logits = steps.run_to_logits(inputs, some, self.requests.wants_logits(sampled))
         if logits is None:
