@@ -126,6 +126,15 @@ def encoder_cache_bytes(config: EngineConfig) -> int:
     return tokens * model.hidden_size * DTYPE_BYTES[model.dtype] * (1 + num_deep(model))
 
 
+def recorded_bytes(config: EngineConfig) -> int:
+    """What a CPU's recorded steps keep of images, see `RecordedImages`; 0: no images are read."""
+    if largest_image(config) is None:
+        return 0
+    model = config.model
+    row = model.hidden_size * DTYPE_BYTES[model.dtype] * (1 + num_deep(model))
+    return config.scheduler.max_num_batched_tokens * row
+
+
 def num_deep(model: ModelConfig) -> int:
     """Embeddings of a placeholder beside its own, for layers behind the first (DeepStack)."""
     return _tower(model).deep

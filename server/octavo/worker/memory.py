@@ -12,7 +12,7 @@ from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfi
 from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec
 from octavo.interface.ranks import ONE_STAGE, Stage
 from octavo.system import limits
-from octavo.worker.image_memory import encoder_bytes, encoder_cache_bytes, with_images
+from octavo.worker.image_memory import encoder_bytes, encoder_cache_bytes, recorded_bytes, with_images
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -274,7 +274,8 @@ def plan_memory(
         images = encoder_bytes(config) if encoder is None else encoder, encoder_cache_bytes(config)
     if device.kind == "cpu":
         exchanged = communication_bytes(config.parallel.tensor_parallel_size) + handed_on_bytes(config)
-        others = exchanged, adapter_bytes(config), *images
+        encoder = images[0] + (recorded_bytes(config) if stage.is_first else 0)
+        others = exchanged, adapter_bytes(config), encoder, images[1]
         return plan_cpu_memory(config.cache, layout, weights, *asked, device.total, *others)
     adapters = slot_bytes(config) if adapters is None else adapters
     in_use = device.in_use + device.communication + weights + adapters
