@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import zipfile
 import zlib
 
@@ -104,7 +105,9 @@ def test_what_is_no_whole_picture_is_refused_in_one_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("data", [PNG, LOSSLESS], ids=["png", "webp"])
-def test_pixels_survive(data: bytes) -> None:
+def test_pixels_survive_with_and_without_a_faster_decoder(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert np.array_equal(np.asarray(decode(data)), np.asarray(PICTURE))
+    monkeypatch.setitem(sys.modules, "kornia_rs.io", None)
     assert np.array_equal(np.asarray(decode(data)), np.asarray(PICTURE))
 
 

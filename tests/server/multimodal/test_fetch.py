@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -206,7 +207,10 @@ def test_base64_is_read_as_python_does(data: bytes, draws: st.DataObject) -> Non
         assert base64_bytes(text) == expected
 
 
-def test_data_urls_hold_base64() -> None:
+@pytest.mark.parametrize("module", ["pybase64", "nothing"])
+def test_data_urls_hold_base64(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the faster decoder and without."""
+    monkeypatch.setitem(sys.modules, module, None)
     assert data_url_bytes("data:image/png;base64,aW1hZ2U=") == b"image"
     for bad in ("data:image/png,image", "data:image/png;base64", "data:;base64,@@@", "data:;base64,aW1hZ2U"):
         with pytest.raises(FetchError):
