@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MAX_SIDE = 16_384  # pixels
 MAX_PIXELS = 179_000_000
+_MOST_PLAIN = 32_000_000  # pixels: a plain PNG is there twice for a moment
 
 
 def decode(data: bytes) -> Image:
@@ -29,7 +30,7 @@ def decode(data: bytes) -> Image:
             f"image is {form.width} x {form.height} pixels, and at most {MAX_SIDE} a side and "
             f"{MAX_PIXELS // 10**6} million in all are taken; scale it down"
         )
-    if form.plain and (image := _plain(data, form)):
+    if form.plain and form.width * form.height <= _MOST_PLAIN and (image := _plain(data, form)):
         return image
     from PIL import Image as Pillow
 
