@@ -175,7 +175,7 @@ def test_a_second_sigterm_ends_at_once_even_with_a_frozen_core(start):
     server.process.send_signal(signal.SIGTERM)
     server.process.wait(15)
     assert time.monotonic() - began < 10
-    wait_until(lambda: not any(map(is_running, tree)), 15)
+    wait_until(lambda: not any(map(is_running, tree)), 30)
 
 
 @pytest.mark.slow
@@ -251,7 +251,7 @@ def test_sigterm_while_the_model_loads(launch):
     wait_until(lambda: "importing the server" in server.log, 60)
     tree = server.pids
     assert server.stop() in (0, -signal.SIGTERM)
-    wait_until(lambda: not any(map(is_running, tree)), 15)
+    wait_until(lambda: not any(map(is_running, tree)), 30)
 
 
 def test_while_the_model_loads_the_server_is_alive_but_not_ready(launch):
