@@ -151,17 +151,10 @@ class Server:
         self.process.wait()
 
 
-@pytest.fixture(scope="session")
-def session_servers() -> Iterator[list[Server]]:
+@contextlib.contextmanager
+def launching(tiny_model: Path, tmp_path_factory) -> Iterator[Callable[..., Server]]:
+    """What starts servers, of the tiny model unless another is named; they end with the block."""
     servers: list[Server] = []
-    yield servers
-    for server in servers:
-        server.kill()
-
-
-@pytest.fixture(scope="session")
-def launch(tiny_model, tmp_path_factory, session_servers) -> Callable[..., Server]:
-    """Start a server and do not wait for it: ``launch("--flag", "value", model=..., env={...})``."""
 
     def launch(
         *flags: str,
@@ -174,14 +167,31 @@ def launch(tiny_model, tmp_path_factory, session_servers) -> Callable[..., Serve
         temporary.mkdir()
         arguments = ["--model", str(model or tiny_model), *([] if model else ["--load-format", "dummy"]), *flags]
         settings = {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), **(env or {})}
-        server = Server(folder / "log", arguments, settings, module)
-        session_servers.append(server)
-        return server
+        servers.append(Server(folder / "log", arguments, settings, module))
+        return servers[-1]
 
-    return launch
+    try:
+        yield launch
+    finally:
+        for server in servers:
+            server.kill()
 
 
 @pytest.fixture(scope="session")
+def start_shared(tiny_model, tmp_path_factory) -> Iterator[Callable[..., Server]]:
+    """As `start`, of servers for all modules."""
+    with launching(tiny_model, tmp_path_factory) as launch:
+        yield lambda *flags, **options: launch(*flags, **options).wait_ready()
+
+
+@pytest.fixture(scope="module")
+def launch(tiny_model, tmp_path_factory) -> Iterator[Callable[..., Server]]:
+    """Start a server and do not wait for it: ``launch("--flag", "value", model=..., env={...})``."""
+    with launching(tiny_model, tmp_path_factory) as launch:
+        yield launch
+
+
+@pytest.fixture(scope="module")
 def start(launch) -> Callable[..., Server]:
     """Start a server and wait until it is ready."""
 
@@ -192,10 +202,10 @@ def start(launch) -> Callable[..., Server]:
 
 
 @pytest.fixture(scope="session")
-def shared_server(start) -> Server:
+def shared_server(start_shared) -> Server:
     """One server for all tests that leave it as it was."""
     names = ["--served-model-name", "tiny", "also-tiny"]
-    server = start("--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "32", *names)
+    server = start_shared("--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "32", *names)
     httpx.post(server.url + "/v1/completions", json={"prompt": "warm up"}, timeout=120).raise_for_status()
     return server
 
@@ -207,27 +217,38 @@ def management_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def guarded(start, management_port) -> Server:
+def guarded(start_shared, management_port) -> Server:
     """One with an API key, "secret-key", a management port and a root path."""
-    return start(
+    return start_shared(
         "--management-port", str(management_port), "--root-path", "/llm", "--allowed-origins", "https://app.example",
         env={"OCTAVO_API_KEY": "secret-key"},
     )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
-def start_scripted(start, tiny_model, tmp_path_factory) -> Callable[..., Server]:
-    """Start one of a model that recites: it reasons, calls tools, and is cut off, as the end of a prompt says."""
+def scripted_model(tiny_model, tmp_path_factory) -> Path:
+    """One that recites: it reasons, calls tools, and is cut off, as the end of a prompt says."""
     folder = tmp_path_factory.mktemp("scripted") / "model"
     write_scripted_model(tiny_model, folder)
-    flags = ["--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--served-model-name", "scripted"]
-    return lambda *more: start(*flags, "--kv-cache-memory-bytes", str(64 << 20), *more, model=folder)
+    return folder
+
+
+SCRIPTED = (
+    "--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--served-model-name", "scripted",
+    "--kv-cache-memory-bytes", "64MiB",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
-def scripted(start_scripted) -> Server:
-    """One for all tests that leave it as it was."""
-    return start_scripted()
+def scripted(start_shared, scripted_model) -> Server:
+    """One server of that model for all tests that leave it as it was."""
+    return start_shared(*SCRIPTED, model=scripted_model)
+
+
+@pytest.fixture(scope="module")
+def start_scripted(start, scripted_model) -> Callable[..., Server]:
+    """Start another one, with more flags."""
+    return lambda *flags: start(*SCRIPTED, *flags, model=scripted_model)
 
 
 HISTORY_TEMPLATE = (
@@ -239,9 +260,9 @@ HISTORY_TEMPLATE = (
 
 
 @pytest.fixture(scope="session")
-def unusual(start) -> Server:
+def unusual(start_shared) -> Server:
     """One whose flags differ from the defaults, each in what one test is about."""
-    return start(
+    return start_shared(
         "--served-model-name", "tiny", "--allow-duplicate-request-ids", "--embedding-pooling", "last",
         "--no-enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", HISTORY_TEMPLATE,
     )  # fmt: skip
