@@ -17,10 +17,12 @@ _NOT_ALONE = "image has {n} bytes behind its end, as files that are two things a
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF})
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # within compressed data: the end of these
 _COLOURS: dict[int, Literal["RGB", "RGBA", ""]] = {2: "RGB", 6: "RGBA"}
-# Chunks of a PNG that change no pixel as Pillow reads them, and of text those that say how it is turned.
-_PLAIN = frozenset({b"IHDR", b"IDAT", b"IEND", b"bKGD", b"cHRM", b"gAMA", b"iCCP", b"pHYs", b"sBIT", b"sRGB", b"tIME"})
-_TEXT = frozenset({b"tEXt", b"zTXt", b"iTXt"})
-_EXIF = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+# Chunks of a PNG that change no pixel as Pillow reads them, and of text those that say how it is turned. Text that is
+# compressed is Pillow's, which bounds what comes of it.
+_PLAIN = frozenset({
+    b"IHDR", b"IDAT", b"IEND", b"bKGD", b"cHRM", b"gAMA", b"iCCP", b"pHYs", b"sBIT", b"sRGB", b"tEXt", b"tIME",
+})  # fmt: skip
+_TURNED = (b"tEXtRaw profile type exif\0", b"tEXtXML:com.adobe.xmp\0")
 
 
 class ImageError(ValueError):
@@ -61,7 +63,7 @@ def _png(data: bytes) -> Outline:
     at, is_plain = 8, depth == 8 and not interlaced
     while True:
         length, kind = struct.unpack_from(">I4s", data, at)
-        is_plain &= kind in _PLAIN or (kind in _TEXT and not data.startswith(_EXIF, at + 8))
+        is_plain &= kind in _PLAIN and not data.startswith(_TURNED, at + 4)
         at += 12 + length
         if kind == b"IEND":
             break

@@ -164,6 +164,13 @@ def test_what_changes_the_pixels_of_a_png_is_seen(more: bytes) -> None:
     assert np.array_equal(np.asarray(found), np.asarray(expected))
 
 
+@pytest.mark.parametrize("kind", [b"zTXtComment\0\0", b"iTXtComment\0\1\0\0\0"], ids=["zTXt", "iTXt"])
+def test_a_png_whose_comment_is_enormous_is_refused(kind: bytes) -> None:
+    comment = chunk(kind[:4], kind[4:] + zlib.compress(bytes(100_000_000), 9))
+    with pytest.raises(ImageError, match="damaged"):
+        decode(filtered_png("RGB", 30, 20, np.random.default_rng(1), comment))
+
+
 def test_an_animated_gif_gives_its_first_frame() -> None:
     frames = [Image.new("RGB", (20, 10), colour) for colour in ("red", "green", "blue")]
     data = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
