@@ -338,8 +338,12 @@ def test_two_nodes_serve_and_end_together(victim: int, flags: tuple[str, str], t
             for request in crowd:
                 request.join(30)
                 assert not request.is_alive()
-            said_there = {1: "rank 1 (node 1) has closed", 3: f"rank 3 (process {children[-1] if children else 0}) was"}
-            assert said_there.get(victim, "") in engine.log
+            # The kernel closes what was killed once it has its memory back, which a busy machine takes seconds for.
+            said_there = {
+                1: r"rank 1 \(node 1\) has (closed|been silent)",
+                3: rf"rank 3 \(process {[0, *children][-1]}\) was",
+            }
+            assert re.search(said_there.get(victim, ""), engine.log)
     finally:
         for process in nodes:
             process.kill()

@@ -88,7 +88,7 @@ llm.generate("The capital", params[0], use_tqdm=False)
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     said = run.stdout.splitlines()
     assert said[0] == "' Paris.'" and '"age":' in said[1], run.stderr
-    assert run.returncode and "rank 2 " in run.stderr.splitlines()[-1] and "signal 9" in run.stderr.splitlines()[-1]
+    assert run.returncode and re.search(r"Error: .*rank 2 .*signal 9", run.stderr), run.stderr
 
 
 @pytest.mark.slow
@@ -114,9 +114,9 @@ def test_a_rank_that_is_lost_ends_the_server(flag: str, victim: int, number: sig
         os.kill((core, rank)[victim], number)
         started = time.monotonic()
         for thread in crowd:
-            thread.join(20)
+            thread.join(30)
         assert not any(thread.is_alive() for thread in crowd)
-        assert engine.process.wait(20) == 1 and time.monotonic() - started < 12
+        assert engine.process.wait(30) == 1 and time.monotonic() - started < 30
         assert are_gone([core, rank])
         assert victim == 0 or f"rank 1 (process {rank}) " in engine.log
 
