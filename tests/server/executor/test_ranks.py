@@ -92,6 +92,7 @@ llm.generate("The capital", params[0], use_tqdm=False)
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("flag", "victim", "number"),
     [
@@ -116,7 +117,7 @@ def test_a_rank_that_is_lost_ends_the_server(flag: str, victim: int, number: sig
         for thread in crowd:
             thread.join(30)
         assert not any(thread.is_alive() for thread in crowd)
-        assert engine.process.wait(30) == 1 and time.monotonic() - started < 30
+        assert engine.process.wait(30) == 1 and time.monotonic() - started < (10 if number == signal.SIGKILL else 12)
         assert are_gone([core, rank])
         assert victim == 0 or f"rank 1 (process {rank}) " in engine.log
 
