@@ -129,6 +129,7 @@ def test_modes_and_turns_are_those_of_pillow() -> None:
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 def test_a_plain_png_needs_no_pillow_and_has_its_pixels(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As most programs write it: bytes of RGB or RGBA, and text beside them that says nothing of its turning."""
+    pytest.importorskip("kornia_rs")
     rng = np.random.default_rng(0)
     more = chunk(b"pHYs", struct.pack(">IIB", 3_000, 3_000, 1)), chunk(b"tEXt", b"Software\0Orientation 6")
     for width, height in ((1, 1), (1, 40), (40, 1), (97, 33), *rng.integers(1, 300, (20, 2)).tolist()):
