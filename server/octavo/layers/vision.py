@@ -49,18 +49,17 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 class TowerLinear(Weights):
-    """``x W^T + b``. On a CPU its weight is packed as the kernels read it; a row's result depends on that row alone.
-    ``stored``: the weight's shape in the checkpoint, that of a convolution for one."""
+    """``x W^T + b``. On a CPU its weight is packed as the kernels read it; a row's result depends on that row alone."""
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = True, stored: tuple[int, ...] | None = None) -> None:
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         super().__init__()
         dtype, device = torch.get_default_dtype(), torch.get_default_device()
-        self.shape, self.packed = stored or (outputs, inputs), None
+        self.shape, self.packed = (outputs, inputs), None
         if device.type == "meta" or has_dense_kernels(device, dtype):
             self.packed = empty_dense([outputs], inputs, [dtype])
             self.weight = nn.Parameter(self.packed.parts[0].data, requires_grad=False)
         else:
-            self.weight = parameter(*self.shape)
+            self.weight = parameter(outputs, inputs)
         self.bias = parameter(outputs) if bias else None
 
     def weight_slots(self) -> Iterator[WeightSlot]:
@@ -72,14 +71,14 @@ class TowerLinear(Weights):
         assert self.packed is not None
         first = 0
         for rows in source.pieces(self.packed.parts[0].data.dtype, slice(0, self.shape[0])):
-            fill_dense(self.packed, first, rows.flatten(1))
+            fill_dense(self.packed, first, rows)
             first += len(rows)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, inputs]``; returns ``[T, outputs]``."""
         if self.packed is not None:
             return octavo_kernels.dense_linear(x, self.packed, self.bias)
-        return octavo_kernels.linear(x, self.weight.flatten(1), self.bias)
+        return octavo_kernels.linear(x, self.weight, self.bias)
 
 
 def side_by_side(x: Tensor, *linears: TowerLinear) -> Tensor:
@@ -136,18 +135,21 @@ class TowerRMSNorm(Weights):
         return self.weight * wide.to(x.dtype)
 
 
-class PatchEmbedding(TowerLinear):
+class PatchEmbedding(Weights):
     """A convolution whose steps are as long as its kernel is wide."""
 
     def __init__(self, channels: int, width: int, patch: int, bias: bool) -> None:
-        super().__init__(channels * patch**2, width, bias, (width, channels, patch, patch))
+        super().__init__()
         self.patch = patch
+        self.weight = parameter(width, channels, patch, patch)
+        self.bias = parameter(width) if bias else None
 
     def forward(self, pixels: Tensor) -> Tensor:
         """``pixels [N, C, H, W]``; returns ``[N, patches, width]``, row by row."""
         patches = functional.unfold(pixels, self.patch, stride=self.patch).transpose(1, 2)
         number, count, size = patches.shape
-        return super().forward(patches.reshape(number * count, size).to(self.weight.dtype)).view(number, count, -1)
+        flat = patches.reshape(number * count, size).to(self.weight.dtype)
+        return octavo_kernels.linear(flat, self.weight.flatten(1), self.bias).view(number, count, -1)
 
 
 class TowerAttention(nn.Module):

@@ -6,7 +6,6 @@ Patches come square by square, the squares row by row.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import cast
 
@@ -23,14 +22,28 @@ from octavo.layers.vision import (
     TowerMLP,
     TowerNorm,
     TowerRMSNorm,
+    Weights,
     attend,
     equal_starts,
+    parameter,
     tower_activation,
 )
 from octavo.models.image_reader import Vision
 
 EPS = 1e-6
-_MOST_KEPT = 1024  # patches of an image whose tables are kept: of larger ones they take no time beside the layers
+
+
+class QwenPatches(Weights):
+    """Products of all numbers of a patch."""
+
+    def __init__(self, config: QwenVisionConfig, bias: bool) -> None:
+        super().__init__()
+        self.weight = parameter(config.width, config.channels, config.temporal, config.patch, config.patch)
+        self.bias = parameter(config.width) if bias else None
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """``patches [T, numbers of one]``; returns ``[T, width]``."""
+        return octavo_kernels.linear(patches.to(self.weight.dtype), self.weight.flatten(1), self.bias)
 
 
 class QwenAttention(nn.Module):
@@ -105,8 +118,7 @@ class QwenVision(Vision):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = tower = qwen_vision_config(config.hf_config, config.model, self.kind)
-        numbers = tower.channels, tower.temporal, tower.patch, tower.patch
-        self.patch_embed = TowerLinear(math.prod(numbers), tower.width, tower.side > 0, stored=(tower.width, *numbers))
+        self.patch_embed = QwenPatches(tower, bias=tower.side > 0)
         self.blocks = nn.ModuleList(
             QwenVisionLayer(tower, self.norm, self.create_mlp()) for _ in range(tower.num_layers)
         )
@@ -116,7 +128,6 @@ class QwenVision(Vision):
         frequencies = 1.0 / tower.rope_theta ** (exponents / (tower.width // tower.num_heads // 2))
         self.frequencies: Tensor
         self.register_buffer("frequencies", frequencies.to(torch.get_default_device()), persistent=False)
-        self._kept: tuple[tuple[int, int], tuple[Tensor, ...]] | None = None  # the last grid, and its tables
 
     def create_mlp(self) -> nn.Module:
         """The MLP of one layer."""
@@ -125,27 +136,14 @@ class QwenVision(Vision):
     def encode(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """See `Vision`; ``pixel_values [patches, numbers of one]``, ``image_grid_thw`` int64 ``[1, 3]`` on the host."""
         _, rows, columns = tensors["image_grid_thw"][0].tolist()
-        patches = tensors["pixel_values"].to(self.patch_embed.weight.dtype)
-        return self.see(self.patch_embed(patches), *self._tables(rows, columns))
+        return self.see(self.patch_embed(tensors["pixel_values"]), rows, columns)
 
-    def see(self, x: Tensor, cos_sin: Tensor, starts: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
-        """What `encode` returns, of the embedded patches ``x [T, width]`` of a grid with these tables."""
+    def see(self, x: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
+        """What `encode` returns, of ``rows * columns`` embedded patches ``x [T, width]``."""
+        cos_sin, starts = self._cos_sin(rows, columns), equal_starts(1, len(x), x.device)
         for layer in self.blocks:
             x = layer(x, starts, cos_sin)
         return (self.merger(x),)
-
-    def _tables(self, rows: int, columns: int) -> tuple[Tensor, ...]:
-        """`make_tables`, kept for the last grid: images of one source are often of one size."""
-        if self._kept is not None and self._kept[0] == (rows, columns):
-            return self._kept[1]
-        made = self.make_tables(rows, columns)
-        if rows * columns <= _MOST_KEPT:
-            self._kept = (rows, columns), made
-        return made
-
-    def make_tables(self, rows: int, columns: int) -> tuple[Tensor, ...]:
-        """What `see` takes that depends on the grid alone: turns, where sequences begin, and more."""
-        return self._cos_sin(rows, columns), equal_starts(1, rows * columns, self.frequencies.device)
 
     def places(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """The row and the column of each patch, int64 ``[T]``."""
@@ -171,19 +169,16 @@ class Qwen25Vision(QwenVision):
         """See `QwenVision`."""
         return QwenGatedMLP(self.config.width, self.config.inner, self.config.act)
 
-    def make_tables(self, rows: int, columns: int) -> tuple[Tensor, ...]:
-        """See `QwenVision`; and where windows begin, and the squares in their order."""
-        merge, window, size = self.config.merge, cast(int, self.config.window), self.config.merge**2
-        cos_sin, whole = super().make_tables(rows, columns)
-        order, windows = _windows(rows // merge, columns // merge, window, cos_sin.device)
-        return cos_sin.unflatten(0, (-1, size))[order].flatten(0, 1), whole, windows * size, order
-
-    def see(self, x: Tensor, cos_sin: Tensor, starts: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+    def see(self, x: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
         """See `QwenVision`."""
-        parts, order = more
-        x = x.unflatten(0, (len(order), -1))[order].flatten(0, 1)
+        merge, window = self.config.merge, cast(int, self.config.window)
+        order, windows = _windows(rows // merge, columns // merge, window, x.device)
+        size = merge**2
+        cos_sin = self._cos_sin(rows, columns).view(-1, size, x.shape[1] // self.config.num_heads)[order].flatten(0, 1)
+        x = x.view(-1, size, x.shape[1])[order].flatten(0, 1)
+        whole, parts = equal_starts(1, len(x), x.device), windows * size
         for number, layer in enumerate(self.blocks):
-            x = layer(x, starts if number in self.config.whole_layers else parts, cos_sin)
+            x = layer(x, whole if number in self.config.whole_layers else parts, cos_sin)
         merged = self.merger(x)
         return (torch.empty_like(merged).index_copy_(0, order, merged),)
 
@@ -202,14 +197,10 @@ class Qwen3Vision(QwenVision):
             QwenMerger(TowerNorm(self.square, EPS), self.square, config.hidden_size) for _ in tower.deep_layers
         )
 
-    def make_tables(self, rows: int, columns: int) -> tuple[Tensor, ...]:
-        """See `QwenVision`; and the patches' positions."""
-        positions = self._stretched(rows, columns).to(self.patch_embed.weight.dtype)
-        return *super().make_tables(rows, columns), positions
-
-    def see(self, x: Tensor, cos_sin: Tensor, starts: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+    def see(self, x: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
         """See `QwenVision`."""
-        x = x + more[0]
+        x = x + self._stretched(rows, columns).to(x.dtype)
+        cos_sin, starts = self._cos_sin(rows, columns), equal_starts(1, len(x), x.device)
         deep = dict[int, Tensor]()
         for number, layer in enumerate(self.blocks):
             x = layer(x, starts, cos_sin)
