@@ -16,7 +16,7 @@ from octavo.cli.main import main
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.models.image_reader import ReadsImages
-from octavo.worker.image_memory import _largest, largest_image
+from octavo.worker.image_memory import _largest, encoder_bytes, largest_image
 from octavo.worker.worker import Worker
 
 GIB = 1 << 30
@@ -64,6 +64,16 @@ def test_an_image_that_is_computed_whole_has_room_in_a_step(folders: dict[str, P
         path, max_model_len=128, max_num_batched_tokens=9, max_num_seqs=4, limit_mm_per_prompt={"image": 0}, **HOW
     )
     assert "encoder" not in text.engine.executor.memory_shares
+
+
+@pytest.mark.parametrize("case", ["llava", "gemma3"])
+def test_the_ledger_has_what_recorded_steps_keep(case: str, folders: dict[str, Path]) -> None:
+    llm = LLM(str(folders[case]), max_model_len=128, max_num_batched_tokens=64, max_num_seqs=4, **HOW)
+    answer(llm, [[1, CASES[case].make_image(np.random.default_rng(0)), 2]], max_tokens=2)
+    worker = llm.engine.executor.worker
+    images = worker.runner.device_runner.recorded_steps._images
+    kept = sum(tensor.nbytes for tensor in (images.embeds, *images.of_step.deep))
+    assert kept and worker.ledger.shares()["encoder"] >= encoder_bytes(llm.config) + kept
 
 
 def test_nothing_is_kept_free_where_images_are_refused(tmp_path: Path) -> None:
