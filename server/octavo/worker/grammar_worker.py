@@ -174,26 +174,6 @@ def _error_of(matcher: LLMatcher) -> str:
     return " ".join(matcher.get_error().partition("<state>")[0].split())[:500]
 
 
-def _load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer:
-    """Raises ValueError. Reads the file itself: `octavo.text.tokenizer` would take as long again."""
-    from llguidance import LLTokenizer
-
-    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    contents = json.loads(text)
-    config_path = folder / "tokenizer_config.json"
-    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
-    end = config.get("eos_token")
-    end = end.get("content") if isinstance(end, dict) else end
-    ids = {token["content"]: token["id"] for token in contents.get("added_tokens") or ()}
-    vocabulary = (contents.get("model") or {}).get("vocab")
-    token_id = ids.get(end, vocabulary.get(end) if isinstance(vocabulary, dict) else None)
-    if token_id is None:
-        raise ValueError("structured outputs need a tokenizer with an end-of-sequence token, and the model's has none")
-    if contents.get("truncation") or contents.get("padding"):
-        text = json.dumps({**contents, "truncation": None, "padding": None})
-    return LLTokenizer(text, n_vocab=vocab_size, eos_token=[token_id])
-
-
 def _memory() -> int:
     """Bytes of anonymous memory in use."""
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
@@ -222,7 +202,9 @@ def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int, num_draft
     mask_bytes = -(-vocab_size // 32) * 4
     problem = None
     try:
-        tokenizer = _load_tokenizer(Path(folder), vocab_size)
+        from octavo.worker.grammar_tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(Path(folder), vocab_size)
     except Exception as error:
         problem = str(error)
     while True:

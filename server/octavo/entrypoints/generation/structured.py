@@ -82,6 +82,11 @@ def with_tokens(lark: str, token_id: Callable[[str], int | None]) -> str:
     return re.sub(r"\{([<\[][^}]*[>\]])\}", lambda tag: _literal(tag[1], token_id), lark)
 
 
+def quoted(text: str) -> str:
+    """A text in Lark, in which `with_tokens` finds no token."""
+    return json.dumps(text).replace("{", "\\u007b")
+
+
 def grammar_parts(grammar: str) -> list[dict[str, Any]]:
     """The grammars of which one consists, its own first."""
     return json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.generation.structured import CallGrammar, Constraint
+from octavo.entrypoints.generation.structured import CallGrammar, Constraint, quoted
 from octavo.entrypoints.generation.tools.parsers import ToolParser
 from octavo.entrypoints.generation.tools.parsers.formats import HermesParser, Llama3JsonParser, MistralParser
 from octavo.entrypoints.generation.tools.parsers.harmony import HarmonyParser
@@ -36,7 +36,7 @@ def call_grammar(
         rule = rf"(/\n?/ {{<tool_call>}} /\n?/ @call /\n?/ {{</tool_call>}}){more}"
         return CallGrammar(rule, {"call": grammar(_one_call(functions, "arguments"))})
     if issubclass(parser, HarmonyParser):  # a call ends the answer
-        to = [f"{json.dumps(' to=functions.' + f['name'] + ' ')} {{<|constrain|>}} \"json\" {{<|message|>}} @args{i}"
+        to = [f"{quoted(' to=functions.' + f['name'] + ' ')} {{<|constrain|>}} \"json\" {{<|message|>}} @args{i}"
               for i, f in enumerate(functions)]  # fmt: skip
         rule = f'({{<|channel|>}} "commentary" ({" | ".join(to)}) {{<|call|>}})'
         return CallGrammar(rule, {f"args{i}": grammar(parameters_of(f)) for i, f in enumerate(functions)})
@@ -46,7 +46,7 @@ def call_grammar(
         return _python_calls(functions, more)
     if token_id("[ARGS]") is None:
         return CallGrammar("{[TOOL_CALLS]} @calls", {"calls": grammar(any_call(functions, max_calls, "arguments"))})
-    named = [f"{json.dumps(function['name'])} {{[ARGS]}} @args{i}" for i, function in enumerate(functions)]
+    named = [f"{quoted(function['name'])} {{[ARGS]}} @args{i}" for i, function in enumerate(functions)]
     arguments = {f"args{i}": grammar(parameters_of(function)) for i, function in enumerate(functions)}
     return CallGrammar(f"({{[TOOL_CALLS]}} ({' | '.join(named)})){more}", arguments)
 
