@@ -8,8 +8,6 @@ engine does not compute is refused by its name.
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import os
 import re
 import stat
@@ -17,57 +15,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from octavo.errors import ModelError
 from octavo.gguf.header import GGUFFile
 from octavo.layers.weights import WeightSource
 from octavo.loader.gguf_adapter import gguf_matrices
 from octavo.loader.matrices import Matrices
+from octavo.loader.peft_config import AdapterConfig, parse_config, short
 from octavo.loader.safetensors_reader import SafetensorsFile
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MAX_CONFIG = 1 << 20  # bytes
 _PIECE = 1 << 20
 
-# Fields of adapter_config.json that change what is computed: what they stand for.
-_REFUSED = {
-    "use_dora": "DoRA",
-    "lora_bias": "biases of A and B",
-    "modules_to_save": "whole modules saved beside the matrices",
-    "fan_in_fan_out": "weights stored as [inputs, outputs]",
-    "layer_replication": "repeated layers",
-    "trainable_token_indices": "trained rows of an embedding",
-    "target_parameters": "matrices for parameters, as those of experts",
-    "alora_invocation_tokens": "activated LoRA",
-}
 _MATRIX = re.compile(r"base_model\.model\.(.+)\.lora_(?:(embedding_)([AB])|([AB])\.weight)")
-# A pattern with few repetitions, none of them of a group: matching it takes no time to speak of.
-_PATTERN = re.compile(r"(?:[\w.^$|\[\]()-]|\\[.dw]|(?<=[^)*+?])[*+?]){1,200}")
-_MAX_REPETITIONS = 3
+_MATRIX_TYPES = ("F32", "F16", "BF16", "F64")
+# What a module was before it was wrapped: saved for tables of tokens, by default.
+_COPY = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
+_OF_TRAINING = re.compile(r".*\.lora_(?:velora|monteclora)_.*")
 
 
 @dataclass(frozen=True)
-class AdapterConfig:
-    """What a rank and a name make of ``alpha``: the factor of ``B A``."""
+class AdapterFile:
+    """What an adapter's files hold, unread. ``copies``: weights of the base, by the module's name in the checkpoint."""
 
-    rank: int
-    alpha: float
-    is_rank_stabilised: bool = False  # alpha / sqrt(rank)
-    ranks: frozenset[int] = frozenset()  # that some modules may have instead
-    alphas: dict[str, float] = field(default_factory=dict)  # by a pattern for modules' names
-
-    def scaling(self, module: str, rank: int) -> float:
-        """Of a module, by its name in the checkpoint, with matrices of ``rank``."""
-        own = (alpha for pattern, alpha in self.alphas.items() if re.match(rf"(.*\.)?({pattern})$", module))
-        return next(own, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilised else rank)
+    digest: str
+    pairs: list[Matrices]
+    copies: dict[str, WeightSource] = field(default_factory=dict)
 
 
-def read_adapter(path: str, max_rank: int, max_bytes: int, heads: tuple[int, int]) -> tuple[str, list[Matrices]]:
-    """The digest of an adapter's files, and its matrices, unread. Raises ModelError, of one line.
+def read_adapter(path: str, max_rank: int, max_bytes: int, heads: tuple[int, int]) -> AdapterFile:
+    """What an adapter's files hold. Raises ModelError, of one line.
 
-    ``max_bytes``: what A and B of every module would take in float32, with ``max_rank``; ``heads``: the model's, and
-    those of keys and values.
+    ``max_bytes``: what A and B of every module would take in float32, with ``max_rank``, and copies of tables;
+    ``heads``: the model's, and those of keys and values.
     """
     files = _files_of(Path(path))
     digest = hashlib.sha256()
@@ -83,11 +64,12 @@ def read_adapter(path: str, max_rank: int, max_bytes: int, heads: tuple[int, int
         while piece := file.read(_PIECE):
             digest.update(piece)
     if len(files) == 2:
-        return digest.hexdigest(), list(_pairs(SafetensorsFile(weights), config))
+        copies: dict[str, WeightSource] = {}
+        return AdapterFile(digest.hexdigest(), list(_pairs(SafetensorsFile(weights), config, copies)), copies)
     found = list(gguf_matrices(GGUFFile(weights), *heads, max_rank))
     if not found:
         raise ModelError(f"{weights} holds no matrices")
-    return digest.hexdigest(), found
+    return AdapterFile(digest.hexdigest(), found)
 
 
 def signature(path: str) -> tuple[tuple[int, int, int], ...]:
@@ -105,74 +87,23 @@ def _files_of(path: Path) -> list[Path]:
     return [path / CONFIG, path / WEIGHTS]
 
 
-def parse_config(text: bytes, path: Path, max_rank: int) -> AdapterConfig:
-    """Raises ModelError for what is not a LoRA adapter's, or asks for more than A and B."""
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ModelError(f"{path} is not JSON") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    kind = config.get("peft_type", "LORA")
-    if kind != "LORA":
-        raise ModelError(f"{path}: peft_type {_short(kind)} is not supported; LORA is")
-    asked = {name: what for name, what in _REFUSED.items() if config.get(name)}
-    asked |= {name: "a variant of LoRA" for name in config if _is_unknown_variant(name) and config[name]}
-    if config.get("bias", "none") != "none":
-        asked["bias"] = "trained biases"
-    for name, what in asked.items():
-        raise ModelError(f"{path}: {name} {_short(config[name])} is not supported ({what}); train without it")
-    return _factors(config, path, max_rank)
-
-
-def _factors(config: dict[str, Any], path: Path, max_rank: int) -> AdapterConfig:
-    ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
-    if not isinstance(ranks, dict) or not isinstance(alphas, dict):
-        raise ModelError(f"{path}: rank_pattern and alpha_pattern must be objects")
-    for rank in (config.get("r"), *ranks.values()):
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise ModelError(f"{path}: r must be an integer above 0, got {_short(rank)}")
-        if rank > max_rank:
-            raise ModelError(f"{path}: rank {_short(rank)} is above max_lora_rank ({max_rank}); raise --max-lora-rank")
-    alpha: Any = config.get("lora_alpha")
-    for number in (alpha, *alphas.values()):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e9:
-            raise ModelError(f"{path}: lora_alpha must be a number, got {_short(number)}")
-    for pattern in alphas:
-        if (
-            not _PATTERN.fullmatch(pattern)
-            or sum(map(pattern.count, "*+?")) > _MAX_REPETITIONS
-            or not _compiles(pattern)
-        ):
-            raise ModelError(f"{path}: alpha_pattern {_short(pattern)} is not a name or a simple pattern")
-    return AdapterConfig(
-        config["r"], float(alpha), bool(config.get("use_rslora")), frozenset(ranks.values()),
-        {pattern: float(number) for pattern, number in alphas.items()},
-    )  # fmt: skip
-
-
-def _is_unknown_variant(name: str) -> bool:
-    return name.startswith("use_") and name not in ("use_rslora", "use_dora")
-
-
-def _compiles(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except re.error:
-        return False
-    return True
-
-
-def _pairs(file: SafetensorsFile, config: AdapterConfig) -> Iterator[Matrices]:
+def _pairs(file: SafetensorsFile, config: AdapterConfig, copies: dict[str, WeightSource]) -> Iterator[Matrices]:
+    """Its pairs; what may be the base's own goes into ``copies``."""
     found: dict[tuple[str, bool], dict[str, WeightSource]] = {}
     for source in file.sources():
-        match = _MATRIX.fullmatch(source.name.replace(".default", ""))
-        if match is None or len(source.name) > 400:
+        name = source.name.replace(".default", "")
+        if _OF_TRAINING.fullmatch(name):
+            continue
+        match, copy = _MATRIX.fullmatch(name), _COPY.fullmatch(name)
+        if match is None and copy and ".lora_" not in name and len(name) <= 400:
+            copies[copy[1]] = source
+            continue
+        if match is None or len(name) > 400:
             raise ModelError(
-                f"{file.path}: tensor {_short(source.name)} is not a matrix of LoRA (DoRA, biases and whole modules "
+                f"{file.path}: tensor {short(source.name)} is not a matrix of LoRA (DoRA, biases and whole modules "
                 "are not supported)"
             )
-        if source.qtype not in ("F32", "F16", "BF16", "F64"):
+        if source.qtype not in _MATRIX_TYPES:
             raise ModelError(f"{file.path}: tensor {source.name!r} is stored as {source.qtype}, not in floats")
         module, embedding, of_embedding, of_linear = match.groups()
         found.setdefault((module, bool(embedding)), {})[of_embedding or of_linear] = source
@@ -209,8 +140,3 @@ def _regular(path: Path) -> os.stat_result:
     if not stat.S_ISREG(found.st_mode):
         raise ModelError(f"{path} is not a file")
     return found
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

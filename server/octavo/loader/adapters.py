@@ -18,6 +18,7 @@ from octavo.layers.fusion import fuse_neighbours
 from octavo.layers.quantization.base import ExpertsBase, LinearBase, Shard
 from octavo.layers.weights import WeightSource
 from octavo.loader.adapter_files import read_adapter
+from octavo.loader.base_copies import check_copies
 from octavo.loader.matrices import Matrices
 from octavo.models.base import CausalLM
 from octavo_kernels import AdapterTable, SlotMemory
@@ -111,23 +112,27 @@ class ModelAdapters:
         what is not computed here, and where its files have another ``digest`` than when it was first read."""
         most = 4 * self._config.max_lora_rank * sum(sum(p[0].shard.shape) for p in self._places.values())
         model = self._model.config
+        most += 2 * 8 * model.vocab_size * model.hidden_size  # copies of tables
         heads = model.num_heads, model.num_kv_heads
-        found, pairs = read_adapter(path, self._config.max_lora_rank, most, heads)
-        if digest and found != digest:
+        file = read_adapter(path, self._config.max_lora_rank, most, heads)
+        if digest and file.digest != digest:
             raise ModelError(f"{path} has changed since the adapter was loaded: load it again")
+        check_copies(file.copies, self._model, path)
         parts: dict[LayerAdapters, dict[int, tuple[Tensor, Tensor]]] = {}
-        for pair in pairs:
+        for pair in file.pairs:
             a = pair.a.load(torch.float32)
             for places, source in self._parts_of(pair, path):
                 b = source.load(torch.float32) * pair.scaling
                 for place in places:
                     assert place.layer.adapters is not None
                     parts.setdefault(place.layer.adapters, {})[place.part] = _cut(a, b, place)
-        rank = max(pair.a.shape[0] for pair in pairs)
+        rank = max(pair.a.shape[0] for pair in file.pairs)
         matrices = {layer: self._merged(layer, parts[layer]) for layer in self._layers if layer in parts}
         if self.memory is None:
-            return LoadedAdapter(found, rank, _together(matrices))
-        return LoadedAdapter(found, rank, image=self.memory.image([matrices.get(layer) for layer in self._layers]))
+            return LoadedAdapter(file.digest, rank, _together(matrices))
+        return LoadedAdapter(
+            file.digest, rank, image=self.memory.image([matrices.get(layer) for layer in self._layers])
+        )
 
     def _parts_of(self, pair: Matrices, path: str) -> Iterator[tuple[list[_Place], WeightSource]]:
         """Where a pair's A and B belong: B in parts where the model has the checkpoint's weight in several."""

@@ -244,6 +244,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "alpha": ({"lora_alpha": "NaN"}, "lora_alpha"),
     "a slow pattern": ({"alpha_pattern": {"(a+)+$": 1}}, "alpha_pattern"),
     "an unknown variant": ({"use_something": True}, "use_something"),
+    "a changed base": ({"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
 }
 
 
@@ -290,6 +291,34 @@ def test_damaged_files_are_refused_in_one_line(made, llm, tmp_path):
     with open(shutil.copytree(made["folder"] / "all", tmp_path / "large") / "adapter_model.safetensors", "r+b") as file:
         file.truncate(1 << 30)
     refused(llm, tmp_path / "large", "1073741824 bytes")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_copies_of_the_bases_tables_are_taken_where_they_equal_it(made, llm, tmp_path, dtype):
+    """PEFT saves them beside the matrices of embedding and head, in the dtype that it has trained in."""
+    from safetensors.torch import load_file, save_file
+
+    tables = made["models"]["base"].state_dict()
+    tensors = load_file(made["folder"] / "ends" / "adapter_model.safetensors")
+    names = {"model.embed_tokens": ".base_layer", "lm_head": ""}
+    copies = {f"base_model.model.{n}{kind}.weight": tables[f"{n}.weight"].to(dtype) for n, kind in names.items()}
+    path = shutil.copytree(made["folder"] / "ends", tmp_path / "copies")
+    save_file({**tensors, **copies}, path / "adapter_model.safetensors")
+    request = LoRARequest("copies", 1, str(path))
+    (output,) = llm.generate({"prompt_token_ids": PROMPTS[0]}, GREEDY, lora_request=request, use_tqdm=False)
+    assert found(output)[0] == expected(made["models"]["ends"], PROMPTS[0])[0]
+    for number, name in enumerate(copies):
+        other = copies[name].clone()
+        other[-1, -1] += 1
+        resized = torch.cat([other, other[:1]])
+        for word, table in (("other values", other), ("resized", resized)):
+            bad = shutil.copytree(path, tmp_path / f"{word}{number}")
+            save_file({**tensors, **copies, name: table}, bad / "adapter_model.safetensors")
+            refused(llm, bad, word)
+            refused(llm, bad, name)
+    bad = shutil.copytree(path, tmp_path / "another")
+    save_file({**tensors, "base_model.model.score.weight": torch.zeros(2, 64)}, bad / "adapter_model.safetensors")
+    refused(llm, bad, "whole modules")
 
 
 def refused(llm: LLM, path: Path, word: str) -> None:
