@@ -32,6 +32,8 @@ from octavo.system.signals import interrupts_held
 from octavo.system.torch_import import import_whole_torch
 from octavo.text.chat_template import check_variables
 from octavo.text.content_format import with_parts
+from octavo.text.messages import for_template
+from octavo.text.system_messages import rendered
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.user_tokenizer import UserTokenizer
 
@@ -220,18 +222,22 @@ class LLM(PoolingMethods):
         tokenizer = self._require_tokenizer("chat")
         check_variables(chat_template_kwargs or {}, "chat_template_kwargs")
         conversations: list[Any] = messages if messages and isinstance(messages[0], list) else [messages]
-        prompts: list[Prompt] = []
-        for conversation in conversations:
-            conversation, images = messages_with_images(conversation)
-            template = tokenizer.get_chat_template(chat_template or self._chat_template, tools=bool(tools))
-            text = tokenizer.apply_chat_template(
+        template = tokenizer.get_chat_template(chat_template or self._chat_template, tools=bool(tools))
+
+        def text_of(conversation: list[dict[str, Any]]) -> str:
+            return tokenizer.apply_chat_template(
                 with_parts(conversation, template, self._input.images.placeholder),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                chat_template=chat_template or self._chat_template,
+                chat_template=template,
                 **(chat_template_kwargs or {}),
             )
+
+        prompts: list[Prompt] = []
+        for conversation in conversations:
+            conversation, images = messages_with_images(conversation)
+            text = rendered(for_template(conversation, template), text_of)
             ids = tokenizer.encode(text, add_special_tokens=False)
             data = {"multi_modal_data": {"image": images}} if images else {}
             prompts.append({"prompt": text, "prompt_token_ids": ids, **data})

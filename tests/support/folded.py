@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from support.sdk_types import fits, named_events
 
-from octavo.entrypoints.generation.messages import object_of
+from octavo.text.messages import object_of
 
 PATHS = {
     "chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses", "ollama": "/api/chat",

@@ -11,9 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.multimodal.pieces import Pieces
-
-_MAX_SHOWN = 200  # characters of a refused value that a message repeats
+from octavo.text.shown import MAX_SHOWN
+from octavo.text.shown import shown as shown
 
 CONTEXT_LENGTH = "context_length_exceeded"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -196,8 +195,8 @@ def _describe(finding: Any) -> str:
     path = _field(finding["loc"]) or "the body"
     message = finding["msg"].removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    if len(message) > 2 * _MAX_SHOWN:  # pydantic repeats the type of a block, however long it is
-        message = message[: 2 * _MAX_SHOWN] + "..."
+    if len(message) > 2 * MAX_SHOWN:  # pydantic repeats the type of a block, however long it is
+        message = message[: 2 * MAX_SHOWN] + "..."
     if finding["type"] in ("missing", "value_error"):
         return f"{path}: {message}"
     return f"{path}: {message}, got {shown(finding['input'])}"
@@ -223,33 +222,9 @@ _MEMBERS = frozenset({
 })  # fmt: skip
 
 
-def shown(value: Any) -> str:
-    """A value as JSON for a message, truncated if long."""
-    if isinstance(value, (dict, list)) and len(value) > 20:
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)} entries"
-    try:
-        text = msgspec.json.encode(_shortened(value)).decode()
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
-
-
-def _shortened(value: Any, depth: int = 3) -> Any:
-    """The value without most of its long texts: encoding an image that is shown to nobody would hold up everybody."""
-    if isinstance(value, str):
-        return value[: _MAX_SHOWN + 1]
-    if isinstance(value, Pieces):
-        return value.begin(_MAX_SHOWN + 1)
-    if depth and isinstance(value, dict):
-        return {_shortened(key): _shortened(item, depth - 1) for key, item in value.items()}
-    if depth and isinstance(value, list):
-        return [_shortened(item, depth - 1) for item in value[: _MAX_SHOWN + 1]]
-    return value
-
-
 async def on_http_exception(request: Request, error: Any) -> Response:
     """Starlette's own 404 and 405."""
-    where = f"{request.method} {request.url.path[:_MAX_SHOWN]}"
+    where = f"{request.method} {request.url.path[:MAX_SHOWN]}"
     messages = {404: f"No route for {where}; see /docs", 405: f"{where} is not allowed; see the Allow header"}
     return APIError(
         error.status_code, messages.get(error.status_code, str(error.detail)), headers=dict(error.headers or {})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.multimodal.decode import decode
 from octavo.multimodal.fetch import data_url_bytes
 from octavo.text.content_format import PARTS
+from octavo.text.messages import read_message
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,30 +19,14 @@ _OTHERS = ("video", "audio", "file")
 def messages_with_images(
     messages: Sequence[Mapping[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[Image]]:
-    """The messages for `octavo.text.content_format.with_parts`, and their images in order. Raises ValueError that names
-    the part that is none of text, image_url and image_pil."""
-    found, images = [], []
-    for at, message in enumerate(messages):
-        content = message.get("content")
-        if not isinstance(content, list) or not any(
-            isinstance(p, Mapping) and p.get("type") != "text" for p in content
-        ):
-            found.append(dict(message))
-            continue
-        parts = [
-            part if isinstance(part, str) else _part(part, f"messages.{at}.content.{i}")
-            for i, part in enumerate(content)
-        ]
-        images += [part for part in parts if not isinstance(part, str)]
-        text = "\n".join(part for part in parts if isinstance(part, str))
-        found.append({**message, "content": text, PARTS: parts})
-    return found, images
+    """The messages for `octavo.text.content_format.with_parts`, as the server reads them, and their images in order.
+    Raises ValueError that names the message, or the part that is none of text, image_url and image_pil."""
+    found = [read_message(message, f"messages.{at}", _image) for at, message in enumerate(messages)]
+    return found, [part for message in found for part in message.get(PARTS, ()) if not isinstance(part, str)]
 
 
-def _part(part: Any, where: str) -> Any:
+def _image(part: Any, where: str) -> Any:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "text" and isinstance(part.get("text"), str):
-        return part["text"]
     if kind == "image_pil" and hasattr(part.get("image_pil"), "convert"):
         return part["image_pil"]
     if kind == "image_url":

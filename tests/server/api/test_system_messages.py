@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.entrypoints.generation.system_messages import rewritten
+from octavo.text.system_messages import rewritten
 
 TURNS = "{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}"
 # As the templates of Qwen3.5 and of Gemma 3 and Mistral do.
@@ -107,3 +107,22 @@ def test_nothing_is_lost_or_moved(messages):
         given = [m["role"] for m in messages if m["role"] not in ("system", "developer")]
         if not any(a == b == "user" for a, b in pairwise(given)):
             assert not any(a == b == "user" for a, b in pairwise(roles)), "turns alternate"
+
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1; cch=abc;"
+
+
+@pytest.mark.parametrize("told", [f"{BILLING}\nA", f"A\n{BILLING}", f"{BILLING} A"])
+def test_every_dialect_drops_the_billing_line_alone(strict, told):
+    server, _ = strict
+    user = {"role": "user", "content": "b"}
+    count = server.post("/tokenize", {"messages": [{"role": "system", "content": "A"}, user]}).json()["count"]
+    for system in (told, [{"type": "text", "text": BILLING}, {"type": "text", "text": told}]):
+        chat = server.post("/tokenize", {"messages": [{"role": "system", "content": system}, user]})
+        assert chat.json()["count"] == count
+        counted = server.post("/v1/messages/count_tokens", {"model": "m", "system": system, "messages": [user]})
+        assert counted.json()["input_tokens"] == count
+    counted = server.post("/v1/responses/input_tokens", {"model": "m", "instructions": told, "input": "b"})
+    assert counted.json()["input_tokens"] == count
+    chat = {"model": "m", "messages": [{"role": "system", "content": told}, user], "stream": False}
+    assert server.post("/api/chat", {**chat, "options": {"num_predict": 1}}).json()["prompt_eval_count"] == count

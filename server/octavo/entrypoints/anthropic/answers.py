@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from octavo.entrypoints.generation.messages import object_of
 from octavo.entrypoints.generation.parts import Part, Step
 from octavo.interface.outputs import CompletionOutput
+from octavo.text.messages import object_of
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 

@@ -27,18 +27,16 @@ from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation, FieldNames
 from octavo.entrypoints.generation.structured import Constraint, make_constraint
 from octavo.entrypoints.images import ImagePart
+from octavo.text.messages import without_billing
 
-# Claude Code puts a block in front that differs in every request: with it no prefix would be found in the cache.
-_BILLING = "x-anthropic-billing-header:"
 _FIELDS = FieldNames(function="", parameters="input_schema", choice="tool_choice.name", required="any")
 
 
 def conversation_of(body: CountTokensRequest) -> Conversation:
     """The conversation, its messages not checked yet."""
     messages = [message for at, given in enumerate(body.messages) for message in messages_of(given, f"messages.{at}")]
-    blocks = [block for block in body.system or [] if not block.text.startswith(_BILLING)]
-    if blocks:
-        messages.insert(0, {"role": "system", "content": _joined(blocks)})
+    if told := without_billing([block.text for block in body.system or []]):
+        messages.insert(0, {"role": "system", "content": "\n".join(told)})
     choice, thinking = body.tool_choice, body.thinking
     variables = {"enable_thinking": thinking.type != "disabled"} if thinking is not None else None
     return Conversation(

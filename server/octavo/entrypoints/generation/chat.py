@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,13 +14,11 @@ from octavo.entrypoints.generation.messages import (
     Conversation,
     check_messages,
     check_texts,
-    for_template,
     images_of,
 )
 from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
 from octavo.entrypoints.generation.run import PromptOptions, prepare_request
 from octavo.entrypoints.generation.structured import Constraint, after_reasoning, or_calls
-from octavo.entrypoints.generation.system_messages import rewritten
 from octavo.entrypoints.generation.tools.harmony import (
     STOPS,
     harmony_grammar,
@@ -36,8 +33,10 @@ from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
 from octavo.multimodal.items import ImageFeatures
-from octavo.text.chat_template import ChatTemplateError, check_variables
+from octavo.text.chat_template import check_variables
 from octavo.text.content_format import with_parts
+from octavo.text.messages import for_template
+from octavo.text.system_messages import rendered
 
 _TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
 _MANY_MESSAGES = 500  # from which checking them is worth a thread
@@ -227,10 +226,7 @@ def _render(state: ServerState, conversation: Conversation, options: PromptOptio
     def text_of(messages: list[dict[str, Any]]) -> str:
         return apply(with_parts(messages, template, state.engine.input_processor.images.placeholder))
 
-    try:
-        text = text_of(messages)
-    except ChatTemplateError as error:
-        text = _text_of_rewritten(messages, text_of, error)
+    text = rendered(messages, text_of)
     ids = state.engine.input_processor.tokenize(
         text, options.add_special_tokens, options.truncate_prompt_tokens, options.cache_salt
     )
@@ -238,16 +234,6 @@ def _render(state: ServerState, conversation: Conversation, options: PromptOptio
     if earlier and ids[:1] == earlier[:1] and ids[0] == tokenizer.bos_token_id:
         ids = ids[1:]
     return [*earlier, *ids] if earlier else ids
-
-
-def _text_of_rewritten(
-    messages: list[dict[str, Any]], apply: Callable[[list[dict[str, Any]]], str], error: ChatTemplateError
-) -> str:
-    """The prompt with system messages where the template takes them. Raises ``error`` if it takes no form of them."""
-    for form in rewritten(messages):
-        with suppress(ChatTemplateError):
-            return apply(form)
-    raise error
 
 
 def _template(state: ServerState, conversation: Conversation) -> str:

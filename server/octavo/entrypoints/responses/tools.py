@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.generation.messages import object_of
 from octavo.entrypoints.responses.protocol import (
     AdditionalToolsParam,
     CustomToolParam,
@@ -19,6 +18,7 @@ from octavo.entrypoints.responses.protocol import (
     NamespaceToolParam,
     ToolParam,
 )
+from octavo.text.messages import object_of
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,26 @@ before them stays the prefix that the KV cache has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
+from octavo.text.chat_template import ChatTemplateError
+
 _ROLES = ("system", "developer")
+
+
+def rendered(messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], str]) -> str:
+    """The prompt that ``render`` makes of the messages, with system messages where the template takes them. Raises its
+    ChatTemplateError for the messages as they are if it takes no form of them."""
+    try:
+        return render(messages)
+    except ChatTemplateError as error:
+        for form in rewritten(messages):
+            with suppress(ChatTemplateError):
+                return render(form)
+        raise error
 
 
 def rewritten(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

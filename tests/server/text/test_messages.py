@@ -1,0 +1,49 @@
+"""Instructions lose the line that a client adds for its maker's billing, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.text.messages import MessageError, read_message, without_billing
+
+BILLING = "x-anthropic-billing-header: cc_version=2.1.280.0d9; cc_entrypoint=cli; cch=fa690;"
+lines = st.text(alphabet="ab \t;=:", max_size=8)
+
+
+@given(before=st.lists(lines, max_size=3), after=st.lists(lines, max_size=3))
+def test_the_billing_line_goes_wherever_it_stands_and_the_rest_stays(before: list[str], after: list[str]) -> None:
+    text = "\n".join([*before, BILLING, *after])
+    rest = "\n".join([*before, *after])
+    assert without_billing([text]) == ([rest] if rest else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (f"{BILLING}You are", ["You are"]),
+        (f"{BILLING} You are", ["You are"]),
+        (f"  {BILLING}\r\nA\r\n", ["A\r\n"]),
+        (f"A\n{BILLING[:-1]}\n{BILLING}", ["A"]),
+        ("x-anthropic-billing-header: a new form\nA", ["x-anthropic-billing-header: a new form\nA"]),
+        (f"Never say {BILLING}", [f"Never say {BILLING}"]),
+        ("", [""]),
+    ],
+)
+def test_words_beside_the_billing_line_stay(text: str, left: list[str]) -> None:
+    assert without_billing([text]) == left
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_parts_of_nothing_but_billing_are_left_out_of_instructions_alone(role: str) -> None:
+    content = [{"type": "text", "text": BILLING}, {"type": "text", "text": "A"}]
+    read = lambda message: read_message(message, "messages.0", lambda part, where: None)["content"]  # noqa: E731
+    assert read({"role": role, "content": content}) == "A"
+    assert read({"role": "user", "content": content}) == f"{BILLING}\nA"
+
+
+def test_a_message_without_a_role_is_named() -> None:
+    with pytest.raises(MessageError, match=r"messages\.0\.role must be a string, got null") as refused:
+        read_message({"content": "a"}, "messages.0", lambda part, where: None)
+    assert refused.value.field == "messages.0.role"
