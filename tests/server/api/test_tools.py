@@ -295,7 +295,10 @@ def function(**fields) -> dict:
             {**function(name="f", parameters=NESTED), "tool_choice": {"type": "function", "function": {"name": "f"}}},
             ["tools.0.function.parameters"],
         ),
-        ({"tools": [NOW], "tool_choice": "required", "response_format": {"type": "json_object"}}, ["response_format"]),
+        (
+            {"tools": [NOW], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
+            ["structured_outputs.regex", "tool_choice"],
+        ),
     ],
 )
 def test_bad_tools_are_refused_by_name(server, fields, says):
@@ -371,6 +374,34 @@ def test_the_answers_form_leaves_room_for_calls(client, parallel):
             kinds.add("answer")
             assert json.loads(choice.message.content).keys() == {"a"}
     assert kinds == {"calls", "answer"}
+
+
+FORM = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+PLAIN = {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}}
+RESPONSES = {"input": "x", "max_output_tokens": 60, "tools": [{"type": "function", **PLAIN}],
+             "text": {"format": {"type": "json_schema", "name": "a", "schema": FORM, "strict": True}}}  # fmt: skip
+MESSAGES = {"messages": USER, "max_tokens": 60, "output_config": {"format": {"type": "json_schema", "schema": FORM}},
+            "tools": [{"name": "now", "input_schema": PLAIN["parameters"]}]}  # fmt: skip
+CHATS = {"messages": USER, "max_tokens": 60, "tools": [NOW]}
+NAMED = {"type": "function", "function": {"name": "now"}}
+OF_A_TEXT = {"type": "json_schema", "json_schema": {"name": "a", "schema": FORM, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "at"),
+    [
+        ("chat/completions", {**CHATS, "tool_choice": "required", "response_format": OF_A_TEXT}, "tool_calls"),
+        ("chat/completions", {**CHATS, "tool_choice": NAMED, "response_format": {"type": "json_object"}}, "tool_calls"),
+        ("responses", {**RESPONSES, "tool_choice": "required"}, "function_call"),
+        ("responses", {**RESPONSES, "tool_choice": {"type": "function", "name": "now"}}, "function_call"),
+        ("messages", {**MESSAGES, "tool_choice": {"type": "any"}}, "tool_use"),
+        ("messages", {**MESSAGES, "tool_choice": {"type": "tool", "name": "now"}}, "tool_use"),
+    ],
+)
+def test_a_demanded_call_wins_over_the_form_of_a_text(server, path, body, at):
+    answer = server.post(f"/v1/{path}", {"model": "tiny", "temperature": 1, "seed": 3, **body})
+    assert answer.status_code == 200, answer.text
+    assert f'"{at}"' in answer.text and '\\"a\\"' not in answer.text
 
 
 # LangChain

@@ -115,11 +115,17 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
 def combine_constraints(
     asked: Constraint | None, plan: ToolPlan, token_id: Callable[[str], int | None]
 ) -> Constraint | None:
-    """The constraint of an answer with tools. Raises APIError if the client's and that of tool_choice conflict."""
+    """The constraint of an answer with tools: a demanded call has no text to which the form of a text could apply.
+
+    Raises APIError if the client's constraint is on all of the output, and that of tool_choice is another.
+    """
     if asked is not None and plan.constraint is not None:
-        raise bad_request(
-            f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them", asked.field
-        )
+        if not asked.allows_calls:
+            raise bad_request(
+                f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them",
+                asked.field,
+            )
+        asked = None
     demanded = plan.constraint is not None and plan.parser is HarmonyParser  # in the model's own format
     if demanded or (asked is not None and asked.allows_calls):
         plan.or_calls = call_grammar(plan.parser, plan.functions, plan.max_calls, token_id, plan.strict)
