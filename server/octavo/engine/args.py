@@ -18,6 +18,7 @@ from octavo.fetch.description import stored_dtype
 from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.pooler_config import load_pooler_config, max_sequence_length
 from octavo.fetch.sources import resolve_model
+from octavo.fetch.tied_head import follow_tied_head
 from octavo.interface.config_checks import MAX_POSITIONS, num_positions, shown_value
 from octavo.interface.engine_config import (
     HEAD_METHODS,
@@ -124,7 +125,7 @@ class EngineArgs:
         """`create_engine_config` of files that have been found."""
         if self.load_format == "dummy" and files.format == "safetensors":
             files = replace(files, weights=())  # not even their headers are looked at
-        hf_config = load_hf_config(files, self.hf_overrides)
+        hf_config = follow_tied_head(files, load_hf_config(files, self.hf_overrides))
         own_len = num_positions(hf_config) or 2048
         max_model_len = self._max_model_len(own_len, hf_config)
         if self.max_model_len in _FITTING_LENGTHS:

@@ -17,7 +17,7 @@ from octavo.gguf.families import (
     long_rope,
 )
 from octavo.gguf.gemma import gemma_fields
-from octavo.gguf.header import GGUFFile
+from octavo.gguf.header import GGUFFile, TensorInfo
 from octavo.interface.config_checks import check_config, shown_value
 
 _NAMES = {  # config.json's field -> metadata key
@@ -60,6 +60,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     _check_supported(file)
     model_type, class_name = ARCHITECTURES[arch]
     heads = _stated(file, "attention.head_count")
+    tables = _tables(file)
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
@@ -74,8 +75,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "max_position_embeddings": _stated(file, "context_length"),
         "rope_theta": _shortest(_stated(file, "rope.freq_base", 10000.0)),
         "rope_scaling": _rope_scaling(file),
-        "vocab_size": (file.tensors["token_embd.weight"].shape or (0,))[0],
-        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "vocab_size": (tables[0].shape or (0,))[0],
+        "tie_word_embeddings": len(tables) < 2,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
         "bos_token_id": _token(file, "bos"),
@@ -107,7 +108,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         )
     if config.get("rope_scaling") is None and arch != "gemma4":
         config["rope_scaling"] = long_rope(file) or _from_frequency_factors(file, head_dim)
-    if stored := _FLOATS.get(file.tensors["token_embd.weight"].qtype):
+    if stored := _FLOATS.get(_tables(file)[0].qtype):
         config["dtype"] = stored
     return config
 
@@ -137,8 +138,13 @@ def _check_supported(file: GGUFFile) -> None:
     if not isinstance(parts, int) or parts > 1:
         raise ModelError(f"{file.path} is one part of {shown_value(parts)}; join them with llama-gguf-split --merge")
     for name in ("token_embd.weight", "output_norm.weight"):
-        if name not in file.tensors:
+        if name not in file.tensors and not (name.startswith("token_embd") and _tables(file)):
             raise ModelError(f"{file.path}: tensor {name!r} is missing; the file is damaged or one part of several")
+
+
+def _tables(file: GGUFFile) -> list[TensorInfo]:
+    """The table of tokens, and the head where it is another; a file with the head alone means it for both."""
+    return [file.tensors[name] for name in ("token_embd.weight", "output.weight") if name in file.tensors]
 
 
 def _check_vocabulary(file: GGUFFile, rows: int) -> None:

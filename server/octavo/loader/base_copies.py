@@ -6,14 +6,13 @@ import torch
 
 from octavo.errors import ModelError
 from octavo.layers.weights import WeightSource
-from octavo.loader.checkpoint import stored_weights
+from octavo.loader.checkpoint import HEAD, TABLE, stored_weights
 from octavo.models.base import CausalLM
 
 _ROWS = 4096  # that are compared at a time
 _FLOATS = ("F32", "F16", "BF16", "F64")
 # What a base may have been rounded to by the training that saved it.
 _ROUNDINGS = (torch.float64, torch.bfloat16, torch.float16)
-TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def check_copies(copies: dict[str, WeightSource], model: CausalLM, path: str) -> None:
@@ -24,12 +23,12 @@ def check_copies(copies: dict[str, WeightSource], model: CausalLM, path: str) ->
     base = {model.weight_name(name): source for name, source in stored_weights(model.config)}
     for module, copy in copies.items():
         name = model.weight_name(f"{module}.weight")
-        if name not in TABLES or copy.qtype not in _FLOATS:
+        if name not in (TABLE, HEAD) or copy.qtype not in _FLOATS:
             raise ModelError(
                 f"{path}: tensor {copy.name[:200]!r} is not a matrix of LoRA (DoRA, biases and whole modules are not "
                 "supported)"
             )
-        own = base.get(name) or next((base[one] for one in TABLES if one in base), None)  # a tied model stores one
+        own = base.get(name) or base.get(TABLE)  # a tied model stores one
         what = f"{path}: tensor {copy.name!r} is a copy of the base's table of tokens"
         way_out = "save the adapter with save_embedding_layers=False"
         if own is None or own.qtype not in _FLOATS:

@@ -11,7 +11,10 @@ from octavo.interface.engine_config import ModelConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSource
+from octavo.models.base import CausalLM, Model
 from octavo.models.registry import model_class
+
+TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # by the weights' own names
 
 # Fields of config.json, and how checkpoints number what they count.
 _COUNTED = {
@@ -46,7 +49,19 @@ def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple
         stored = (entry for entry in stored if _layer_of(entry[0]) < config.num_layers)
     weights = list(chain.from_iterable(cls.experts_apart(name, source, config) for name, source in stored))
     _check_counts(config, [name for name, _ in weights])
-    return weights
+    return _with_table(weights, cls, config)
+
+
+def _with_table(
+    weights: list[tuple[str, WeightSource]], cls: type[Model], config: ModelConfig
+) -> list[tuple[str, WeightSource]]:
+    """``weights`` with the head of a tied model as the table of tokens, where the checkpoint has the head alone."""
+    if not issubclass(cls, CausalLM) or not config.hf_config.get("tie_word_embeddings", cls.ties_embeddings):
+        return weights
+    own_names = [cls.weight_name(name) for name, _ in weights]
+    if TABLE in own_names or HEAD not in own_names:
+        return weights
+    return [(TABLE if own == HEAD else name, source) for own, (name, source) in zip(own_names, weights, strict=True)]
 
 
 def _prediction_layers(

@@ -157,6 +157,7 @@ class CausalLM(Model):
 
     model: Decoder
     lm_head: ParallelLMHead
+    ties_embeddings: ClassVar[bool] = False  # where config.json does not say tie_word_embeddings
     # What all layers keep of a token in the model's dtype, and where this stage's begin; without stages: None.
     specs_of_all: tuple[list[KVCacheSpec], int] | None = None
 

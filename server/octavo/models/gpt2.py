@@ -62,10 +62,11 @@ class GPT2LMHeadModel(CausalLM):
         (r"\.mlp\.c_proj\.", ".mlp.fc2."),
         *CausalLM.checkpoint_names,
     ]
+    ties_embeddings: ClassVar[bool] = True
     transposed_weights: ClassVar[str | None] = r"\.(qkv_proj|o_proj|fc1|fc2)\.weight$"
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
         self.model = decoder = GPT2Decoder(config, tp)
-        tied = decoder.embed_tokens if config.hf_config.get("tie_word_embeddings", True) else None
+        tied = decoder.embed_tokens if config.hf_config.get("tie_word_embeddings", self.ties_embeddings) else None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, tp, tied)

@@ -22,8 +22,7 @@ from octavo.models.base import CausalLM
 class LlamaForCausalLM(CausalLM):
     """RMSNorm before attention and before a gated MLP, rotary positions. Variations override the parts they change."""
 
-    # What config.json means by not saying tie_word_embeddings; whether the head has a bias; whether logits are capped.
-    ties_embeddings: ClassVar[bool] = False
+    # Whether the head has a bias; whether logits are capped.
     head_bias: ClassVar[bool] = False
     caps_logits: ClassVar[bool] = False  # others say final_logit_softcapping without effect
 

@@ -97,9 +97,10 @@ class OPTForCausalLM(CausalLM):
         (r"\.(fc[12])\.", r".mlp.\1."),
         *CausalLM.checkpoint_names,
     ]
+    ties_embeddings: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
         self.model = decoder = OPTDecoder(config, tp)
-        tied = config.hf_config.get("tie_word_embeddings", True)
+        tied = config.hf_config.get("tie_word_embeddings", self.ties_embeddings)
         self.lm_head = ParallelLMHead(config.vocab_size, decoder.embed_size, tp, decoder.embed_tokens if tied else None)

@@ -117,6 +117,8 @@ def _found_in(entries: Iterable[tuple[str, str | Codes]]) -> Stored | None:
     for path, kind in entries:
         if types.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.", path), kind) != kind:
             return None
+    if "lm_head" in types:  # alone it is a tied model's table
+        types.setdefault("model.embed_tokens", types["lm_head"])
     return lambda path: _type_of(types, path)
 
 
