@@ -22,6 +22,7 @@ from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import Events, Problem
 from octavo_operator.gateway_links import GatewayLinks
 from octavo_operator.group_rivals import rivals
+from octavo_operator.hanging import makers
 from octavo_operator.image_rollout import ImageRollout
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.lease import LeaderElector
@@ -168,8 +169,8 @@ class Controller:
             )
         children = self.store.children(key)
         pods, fetching = pods_of(children), pods_of(children, names.PREFETCH)
-        others = [*pods_of(children, names.WORKER), *fetching]
-        pod_events, events_due = await self._pod_events.read(key, [*pods, *others], time.time())
+        others = [*pods_of(children, names.WORKER), *fetching, *pods_of(children, names.ROUTER)]
+        pod_events, events_due = await self._pod_events.read(key, [*pods, *others], time.time(), makers(children))
         start = self.pod_starts.last(key, pods, deployment.status.get("start"))
         return await self._carry_out(
             deployment, lambda problem: self._compute(deployment, pod_events, start, problem), events_due

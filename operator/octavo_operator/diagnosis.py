@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.render.names import ENGINE, FETCH, ROUTER
+from octavo_operator.api.common import GATEWAY_LABEL
+from octavo_operator.render.names import ENGINE, FETCH, PICKER, ROUTER
 from octavo_operator.times import parse_time
 
 Json = dict[str, Any]
@@ -22,12 +23,13 @@ class Problem:
     message: str
 
 
+NODE_NOT_READY, GATES_NOT_READY = "NodeNotReady", "ReadinessGatesNotReady"
 # The most specific first, for when pods differ.
 _BY_SEVERITY = (
     "OOMKilled", "Unauthorized", "GatedModel", "ModelNotFound", "CacheFull", "DownloadFailed",
     "SecretNotFound", "ConfigMapNotFound", "ImagePullBackOff", "CrashLoop", "ContainerError", "PVCNotFound",
-    "PVCPending", "VolumeInUse", "VolumeNotMounted", "SandboxNotCreated", "PodNotStarted", "InsufficientGPU",
-    "InsufficientResources", "Unschedulable",
+    "PVCPending", "VolumeInUse", "VolumeNotMounted", "SandboxNotCreated", NODE_NOT_READY, GATES_NOT_READY,
+    "PodNotStarted", "InsufficientGPU", "InsufficientResources", "SchedulingGated", "Unschedulable",
 )  # fmt: skip
 
 
@@ -44,7 +46,11 @@ def diagnose(pod: Json, gpu_resource: str | None = None, events: Sequence[Json] 
     """What keeps `pod` from serving; None: it serves, is starting or terminating. `events`: of this pod, if it hangs;
     `gpu_resource`: the extended resource that it requests."""
     status = pod.get("status") or {}
-    if "deletionTimestamp" in pod["metadata"] or is_finished(pod):
+    if is_finished(pod):
+        return None
+    if lost := next((one for one in events if one.get("reason") == NODE_NOT_READY), None):
+        return _diagnose_event(lost)  # whatever the pod's status says: nobody keeps it current
+    if "deletionTimestamp" in pod["metadata"]:
         return None
     for container in status.get("initContainerStatuses") or []:
         if found := _diagnose_container(container, pod):
@@ -52,7 +58,7 @@ def diagnose(pod: Json, gpu_resource: str | None = None, events: Sequence[Json] 
     for container in status.get("containerStatuses") or []:
         if found := _diagnose_container(container, pod):
             return found
-    if (last := _last_event(events)) and last.get("type") == "Warning":
+    if (last := last_event(events)) and last.get("type") == "Warning":
         return _diagnose_event(last)
     for condition in status.get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -126,9 +132,10 @@ def claim_pending(claim: Json | None, pods: list[Json], now: float) -> tuple[Pro
 
 
 def _unschedulable(condition: Json, gpu_resource: str | None) -> Problem | None:
-    message = condition.get("message", "")
-    if condition.get("reason") not in ("Unschedulable", "SchedulerError"):
-        return None
+    message, reason = condition.get("message", ""), condition.get("reason", "")
+    if reason == "SchedulingGated":
+        text = "the pod waits for its scheduling gates, as a queue such as Kueue sets them, to be taken away"
+        return Problem(reason, f"{text}. Scheduler: {_short(message)}")
     if match := re.search(r'persistentvolumeclaim "([^"]+)" not found', message):
         return Problem(
             "PVCNotFound",
@@ -164,22 +171,26 @@ _IMAGE = (
 )  # fmt: skip
 
 
+_USUAL_WAITS = ("ContainerCreating", "PodInitializing", "CrashLoopBackOff")  # of which more is known elsewhere
+
+
 def image_pull_progress(events: Sequence[Json]) -> str | None:
     """The image pull that a hanging pod waits for; None: it waits for something else."""
-    last = _last_event(events)
+    last = last_event(events)
     if last is None or last.get("reason") != "Pulling":
         return None
     since = last.get("firstTimestamp") or last.get("eventTime") or ""
     return f"{_short(last.get('message', ''))} since {since}; a large image takes minutes"
 
 
-def _last_event(events: Sequence[Json]) -> Json | None:
-    """The event about what a pod waits for now. Of several within a second, a warning."""
-    found = [one for one in events if one.get("reason") != "Scheduled"]
-    return max(found, key=lambda one: (_event_time(one), one.get("type") == "Warning"), default=None)
+def last_event(events: Sequence[Json]) -> Json | None:
+    """The event about what a pod waits for now; None: none says. Of several within a second, a warning."""
+    found = [one for one in events if one.get("reason") not in ("Scheduled", "SandboxChanged")]
+    return max(found, key=lambda one: (event_time(one), one.get("type") == "Warning"), default=None)
 
 
-def _event_time(event: Json) -> float:
+def event_time(event: Json) -> float:
+    """When it happened last, in seconds."""
     series = event.get("series") or {}
     stamps = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return max((int(parse_time(stamp)) for stamp in stamps if stamp), default=0)
@@ -208,6 +219,12 @@ def _diagnose_event(event: Json) -> Problem:
             "SandboxNotCreated",
             f"the node cannot create the pod's sandbox or network; see the node and its CNI plugin. {_short(message)}",
         )
+    if reason == NODE_NOT_READY:
+        way_out = "repair it, or delete it, and its pods start elsewhere"
+        return Problem(reason, f"the node of a pod does not answer; {way_out}. {_short(message)}")
+    if reason == GATES_NOT_READY:
+        text = "the containers are ready and a readiness gate of the pod is closed; see the controller that opens it"
+        return Problem(reason, f"{text}. {_short(message)}")
     return Problem("PodNotStarted", f"the pod hangs before its containers start. {reason}: {_short(message)}")
 
 
@@ -220,7 +237,7 @@ def _diagnose_container(status: Json, pod: Json) -> Problem | None:
     waiting = (status.get("state") or {}).get("waiting") or {}
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _IMAGE:
-        where = "router.image in the operator's chart" if name == ROUTER else "engine.image"
+        where = "router.image in the operator's chart" if name in (ROUTER, PICKER) else "engine.image"
         return Problem(
             "ImagePullBackOff",
             f"image {status.get('image', '')} cannot be pulled; check {where} and engine.imagePullSecrets. "
@@ -236,6 +253,8 @@ def _diagnose_container(status: Json, pod: Json) -> Problem | None:
         return Problem("ContainerError", f"container {name} cannot be created: {_short(message)}")
     if reason in ("CreateContainerError", "RunContainerError", "StartError"):
         return Problem("ContainerError", f"container {name} cannot be started: {_short(message)}")
+    if reason and reason not in _USUAL_WAITS:
+        return Problem("PodNotStarted", f"container {name} waits. {reason}: {_short(message)}")
     terminated = (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get("terminated")
     if status.get("ready") or not terminated or (name == FETCH and terminated.get("exitCode") == 0):
         return None
@@ -264,8 +283,9 @@ def _restarts(count: int) -> str:
 
 def _out_of_memory(name: str, pod: Json) -> Problem:
     """Names the limit that was exceeded: the spec's, a LimitRange's default, or the node's memory."""
-    what = {FETCH: "the download", ROUTER: "a router"}.get(name, "the engine")
-    field = "routing.prefix.resources" if name == ROUTER else "resources"
+    what = {FETCH: "the download", ROUTER: "a router", PICKER: "a router's picker"}.get(name, "the engine")
+    routing = "routing" if GATEWAY_LABEL in (pod["metadata"].get("labels") or {}) else "routing.prefix"
+    field = {ROUTER: f"{routing}.resources", PICKER: f"{routing}.pickerResources"}.get(name, "resources")
     spec = pod.get("spec") or {}
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
     found = next((one for one in containers if one["name"] == name), None)
@@ -282,7 +302,7 @@ def _out_of_memory(name: str, pod: Json) -> Problem:
             f"{what} was killed because its node ran out of memory (it has no limit of its own); set "
             f"{field}.requests.memory to the actual usage"
         )
-    elif name == ROUTER:
+    elif name in (ROUTER, PICKER):
         text = f"{what} exceeded {field}.limits.memory ({limit}); raise it"
     else:
         text = f"{what} exceeded resources.limits.memory ({limit}); raise it, or lower engine.maxModelLen or maxNumSeqs"

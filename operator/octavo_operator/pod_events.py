@@ -1,51 +1,29 @@
-"""Events of pods that hang before their containers start: volumes that cannot be mounted, failed sandboxes, slow image
-pulls. The status of such a pod says ContainerCreating only; its events say why.
+"""What the cluster says of pods that hang: volumes that cannot be mounted, failed sandboxes, slow image pulls, nodes
+that do not answer. The status of such a pod says ContainerCreating only, or that it is not ready; its events and its
+node say why. Of pods that are never made, the events of the controllers that should make them do (hanging.py).
 
-Events are not watched, since clusters have many. Those of a pod are read once it has been waiting for a while.
+Events and nodes are not watched, since clusters have many. They are read once a pod has been waiting for a while.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from octavo_operator.diagnosis import Events
+from octavo_operator.diagnosis import NODE_NOT_READY, Events
+from octavo_operator.hanging import SILENT_AFTER_SECONDS, Subject, hanging_pods, node_remark, silence_remark
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.resources import RESOURCES
 from octavo_operator.kube.store import Key
-from octavo_operator.times import parse_time
 
 logger = logging.getLogger("octavo.operator")
 
 Json = dict[str, Any]
 
-HANGING_AFTER_SECONDS = 20.0
-_CREATING = ("ContainerCreating", "PodInitializing")  # waiting reasons that say nothing about a cause
 _CACHE_SECONDS = 15.0
-_MAX_PODS = 5  # of one LLMDeployment: nearly always all hang for the same reason
-
-
-def waiting_since(pod: Json) -> float | None:
-    """Since when a scheduled pod has been waiting for its next container to be created; None: it is not waiting."""
-    status = pod.get("status") or {}
-    if "deletionTimestamp" in pod["metadata"] or status.get("phase", "Pending") != "Pending":
-        return None
-    scheduled: Json = next((one for one in status.get("conditions") or [] if one["type"] == "PodScheduled"), {})
-    if scheduled.get("status") != "True":
-        return None
-    since = parse_time(scheduled.get("lastTransitionTime") or pod["metadata"]["creationTimestamp"])
-    for one in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        state = one.get("state") or {}
-        if ended := state.get("terminated"):
-            if ended.get("exitCode") == 0:
-                since = max(since, parse_time(ended["finishedAt"]) if ended.get("finishedAt") else since)
-                continue
-            return None
-        if "running" in state and not one.get("ready"):
-            return None
-        if (state.get("waiting") or {}).get("reason", _CREATING[0]) not in _CREATING:
-            return None
-    return since
+_MAX_SUBJECTS = 5  # of one LLMDeployment: nearly always all hang for the same reason
 
 
 class PodEvents:
@@ -54,42 +32,76 @@ class PodEvents:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
         self._known: dict[Key, dict[str, tuple[float, list[Json]]]] = {}
-        self._is_forbidden = False
+        self._forbidden: set[str] = set()  # kinds
 
-    async def read(self, key: Key, pods: list[Json], now: float) -> tuple[Events, float | None]:
-        """Events of hanging pods, and seconds until they are to be read again (None: no pod is waiting)."""
-        waiting = [(pod, since) for pod in pods if (since := waiting_since(pod)) is not None]
-        hanging = [pod for pod, since in waiting if now - since >= HANGING_AFTER_SECONDS][:_MAX_PODS]
+    async def read(
+        self, key: Key, pods: list[Json], now: float, makers: Sequence[Subject] = ()
+    ) -> tuple[Events, float | None]:
+        """What is said of hanging pods and of `makers`, and seconds until it is to be read again (None: nothing
+        hangs)."""
+        waiting = [*hanging_pods(pods), *makers]
+        hanging = [one for one in waiting if now >= one.due][:_MAX_SUBJECTS]
         known = self._known.pop(key, {})
         kept: dict[str, tuple[float, list[Json]]] = {}
-        for pod in hanging:
-            uid = pod["metadata"]["uid"]
-            if uid in known and now - known[uid][0] < _CACHE_SECONDS:
-                kept[uid] = known[uid]
+        for one in hanging:
+            before = known.get(one.key)
+            if before and now - before[0] < _CACHE_SECONDS:
+                kept[one.key] = before
             else:
-                found = await self._read(key[0], uid)
-                kept[uid] = (now, known[uid][1] if found is None and uid in known else found or [])
+                found = await self._read(key[0], one.selector)
+                events = found if found is not None else _without_remarks(before[1] if before else [])
+                kept[one.key] = (now, [*events, *await self._remarks(one, events, now)])
         if kept:
             self._known[key] = kept
-        dues = [since + HANGING_AFTER_SECONDS - now for _, since in waiting if now - since < HANGING_AFTER_SECONDS]
+        dues = [one.due - now for one in waiting if one.due > now]
         dues += [read_at + _CACHE_SECONDS - now for read_at, _ in kept.values()]
+        dues += [late for one in hanging if one.pod and (late := one.since + SILENT_AFTER_SECONDS - now) > 0]
         return {uid: events for uid, (_, events) in kept.items()}, max(min(dues), 0.0) + 0.1 if dues else None
 
     def forget(self, key: Key) -> None:
         """The LLMDeployment is gone."""
         self._known.pop(key, None)
 
-    async def _read(self, namespace: str, uid: str) -> list[Json] | None:
-        """None: they could not be read."""
-        params = {"fieldSelector": f"involvedObject.uid={uid}", "limit": "100"}
+    async def _remarks(self, one: Subject, events: list[Json], now: float) -> list[Json]:
+        """What the operator says itself of a pod."""
+        if one.pod is None:
+            return []
+        stamp = datetime.fromtimestamp(int(one.since), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        said = [silence_remark(one, events, stamp, now)]
+        if name := (one.pod.get("spec") or {}).get("nodeName"):
+            stopped = (one.pod.get("status") or {}).get("phase") == "Running" and said[0] is None
+            said.append(node_remark(name, await self._node(name), stopped))
+        return [{**remark, _OURS: True} for remark in said if remark]
+
+    async def _node(self, name: str) -> Json | None:
+        """{}: there is none; None: it could not be read."""
         try:
-            return list((await self._client.call("GET", RESOURCES["Event"].path(namespace), params=params))["items"])
-        except ApiError as error:
-            if error.status == 403 and not self._is_forbidden:
-                self._is_forbidden = True
-                logger.warning(
-                    "reading events of pods is forbidden, so the status lacks some causes: %s", error.message
-                )
-        except TRANSPORT_ERRORS as error:
-            logger.debug("reading events of a pod failed: %r", error)
+            return await self._client.get("Node", "", name) or {}
+        except (*TRANSPORT_ERRORS, ApiError) as error:
+            self._note("nodes", error)
         return None
+
+    async def _read(self, namespace: str, selector: str) -> list[Json] | None:
+        """None: they could not be read."""
+        params = {"fieldSelector": selector, "limit": "100"}
+        try:
+            found = await self._client.call("GET", RESOURCES["Event"].path(namespace), params=params)
+        except (*TRANSPORT_ERRORS, ApiError) as error:
+            self._note("events of pods", error)
+            return None
+        # A node that was not ready an hour ago may be; what it is now is read.
+        return [one for one in found["items"] if one.get("reason") != NODE_NOT_READY]
+
+    def _note(self, what: str, error: Exception) -> None:
+        if not isinstance(error, ApiError) or error.status != 403:
+            logger.debug("reading %s failed: %r", what, error)
+        elif what not in self._forbidden:
+            self._forbidden.add(what)
+            logger.warning("reading %s is forbidden, so the status lacks some causes: %s", what, error.message)
+
+
+_OURS = "octavo"  # marks remarks among events
+
+
+def _without_remarks(events: list[Json]) -> list[Json]:
+    return [one for one in events if _OURS not in one]

@@ -12,8 +12,10 @@ from typing import Any
 from octavo_operator.api import LLMDeployment
 from octavo_operator.children import child, pods_of
 from octavo_operator.diagnosis import Events, Problem, diagnose, most_severe
+from octavo_operator.hanging import said_by
 from octavo_operator.kube.store import Observed
 from octavo_operator.plan import recorded_template
+from octavo_operator.refusals import refused_in_events
 from octavo_operator.render.names import PREFETCH
 from octavo_operator.render.prefetch import expected_prefetch, fetched_model
 from octavo_operator.times import parse_time
@@ -69,6 +71,8 @@ def observe(
     problems = [one for pod in pods if (one := diagnose(_unready(pod), None, events.get(pod["metadata"]["uid"], ())))]
     if problems or pods:
         return Prefetch(job, True, most_severe(problems))
+    if refused := refused_in_events(said_by("Job", events), "resources"):
+        return Prefetch(job, True, refused)
     remaining = parse_time(found["metadata"].get("creationTimestamp") or "1970-01-01T00:00:00Z") + _POD_SECONDS - now
     if remaining > 0:
         return Prefetch(job, True, requeue_after=remaining)

@@ -95,10 +95,10 @@ def reconcile(
         plan, planning = _plan(gateway, children, candidates, config, apis)
         problem = problem or planning
     pods = [pod for pod in pods_of(children, names.ROUTER) if not is_finished(pod)]
-    pod_problem, requeue_after = router_problem(pods, pod_events, now)
+    live = child(children, "Deployment", names.router(gateway.name))
+    pod_problem, requeue_after = router_problem(live, pods, pod_events, now, "routing.resources")
     if plan.waits:
         requeue_after = 2.0
-    live = child(children, "Deployment", names.router(gateway.name))
     available = ((live or {}).get("status") or {}).get("availableReplicas", 0)
     ready = _ready(gateway, available, problem or pod_problem)
     conditions = [

@@ -14,6 +14,7 @@ from octavo_operator.api import LLMDeployment
 from octavo_operator.children import child, pods_of
 from octavo_operator.diagnosis import Events, Problem, diagnose, is_finished, most_severe
 from octavo_operator.kube.store import ObjectRef, Observed
+from octavo_operator.refusals import refused_pods
 from octavo_operator.render import names
 from octavo_operator.render.network import GATEWAYS, router_peer
 from octavo_operator.render.router.objects import Stage
@@ -55,19 +56,26 @@ def observe(deployment: LLMDeployment, children: list[Observed], events: Events,
     stage, stage_due = _stage(deployment, children, routers, now)
     if not stage.has_routers:
         return Routers(stage, live, pods, requeue_after=stage_due)
-    problem, problem_due = router_problem(pods, events, now)
+    problem, problem_due = router_problem(live, pods, events, now, "routing.prefix.resources")
     due = min((one for one in (stage_due, problem_due) if one is not None), default=None)
     return Routers(stage, live, pods, problem, due)
 
 
-def router_problem(pods: list[Json], events: Events, now: float) -> tuple[Problem | None, float | None]:
-    """The problem of one of these routers, and seconds until there may be one. `events`: of hanging pods, by uid."""
-    found = [one for pod in pods if (one := diagnose(pod, None, events.get(pod["metadata"].get("uid", ""), [])))]
+def router_problem(
+    live: Json | None, pods: list[Json], events: Events, now: float, resources: str
+) -> tuple[Problem | None, float | None]:
+    """The problem of these routers, and seconds until there may be one. `live`: their Deployment; `events`: of hanging
+    pods, by uid; `resources`: the field that sets theirs."""
+    status = (live or {}).get("status") or {}
+    enough = status.get("availableReplicas", 0) >= ((live or {}).get("spec") or {}).get("replicas", 1)
+    counted = [pod for pod in pods if not (enough and "deletionTimestamp" in pod["metadata"])]
+    found = [one for pod in counted if (one := diagnose(pod, None, events.get(pod["metadata"].get("uid", ""), [])))]
     problem = most_severe(found)
     if problem and problem.reason == "CrashLoop" and "configuration" in problem.message:
         problem = Problem("ConfigRejected", problem.message)
     silent, due = _not_listening(pods, now)
-    return problem or silent, due
+    refused = refused_pods(status.get("conditions") or [], resources)
+    return problem or silent or refused, due
 
 
 def kept_objects(deployment: LLMDeployment, stage: Stage) -> frozenset[ObjectRef]:

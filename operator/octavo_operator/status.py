@@ -36,8 +36,10 @@ from octavo_operator.diagnosis import (
 )
 from octavo_operator.group_endings import ending
 from octavo_operator.group_places import Places
+from octavo_operator.hanging import said_by
 from octavo_operator.image_rollout import ImageTurn
 from octavo_operator.prefetch import Prefetch
+from octavo_operator.refusals import refused_in_events, refused_pods
 from octavo_operator.render import names
 from octavo_operator.render.workload import KIND as GROUPS
 from octavo_operator.rollout import revision
@@ -202,7 +204,9 @@ def make_condition(kind: str, status: bool | None, reason: str, message: str) ->
 def _find_problem(deployment: LLMDeployment, seen: Observation) -> Problem | None:
     gpu = deployment.spec.accelerator.resource if deployment.spec.accelerator else None
     pods = [*seen.pods, *seen.workers]
-    found = [(pod, problem) for pod in pods if (problem := diagnose(pod, gpu, _events(seen, pod)))]
+    enough = seen.workload.available >= deployment.replicas  # those that cannot end do no harm then
+    counted = [pod for pod in pods if not (enough and "deletionTimestamp" in pod["metadata"])]
+    found = [(pod, problem) for pod in counted if (problem := diagnose(pod, gpu, _events(seen, pod)))]
     one = most_severe([problem for _, problem in found])
     if seen.places.problem and (one is None or one.reason in NO_PLACE):
         return seen.places.problem
@@ -216,21 +220,11 @@ def _find_problem(deployment: LLMDeployment, seen: Observation) -> Problem | Non
         return one
     if seen.workload.available < deployment.replicas and (one := eviction_problem(pods)):
         return one
+    if one := refused_pods(seen.workload.conditions, "resources"):
+        return one
+    if is_grouped and (one := refused_in_events(said_by("StatefulSet", seen.pod_events), "resources")):
+        return one
     for condition in seen.workload.conditions:
-        message = condition.get("message", "")
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            if "exceeded quota" in message:
-                return Problem(
-                    "QuotaExceeded",
-                    f"the namespace's quota is exhausted; raise it or lower resources. {message}",
-                )
-            if "violates PodSecurity" in message:
-                return Problem(
-                    "PodSecurityViolation",
-                    "the namespace's Pod Security level rejects the pods; see spec.podPatches and model.cache.mode. "
-                    f"{message}",
-                )
-            return Problem("PodsNotCreated", f"creating pods fails: {message}")
         if condition["type"] == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
             return Problem(
                 "ProgressDeadlineExceeded",

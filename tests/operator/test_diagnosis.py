@@ -20,7 +20,8 @@ from octavo.fetch.sources import resolve_model
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diagnosis import diagnose
-from octavo_operator.pod_events import PodEvents, waiting_since
+from octavo_operator.hanging import waiting_since
+from octavo_operator.pod_events import PodEvents
 from octavo_operator.render import expected_template
 from octavo_operator.rollout import make_room
 from octavo_operator.status import Observation, expected_status

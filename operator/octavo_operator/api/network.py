@@ -37,6 +37,21 @@ class RouterResources(Resources):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PickerResources(Resources):
+    """`spec.routing.prefix.pickerResources`."""
+
+    requests: dict[str, Amount] = spec_field(
+        "Resources that the scheduler reserves for a picker. Default: cpu 50m, memory 64Mi.",
+        default={},
+        override=RESOURCE_MAP,
+        rules=(WHOLE_BYTES,),
+    )
+    limits: dict[str, Amount] = spec_field(
+        "Maximum resources of a picker. Default: memory 256Mi.", default={}, override=RESOURCE_MAP, rules=(WHOLE_BYTES,)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Affinity:
     """What routers route by, and their size: of `spec.routing.prefix` and of a gateway."""
 
@@ -61,6 +76,9 @@ class Affinity:
         maximum=65536,
     )
     resources: RouterResources = spec_field("CPU and memory of each router.", default=RouterResources)
+    picker_resources: PickerResources = spec_field(
+        "CPU and memory of the picker beside each router.", default=PickerResources
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,14 +51,15 @@ def manifest() -> dict[str, Any]:
     }  # fmt: skip
     spec = object_schema(LLMGatewaySpec, "Desired state.")
     # Small beats early: the API server judges quantities in the Deployment as well, and Degraded quotes it.
-    resources = spec["properties"]["routing"]["properties"]["resources"]
-    del resources["x-kubernetes-validations"]
-    for amounts in resources["properties"].values():
-        amounts["additionalProperties"] = {**INT_OR_STRING, "maxLength": 32}
+    routing = spec["properties"]["routing"]["properties"]
+    for resources in (routing["resources"], routing["pickerResources"]):
+        del resources["x-kubernetes-validations"]
+        for amounts in resources["properties"].values():
+            amounts["additionalProperties"] = {**INT_OR_STRING, "maxLength": 32}
     about = "One address for the models of several LLMDeployments."
     return generate.definition(names, generate.version(KIND, about, spec, STATUS, COLUMNS, {"status": {}}))
 
 
 def text() -> str:
     """The CRD as YAML."""
-    return generate.yaml_text(manifest(), flow=400, width=200)
+    return generate.yaml_text(manifest(), flow=2000, width=400)

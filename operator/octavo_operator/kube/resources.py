@@ -44,6 +44,7 @@ RESOURCES = {
     "HTTPRoute": Resource("gateway.networking.k8s.io/v1", "httproutes"),
     "EndpointSlice": Resource("discovery.k8s.io/v1", "endpointslices"),
     "Pod": Resource("v1", "pods"),
+    "Node": Resource("v1", "nodes"),
     "Event": Resource("v1", "events"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
 }

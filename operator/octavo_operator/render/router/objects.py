@@ -17,6 +17,7 @@ from typing import Any
 from octavo_operator.api import LLMDeployment
 from octavo_operator.api.lifecycle import Lifecycle
 from octavo_operator.api.network import Affinity, Hold
+from octavo_operator.api.resources import Resources
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diff import digest, quantity
 from octavo_operator.render import names
@@ -29,6 +30,8 @@ BOOTSTRAP = "octavo.dev/router-bootstrap"  # annotation of the pods: hash of the
 _CONFIG_VOLUME = "config"
 _REQUESTS = {"cpu": "100m", "memory": "128Mi"}
 _MEMORY_LIMIT = "1Gi"  # eight images of 20 MB at once: a router holds copies of each for a moment
+_PICKER_REQUESTS = {"cpu": "50m", "memory": "64Mi"}
+_PICKER_MEMORY_LIMIT = "256Mi"
 PICKER_GRPC_PORT = 9002  # on loopback
 _WORKERS = 2  # threads of a router without a limit of CPU: not one for each core of the node
 
@@ -156,7 +159,7 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
     """The pod template of routers, of an LLMDeployment's or of a gateway's."""
     lifecycle = frame.lifecycle
     ids = {} if frame.assigned_ids else dict.fromkeys(("runAsUser", "runAsGroup"), names.USER_ID)
-    wanted = _resources(frame.affinity)
+    wanted = _resources(frame.affinity.resources, _REQUESTS, _MEMORY_LIMIT)
     drain = [str(number) for number in (lifecycle.pre_stop_seconds, lifecycle.drain_seconds, settings.admin_port)]
     volumes = [{"name": _CONFIG_VOLUME, "configMap": {"name": frame.config_map}}]
     mounts = [{"name": _CONFIG_VOLUME, "mountPath": settings.directory, "readOnly": True}]
@@ -244,7 +247,7 @@ def _picker(image: str, settings: RouterSpec, frame: PodFrame, hold: Hold, drain
             {"name": "management", "containerPort": names.PICKER_PORT, "protocol": "TCP"},
             {"name": "control", "containerPort": names.CONTROL_PORT, "protocol": "TCP"},
         ],
-        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        "resources": _resources(frame.affinity.picker_resources, _PICKER_REQUESTS, _PICKER_MEMORY_LIMIT),
         # Once it knows its replicas; Envoy serves without it, so one that fails later is restarted, not gone around.
         "readinessProbe": {**held, "periodSeconds": 1, "failureThreshold": 100},
         "livenessProbe": {**held, "initialDelaySeconds": 30, "periodSeconds": 10, "failureThreshold": 6},
@@ -311,14 +314,14 @@ def _manifest(deployment: LLMDeployment, api_version: str, kind: str, body: Json
     return names.manifest(deployment, api_version, kind, body, name, component=names.ROUTER)
 
 
-def _resources(affinity: Affinity) -> Json:
-    requests = {name: str(value) for name, value in affinity.resources.requests.items()}
-    limits = {name: str(value) for name, value in affinity.resources.limits.items()}
-    for name, value in _REQUESTS.items():
+def _resources(wanted: Resources, default_requests: dict[str, str], memory_limit: str) -> Json:
+    requests = {name: str(value) for name, value in wanted.requests.items()}
+    limits = {name: str(value) for name, value in wanted.limits.items()}
+    for name, value in default_requests.items():
         if name not in limits:  # a limit without a request is the request, too
             requests.setdefault(name, value)
     if "memory" not in limits:
-        limits["memory"] = max(_MEMORY_LIMIT, requests["memory"], key=quantity)
+        limits["memory"] = max(memory_limit, requests["memory"], key=quantity)
     return {"requests": requests, "limits": limits} if requests else {"limits": limits}
 
 
