@@ -23,7 +23,8 @@ class _Speller:
     def __init__(self, read: LLTokenizer, backend: Tokenizer, eos_token_id: int) -> None:
         backend.encode_special_tokens = True
         self.eos_token_id = eos_token_id
-        self.tokens = [_bytes_of(read, token_id) for token_id in range(read.vocab_size)]
+        # A number that is no token is one of the special ones, whose text is never asked for.
+        self.tokens = [read.decode_bytes([token_id]) for token_id in range(read.vocab_size)]
         self.special_token_ids = [number for number in range(read.vocab_size) if read.is_special_token(number)]
         self._special = frozenset(self.special_token_ids)
         self._backend, self._read = backend, read
@@ -54,12 +55,6 @@ def load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer:
     made = LLTokenizer(speller)  # type: ignore[arg-type]
     speller.tokens = []
     return made
-
-
-def _bytes_of(read: LLTokenizer, token_id: int) -> bytes:
-    """A token's bytes; none if the vocabulary has no such token, which is shown by its number."""
-    found = read.decode_bytes([token_id])
-    return b"" if found == b"<[%d]>" % token_id else found
 
 
 def _without_leading_space(contents: dict[str, Any]) -> dict[str, Any]:

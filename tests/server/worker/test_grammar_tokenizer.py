@@ -63,7 +63,7 @@ def write_tokenizer(folder: Path, layout: str, special: list[str]) -> LLTokenize
                 "model": model, **how}  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(contents))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
-    return load_tokenizer(folder, len(ids) + 3)
+    return load_tokenizer(folder, len(ids) + 3)  # a model's last rows often have no token
 
 
 def walk(tokenizer: LLTokenizer, grammar: str, draw: random.Random, may_use: frozenset[int] = frozenset()) -> str:
@@ -79,6 +79,7 @@ def walk(tokenizer: LLTokenizer, grammar: str, draw: random.Random, may_use: fro
         token = draw.choice(allowed)
         assert matcher.consume_token(token), matcher.get_error()
         if token != tokenizer.eos_token:
+            assert tokenizer.decode_bytes([token]), f"{token} is no token"
             assert token in may_use or not tokenizer.is_special_token(token), tokenizer.decode_str([*written, token])
             written.append(token)
     assert not matcher.is_error(), matcher.get_error()
@@ -137,3 +138,14 @@ def test_names_of_tools_are_text_between_the_tokens_of_a_call(tmp_path, format_,
     parts = [{**json.loads(part)["grammars"][0], "name": called} for called, part in calls.parts.items()]
     text = walk(tokenizer, json.dumps({"grammars": [lead, *parts]}), random.Random(0), may_use=frozenset(ids.values()))
     assert (json.dumps(name) if key else name) in text
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_no_token_is_never_allowed(tmp_path, layout):
+    tokenizer = write_tokenizer(tmp_path, layout, ["<|x|>"])
+    matcher = LLMatcher(tokenizer, grammar_of(regex="(.|\\n)*"), log_level=0)
+    mask = matcher.compute_bitmask()
+    allowed = {token for token in range(tokenizer.vocab_size) if mask[token >> 3] >> (token & 7) & 1}
+    special = {token for token in range(tokenizer.vocab_size) if tokenizer.is_special_token(token)}
+    assert {*range(tokenizer.vocab_size - 3, tokenizer.vocab_size)} <= special
+    assert allowed & special <= {tokenizer.eos_token}
