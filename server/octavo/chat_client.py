@@ -80,7 +80,7 @@ class Answer:
         for choice in event.get("choices") or ():
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             delta = choice.get("delta") or {}
-            thought, piece = delta.get("reasoning_content") or "", delta.get("content") or ""
+            thought, piece = delta.get("reasoning") or delta.get("reasoning_content") or "", delta.get("content") or ""
             if thought or piece:
                 self.first_token = self.first_token or time.perf_counter() - started
                 self.text += piece

@@ -20,7 +20,9 @@ PATHS = {
 }  # fmt: skip
 
 WHOLE = {"chat": ChatCompletion, "messages": Message, "responses": Response, "ollama": ChatResponse}
-EXTRAS = ("stop_reason", "reasoning_content", "id", "index")  # vLLM's in chats, and Ollama's own of calls
+# vLLM's in chats, and Ollama's own of calls
+EXTRAS = ("stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs", "kv_transfer_params", "reasoning",
+          "reasoning_content", "id", "index")  # fmt: skip
 
 
 def body_for(dialect: str, prompt: str, max_tokens: int, stop: list[str], function: dict[str, Any] | None) -> Any:

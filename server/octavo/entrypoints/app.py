@@ -136,6 +136,10 @@ WORK_OPERATIONS = (
         body=InputTokensRequest, answer=InputTokenCount,
     ),
     Operation(
+        "POST", "/v1/responses/compact", responses.compact_response, "Refused: it is not supported",
+        answer=ResponseObject,
+    ),
+    Operation(
         "GET", "/v1/responses/{response_id}", responses.retrieve_response, "A stored response", answer=ResponseObject
     ),
     Operation(

@@ -11,6 +11,7 @@ from octavo.text.content_format import PARTS
 from octavo.text.shown import shown
 
 _INSTRUCTING = ("system", "developer")
+REASONING = ("reasoning_content", "reasoning")  # names of thoughts: the older one, and vLLM's and OpenRouter's
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 # Claude Code puts a line into its instructions that differs in every request: with it no prefix would be found in the
 # cache. The line is the header's name and pairs; words behind those are instructions again.
@@ -32,15 +33,12 @@ class MessageError(ValueError):
 
 
 def read_message(message: Mapping[str, Any], where: str, read_image: ReadImage) -> dict[str, Any]:
-    """The message with its texts joined, what is null left out and arguments of tool calls as objects. One with images
-    has all its parts under `PARTS`. ``where`` is its field. Raises MessageError."""
+    """The message with its texts joined, what is null left out, arguments of tool calls as objects and thoughts under
+    both their names. One with images has all its parts under `PARTS`. ``where`` is its field. Raises MessageError."""
     role = message.get("role")
     if not isinstance(role, str):
         raise MessageError(f"{where}.role must be a string, got {shown(role)}", f"{where}.role")
-    for key in ("name", "tool_call_id"):
-        if not isinstance(message.get(key), str | None):
-            raise MessageError(f"{where}.{key} must be a string, got {shown(message[key])}", f"{where}.{key}")
-    checked = {key: value for key, value in message.items() if value is not None}
+    checked = _with_texts(message, where)
     calls = checked.get("tool_calls")
     if calls is not None:
         if role != "assistant":
@@ -67,6 +65,18 @@ def read_message(message: Mapping[str, Any], where: str, read_image: ReadImage) 
     if not all(isinstance(part, str) for part in parts):
         checked[PARTS] = parts
     return checked
+
+
+def _with_texts(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The message without what is null, its fields that are texts checked."""
+    names = REASONING if message["role"] == "assistant" else ()
+    for key in ("name", "tool_call_id", *names):
+        if not isinstance(message.get(key), str | None):
+            raise MessageError(f"{where}.{key} must be a string, got {shown(message[key])}", f"{where}.{key}")
+    checked = {key: value for key, value in message.items() if value is not None}
+    thoughts = next((text for name in names if (text := checked.get(name))), None)
+    # Templates read one name or the other.
+    return checked | dict.fromkeys(REASONING, thoughts) if thoughts else checked
 
 
 def without_billing(parts: Sequence[Any]) -> list[Any]:

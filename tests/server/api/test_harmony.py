@@ -65,7 +65,7 @@ def test_a_form_is_asked_of_the_final_message_streamed_or_not(chat):
     seen = set()
     for seed in range(4):
         whole = chat(response_format=FORM, seed=seed).choices[0]
-        thoughts = getattr(whole.message, "reasoning_content", "")
+        thoughts = whole.message.reasoning_content or ""
         assert whole.finish_reason == "stop" and json.loads(whole.message.content)["city"] in ("Paris", "Rome")
         assert "<|" not in thoughts + whole.message.content
         seen.add(bool(thoughts))
@@ -76,7 +76,7 @@ def test_a_form_is_asked_of_the_final_message_streamed_or_not(chat):
         assert streamed == {"reasoning_content": thoughts, "content": whole.message.content}
     assert True in seen, "some answers begin with thoughts"
     hidden = chat(response_format=FORM, extra_body={"include_reasoning": False}).choices[0].message
-    assert not hasattr(hidden, "reasoning_content") and hidden.content
+    assert hidden.reasoning_content is None and hidden.content
 
 
 def test_a_form_or_a_call(chat):
@@ -97,7 +97,7 @@ def test_free_answers_end_at_a_call_or_the_end(chat):
         choice = chat.post("/v1/chat/completions", body).json()["choices"][0]
         assert choice["finish_reason"] == "stop" and choice["message"]["content"] == ""
     message = chat(max_tokens=60, seed=1, temperature=2).choices[0].message
-    assert "<|message|>" not in (message.content or "") + getattr(message, "reasoning_content", "")
+    assert "<|message|>" not in (message.content or "") + (message.reasoning_content or "")
 
 
 def test_the_template_gets_the_effort_and_earlier_thoughts(chat):

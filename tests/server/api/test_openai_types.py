@@ -44,9 +44,23 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
 }
 
 
-# vLLM's fields beside OpenAI's: always, where they were asked for, of a model
-EXTRAS = ("stop_reason",)
-ASKED = (*EXTRAS, "token_ids", "prompt_token_ids", "prompt_logprobs")
+# vLLM's fields beside OpenAI's: in every object, in every chunk, of a model
+EXTRAS = ("stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs", "kv_transfer_params", "reasoning")
+EXTRAS += ("reasoning_content",)
+OF_COMPLETIONS = (*EXTRAS, "service_tier")
+OF_CHUNKS = ("stop_reason",)
+ASKED = (*OF_CHUNKS, "token_ids", "prompt_token_ids")
+# What vLLM 0.33 and OpenAI have in every object, null or not.
+ALWAYS = {
+    "chat": {"id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage",
+             "prompt_logprobs", "prompt_token_ids", "kv_transfer_params"},
+    "choice": {"index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids"},
+    "message": {"role", "content", "refusal", "annotations", "audio", "function_call", "reasoning"},
+    "completion": {"id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage",
+                   "kv_transfer_params"},
+    "text": {"index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_logprobs",
+             "prompt_token_ids"},
+}  # fmt: skip
 OF_MODELS = ("root", "parent", "max_model_len", "default_sampling_params", "input_modalities")
 
 
@@ -89,8 +103,12 @@ def chunks(server, path: str, body: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("name", CHATS)
 def test_chats(shared_server, name):
     body = {"model": "tiny", "messages": USER, "max_tokens": 6, **CHATS[name]}
-    extras = ASKED if name == "vLLM's extras" else EXTRAS
-    fits(ChatCompletion, shared_server.post("/v1/chat/completions", body).text, extras)
+    extras = ASKED if name == "vLLM's extras" else OF_CHUNKS
+    answer = shared_server.post("/v1/chat/completions", body)
+    fits(ChatCompletion, answer.text)
+    assert ALWAYS["chat"] <= answer.json().keys()
+    for choice in answer.json()["choices"]:
+        assert ALWAYS["choice"] <= choice.keys() and ALWAYS["message"] <= choice["message"].keys()
     if body.pop("prompt_logprobs", None) is not None:  # a stream of a chat has no place for them
         refused = shared_server.post("/v1/chat/completions", {**body, "prompt_logprobs": 1, "stream": True})
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt_logprobs"
@@ -104,14 +122,17 @@ def test_chats(shared_server, name):
 @pytest.mark.parametrize("name", COMPLETIONS)
 def test_completions(shared_server, name):
     body = {"model": "tiny", "prompt": "Hello", "max_tokens": 6, **COMPLETIONS[name]}
-    fits(Completion, shared_server.post("/v1/completions", body).text)
+    answer = shared_server.post("/v1/completions", body)
+    fits(Completion, answer.text, OF_COMPLETIONS)
+    assert ALWAYS["completion"] <= answer.json().keys()
+    assert all(ALWAYS["text"] <= choice.keys() for choice in answer.json()["choices"])
     for chunk in chunks(shared_server, "/v1/completions", {**body, "stream_options": {"include_usage": True}}):
         value = json.loads(chunk)
         for choice in value["choices"]:
             # OpenAI's own chunks say null while an answer goes on, which its types leave out.
             assert choice["finish_reason"] in (None, "stop", "length")
             choice["finish_reason"] = choice["finish_reason"] or "stop"
-        fits(Completion, json.dumps(value))
+        fits(Completion, json.dumps(value), OF_CHUNKS)
 
 
 def test_one_fingerprint_in_every_answer_and_chunk(shared_server, tiny_model, tmp_path):

@@ -225,6 +225,16 @@ def test_a_round_trip_with_tools_and_a_form(shared_server):
     assert by_id.output_text == by_hand.output_text and by_id.usage.input_tokens == by_hand.usage.input_tokens
 
 
+def test_penalties_and_what_is_kept_are_told(shared_server):
+    asked = {"input": "x", "max_output_tokens": 1, "presence_penalty": 1.5, "frequency_penalty": -1, "store": False}
+    answer = shared_server.post("/v1/responses", asked).json()
+    assert {name: answer[name] for name in ("presence_penalty", "frequency_penalty", "store")} == {
+        "presence_penalty": 1.5, "frequency_penalty": -1, "store": False,
+    }  # fmt: skip
+    compacted = shared_server.post("/v1/responses/compact", {"input": "x"})
+    assert compacted.status_code == 404 and "not supported" in compacted.json()["error"]["message"]
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "max_output_tokens": {"max_output_tokens": 2.5},
     "input.0.content.0": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},

@@ -212,6 +212,7 @@ def test_a_form_is_asked_of_the_answer_and_not_of_the_thoughts(thinker):
     choice = thinker(extra_body={"guided_choice": ["Paris"]}).choices[0]
     assert choice.finish_reason == "stop" and choice.message.content == "Paris"
     assert choice.message.reasoning_content and "</think>" not in choice.message.reasoning_content
+    assert choice.message.reasoning == choice.message.reasoning_content
 
 
 def test_streamed_thoughts_and_answer_are_the_same(thinker):
@@ -220,13 +221,14 @@ def test_streamed_thoughts_and_answer_are_the_same(thinker):
     for chunk in thinker(extra_body={"guided_choice": ["Paris"]}, stream=True):
         for choice in chunk.choices:
             thoughts += getattr(choice.delta, "reasoning_content", None) or ""
+            assert getattr(choice.delta, "reasoning", None) == getattr(choice.delta, "reasoning_content", None)
             content += choice.delta.content or ""
     assert (thoughts, content) == (whole.reasoning_content, "Paris")
 
 
 def test_thoughts_can_be_left_out(thinker):
     message = thinker(extra_body={"guided_choice": ["Paris"], "include_reasoning": False}).choices[0].message
-    assert message.content == "Paris" and not hasattr(message, "reasoning_content")
+    assert message.content == "Paris" and message.reasoning is message.reasoning_content is None
 
 
 def test_thoughts_without_an_end_are_no_answer(thinker):

@@ -47,3 +47,21 @@ def test_a_message_without_a_role_is_named() -> None:
     with pytest.raises(MessageError, match=r"messages\.0\.role must be a string, got null") as refused:
         read_message({"content": "a"}, "messages.0", lambda part, where: None)
     assert refused.value.field == "messages.0.role"
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [{"reasoning": "Hm."}, {"reasoning_content": "Hm."}, {"reasoning": "Hm.", "reasoning_content": None},
+     {"reasoning": "", "reasoning_content": "Hm."}],
+)  # fmt: skip
+def test_thoughts_are_read_under_either_name_and_templates_find_them_under_both(thoughts):
+    message = {"role": "assistant", "content": "It is.", **thoughts}
+    read = read_message(message, "messages.0", lambda part, where: None)
+    assert read["reasoning"] == read["reasoning_content"] == "Hm."
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_thoughts_that_are_no_text_are_refused_by_name(name):
+    with pytest.raises(MessageError, match=f"messages.0.{name} must be a string"):
+        read_message({"role": "assistant", "content": "", name: {"text": "Hm."}}, "messages.0", lambda *_: None)
+    read_message({"role": "user", "content": "", name: {"text": "Hm."}}, "messages.0", lambda *_: None)

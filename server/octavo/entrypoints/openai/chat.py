@@ -151,7 +151,8 @@ def _choice(context: ChatRequestContext, completion: CompletionOutput) -> ChatCh
         content if content or not calls else None,
         context.role,
         tool_calls=calls or UNSET,
-        reasoning_content=answer.reasoning or UNSET,
+        reasoning=answer.reasoning or None,
+        reasoning_content=answer.reasoning or None,
     )
     return ChatChoice(
         completion.index,
@@ -159,7 +160,7 @@ def _choice(context: ChatRequestContext, completion: CompletionOutput) -> ChatCh
         _logprobs(context, completion),
         parser.finish_reason(completion.finish_reason),
         completion.stop_reason,
-        completion.token_ids if context.body.return_token_ids else UNSET,
+        completion.token_ids if context.body.return_token_ids else None,
     )
 
 
@@ -261,4 +262,7 @@ def _delta(new: AnswerDelta) -> ChatDelta | None:
         else ToolCallDelta(call.index, FunctionCall(call.name, call.arguments), call.id, "function")
         for call in new.calls
     ]
-    return ChatDelta(content=new.content or UNSET, tool_calls=calls or UNSET, reasoning_content=new.reasoning or UNSET)
+    thoughts = new.reasoning or UNSET
+    return ChatDelta(
+        content=new.content or UNSET, tool_calls=calls or UNSET, reasoning=thoughts, reasoning_content=thoughts
+    )

@@ -128,13 +128,19 @@ async def _complete(context: CompletionContext) -> Response:
         0 if context.prompt_only else sum(len(choice.token_ids) for final in finals for choice in final.outputs),
         sum(final.num_cached_tokens for final in finals),
     )
-    return JSON(context.completion(choices, used))
+    whole = context.completion(choices, used)
+    whole.service_tier = whole.kv_transfer_params = None
+    return JSON(whole)
 
 
 def _whole(
     context: CompletionContext, position: int, completion: CompletionOutput, final: RequestOutput
 ) -> CompletionChoice:
-    return _Choice(context, position, completion.index).take(completion, final)
+    choice = _Choice(context, position, completion.index).take(completion, final)
+    for name in ("prompt_logprobs", "token_ids", "prompt_token_ids"):
+        if getattr(choice, name) is UNSET:
+            setattr(choice, name, None)
+    return choice
 
 
 class _Events(ChunkEvents):

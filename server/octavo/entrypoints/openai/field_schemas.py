@@ -11,6 +11,7 @@ from typing import Any
 from octavo.entrypoints.generation.messages import MAX_MESSAGES, ROLES
 from octavo.entrypoints.generation.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
 from octavo.text.chat_template import RESERVED
+from octavo.text.messages import REASONING
 
 Schema = dict[str, Any]
 
@@ -74,6 +75,7 @@ MESSAGES: Schema = {
                     "role": {"const": "assistant"},
                     "content": {"anyOf": [*_CONTENT["anyOf"], {"type": "null"}]},
                     "refusal": _TEXT_OR_NULL,
+                    **dict.fromkeys(REASONING, _TEXT_OR_NULL),
                     "tool_calls": {"anyOf": [{"type": "array", "items": _TOOL_CALL}, {"type": "null"}]},
                     **_NAMES,
                 },

@@ -1,4 +1,8 @@
-"""Bodies of responses. msgspec structs: fast to encode, and a source of JSON schemas."""
+"""Bodies of responses. msgspec structs: fast to encode, and a source of JSON schemas.
+
+What is always null is there because OpenAI's or vLLM's objects always have it: clients read it without asking. Chunks
+of streams have what they bring.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +57,8 @@ class CompletionChoice(Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
 
 
 class Completion(Struct):
@@ -65,8 +69,10 @@ class Completion(Struct):
     model: str
     choices: list[CompletionChoice]  # or encoded: msgspec.Raw
     object: str = "text_completion"
+    service_tier: UnsetType | None = UNSET
     system_fingerprint: str = ""
     usage: Usage | UnsetType | None = UNSET
+    kv_transfer_params: UnsetType | None = UNSET
 
 
 class TopLogprob(Struct):
@@ -113,9 +119,13 @@ class ChatMessage(Struct):
 
     content: str | None
     role: str = "assistant"
-    refusal: str | None = None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatChoice(Struct):
@@ -126,7 +136,7 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(Struct):
@@ -138,9 +148,11 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]  # or encoded: msgspec.Raw
     usage: Usage
     object: str = "chat.completion"
+    service_tier: None = None
     system_fingerprint: str = ""
-    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    kv_transfer_params: None = None
 
 
 class ToolCallDelta(Struct):
@@ -158,6 +170,7 @@ class ChatDelta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
 
 

@@ -68,7 +68,7 @@ class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
     status: Status
     content: list[ReasoningText] = field(default_factory=list)
     summary: list[SummaryText] = field(default_factory=list)
-    encrypted_content: str | None = None
+    encrypted_content: str | UnsetType = UNSET
 
 
 class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
@@ -144,6 +144,9 @@ class ResponseObject(Struct):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
+    presence_penalty: float
+    frequency_penalty: float
+    store: bool
     reasoning: dict[str, Any]
     safety_identifier: str | None
     temperature: float
@@ -225,7 +228,7 @@ class ItemWriter:
             text = OutputText(part.text, logprobs=list(self._logprobs_of.get(part.index, ())))
             return OutputMessage(self.id_of(part), status, [text])
         if part.kind == "reasoning":
-            sealed_text = sealed(part.text) if self._seals and status != "in_progress" else None
+            sealed_text = sealed(part.text) if self._seals and status != "in_progress" else UNSET
             if self._summarized:
                 return ReasoningItem(self.id_of(part), status, [], [SummaryText(part.text)], sealed_text)
             return ReasoningItem(self.id_of(part), status, [ReasoningText(part.text)], [], sealed_text)
@@ -290,8 +293,7 @@ class ItemWriter:
 
     def _deltas(self, part: Part, where: dict[str, Any], text: str, logprobs: list[ChatLogprob]) -> list[Event]:
         if part.kind == "text":
-            shown = _without_bytes(logprobs)
-            return [{"type": f"{_TEXT}.delta", **where, "content_index": 0, "delta": text, "logprobs": shown}]
+            return [{"type": f"{_TEXT}.delta", **where, "content_index": 0, "delta": text, "logprobs": logprobs}]
         if part.kind == "reasoning":
             if self._summarized:
                 return [{"type": f"{_SUMMARY}_text.delta", **where, "summary_index": 0, "delta": text}]
@@ -311,8 +313,8 @@ class ItemWriter:
         ended: Event
         if isinstance(item, OutputMessage):
             (content,) = item.content
-            logprobs = _without_bytes(content.logprobs)
-            ended = {"type": f"{_TEXT}.done", **where, "content_index": 0, "text": content.text, "logprobs": logprobs}
+            said = {"text": content.text, "logprobs": content.logprobs}
+            ended = {"type": f"{_TEXT}.done", **where, "content_index": 0, **said}
         elif item.summary:
             ended = {"type": f"{_SUMMARY}_text.done", **where, "summary_index": 0, "text": item.summary[0].text}
         else:
@@ -330,18 +332,6 @@ def _content_events(action: str, item: OutputMessage | ReasoningItem, where: dic
         part = item.summary[0]
         return [{"type": f"{_SUMMARY}_part.{action}", **where, "summary_index": 0, "part": part}]
     return [{"type": f"response.content_part.{action}", **where, "content_index": 0, "part": item.content[0]}]
-
-
-def _without_bytes(logprobs: Iterable[ChatLogprob]) -> list[dict[str, Any]]:
-    """Log-probabilities as events have them."""
-    return [
-        {
-            "token": one.token,
-            "logprob": one.logprob,
-            "top_logprobs": [{"token": top.token, "logprob": top.logprob} for top in one.top_logprobs],
-        }
-        for one in logprobs
-    ]
 
 
 def size_of(item: Item) -> int:

@@ -306,7 +306,6 @@ _UNSUPPORTED = UnsupportedFields(
         **dict.fromkeys(("conversation", "prompt", "context_management", "moderation", "messages", "functions"), ()),
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "stop"), ()),
         **dict.fromkeys(("chat_template", "chat_template_kwargs", "documents", "logit_bias", "structured_outputs"), ()),
-        **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
         "background": (False,),
         "n": (1,),
         "logprobs": (False,),
@@ -358,6 +357,9 @@ class ResponsesRequest(InputTokensRequest):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     user: str | None = None
+    # Open Responses'
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     # Not OpenAI's
     top_k: Index | None = None
     seed: Seed | None = None
@@ -370,5 +372,5 @@ class ResponsesRequest(InputTokensRequest):
 
     def sampling_fields(self) -> dict[str, Any]:
         """The SamplingParams fields that the request sets."""
-        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "seed": self.seed}
-        return {name: value for name, value in given.items() if value is not None}
+        names = ("temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}

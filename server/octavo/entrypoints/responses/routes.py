@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -48,6 +49,7 @@ from octavo.entrypoints.transport.responses import JSON, encode_json, unless_dis
 from octavo.entrypoints.transport.sse import EventTemplate, named_event
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.interface.pooling_params import check_generates
+from octavo.interface.sampling_params import SamplingParams
 
 _OPTIONS = PromptOptions(add_special_tokens=False)
 _MOST_LISTED = 100
@@ -175,6 +177,11 @@ async def cancel_response(request: Request) -> Response:
     )
 
 
+async def compact_response(request: Request) -> Response:
+    """Handle POST /v1/responses/compact, whose summary would be another server's to read."""
+    raise APIError(404, 'compact is not supported: send truncation "auto", or the items that are to stay')
+
+
 async def list_input_items(request: Request) -> Response:
     """Handle GET /v1/responses/{response_id}/input_items."""
     entry = _stored(request)
@@ -219,13 +226,11 @@ async def _prepare(state: ServerState, store: ResponseStore, body: ResponsesRequ
     else:
         chat = await prepare(conversation)
     params = chat.request.sampling_params
-    response = _begin(state, body, tools, params.temperature, params.top_p)
+    response = _begin(state, body, tools, params)
     return _Context(state, store, body, items, tools, chat, response)
 
 
-def _begin(
-    state: ServerState, body: ResponsesRequest, tools: Toolbox, temperature: float, top_p: float
-) -> ResponseObject:
+def _begin(state: ServerState, body: ResponsesRequest, tools: Toolbox, params: SamplingParams) -> ResponseObject:
     """The response before its first token: what was asked for."""
     text, choice, reasoning = body.text, body.tool_choice, body.reasoning
     form = text.format if text is not None else None
@@ -233,16 +238,23 @@ def _begin(
     return ResponseObject(
         f"resp_{uuid.uuid4().hex}", int(time.time()), state.answering_name, body.instructions, body.max_output_tokens,
         body.max_tool_calls, body.metadata or {}, body.parallel_tool_calls is not False, body.previous_response_id,
-        body.prompt_cache_key,
+        body.prompt_cache_key, params.presence_penalty, params.frequency_penalty, body.store is not False,
         {"effort": reasoning.effort if reasoning is not None else None, "summary": summary},
-        body.safety_identifier, temperature,
+        body.safety_identifier, params.temperature,
         {
-            "format": {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True),
+            "format": {"type": "text"} if form is None else _echo(form),
             "verbosity": text.verbosity or "medium" if text is not None else "medium",
         },
         choice if isinstance(choice, str) else "auto" if choice is None else choice.model_dump(),
-        tools.given, top_p, body.user, top_logprobs=body.num_logprobs or 0, truncation=body.truncation or "disabled",
+        tools.given, params.top_p, body.user, top_logprobs=body.num_logprobs or 0,
+        truncation=body.truncation or "disabled",
     )  # fmt: skip
+
+
+def _echo(form: BaseModel) -> dict[str, Any]:
+    """The form of a text as responses show it, with all fields."""
+    given = form.model_dump(by_alias=True)
+    return {**given, "strict": bool(given["strict"])} if "strict" in given else given
 
 
 def _items(store: ResponseStore, body: InputTokensRequest) -> list[Item]:

@@ -131,5 +131,7 @@ def _description(tool: CustomToolParam) -> str | None:
 def _echo(tool: ToolParam) -> dict[str, Any]:
     given = tool.model_dump(exclude_none=True)
     if isinstance(tool, FunctionToolParam):
-        return {"parameters": None, "strict": None, **given}
-    return {"description": "", **given} if isinstance(tool, NamespaceToolParam) else given
+        return {"description": None, "parameters": None, "strict": None, **given}
+    if isinstance(tool, NamespaceToolParam):
+        return {"description": "", **given, "tools": [_echo(inner) for inner in tool.tools]}
+    return given
