@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.gguf.file_names import all_parts
 from octavo.interface.model_files import ModelFiles
 from octavo.system.file_reading import read_json
 
@@ -82,7 +83,8 @@ def stored_shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
 def describe_path(path: Path) -> Description:
     """The same of a .gguf file, or of a folder with config.json and *.safetensors, whether it is supported or not."""
     if path.suffix == ".gguf":
-        return describe(ModelFiles(path.name, "gguf", str(path.parent), (str(path),)))
+        parts = (path.with_name(part) for part in all_parts(path.name))
+        return describe(ModelFiles(path.name, "gguf", str(path.parent), tuple(map(str, parts))))
     weights = tuple(str(file) for file in sorted(path.glob("*.safetensors")))
     return describe(ModelFiles(path.name, "safetensors", str(path), weights))
 

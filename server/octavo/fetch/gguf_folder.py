@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelError
 from octavo.fetch.cache import cache_dir, find_seeded, locked, publish, scratch, write_json, write_json_atomically
+from octavo.gguf.file_names import all_parts
 from octavo.interface.model_files import NO_TOKENIZER
 
 if TYPE_CHECKING:
     from octavo.gguf.header import GGUFFile
 
-_VERSION = 5  # raise it when what is derived changes
+_VERSION = 6  # raise it when what is derived changes
 
 
 def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:
@@ -30,15 +31,20 @@ def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:
     A vocabulary that cannot be converted is left out, and a note says why. Raises ModelError.
     """
     root = cache_dir(download_dir) / "gguf"
-    stat = os.stat(path)
-    stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino, _VERSION]
+    stamp: list[int] = [_VERSION]
+    for part in map(path.with_name, all_parts(path.name)):
+        try:
+            stat = os.stat(part)
+        except OSError as error:
+            raise ModelError(f"cannot read {part}: {error.strerror or error}") from None
+        stamp += [stat.st_size, stat.st_mtime_ns, stat.st_ino]
     index = root / "index" / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()}.json"
     known = _read_index(index)
     if known.get("stamp") == stamp and (folder := root / str(known.get("key"))).exists():
         return folder
-    from octavo.gguf.header import GGUFFile  # and numpy with it, which a warm start does without
+    from octavo.gguf.split import open_gguf  # and numpy with it, which a warm start does without
 
-    file = GGUFFile(path)
+    file = open_gguf(path)
     key = f"{file.header_sha256()}-v{_VERSION}"
     if seed := find_seeded(f"gguf/{key}"):
         return seed
@@ -63,11 +69,15 @@ def _read_index(index: Path) -> dict[str, Any]:
 
 def _derive(file: GGUFFile, into: Path) -> None:
     from octavo.gguf.config import generation_config, hf_config
+    from octavo.gguf.pooling import pooling_modules
     from octavo.gguf.tokenizer import chat_templates, tokenizer_config, tokenizer_json
 
     try:
         write_json(into / "config.json", hf_config(file))
         write_json(into / "generation_config.json", generation_config(file))
+        for name, content in pooling_modules(file).items():
+            (into / name).parent.mkdir(exist_ok=True)
+            write_json(into / name, content)
     except (TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise ModelError(f"{file.path}: its header holds an invalid value ({error}); fetch it again") from None
     try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -30,6 +31,9 @@ from octavo.fetch.headers import get_header
 from octavo.fetch.model_config import check_before_weights, weight_map_files
 from octavo.fetch.model_names import REPOSITORY, near_models, no_such_name
 from octavo.fetch.progress import Progress, format_bytes
+from octavo.gguf.file_names import all_parts, by_default, check_whole, models_of, quantised_as
+
+logger = logging.getLogger(__name__)
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -207,8 +211,10 @@ class _Repository:
         snapshot = self.folder / "snapshots" / commit
         if file or quant:
             names = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*.gguf")]
-            names = [file] if file in names else _by_quant(names, quant) if quant else []
-            return snapshot / names[0] if len(names) == 1 else None
+            models = models_of(names)
+            found = [file] if file in names else quantised_as(models, quant) if quant else []
+            whole = len(found) == 1 and set(all_parts(found[0])) <= set(names)
+            return snapshot / all_parts(found[0])[0] if whole else None
         return snapshot if (snapshot / "config.json").exists() or any(snapshot.glob("*.gguf")) else None
 
     def _download(self, record: Path, file: str | None, quant: str | None, need_weights: bool) -> Path:
@@ -216,7 +222,7 @@ class _Repository:
         snapshot = self.folder / "snapshots" / commit
         result = self._gguf(files, file, quant)
         if result:
-            names = [result]
+            names = all_parts(result)
         else:
             names = [n for n in files if _is_description(n)]
             if "config.json" not in names:
@@ -239,9 +245,9 @@ class _Repository:
         """See `fetch_headers`."""
         commit, files = self._list()
         if result := self._gguf(files, file, quant):
-            into /= Path(result).name
-            self._get_header(files[result], commit, into)
-            return into
+            for name in all_parts(result):
+                self._get_header(files[name], commit, into / Path(name).name)
+            return into / Path(result).name
         if "config.json" not in files:
             raise ModelError(f"{self.repo} at {self.endpoint} has no config.json: it is not a model")
         for name in files:
@@ -280,22 +286,28 @@ class _Repository:
         return commit, {file.name: file for file in files}
 
     def _gguf(self, files: Iterable[str], file: str | None, quant: str | None) -> str | None:
-        """The .gguf that is meant, if one is: by name, by quantisation, or because there is nothing else."""
+        """The .gguf that is meant, if one is, the first of several parts: by name, by quantisation, or because there is
+        nothing else."""
         ggufs = sorted(name for name in files if name.endswith(".gguf"))
         listed = ", ".join(ggufs[:12]) + (", ..." if len(ggufs) > 12 else "") if ggufs else "none"
+        models = models_of(ggufs)
         if file:
             if file not in ggufs:
                 raise ModelError(f"{self.repo} has no file {file!r}; its GGUF files: {listed}")
-            return file
-        chosen = _by_quant(ggufs, quant) if quant else ggufs
+            return check_whole(models, all_parts(file)[0], self.repo)[0] if len(all_parts(file)) > 1 else file
+        if not quant and (not models or any(name.endswith(".safetensors") for name in files)):
+            return None
+        chosen = quantised_as(models, quant) if quant else [*models]
         if quant and len(chosen) != 1:
             problem = "several files match" if chosen else "no file matches"
             raise ModelError(f"{self.repo}:{quant}: {problem}; name one as {self.repo}/FILE: {listed}")
-        if quant or (chosen and not any(name.endswith(".safetensors") for name in files)):
-            if len(chosen) != 1:
+        if len(chosen) > 1:
+            if (default := by_default(chosen)) is None:
                 raise ModelError(f"{self.repo} holds several GGUF files; choose one as {self.repo}/FILE: {listed}")
-            return chosen[0]
-        return None
+            logger.warning("%s holds several GGUF files: %s is taken; name another as %s/FILE", self.repo, default,
+                           self.repo)  # fmt: skip
+            chosen = [default]
+        return check_whole(models, chosen[0], self.repo)[0]
 
     def _weights(self, files: dict[str, _File], snapshot: Path) -> list[str]:
         index = "model.safetensors.index.json"
@@ -428,12 +440,6 @@ def _is_description(name: str) -> bool:
     if "/" in name:
         return any(fnmatch.fnmatch(name, pattern) for pattern in _IN_FOLDERS)
     return any(fnmatch.fnmatch(name, pattern) for pattern in _DESCRIPTION)
-
-
-def _by_quant(names: Iterable[str], quant: str) -> list[str]:
-    """Files whose name has ``quant`` as a word: model.Q4_K_M.gguf, model-q4_k_m.gguf."""
-    word = re.compile(rf"(^|[.\-_/]){re.escape(quant)}\.gguf$", re.IGNORECASE)
-    return [name for name in names if word.search(name)]
 
 
 def _token() -> str | None:

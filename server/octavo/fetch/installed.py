@@ -13,8 +13,11 @@ from octavo.errors import ModelError
 from octavo.fetch.cache import cache_dir, disk_error, hub_cache, serving_process
 from octavo.fetch.model_names import ALIASES, hub_address, near_models
 from octavo.fetch.pypi import PackageFile
+from octavo.gguf.file_names import models_of, quantised_as
 
-_QUANT = re.compile(r"[.\-_]((?:UD-)?(?:I?Q\d\w*|T?Q\d_0|BF16|F16|F32|MXFP4\w*|NVFP4))\.gguf$", re.IGNORECASE)
+_QUANT = re.compile(
+    r"[.\-_]((?:UD-)?(?:I?Q\d\w*|T?Q\d_0|BF16|F16|F32|MXFP4\w*|NVFP4))(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -109,22 +112,24 @@ def _in_hub_cache(cache: Path) -> Iterator[Installed]:
         if snapshot is None:
             continue
         repository = folder.name.removeprefix("models--").replace("--", "/")
-        files = sorted(file for file in snapshot.rglob("*.gguf") if file.exists())
+        found = {file.relative_to(snapshot).as_posix(): file for file in snapshot.rglob("*.gguf") if file.exists()}
+        models = models_of(found)
         whole = (snapshot / "config.json").exists() and any(snapshot.glob("*.safetensors"))
         everything = (folder, cache / ".locks" / folder.name)
         if whole:
             yield Installed(repository, snapshot, everything)
-        for file in files:
-            alone = len(files) == 1 and not whole
-            name = _gguf_name(repository, file.relative_to(snapshot).as_posix(), files)
-            yield Installed(name, file, everything if alone else _file_and_blob(file))
+        for model, parts in models.items():
+            alone = len(models) == 1 and not whole
+            places = tuple(place for part in parts for place in _file_and_blob(found[part]))
+            name = _gguf_name(repository, model, [*models])
+            yield Installed(name, found[parts[0]], everything if alone else places)
 
 
-def _gguf_name(repository: str, file: str, others: list[Path]) -> str:
+def _gguf_name(repository: str, file: str, others: list[str]) -> str:
     """``org/name:QUANT`` where that means no other file, else ``org/name/file.gguf``."""
     quant = _QUANT.search(file)
-    same = [other for other in others if quant and other.name.lower().endswith(quant[0].lower())]
-    return f"{repository}:{quant[1]}" if quant and len(same) == 1 else f"{repository}/{file}"
+    alone = quant is not None and quantised_as(others, quant[1]) == [file]
+    return f"{repository}:{quant[1]}" if quant and alone else f"{repository}/{file}"
 
 
 def _file_and_blob(file: Path) -> tuple[Path, ...]:

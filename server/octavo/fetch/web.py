@@ -25,6 +25,7 @@ from octavo.fetch.headers import get_header
 from octavo.fetch.model_config import check_before_weights, weight_map_files
 from octavo.fetch.object_store import SCHEMES, Signer, https_address
 from octavo.fetch.progress import Progress, format_bytes
+from octavo.gguf.file_names import all_parts
 
 _NEEDED = "config.json"
 _OPTIONAL = (
@@ -71,8 +72,8 @@ class WebAddress:
                 "OCTAVO_HTTP_TOKEN to a token of the server"
             )
         path = quote(unquote(parts.path))
-        if pin[1] and not path.endswith(".gguf"):
-            raise ModelError(f"{hidden(address)}: #sha256= pins a single .gguf file, and this is a folder")
+        if pin[1] and (not path.endswith(".gguf") or len(all_parts(unquote(path).rpartition("/")[2])) > 1):
+            raise ModelError(f"{hidden(address)}: #sha256= pins a single .gguf file, and this is a folder or several")
         base = urlunsplit((parts.scheme, parts.netloc, path.rstrip("/"), "", ""))
         return cls(base, parts.query, pin[1], base)
 
@@ -87,8 +88,9 @@ class WebAddress:
         return unquote(self.base.rpartition("/")[2])
 
     def of(self, file: str) -> str:
-        """The URL of ``file`` in the folder, or of the file itself."""
-        return (self.base if self.is_file else f"{self.base}/{quote(file)}") + (f"?{self.query}" if self.query else "")
+        """The URL of ``file`` in the folder, or of the file itself and its other parts."""
+        folder = self.base.rpartition("/")[0] if self.is_file else self.base
+        return f"{folder}/{quote(file)}" + (f"?{self.query}" if self.query else "")
 
 
 def hidden(address: str) -> str:
@@ -145,7 +147,7 @@ class _WebModel:
 
     @property
     def result(self) -> Path:
-        return self.folder / self.where.name if self.where.is_file else self.folder
+        return self.folder / all_parts(self.where.name)[0] if self.where.is_file else self.folder
 
     def recorded(self, need_weights: bool) -> Path | None:
         """What an earlier fetch brought, when all of it is still there."""
@@ -157,7 +159,7 @@ class _WebModel:
     def fetch(self, need_weights: bool, check: Callable[[Path], None]) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.where.is_file:
-            files = self._get([self.where.name])
+            files = self._get(all_parts(self.where.name))
             need_weights = True
         elif self.names:
             files = self._get(self.names)
@@ -270,8 +272,8 @@ def fetch_web_headers(address: str, into: Path) -> Path:
 
     try:
         if where.is_file:
-            weights([where.name])
-            return into / where.name
+            weights(all_parts(where.name))
+            return into / all_parts(where.name)[0]
         for name in (_NEEDED, *(one for one in _OPTIONAL if "config" in one), _INDEX):
             try:
                 (into / name).write_bytes(read(name)(0, _MAX_DESCRIPTION - 1))

@@ -18,6 +18,7 @@ from octavo.gguf.families import (
 )
 from octavo.gguf.gemma import gemma_fields
 from octavo.gguf.header import GGUFFile, TensorInfo
+from octavo.gguf.pooling import answer_words
 from octavo.interface.config_checks import check_config, shown_value
 
 _NAMES = {  # config.json's field -> metadata key
@@ -108,6 +109,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         )
     if config.get("rope_scaling") is None and arch != "gemma4":
         config["rope_scaling"] = long_rope(file) or _from_frequency_factors(file, head_dim)
+    if words := answer_words(file):
+        config["classifier_from_token"] = words
     if stored := _FLOATS.get(_tables(file)[0].qtype):
         config["dtype"] = stored
     return config
@@ -134,9 +137,8 @@ def _check_supported(file: GGUFFile) -> None:
         raise ModelError(
             f"{file.path}: GGUF architecture {arch!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
-    parts = file.metadata.get("split.count", 1)
-    if not isinstance(parts, int) or parts > 1:
-        raise ModelError(f"{file.path} is one part of {shown_value(parts)}; join them with llama-gguf-split --merge")
+    if file.metadata.get(f"{arch}.attention.causal", True) is False:
+        raise ModelError(f"{file.path}: {arch}.attention.causal is false: {arch} is built for causal attention alone")
     for name in ("token_embd.weight", "output_norm.weight"):
         if name not in file.tensors and not (name.startswith("token_embd") and _tables(file)):
             raise ModelError(f"{file.path}: tensor {name!r} is missing; the file is damaged or one part of several")

@@ -11,7 +11,7 @@ import hashlib
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ class TensorInfo:
     offset: int
     nbytes: int
     block_bytes: int
+    part: Path | None = None  # the file that it lies in, where that is another one of the model's
 
     @property
     def row_bytes(self) -> int:
@@ -100,6 +101,7 @@ class GGUFFile:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.digest = ""  # of all headers, where a model has several files
         try:
             with open(self.path, "rb") as file:
                 size = file.seek(0, 2)
@@ -129,7 +131,11 @@ class GGUFFile:
 
     def header_sha256(self) -> str:
         """SHA-256 of the header's bytes, in hex."""
-        return hashlib.sha256(self._data[: self._at]).hexdigest()
+        return self.digest or hashlib.sha256(self._data[: self._at]).hexdigest()
+
+    def add_part(self, part: GGUFFile) -> None:
+        """Have the tensors of another file of the same model, too."""
+        self.tensors |= {name: replace(info, part=part.path) for name, info in part.tensors.items()}
 
     def raw(self, info: TensorInfo) -> np.ndarray:
         """The tensor's bytes, uint8 [rows, row_bytes], freshly read."""
@@ -142,7 +148,7 @@ class GGUFFile:
         what = f"tensor {info.name!r}"
         offset = info.offset + first * info.row_bytes
         check = block_check(info.qtype, info.block_bytes, what)
-        read_into(rows.reshape(-1).data, self.path, offset, what, check, info.block_bytes)
+        read_into(rows.reshape(-1).data, info.part or self.path, offset, what, check, info.block_bytes)
 
     def _read_header(self) -> None:
         size = len(self._data)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from octavo.errors import ModelError
 from octavo.gguf.families import TENSORS, layers_of, layout_of
 from octavo.gguf.header import GGUFFile, TensorInfo
+from octavo.gguf.pooling import answer_words
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -33,6 +34,8 @@ _LAYER = {
 }  # fmt: skip
 # Part of the configuration, not of the weights.
 _DERIVED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# Rows of the head again, of the two tokens that a model ranks documents by.
+_ANSWERS = "cls.output.weight"
 
 
 def hf_name(name: str, layout: str) -> str | None:
@@ -56,10 +59,10 @@ def hf_name(name: str, layout: str) -> str | None:
 def named_tensors(file: GGUFFile) -> Iterator[tuple[str, TensorInfo]]:
     """Name and entry of every tensor of the model. Raises ModelError for one without a place."""
     layers, further = layers_of(file), file.metadata.get(f"{file.architecture}.nextn_predict_layers")
-    layout = layout_of(file)
+    layout, left_out = layout_of(file), {*_DERIVED, *([_ANSWERS] if answer_words(file) else [])}
     for info in file.tensors.values():
         layer = re.match(r"blk\.(\d+)\.", info.name)
-        if info.name in _DERIVED or (layer and further and int(layer[1]) >= layers):
+        if info.name in left_out or (layer and further and int(layer[1]) >= layers):
             continue
         if info.name.endswith("ffn_gate_inp_shexp.weight") and len(info.shape) == 1:
             info = replace(info, shape=(1, *info.shape))

@@ -16,6 +16,7 @@ from octavo.gguf.dequantize import dequantize, dequantize_into
 from octavo.gguf.families import INTERLEAVED
 from octavo.gguf.header import GGUFFile, TensorInfo
 from octavo.gguf.names import joint_type, named_tensors
+from octavo.gguf.split import open_gguf
 
 _PIECE = 1 << 20  # bytes that are read at a time: they stay in the processor's cache until they are used
 
@@ -158,7 +159,7 @@ def gguf_weights(path: str | Path) -> Iterator[tuple[str, Weight]]:
 
 
 def _stored_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
-    file = GGUFFile(path)
+    file = open_gguf(path)
     arch = file.architecture
     heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count", 0)))
     kv_heads = int(np.max(file.metadata.get(f"{arch}.attention.head_count_kv", heads)))

@@ -60,10 +60,10 @@ def stored_types(config: EngineConfig, ranks: int, parameters: int) -> Stored | 
 
 def _of_gguf(path: str, parameters: int) -> Stored | None:
     """None: the tensors are not those of a model with so many ``parameters``."""
-    from octavo.gguf.header import GGUFFile
     from octavo.gguf.names import joint_type, named_tensors
+    from octavo.gguf.split import open_gguf
 
-    named = dict(named_tensors(GGUFFile(path)))
+    named = dict(named_tensors(open_gguf(path)))
     if sum(prod(info.shape) for info in named.values()) != parameters:
         return None
     types = {name.removesuffix(".weight"): info.qtype for name, info in named.items()}

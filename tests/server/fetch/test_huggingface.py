@@ -19,6 +19,8 @@ from support.fetch_process import run_fetch, start_fetch
 from support.hub_server import BIG, CONFIG, FILES, NEEDED, Hub, Repo
 
 from octavo.errors import ModelError
+from octavo.fetch.huggingface import fetch_headers
+from octavo.fetch.installed import installed
 from octavo.fetch.sources import resolve_model
 from octavo.loader.checkpoint import iterate_weights
 
@@ -161,12 +163,43 @@ def test_one_gguf_of_several_is_chosen_by_name_or_quantisation(hub: Hub, tmp_pat
         files = resolve_model(address, progress=False)
         assert files.format == "gguf"
         assert files.weights[0].endswith(f"/{name}")
-    with pytest.raises(ModelError, match=r"several GGUF files.*m-q8_0\.gguf, m\.Q4_K_M\.gguf"):
-        resolve_model("org/gguf")
+    assert resolve_model("org/gguf", progress=False).weights[0].endswith("/m.Q4_K_M.gguf")  # as llama.cpp
+    hub.repos["org/two"] = Repo({"m.Q5_K_M.gguf": data, "m-q6_k.gguf": data + b"\0"})
+    with pytest.raises(ModelError, match=r"several GGUF files.*m-q6_k\.gguf, m\.Q5_K_M\.gguf"):
+        resolve_model("org/two")
     with pytest.raises(ModelError, match=r"org/gguf:Q2_K: no file matches.*m-q8_0\.gguf"):
         resolve_model("org/gguf:Q2_K")
     with pytest.raises(ModelError, match=r"has no file 'x\.gguf'; its GGUF files: big/m\.F16\.gguf"):
         resolve_model("org/gguf/x.gguf")
+
+
+def test_a_quantisation_means_the_model_beside_towers_and_all_of_its_parts(hub: Hub, tmp_path: Path) -> None:
+    from functools import partial
+
+    from gguf import GGUFWriter
+    from support import gguf_files
+    from support.tiny_models import FAMILIES, make_model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files, "GGUFWriter", partial(GGUFWriter, split_max_tensors=12))
+        gguf_files.write_gguf(tmp_path / "m-Q8_0.gguf", make_model(*FAMILIES["llama"]), arch="llama")
+    parts = {path.name: path.read_bytes() for path in sorted(tmp_path.glob("*.gguf"))}
+    assert len(parts) == 3
+    hub.repos["org/gguf"] = Repo({f"mmproj-m-{kind}.gguf": b"a tower" for kind in ("Q8_0", "F16")} | parts)
+    for address in ("org/gguf:Q8_0", "org/gguf", f"org/gguf/{[*parts][1]}"):
+        files = resolve_model(address, progress=False)
+        assert [Path(path).name for path in files.weights] == [*parts]
+    assert len([*iterate_weights(files)]) == 29
+    assert {path.name for path in Path(files.weights[0]).parent.iterdir()} == {*parts}
+    with pytest.raises(ModelError, match="no file matches"):
+        resolve_model("org/gguf:F16")
+    (model,) = [one for one in installed() if one.name.startswith("org/gguf")]
+    assert model.name == "org/gguf:Q8_0"
+    path = fetch_headers("org/gguf:Q8_0", into=tmp_path)
+    assert path.name == min(parts)
+    hub.repos["org/cut"] = Repo(dict([*parts.items()][:2]))
+    with pytest.raises(ModelError, match=r"lacks 1 of 3 parts .*00003-of-00003"):
+        resolve_model("org/cut:Q8_0")
 
 
 # -- what hubs refuse
