@@ -10,8 +10,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from octavo.interface.model_files import ModelFiles
 from octavo.system.file_reading import read_into
 
@@ -20,7 +18,7 @@ logger = logging.getLogger(__name__)
 _HEAD = re.compile(r"(?:(?:.*\.)?(?:lm_head|embed_out)|(?:language_model\.)?output)\.(\w+)")
 _TABLE = re.compile(r"(?:.*\.)?(?:embed_tokens|wte|word_embeddings|embed_in|tok_embeddings)\.weight")
 _OF_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.\d")
-_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of floats, in bytes
 _MAX_HEADER = 100 << 20
 _PIECE = 1 << 20  # numbers that are compared at a time
 
@@ -51,11 +49,12 @@ class _Stored:
         self.path, self.qtype, self.shape = path, entry["dtype"], tuple(entry["shape"])
         self.offset = start + entry["data_offsets"][0]
 
-    def numbers(self, first: int, count: int) -> np.ndarray[Any, Any]:
-        """``count`` of them from number ``first`` on; those of bfloat16 are their bits."""
-        raw = np.empty(count, _FLOATS[self.qtype])
-        read_into(raw.view(np.uint8).data, self.path, self.offset + first * raw.itemsize, "a table of tokens")
-        return raw
+    def read(self, first: int, count: int) -> bytearray:
+        """The bytes of ``count`` numbers from number ``first`` on."""
+        size = _SIZES[self.qtype]
+        found = bytearray(count * size)
+        read_into(memoryview(found), self.path, self.offset + first * size, "a table of tokens")
+        return found
 
 
 def _tables(files: ModelFiles) -> tuple[_Stored, _Stored | None, str] | None:
@@ -70,7 +69,7 @@ def _tables(files: ModelFiles) -> tuple[_Stored, _Stored | None, str] | None:
             for name, entry in header.items():
                 if _OF_LAYER.search(name) or not (_HEAD.fullmatch(name) or _TABLE.fullmatch(name)):
                     continue
-                stored = _Stored(path, 8 + length, entry) if entry["dtype"] in _FLOATS else None
+                stored = _Stored(path, 8 + length, entry) if entry["dtype"] in _SIZES else None
                 if match := _HEAD.fullmatch(name):
                     heads[name] = stored if match[1] == "weight" else None
                 else:
@@ -87,18 +86,22 @@ def _tables(files: ModelFiles) -> tuple[_Stored, _Stored | None, str] | None:
 def _is_equal(table: _Stored, head: _Stored) -> bool:
     if table.shape != head.shape:
         return False
-    total, same = prod(table.shape), table.qtype == head.qtype
+    total = prod(table.shape)
     for first in range(0, total, _PIECE):
         count = min(_PIECE, total - first)
-        ours, theirs = table.numbers(first, count), head.numbers(first, count)
-        if not same:
-            ours, theirs = _as_float64(ours), _as_float64(theirs)
-        if not np.array_equal(ours, theirs):
+        ours, theirs = table.read(first, count), head.read(first, count)
+        if ours != theirs and (table.qtype == head.qtype or not _are_equal(ours, table.qtype, theirs, head.qtype)):
             return False
     return True
 
 
-def _as_float64(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if numbers.dtype == np.uint16:  # bfloat16: the upper half of float32
-        numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
-    return numbers.astype(np.float64)
+def _are_equal(ours: bytearray, qtype: str, theirs: bytearray, other: str) -> bool:
+    """Whether numbers of unlike types are the same."""
+    import numpy as np
+
+    def numbers(data: bytearray, kind: str) -> Any:
+        if kind == "BF16":  # the upper half of float32
+            return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").astype("<f8")
+        return np.frombuffer(data, f"<f{_SIZES[kind]}").astype("<f8")
+
+    return bool(np.array_equal(numbers(ours, qtype), numbers(theirs, other)))
