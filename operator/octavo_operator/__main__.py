@@ -24,7 +24,7 @@ logger = logging.getLogger("octavo.operator")
 
 
 async def run(config: OperatorConfig) -> int:
-    """Exit status: 0 after a signal, 1 when the Lease was lost or a task failed; Kubernetes then restarts the pod."""
+    """Exit status: 0 after a signal, 1 when another took the Lease or a task failed; then the pod is restarted."""
     client = KubeClient.connect()
     lease = LeaderElector(client, config)
     controller = Controller(client, config, lease)
@@ -37,6 +37,7 @@ async def run(config: OperatorConfig) -> int:
     controller.pod_starts.read_startup = autoscaler.reader.read_startup
     controller.metrics.set_watch_silence(watches.health.max_silence, watches.silence_limit)
     controller.metrics.set_scaling(autoscaler.reader.decisions, zero.wakes)
+    lease.on_break = watches.on_break
     stop = asyncio.Event()
 
     async def lead() -> None:

@@ -122,8 +122,8 @@ class Controller:
     async def run_worker(self) -> None:
         """One of several workers. Until cancelled; starts once everything is listed and the Lease is held."""
         await self.synced.wait()
-        await self._lease.leading.wait()
         while True:
+            await self._lease.leading.wait()  # it is lost while the API server is away
             key = await self.queue.get()
             began = time.monotonic()
             try:

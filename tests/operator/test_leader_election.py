@@ -140,3 +140,72 @@ def test_nothing_is_registered_while_the_lease_is_stale() -> None:
 def test_a_lease_is_taken_only_when_nobody_renews_it(holder: str | None, unchanged: float, free: bool) -> None:
     lease = {"spec": {"holderIdentity": holder, "leaseDurationSeconds": 15}}
     assert may_acquire(lease, "me", unchanged) is free
+
+
+class Flaky(ApiServer):
+    """An API server that is away, or whose store goes back, when a test says so."""
+
+    is_away = False
+
+    async def get(self, *args: Any, **kwargs: Any) -> Json | None:
+        if self.is_away:
+            raise OSError("away")
+        return await super().get(*args, **kwargs)
+
+
+def watched(events: list[bool], scenario: Any) -> list[bool]:
+    """Runs a scenario beside an elector of a Lease of one second; what it told watches."""
+
+    async def run() -> None:
+        server = Flaky()
+        lease = LeaderElector(server, OperatorConfig(lease_seconds=1))  # type: ignore[arg-type]
+        lease.on_break = events.append
+        task = asyncio.create_task(lease.run())
+        try:
+            async with asyncio.timeout(30):
+                await lease.leading.wait()
+                await scenario(server, lease, task)
+        finally:
+            task.cancel()
+
+    asyncio.run(run())
+    return events
+
+
+async def _until(what: Any) -> None:
+    while not what():
+        await asyncio.sleep(0.01)
+
+
+def test_a_leader_whose_api_server_is_away_writes_nothing_and_leads_again_when_it_is_back() -> None:
+    events: list[bool] = []
+
+    async def scenario(server: Flaky, lease: LeaderElector, task: Any) -> None:
+        server.is_away = True
+        await _until(lambda: not lease.leading.is_set())
+        assert not lease.is_held and not task.done() and events == []
+        server.is_away = False
+        await lease.leading.wait()
+
+    assert watched(events, scenario) in ([False], [True]), "watches are told once"
+
+
+def test_a_leader_whose_lease_another_took_ends() -> None:
+    async def scenario(server: Flaky, lease: LeaderElector, task: Any) -> None:
+        server.lease = {"holderIdentity": "another", "leaseDurationSeconds": 1}
+        await task
+        assert not lease.leading.is_set()
+
+    assert watched([], scenario) == []
+
+
+def test_versions_that_go_back_start_watches_anew() -> None:
+    events: list[bool] = []
+
+    async def scenario(server: Flaky, lease: LeaderElector, task: Any) -> None:
+        await asyncio.sleep(0.5)
+        assert events == [], "they have only grown"
+        server.version = 3
+        await _until(lambda: events)
+
+    assert watched(events, scenario)[0] is True

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from types import SimpleNamespace
+
+from octavo_operator.config import OperatorConfig
+from octavo_operator.kube.client import Answers
 from octavo_operator.kube.watch_health import WatchHealth
+from octavo_operator.kube.watches import Watches
 
 
 def test_a_watch_that_is_silent_is_noticed() -> None:
@@ -24,3 +31,23 @@ def test_a_watch_that_is_silent_is_noticed() -> None:
     health.record("/a")
     assert health.silent_for(150) is None
     assert begun == [], "what goes on where it was interrupted has missed nothing"
+
+
+def test_an_api_server_that_is_away_is_no_reason_to_restart() -> None:
+    """A restart brings nothing back, and after some of them the operator would not be there when the server is."""
+
+    async def run() -> list[str | None]:
+        answers = Answers()
+        client, controller = SimpleNamespace(answers=answers), SimpleNamespace(listed_at=time.monotonic() - 10_000)
+        watches = Watches(client, OperatorConfig(), controller)  # type: ignore[arg-type]
+        now = time.monotonic()
+        answers.since = answers._last = now - 10_000
+        found = [watches.unhealthy_reason()]
+        answers.note(now)
+        found.append(watches.unhealthy_reason())  # it is just back, and everything is being listed
+        answers.since = now - 10_000
+        return [*found, watches.unhealthy_reason()]
+
+    away, back, stale = asyncio.run(run())
+    assert (away, back) == (None, None)
+    assert stale is not None and "last complete listing" in stale

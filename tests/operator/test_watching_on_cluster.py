@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 import urllib.error
@@ -81,46 +82,60 @@ def test_connections_that_are_cut_lose_nothing(
     assert operator.process.poll() is None
 
 
-def test_liveness_fails_while_watches_are_silent_and_recovers(
-    cluster: Cluster, namespace: str, behind_proxy: tuple[Any, Proxy], tmp_path: Any
+def test_liveness_holds_while_the_api_server_is_away_and_when_it_is_back(
+    cluster: Cluster, namespace: str, behind_proxy: tuple[Any, Proxy]
+) -> None:
+    """A kubelet would end the operator again and again, later and later, and it would not be there in time."""
+    operator, proxy = behind_proxy
+    operator.start(OCTAVO_WATCH_SECONDS="1", OCTAVO_RESYNC_SECONDS="600")
+    assert healthz(operator) == (200, "ok")
+    proxy.freeze()
+    deadline = time.monotonic() + 25  # its watches may be silent for 12 s
+    while time.monotonic() < deadline:
+        assert healthz(operator) == (200, "ok")
+        time.sleep(0.5)
+    proxy.thaw()
+    proxy.cut()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        assert healthz(operator) == (200, "ok")
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("refuse", [True, False])
+def test_a_leader_without_an_api_server_goes_on_when_it_is_back(
+    cluster: Cluster, namespace: str, behind_proxy: tuple[Any, Proxy], refuse: bool
 ) -> None:
     operator, proxy = behind_proxy
-    leader = type(operator)(tmp_path / "kubeconfig", tmp_path, "leader")
-    leader.environment["KUBECONFIG"] = str(tmp_path / "straight")
-    config = json.loads(json.dumps(cluster.kubectl("config", "view", "--raw", "-o", "json")))
-    (tmp_path / "straight").write_text(config)
-    leader.start(OCTAVO_LEASE_SECONDS="60")  # so that the one behind the proxy only waits, and does not end by itself
-    try:
-        eventually(lambda: "leader is the leader" in leader.log(), 20)
-        operator.start(OCTAVO_WATCH_SECONDS="1", OCTAVO_RESYNC_SECONDS="600")
-        assert healthz(operator) == (200, "ok")
+    operator.start(OCTAVO_RESYNC_SECONDS="600")
+    made(cluster, namespace)
+    if refuse:
+        proxy.cut(refuse=True)
+    else:
         proxy.freeze()
-        status, said = eventually(lambda: (found := healthz(operator))[0] == 503 and found, 20)
-        assert status == 503 and "no events or bookmarks" in said
+    before = delete_service(cluster, namespace)
+    eventually(lambda: "the API server is away" in operator.log(), 30)
+    time.sleep(10)  # longer than watches try by themselves
+    assert operator.process.poll() is None
+    if not refuse:
         proxy.thaw()
         proxy.cut()
-        eventually(lambda: healthz(operator) == (200, "ok"), 20)
-    finally:
-        leader.stop()
+    proxy.admit()
+    eventually(lambda: uid(cluster, namespace) != before, 15)
+    assert "the API server is back after" in operator.log()
 
 
-def test_a_leader_without_an_api_server_ends_and_one_that_starts_waits(
+def test_an_operator_that_starts_without_an_api_server_waits(
     cluster: Cluster, namespace: str, behind_proxy: tuple[Any, Proxy]
 ) -> None:
     operator, proxy = behind_proxy
-    operator.start()
-    made(cluster, namespace)
-    proxy.freeze()
-    before = delete_service(cluster, namespace)
-    assert operator.process.wait(15) == 1, "the Lease was lost: Kubernetes starts it anew"
-    proxy.thaw()
     proxy.cut(refuse=True)
     with pytest.raises(BaseException, match="not within"):  # pytest.fail raises one
         operator.start(patience=3)
     assert operator.process.poll() is None
     proxy.admit()
     eventually(operator.is_ready, 20)
-    eventually(lambda: uid(cluster, namespace) != before, 20)
+    made(cluster, namespace)
 
 
 def test_a_frozen_operator_is_replaced_and_does_no_harm_when_it_wakes(
@@ -158,3 +173,47 @@ def test_the_api_server_is_killed_and_comes_back(cluster: Cluster, namespace: st
         cluster.kubectl("delete", kind, "toy", "-n", namespace)
         eventually(lambda kind=kind, before=before: uid(cluster, namespace, kind) != before, 20)
     assert operator.process.poll() is None
+
+
+@pytest.mark.alone
+def test_a_restore_of_the_store_from_a_backup_is_noticed(
+    cluster: Cluster, namespace: str, behind_proxy: tuple[Any, Proxy], alone: None, tmp_path: Any
+) -> None:
+    """Versions go back by hundreds: watches that go on from where they were would hear nothing."""
+    operator, proxy = behind_proxy
+    operator.start(OCTAVO_RESYNC_SECONDS="600", OCTAVO_LEASE_SECONDS="30")
+    made(cluster, namespace)
+    store = settings.default_places().run / "etcd"
+    etcd = rig.daemon_pid("etcd")
+    os.kill(etcd, signal.SIGSTOP)
+    shutil.copytree(store, tmp_path / "backup")
+    os.kill(etcd, signal.SIGCONT)
+    marks = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"mark-{one}"}} for one in range(700)]
+    cluster.apply(*marks, namespace=namespace)  # the future that is lost: longer than what starting servers write
+    cluster.apply(toy(IMAGE, name="lost", replicas=0), namespace=namespace)
+    eventually(lambda: cluster.get("service", "lost", namespace=namespace), 20)
+    proxy.freeze()  # it comes back to a server that is ready
+    pids = [rig.daemon_pid(name) for name in ("kube-apiserver", "etcd")]
+    os.kill(pids[0], signal.SIGSTOP)
+    os.kill(pids[1], signal.SIGKILL)  # the rig starts it again after half a second
+    store.rename(tmp_path / "lost")
+    (tmp_path / "backup").rename(store)
+    os.kill(pids[0], signal.SIGKILL)
+    time.sleep(1)  # until the old one has ended
+    eventually(lambda: cluster.kubectl("get", "--raw", "/readyz"), 40)
+    assert cluster.try_kubectl("get", "llmd/lost", "-n", namespace).returncode, "the store was not restored"
+    proxy.thaw()
+    proxy.cut()
+    time.sleep(3)
+    port = {"spec": {"service": {"port": 81}}}
+    cluster.kubectl("patch", "llmd/toy", "-n", namespace, "--type=merge", "-p", json.dumps(port))
+    try:
+        found = ("service", "toy")
+        eventually(lambda: cluster.get(*found, namespace=namespace)["spec"]["ports"][0]["port"] == 81, 15)
+        assert operator.process.poll() is None
+    finally:  # the others are as deaf as operators that do not notice
+        for name in ("kubelet", "kube-scheduler", "kube-controller-manager", "kube-proxy", "coredns", "kwok",
+                     "rig-provisioner"):  # fmt: skip
+            os.kill(rig.daemon_pid(name), signal.SIGKILL)
+        time.sleep(2)
+        cluster.kubectl("wait", "node", settings.NODE_NAME, "--for=condition=Ready", "--timeout=60s", timeout=70)

@@ -54,7 +54,12 @@ class Proxy:
             if self._refusing:
                 client.close()
                 continue
-            connection = _Connection(client, socket.create_connection(self._target), self._frozen_ones_to_come)
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:  # there is none at this moment
+                client.close()
+                continue
+            connection = _Connection(client, server, self._frozen_ones_to_come)
             self._open.append(connection)
 
 

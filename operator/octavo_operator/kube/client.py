@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,25 @@ class ApiError(Exception):
         )
 
 
+class Answers:
+    """Whether the API server answers. `since`: when it began to, after the last time that it did not."""
+
+    _PATIENCE_SECONDS = 10.0  # the Lease alone is asked for more often
+
+    def __init__(self) -> None:
+        self.since = self._last = time.monotonic()
+
+    def note(self, now: float) -> None:
+        """It has answered."""
+        if self.are_missing(now):
+            self.since = now
+        self._last = now
+
+    def are_missing(self, now: float) -> bool:
+        """Whether it has not answered for a while."""
+        return now - self._last > self._PATIENCE_SECONDS
+
+
 TRANSPORT_ERRORS = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
@@ -81,6 +101,7 @@ class KubeClient:
         self._credentials = found
         self.server, self.namespace = found.server, found.namespace
         self.session = self.new_session()
+        self.answers = Answers()
         self.on_response: Callable[[str, int], None] = lambda method, status: None  # status 0: no response
 
     @classmethod
@@ -145,6 +166,8 @@ class KubeClient:
             await self._replace_session(session)
             raise
         finally:
+            if status:
+                self.answers.note(time.monotonic())
             self.on_response(method, status)
         try:
             answer = json.loads(text)

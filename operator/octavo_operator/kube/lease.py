@@ -1,7 +1,11 @@
 """Leader election: the operator that holds the Lease reconciles, the other replicas watch and wait.
 
 The rules are client-go's: a Lease has expired when it has not been renewed for its duration by our own clock, so clocks
-of different machines are never compared.
+of different machines are never compared. Who loses the API server writes nothing until it is back, and goes on then.
+
+The Lease is read every few seconds, so it also tells what watches cannot: that the API server was away, and that its
+store was put back to an earlier state. A watch that asks for what comes after a version of the lost future hears
+nothing until the store has got there again.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +25,8 @@ from octavo_operator.kube.resources import RESOURCES
 logger = logging.getLogger("octavo.operator.lease")
 
 Json = dict[str, Any]
+
+_BRIEF_SECONDS = 5.0  # watches survive it by themselves
 
 # Annotations of a Lease: what its operator serves.
 NAMESPACES_ANNOTATION, SELECTOR_ANNOTATION = f"{GROUP}/watch-namespaces", f"{GROUP}/selector"
@@ -38,7 +45,8 @@ def may_acquire(lease: Json, identity: str, unchanged_seconds: float) -> bool:
 
 
 class LeaderElector:
-    """`leading` is set while we hold the Lease. `run` returns when it was lost: the process must end then."""
+    """`leading` is set while we hold the Lease. `run` returns when another has taken it: the process must end then.
+    `on_break`: changes may have been missed; watches are to start anew, or (False) to list only."""
 
     def __init__(self, client: KubeClient, config: OperatorConfig) -> None:
         self.leading = asyncio.Event()
@@ -46,6 +54,9 @@ class LeaderElector:
         self._path = RESOURCES["Lease"].path(config.namespace)
         self._last_change: tuple[str, float] = ("", 0.0)  # resourceVersion, and when we saw it first
         self._renewed = 0.0
+        self._newest = 0  # resourceVersion of the Lease
+        self._away_since: float | None = None  # when the API server answered last, if it does not
+        self.on_break: Callable[[bool], object] = lambda anew: None
 
     @property
     def is_held(self) -> bool:
@@ -53,23 +64,46 @@ class LeaderElector:
         return self.leading.is_set() and time.monotonic() - self._renewed < self._config.lease_seconds
 
     async def run(self) -> None:
-        """Acquires and renews the Lease; returns once it is lost."""
-        period = self._config.lease_seconds / 5
+        """Acquires and renews the Lease; returns once another has taken it."""
+        period, answered = self._config.lease_seconds / 5, time.monotonic()
         while True:
             try:
                 held = await self._acquire_or_renew(period)
             except (*TRANSPORT_ERRORS, ApiError) as error:
                 logger.warning("renewing the Lease failed: %s", str(error) or type(error).__name__)
+                self._away_since = self._away_since or answered
                 held = self.leading.is_set() and time.monotonic() - self._renewed < self._config.lease_seconds * 2 / 3
+            else:
+                self._note_return()
+                answered = time.monotonic()
             if held and not self.leading.is_set():
                 logger.info("%s is the leader", self._config.identity)
                 self.leading.set()
             elif not held and self.leading.is_set():
                 self.leading.clear()
-                logger.error("lost the Lease; another replica may be the leader now")
-                return
+                if self._away_since is None:
+                    logger.error("lost the Lease; another replica may be the leader now")
+                    return
+                logger.error("the API server is away: nothing is written until the Lease is renewed")
             is_fresh = time.monotonic() - self._renewed < period
             await asyncio.sleep(period if held and is_fresh else min(period, 1.0))
+
+    def _note_return(self) -> None:
+        """The API server answers."""
+        if self._away_since is None:
+            return
+        seconds, self._away_since = time.monotonic() - self._away_since, None
+        logger.info("the API server is back after %.0f s", seconds)
+        self.on_break(seconds > _BRIEF_SECONDS)
+
+    def _note_version(self, lease: Json) -> None:
+        """Versions of an object only grow, unless the store was restored from a backup."""
+        version = int((lease.get("metadata") or {}).get("resourceVersion") or self._newest)
+        if version < self._newest:
+            logger.warning("the API server's store went back from version %d to %d, as a restored backup does; "
+                           "everything is watched anew", self._newest, version)  # fmt: skip
+            self.on_break(True)
+        self._newest = version
 
     async def _acquire_or_renew(self, timeout: float) -> bool:
         name = self._config.lease_name
@@ -83,8 +117,9 @@ class LeaderElector:
                 },
                 "spec": self._spec({}),
             }  # fmt: skip
-            await self._client.call("POST", self._path, body, timeout=timeout)
+            self._note_version(await self._client.call("POST", self._path, body, timeout=timeout))
         else:
+            self._note_version(lease)
             version = lease["metadata"]["resourceVersion"]
             if version != self._last_change[0]:
                 self._last_change = (version, now)
@@ -96,7 +131,7 @@ class LeaderElector:
                 **scope_annotations(self._config),
             }
             try:
-                await self._client.call("PUT", f"{self._path}/{name}", lease, timeout=timeout)
+                self._note_version(await self._client.call("PUT", f"{self._path}/{name}", lease, timeout=timeout))
             except ApiError as error:
                 if error.status == 409:  # another replica was faster
                     return False

@@ -54,12 +54,23 @@ class Watches:
         """Why the operator should be restarted; None while what it knows is current."""
         if self._controller.listed_at is None:
             return None  # not ready, but a restart would not help: the API server may be down
-        age = time.monotonic() - self._controller.listed_at
+        now, answers = time.monotonic(), self._client.answers
+        if answers.are_missing(now):
+            return None  # the API server is away, and a restart would not bring it back
+        age = now - max(self._controller.listed_at, answers.since)
         if age > self._config.resync_seconds + 60:
             return f"last complete listing {age:.0f} s ago"
-        if path := self.health.silent_for(self.silence_limit):
+        path = self.health.silent_for(self.silence_limit)
+        if path and now - answers.since > self.silence_limit:
             return f"no events or bookmarks from the watch of {path} for {self.silence_limit:.0f} s"
         return None
+
+    def on_break(self, anew: bool) -> None:
+        """The API server was away, or its store was restored: watches may have missed changes. `anew`: they may be
+        deaf, too, and start again."""
+        self._listing_wanted.set()
+        if anew:
+            self._restart.set()
 
     async def run(self) -> None:
         """Runs kopf, again whenever it fails. Until cancelled."""
