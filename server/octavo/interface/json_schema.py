@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 Schema = Any  # a dict, or True or False
 
@@ -17,7 +18,7 @@ _CONDITIONS = frozenset({"if", "not"})
 
 def sets_engine_options(schema: Schema) -> bool:
     """Whether a schema, or one inside it, has the keyword with which llguidance is given options."""
-    return isinstance(schema, dict) and any("x-guidance" in one for one in _all_schemas(schema))
+    return isinstance(schema, dict) and any("x-guidance" in one for one in all_schemas(schema))
 
 
 def moved(schema: Schema, where: str) -> Schema:
@@ -25,7 +26,7 @@ def moved(schema: Schema, where: str) -> Schema:
     follow."""
     if not isinstance(schema, dict):
         return schema
-    copy = _mapped(schema, lambda part, _: moved(part, where))
+    copy = mapped(schema, lambda part, _: moved(part, where))
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         copy["$ref"] = where + reference[1:]
@@ -49,7 +50,7 @@ _BUDGET = 20_000  # schemas looked at to find what objects require; a schema tha
 class _Closing:
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
-        self._schemas = list(_all_schemas(root))
+        self._schemas = list(all_schemas(root))
         self._in_place = {id(schema): list(self._find_in_place(schema)) for schema in self._schemas}
         self._naming = self._find_naming()
         self._shared: set[int] = set()  # ids of schemas beside which others describe the same object
@@ -106,23 +107,15 @@ class _Closing:
 
     def _resolve(self, reference: str) -> Schema:
         """None for what is not there: that is for the grammar to refuse."""
-        found: Any = self._root
-        if not reference.startswith("#"):
+        try:
+            return at_pointer(self._root, unquote(reference[1:])) if reference.startswith("#") else None
+        except KeyError:
             return None
-        for step in reference[1:].split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, dict):
-                found = found.get(step)
-            elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
-                found = found[int(step)]
-            else:
-                return None
-        return found
 
     def _close(self, schema: Schema) -> Schema:
         if not isinstance(schema, dict):
             return schema
-        copy = _mapped(schema, lambda part, key: part if key in _CONDITIONS else self._close(part))
+        copy = mapped(schema, lambda part, steps: part if steps[0] in _CONDITIONS else self._close(part))
         if id(schema) not in self._shared and _is_silent(schema) and self._names_what_it_requires(schema):
             copy["additionalProperties"] = False
         return copy
@@ -159,12 +152,12 @@ def _is_silent(schema: dict[str, Any]) -> bool:
     return bool(patterns) or (isinstance(least, int) and least <= len(names or ()))
 
 
-def _all_schemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def all_schemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The schema and all that stand in it, once each."""
     found: set[int] = set()
     todo: list[Schema] = [root]
 
-    def take(part: Schema, _: str) -> None:
+    def take(part: Schema, _: Steps) -> None:
         todo.append(part)
 
     while todo:
@@ -172,20 +165,37 @@ def _all_schemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(schema, dict) and id(schema) not in found:
             found.add(id(schema))
             yield schema
-            _mapped(schema, take)
+            mapped(schema, take)
 
 
-def _mapped(schema: dict[str, Any], change: Callable[[Schema, str], Schema]) -> dict[str, Any]:
-    """A copy with ``change(part, keyword)`` for every schema in it. Data stays as it is. What is under keywords that
+def at_pointer(root: Schema, pointer: str) -> Any:
+    """What stands at a pointer ("/$defs/x"). Raises KeyError."""
+    found = root
+    for step in pointer.split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found[step]
+        elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            found = found[int(step)]
+        else:
+            raise KeyError(step)
+    return found
+
+
+Steps = tuple[str, ...]  # from a schema to one in it: the keyword, and a name or number where it has several
+
+
+def mapped(schema: dict[str, Any], change: Callable[[Schema, Steps], Schema]) -> dict[str, Any]:
+    """A copy with ``change(part, steps)`` for every schema in it. Data stays as it is. What is under keywords that
     JSON schema does not know may be referred to, and counts as schemas."""
     copy = {}
     for key, value in schema.items():
         if key in _DATA or key.startswith("x-"):
             copy[key] = value
         elif key in _BY_NAME and isinstance(value, dict):
-            copy[key] = {name: change(part, key) for name, part in value.items()}
+            copy[key] = {name: change(part, (key, name)) for name, part in value.items()}
         elif isinstance(value, list):
-            copy[key] = [change(part, key) for part in value]
+            copy[key] = [change(part, (key, str(at))) for at, part in enumerate(value)]
         else:
-            copy[key] = change(value, key)
+            copy[key] = change(value, (key,))
     return copy

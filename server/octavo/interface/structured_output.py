@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.interface.json_schema import closed, sets_engine_options
+from octavo.interface.schema_keywords import held, with_evaluated
+from octavo.interface.schema_references import resolved
 
 MAX_GRAMMAR_CHARS = 1_000_000
 MAX_CHOICES = 10_000
@@ -89,8 +91,8 @@ def _of_schema(schema: Any, strict: bool, lenient: bool) -> str:
     if not isinstance(schema, dict | bool):
         raise ValueError("a JSON schema is an object")
     _check_options(sets_engine_options(schema))
-    if strict:
-        schema = closed(schema)
+    schema = with_evaluated(resolved(schema))
+    schema = held(closed(schema) if strict else schema, strict=not lenient)
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, "lenient": lenient}}
     return json.dumps({"grammars": [{"json_schema": schema}]})

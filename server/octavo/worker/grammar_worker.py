@@ -15,6 +15,7 @@ import ctypes
 import json
 import mmap
 import os
+import re
 import resource
 import select
 import signal
@@ -170,8 +171,29 @@ class Grammar:
 
 
 def _error_of(matcher: LLMatcher) -> str:
-    """llguidance's message, without its parser state, which contains the sequence's text."""
-    return " ".join(matcher.get_error().partition("<state>")[0].split())[:500]
+    """llguidance's message, without its parser state, which contains the sequence's text, and in our words."""
+    said = " ".join(matcher.get_error().partition("<state>")[0].split())
+    for theirs, ours in _IN_OUR_WORDS:
+        said = theirs.sub(ours, said)
+    return said[:500]
+
+
+_IN_OUR_WORDS = [
+    (re.compile(theirs), ours)
+    for theirs, ours in (
+        (r"oneOf constraints are not supported.*", "oneOf cannot be enforced by a grammar where two of its schemas may "
+         "hold at once; use anyOf, or drop strict"),
+        (r"^Unsatisfiable schema: Regex is empty.*", "no text matches its pattern, format and lengths at once"),
+        (r"^Unsatisfiable schema: anyOf is empty", "no value is allowed: an enum, type or anyOf is empty"),
+        (r"^Unsatisfiable schema: ", "no value is allowed: "),
+        (r" while processing json-schema://\S*", ""),
+        (r"^patternProperty regexes (.*) are not disjoint", r"patternProperties \1 may match one name, which a grammar "
+         "cannot enforce"),
+        (r"^Parser Error: ", ""), (r"^NoExtension(Bias)?$", "no value is allowed: it refers to itself without an end"),
+        (r"(lookarounds not supported yet; \w+|look-around, including .*, is not supported)( in regex)?",
+         "an assertion (look-around, word boundary or anchor inside) cannot be enforced by a grammar"),
+    )
+]  # fmt: skip
 
 
 def _memory() -> int:

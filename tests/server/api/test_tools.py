@@ -404,6 +404,49 @@ def test_a_demanded_call_wins_over_the_form_of_a_text(server, path, body, at):
     assert f'"{at}"' in answer.text and '\\"a\\"' not in answer.text
 
 
+EMAIL = r"^(?!\.)[A-Za-z0-9_+.-]*@[a-z]+\.[a-z]{2,}$"  # what Zod writes, nearly
+ODD = {"type": "object", "required": ["to"], "properties": {
+    "to": {"$ref": "#to"}, "reply": {"type": "string", "pattern": EMAIL}, "twice": {"pattern": r"^(a)$"},
+    "tags": {"type": "array", "uniqueItems": True}, "when": {"format": "a-format-of-mine"},
+}, "if": {"required": ["tags"]}, "then": {"required": ["when"]}, "dependentRequired": {"reply": ["when"]},
+    "$defs": {"x": {"$anchor": "to", "const": "you"}}}  # fmt: skip
+MAIL = {"name": "mail", "parameters": ODD}
+CHOICES = ["auto", "required", {"type": "function", "function": {"name": "mail"}},
+           {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+               {"type": "function", "function": {"name": "mail"}}]}}]  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_no_grammar_holds_refuses_no_tool(server, choice):
+    body = {"messages": USER, "tools": [{"type": "function", "function": MAIL}], "tool_choice": choice, "seed": 1}
+    answer = server.post("/v1/chat/completions", {**body, "max_tokens": 60})
+    assert answer.status_code == 200, answer.text
+    if choice != "auto":
+        assert '"mail"' in answer.text, answer.text
+
+
+@pytest.mark.parametrize("choice", CHOICES[1:])
+def test_what_no_grammar_holds_is_refused_by_name_where_a_demanded_tool_is_strict(server, choice):
+    tools = [NOW, {"type": "function", "function": {**MAIL, "strict": True}}]
+    answer = server.post("/v1/chat/completions", {"messages": USER, "tools": tools, "tool_choice": choice})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == "tools.1.function.parameters"
+    assert "properties.reply.pattern has look-ahead" in error["message"], error
+    for harmless in ("auto", NAMED):
+        offered = {"messages": USER, "tools": tools, "tool_choice": harmless, "max_tokens": 2}
+        assert server.post("/v1/chat/completions", offered).status_code == 200
+
+
+def test_a_tool_that_is_merely_offered_refuses_no_form_of_an_answer(server):
+    """Whatever its parameters are."""
+    broken = {"type": "object", "properties": {"a": {"$ref": "#none"}, "b": {"pattern": "("}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": broken}}]
+    body = {"messages": USER, "tools": tools, "response_format": OF_A_TEXT, "max_tokens": 2}
+    assert server.post("/v1/chat/completions", body).status_code == 200
+    refused = server.post("/v1/chat/completions", {**body, "tool_choice": "required"})
+    assert refused.status_code == 400 and "tools.0.function.parameters" in refused.json()["error"]["message"]
+
+
 # LangChain
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.errors import APIError, bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation, FieldNames
 from octavo.entrypoints.generation.structured import CallGrammar, Constraint
 from octavo.entrypoints.generation.tools.grammars import any_call, call_grammar, constraint_of, parameters_of
@@ -25,6 +25,8 @@ from octavo.entrypoints.generation.tools.parsers import (
 from octavo.entrypoints.generation.tools.parsers.formats import MistralParser
 from octavo.entrypoints.generation.tools.prompt_fallback import knows_tools
 from octavo.interface.json_schema import closed, sets_engine_options
+from octavo.interface.schema_keywords import held, with_evaluated
+from octavo.interface.schema_references import resolved
 
 MAX_TOOLS = 1_024
 MAX_TOOL_NAME = 256  # characters
@@ -95,8 +97,12 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
         return ToolPlan(
             TOOL_PARSERS[known], names, max_calls, short_ids, functions=functions, strict=args.strict_json_schema
         )
-    if args.strict_json_schema:
-        functions = [{**function, "parameters": closed(function.get("parameters"))} for function in functions]
+    functions = [
+        _enforced(function, args.strict_json_schema, fields.of_function(at, "parameters"))
+        if choice == "required" or function["name"] == _named(choice)
+        else function
+        for at, function in enumerate(functions)
+    ]
     if choice == "required":
         constraint = constraint_of(any_call(functions, max_calls, "parameters"), "tools")
         parser: type[ToolParser] = HarmonyParser if harmony else JsonListParser
@@ -127,6 +133,8 @@ def combine_constraints(
             )
         asked = None
     demanded = plan.constraint is not None and plan.parser is HarmonyParser  # in the model's own format
+    if asked is not None and asked.allows_calls:
+        plan.functions = [_offered(function, plan.strict) for function in plan.functions]
     if demanded or (asked is not None and asked.allows_calls):
         plan.or_calls = call_grammar(plan.parser, plan.functions, plan.max_calls, token_id, plan.strict)
     return asked or plan.constraint
@@ -153,6 +161,28 @@ def apply_allowed_tools(conversation: Conversation) -> None:
     conversation.fields = replace(conversation.fields, tools=[conversation.fields.tool(at) for at, _ in kept])
     conversation.tools = [tool for _, tool in kept]
     conversation.tool_choice = mode
+
+
+def _enforced(function: dict[str, Any], closes: bool, field: str) -> dict[str, Any]:
+    """A function that is to be called, its parameters as a grammar holds them. Raises APIError for parameters that are
+    no schema and, where the function is strict, for a keyword that no grammar holds."""
+    if not function.get("parameters"):
+        return function
+    try:
+        parameters = with_evaluated(resolved(function["parameters"]))
+        parameters = closed(parameters) if closes else parameters
+        held(parameters, strict=function.get("strict") is True)
+    except ValueError as error:
+        raise bad_request(f"{field} is not valid: {error}", field) from None
+    return {**function, "parameters": parameters}
+
+
+def _offered(function: dict[str, Any], closes: bool) -> dict[str, Any]:
+    """A function that may be called: what is wrong with it is no reason to refuse an answer without a call."""
+    try:
+        return _enforced({**function, "strict": False}, closes, "tools")
+    except APIError:
+        return {**function, "parameters": {"type": "object"}}
 
 
 def _tool_name(tool: Any) -> str | None:
