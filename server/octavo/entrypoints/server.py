@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.core_launcher import CoreProcess, CoreProcesses
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.generation.tools.choice import format_of
 from octavo.entrypoints.state import Phase, ServerState, served_names
 from octavo.entrypoints.transport.http_server import FLUSH_SECONDS, HttpServer, make_http_server
 from octavo.entrypoints.transport.protocol import LimitedHttpProtocol
@@ -77,6 +79,7 @@ async def serve(
         ready.result()
         metrics.record_startup("fetch", started.fetch_seconds)
         metrics.record_startup("ready", time.perf_counter() - started.at)
+        _find_call_format(state)
         logger.info("serving %s at %s", ", ".join(state.model_names), _address(sockets[0], args))
         core_exit = asyncio.create_task(engine.core_exited.wait())
         await _first_of(core_exit, stop.first)
@@ -124,6 +127,15 @@ async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
     waiter = asyncio.create_task(event.wait())
     await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
     waiter.cancel()
+
+
+def _find_call_format(state: ServerState) -> None:
+    """Find the format of tool calls, and log it, before the first request needs it."""
+    tokenizer, args = state.engine.tokenizer, state.args
+    if tokenizer is None or "generate" not in state.engine.config.model.pooler.tasks:
+        return
+    with suppress(ValueError):  # the model has no chat template
+        format_of(tokenizer.get_chat_template(state.chat_template, tools=True), args.tool_call_parser)
 
 
 async def become_ready(engine: AsyncLLM, state: ServerState) -> None:

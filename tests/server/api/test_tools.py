@@ -7,10 +7,7 @@ import json
 import pytest
 from pydantic_core import from_json
 
-from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.errors import APIError
-from octavo.entrypoints.generation.messages import Conversation, check_messages
-from octavo.entrypoints.generation.tools.plan import plan_tools
+from octavo.entrypoints.generation.messages import check_messages
 from octavo.fetch.sources import DEFAULT_MODEL
 
 USER = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -306,12 +303,6 @@ def test_bad_tools_are_refused_by_name(server, fields, says):
     assert answer.status_code == 400, answer.text
     message = answer.json()["error"]["message"]
     assert all(word in message for word in says), message
-
-
-def test_auto_without_a_known_format_says_what_to_do():
-    template = "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
-    with pytest.raises(APIError, match="--tool-call-parser"):
-        plan_tools(Conversation(USER, tools=[NOW]), ServerArgs(), template)
 
 
 def test_a_template_without_tools_gets_them_told(shared_server):

@@ -14,7 +14,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.generation.messages import check_messages
 from octavo.entrypoints.generation.tools.grammars import call_grammar
 from octavo.entrypoints.generation.tools.harmony import harmony_grammar, harmony_messages, speaks_harmony
-from octavo.entrypoints.generation.tools.parsers import CallPiece, HarmonyParser, Reasoning, detect
+from octavo.entrypoints.generation.tools.parsers import CallPiece, HarmonyParser, Reasoning
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 from octavo.text.chat_template import render
 
@@ -208,7 +208,6 @@ def test_thoughts_of_an_answer_stay_apart_from_it() -> None:
 
 
 def test_the_template_decides_unless_a_flag_names_another_format() -> None:
-    assert detect(TEMPLATE) == "openai"
     assert speaks_harmony(ServerArgs(), TEMPLATE) and not speaks_harmony(ServerArgs(), "{{ messages }}")
     assert speaks_harmony(ServerArgs(reasoning_parser="openai_gptoss"), "{{ messages }}")
     assert speaks_harmony(ServerArgs(tool_call_parser="openai"), "{{ messages }}")

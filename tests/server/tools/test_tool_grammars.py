@@ -33,6 +33,7 @@ NOW = {"name": "now"}
 ANSWER = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 TOKENIZER = LLTokenizer("byte")
 CALLS = [("get_weather", {"city": "Paris"}), ("now", {})]
+LISTED = json.dumps([{"name": name, "arguments": arguments} for name, arguments in CALLS])
 # How each format writes CALLS.
 WRITTEN = {
     "hermes": "".join(
@@ -43,6 +44,29 @@ WRITTEN = {
     "mistral": "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": arguments} for name, arguments in CALLS]),
     "mistral v11": '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[ARGS]{}',
     "pythonic": '[get_weather(city="Paris"), now()]',
+    "qwen3_xml": "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n"
+    "</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n"
+    "</seed:tool_call><seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+    "glm45": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>"
+    "<tool_call>now</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+    '</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    '{"city": "Paris"}<｜tool▁call▁end｜>'
+    "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+    'get_weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>'
+    "now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "cohere_command3": '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": {"city": "Paris"}}, '
+    '{"tool_name": "now", "parameters": {}}]<|END_ACTION|>',
+    "granite": f"<|tool_call|>{LISTED}",
+    "hunyuan_a13b": f"<tool_calls>{LISTED}</tool_calls>",
+    "nemotron_nano_v2": f"<TOOLCALL>{LISTED}</TOOLCALL>",
+    "lfm2": '<|tool_call_start|>[get_weather(city="Paris"), now()]<|tool_call_end|>',
 }
 
 
@@ -69,7 +93,7 @@ def accepts(text: str, *of: object) -> bool:
 
 def parse(kind: str, text: str) -> tuple[list[tuple[str, dict]], str]:
     """The calls and the content."""
-    parser = TOOL_PARSERS[kind.partition(" ")[0]](["get_weather", "now"])
+    parser = TOOL_PARSERS[kind.partition(" ")[0]]({"get_weather": WEATHER["parameters"], "now": {}})
     calls: list[list[str]] = []
     content = ""
     for piece in [*parser.feed(text), *parser.finish()]:

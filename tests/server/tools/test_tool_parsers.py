@@ -15,10 +15,10 @@ from octavo.entrypoints.generation.tools.parsers import (
     NamedCallParser,
     Piece,
     ToolParser,
-    detect,
 )
 
 HERMES = TOOL_PARSERS["hermes"]
+KINDS = sorted({parser: name for name, parser in TOOL_PARSERS.items()}.values())  # each once
 NAMES = ("get_weather", "now", "write.file", "f")
 Parsed = tuple[str, list[tuple[str, str]]]
 
@@ -213,7 +213,7 @@ def test_a_call_of_the_only_tool_has_its_name_from_the_beginning():
         assert parse(kind, [], ("now",), cut=True) == ("", []), "no text, no call"
 
 
-@pytest.mark.parametrize("kind", sorted(TOOL_PARSERS))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["Paris", '{"city": "Par', '{"name": "Jane", "age', "[1, 2", "a < b and ", "  "])
 def test_other_texts_that_are_cut_off_are_content(kind, text):
     content, calls = parse(TOOL_PARSERS[kind], [text], cut=True)
@@ -223,12 +223,16 @@ def test_other_texts_that_are_cut_off_are_content(kind, text):
 MARKUP = [
     "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|python_start|>", '{"name": "f"',
     '"name"', '"arguments": ', '{"a": 1}', '{"name": "f", "arguments": ', "{", "}", "[", "]", "f(", ")", "f(a=1)",
+    "<function=f>", "<parameter=a>", "</parameter>", "</function>", "<arg_key>a</arg_key>", "<arg_value>",
+    "</arg_value>", "<|START_ACTION|>", "<|END_ACTION|>", "<｜tool▁call▁begin｜>", "f<｜tool▁sep｜>",
+    "<minimax:tool_call>", '<invoke name="f">', '<parameter name="a">', "</invoke>", "</minimax:tool_call>",
+    "<|tool_call|>",
     "a=", ",", ";", ":", '"', "\\", "'''", "\n", " ", "\\u00e", "tru", "nul", "1.", "-", "x", "🙂", "\ud800", "\\ud800",
 ]  # fmt: skip
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(sorted(TOOL_PARSERS)), st.lists(st.sampled_from(MARKUP), max_size=10).map("".join))
+@given(st.sampled_from(KINDS), st.lists(st.sampled_from(MARKUP), max_size=10).map("".join))
 @example("hermes", '<tool_call>{"name": "f", "arguments": {"a": tru')
 @example("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\')
 @example("mistral", '[TOOL_CALLS]f{"a": "b"} and [TOOL_CALLS]')
@@ -237,12 +241,12 @@ def test_any_text_is_parsed_alike_however_it_is_cut(kind, text):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.sampled_from(sorted(TOOL_PARSERS)), st.text(max_size=40))
+@given(st.sampled_from(KINDS), st.text(max_size=40))
 def test_text_without_a_call_comes_out_as_it_is(kind, text):
     assert check_every_cut(TOOL_PARSERS[kind], text) == (text, [])
 
 
-@pytest.mark.parametrize("kind", sorted(TOOL_PARSERS))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "text",
     [
@@ -253,7 +257,7 @@ def test_text_without_a_call_comes_out_as_it_is(kind, text):
         '{"name": "Jane", "parameters": {"age": 7}}',  # an answer in JSON that names no tool
         "[1, 2, 3]",
         "[see (a) and (b)]",
-        "<tool_call>now</tool_call>",
+        '<tool_call>is "now"</tool_call>',
         '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "", "arguments": {}}</tool_call>',
         '<tool_call>{"arguments": {"a": 1}}</tool_call>',
@@ -356,17 +360,3 @@ def test_long_arguments_take_linear_time():
     content, found = parse(TOOL_PARSERS["hermes"], [text[i : i + 4] for i in range(0, len(text), 4)])
     assert time.perf_counter() - started < 5
     assert content == "" and len(json.loads(found[0][1])["text"]) == 6 * 28_000
-
-
-@pytest.mark.parametrize(
-    ("template", "name"),
-    [
-        ("{% if tools %}<tool_call>{% endif %}", "hermes"),
-        ("{% for t in tools %}[TOOL_CALLS]", "mistral"),
-        ('tools: {"name": function name, "parameters": dictionary}', "llama3_json"),
-        ("tools [func_name1(params_name1=params_value1)]", "pythonic"),
-        ("{% for m in messages %}{{ m.content }}", None),
-    ],
-)
-def test_the_template_tells_the_format(template, name):
-    assert detect(template) == name

@@ -19,6 +19,7 @@ from octavo.entrypoints.generation.messages import (
 from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
 from octavo.entrypoints.generation.run import PromptOptions, prepare_request
 from octavo.entrypoints.generation.structured import Constraint, after_reasoning, or_calls
+from octavo.entrypoints.generation.tools.choice import format_of, with_arguments_as_text
 from octavo.entrypoints.generation.tools.harmony import (
     STOPS,
     harmony_grammar,
@@ -28,7 +29,7 @@ from octavo.entrypoints.generation.tools.harmony import (
 )
 from octavo.entrypoints.generation.tools.parsers import HarmonyParser
 from octavo.entrypoints.generation.tools.plan import ToolPlan, apply_allowed_tools, combine_constraints, plan_tools
-from octavo.entrypoints.generation.tools.prompt_fallback import inject_tool_prompt, knows_tools
+from octavo.entrypoints.generation.tools.prompt_fallback import inject_tool_prompt
 from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
@@ -210,8 +211,12 @@ def _render(state: ServerState, conversation: Conversation, options: PromptOptio
     assert tokenizer is not None
     no_calls = conversation.tool_choice == "none"
     tools = None if no_calls and state.args.exclude_tools_when_tool_choice_none else conversation.tools
-    if tools and not no_calls and not knows_tools(template):
-        messages = inject_tool_prompt(messages, tools)
+    if tools or any("tool_calls" in message for message in messages):
+        calls = format_of(template, state.args.tool_call_parser)
+        if tools and not no_calls and calls.generic:
+            messages, tools = inject_tool_prompt(messages, tools), None
+        elif calls.arguments_as_text:
+            messages = [with_arguments_as_text(message) for message in messages]
     apply = partial(
         tokenizer.apply_chat_template,
         tools=tools,

@@ -10,8 +10,20 @@ from typing import Any
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.structured import CallGrammar, Constraint, quoted
 from octavo.entrypoints.generation.tools.parsers import ToolParser
-from octavo.entrypoints.generation.tools.parsers.formats import HermesParser, Llama3JsonParser, MistralParser
+from octavo.entrypoints.generation.tools.parsers.formats import (
+    CohereParser,
+    GraniteParser,
+    HermesParser,
+    HunyuanParser,
+    Llama3JsonParser,
+    MarkedJsonParser,
+    MistralParser,
+    NemotronV2Parser,
+)
 from octavo.entrypoints.generation.tools.parsers.harmony import HarmonyParser
+from octavo.entrypoints.generation.tools.parsers.pythonic import Lfm2Parser
+from octavo.entrypoints.generation.tools.parsers.tagged import TaggedParser
+from octavo.entrypoints.generation.tools.tagged_grammar import lark_of, parameters_of, tagged_calls
 from octavo.interface.json_schema import moved
 from octavo.interface.structured_output import StructuredOutputsParams
 
@@ -32,9 +44,27 @@ def call_grammar(
         return constraint_of(schema, "tools").grammar(strict)
 
     more = "" if max_calls == 1 else "+"
+    if issubclass(parser, TaggedParser):
+        return tagged_calls(parser.TAGS, functions, more, token_id, grammar)
+    if issubclass(parser, (HunyuanParser, NemotronV2Parser, GraniteParser)):
+        end = "" if issubclass(parser, GraniteParser) else f" /\\n?/ {{{parser.END}}}"
+        calls = {"calls": grammar(any_call(functions, max_calls, "arguments"))}
+        return CallGrammar(f"({{{parser.BEGIN}}} /\\n?/ @calls{end})", calls)
     if issubclass(parser, HermesParser):
         rule = rf"(/\n?/ {{<tool_call>}} /\n?/ @call /\n?/ {{</tool_call>}}){more}"
         return CallGrammar(rule, {"call": grammar(_one_call(functions, "arguments"))})
+    if issubclass(parser, CohereParser):
+        calls = {"calls": grammar(any_call(functions, max_calls, "parameters", "tool_name"))}
+        return CallGrammar(f"({{{parser.BEGIN}}} @calls {{{parser.END}}})", calls)
+    if issubclass(parser, MarkedJsonParser):
+        named = [
+            f"{lark_of(parser.CALL + f['name'] + parser.HEADER, token_id)} @args{i} "
+            f"{lark_of(parser.FOOTER + parser.CALL_END, token_id)}"
+            for i, f in enumerate(functions)
+        ]
+        begin, end = (lark_of(mark, token_id) for mark in parser.SECTION)
+        arguments = {f"args{i}": grammar(parameters_of(function)) for i, function in enumerate(functions)}
+        return CallGrammar(f"({begin} ({' | '.join(named)}){more} {end})", arguments)
     if issubclass(parser, HarmonyParser):  # a call ends the answer
         to = [f"{quoted(' to=functions.' + f['name'] + ' ')} {{<|constrain|>}} \"json\" {{<|message|>}} @args{i}"
               for i, f in enumerate(functions)]  # fmt: skip
@@ -42,6 +72,10 @@ def call_grammar(
         return CallGrammar(rule, {f"args{i}": grammar(parameters_of(f)) for i, f in enumerate(functions)})
     if issubclass(parser, Llama3JsonParser):
         return CallGrammar(f"(@call /(; )?/){more}", {"call": grammar(_one_call(functions, "parameters"))})
+    if issubclass(parser, Lfm2Parser):
+        calls_in_python = _python_calls(functions, more)
+        rule = f"({{{parser.START}}} {calls_in_python.rule} {{{parser.END}}})"
+        return CallGrammar(rule, {}, calls_in_python.rules)
     if not issubclass(parser, MistralParser):
         return _python_calls(functions, more)
     if token_id("[ARGS]") is None:
@@ -124,31 +158,25 @@ def constraint_of(schema: dict[str, Any], field: str) -> Constraint:
     return Constraint(StructuredOutputsParams(json=json.dumps(schema)), field, lenient=True)
 
 
-def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are always an object."""
-    schema = function.get("parameters")
-    if not schema:
-        return {"type": "object", "additionalProperties": False}
-    return schema if "type" in schema or "$ref" in schema else {"type": "object", **schema}
-
-
-def any_call(functions: list[dict[str, Any]], max_calls: int | None, key: str) -> dict[str, Any]:
+def any_call(
+    functions: list[dict[str, Any]], max_calls: int | None, key: str, name_key: str = "name"
+) -> dict[str, Any]:
     """The schema of a list of at least one call, with its arguments under ``key``."""
-    call = _one_call(functions, key)
+    call = _one_call(functions, key, name_key)
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": call, "$defs": call.pop("$defs")}
     if max_calls is not None:
         schema["maxItems"] = max_calls
     return schema
 
 
-def _one_call(functions: list[dict[str, Any]], key: str) -> dict[str, Any]:
+def _one_call(functions: list[dict[str, Any]], key: str, name_key: str = "name") -> dict[str, Any]:
     calls, definitions = [], {}
     for i, function in enumerate(functions):
         definitions[f"tool{i}"] = moved(parameters_of(function), f"#/$defs/tool{i}")
         calls.append({
             "type": "object",
-            "properties": {"name": {"const": function["name"]}, key: {"$ref": f"#/$defs/tool{i}"}},
-            "required": ["name", key],
+            "properties": {name_key: {"const": function["name"]}, key: {"$ref": f"#/$defs/tool{i}"}},
+            "required": [name_key, key],
             "additionalProperties": False,
         })  # fmt: skip
     return {"anyOf": calls, "$defs": definitions}

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.generation.structured import CallGrammar, grammar_parts, with_tokens
-from octavo.entrypoints.generation.tools.parsers import detect
+from octavo.entrypoints.generation.tools.choice import own_format
 from octavo.entrypoints.generation.tools.parsers.harmony import CALL, RETURN
 
 REASONING_PARSER = "openai_gptoss"  # vLLM's name
@@ -21,7 +21,10 @@ def speaks_harmony(args: ServerArgs, template: str) -> bool:
     """Whether answers are in harmony: where the template is, unless flags name other formats."""
     if args.reasoning_parser is not None:
         return args.reasoning_parser == REASONING_PARSER
-    return (args.tool_call_parser or detect(template)) == "openai"
+    if args.tool_call_parser is not None:
+        return args.tool_call_parser == "openai"
+    found = own_format(template) if "<|channel|>" in template else None
+    return found is not None and found.parser == "openai"
 
 
 def nearest_effort(effort: str) -> str:

@@ -12,7 +12,8 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.errors import APIError, bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation, FieldNames
 from octavo.entrypoints.generation.structured import CallGrammar, Constraint
-from octavo.entrypoints.generation.tools.grammars import any_call, call_grammar, constraint_of, parameters_of
+from octavo.entrypoints.generation.tools.choice import format_of
+from octavo.entrypoints.generation.tools.grammars import any_call, call_grammar, constraint_of
 from octavo.entrypoints.generation.tools.harmony import speaks_harmony
 from octavo.entrypoints.generation.tools.parsers import (
     TOOL_PARSERS,
@@ -20,10 +21,9 @@ from octavo.entrypoints.generation.tools.parsers import (
     JsonListParser,
     NamedCallParser,
     ToolParser,
-    detect,
 )
 from octavo.entrypoints.generation.tools.parsers.formats import MistralParser
-from octavo.entrypoints.generation.tools.prompt_fallback import knows_tools
+from octavo.entrypoints.generation.tools.tagged_grammar import parameters_of
 from octavo.interface.json_schema import closed, sets_engine_options
 from octavo.interface.schema_keywords import held, with_evaluated
 from octavo.interface.schema_references import resolved
@@ -48,7 +48,7 @@ class ToolPlan:
 
     def new_parser(self) -> ToolParser:
         """A parser of one answer."""
-        return self.parser(self.names)
+        return self.parser({function["name"]: parameters_of(function) for function in self.functions})
 
     def new_id(self) -> str:
         """A random id of a call."""
@@ -77,21 +77,13 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
         raise bad_request("tool_choice needs tools; send tools or drop it", "tool_choice")
     max_calls = 1 if conversation.parallel_tool_calls is False else None
     harmony = speaks_harmony(args, template)
-    known = args.tool_call_parser or (detect(template) if knows_tools(template) else "hermes")
-    known = "openai" if harmony else known
-    short_ids = known is not None and TOOL_PARSERS[known] is MistralParser
+    known = "openai" if harmony else format_of(template, args.tool_call_parser).parser
+    short_ids = TOOL_PARSERS[known] is MistralParser
     if choice == "auto":
         if not args.enable_auto_tool_choice:
             raise bad_request(
                 'tool_choice "auto" is disabled (--no-enable-auto-tool-choice); use '
                 f'"{fields.required}" or a named one',
-                "tool_choice",
-            )
-        if known is None:
-            raise bad_request(
-                'tool_choice "auto" needs a tool call parser, and none fits the chat template: start the server with '
-                f'--tool-call-parser ({", ".join(TOOL_PARSERS)}), or use tool_choice "{fields.required}" or a named '
-                "one",
                 "tool_choice",
             )
         return ToolPlan(

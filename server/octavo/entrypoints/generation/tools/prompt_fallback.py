@@ -1,4 +1,5 @@
-"""Tools for models whose chat template does not know them: described in the system message, in Hermes' format. Pure."""
+"""Tools for models whose chat template knows none, or writes calls in an unknown format: described in the system
+message, in Hermes' format. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +16,6 @@ To call one, write its name and arguments as JSON inside <tool_call></tool_call>
 {{"name": "function name", "arguments": {{"argument": "value"}}}}
 </tool_call>
 You are given the results inside <tool_response></tool_response>."""
-
-
-def knows_tools(template: str) -> bool:
-    """Whether a chat template describes tools itself."""
-    return "tools" in template
 
 
 def inject_tool_prompt(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

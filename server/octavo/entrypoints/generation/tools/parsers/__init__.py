@@ -1,42 +1,64 @@
-"""Tool call formats by name, and which of them a chat template uses."""
+"""Tool call formats by name."""
 
 from __future__ import annotations
 
 from octavo.entrypoints.generation.tools.parsers.core import CallPiece, Piece, Reasoning, ToolParser
 from octavo.entrypoints.generation.tools.parsers.formats import (
+    CohereParser,
+    DeepseekV3Parser,
+    DeepseekV31Parser,
+    GraniteParser,
     HermesParser,
+    HunyuanParser,
     JsonListParser,
     Llama3JsonParser,
     MistralParser,
     NamedCallParser,
+    NemotronV2Parser,
 )
 from octavo.entrypoints.generation.tools.parsers.harmony import HarmonyParser
-from octavo.entrypoints.generation.tools.parsers.pythonic import PythonicParser
+from octavo.entrypoints.generation.tools.parsers.pythonic import Lfm2Parser, PythonicParser
+from octavo.entrypoints.generation.tools.parsers.tagged import (
+    DeepseekV4Parser,
+    DeepseekV32Parser,
+    GlmParser,
+    MinimaxM2Parser,
+    Qwen3XmlParser,
+    SeedOssParser,
+)
 
-TOOL_PARSERS: dict[str, type[ToolParser]] = {
+TOOL_PARSERS: dict[str, type[ToolParser]] = {  # by vLLM's names; the round trip takes the first that reads back
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,
     "openai": HarmonyParser,
     "pythonic": PythonicParser,
     "qwen3": HermesParser,
+    "seed_oss": SeedOssParser,
+    "qwen3_xml": Qwen3XmlParser,
+    "glm45": GlmParser,
+    "cohere_command3": CohereParser,
+    "deepseek_v3": DeepseekV3Parser,
+    "deepseek_v31": DeepseekV31Parser,
+    "deepseek_v32": DeepseekV32Parser,
+    "deepseek_v4": DeepseekV4Parser,
+    "minimax_m2": MinimaxM2Parser,
+    "granite": GraniteParser,
+    "hunyuan_a13b": HunyuanParser,
+    "nemotron_nano_v2": NemotronV2Parser,
+    "lfm2": Lfm2Parser,
 }
-
-# What a template that describes a format contains, the most specific first.
-_SIGNS = (
-    ("<|channel|>final", "openai"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<tool_call>", "hermes"),
-    ("<|python_start|>", "pythonic"),
-    ("func_name1(params_name1", "pythonic"),
-    ('"parameters": ', "llama3_json"),
-)
-
-
-def detect(template: str) -> str | None:
-    """The format that a chat template describes to the model; None if it is unknown."""
-    return next((name for sign, name in _SIGNS if sign in template), None)
-
+TOOL_PARSERS |= {  # other names of the same
+    alias: TOOL_PARSERS[name]
+    for name, aliases in {
+        "hermes": ("qwen", "qwen3_json", "granite4"),
+        "qwen3_xml": ("qwen3_coder", "nemotron_v3", "step3p5"),
+        "glm45": ("glm47",),
+        "cohere_command3": ("cohere_command4",),
+        "hunyuan_a13b": ("jamba",),
+    }.items()
+    for alias in aliases
+}
 
 __all__ = [
     "TOOL_PARSERS",
@@ -47,5 +69,4 @@ __all__ = [
     "Piece",
     "Reasoning",
     "ToolParser",
-    "detect",
 ]

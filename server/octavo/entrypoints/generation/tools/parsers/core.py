@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,15 +51,19 @@ Piece = str | CallPiece | Reasoning  # a str is content
 class ToolParser(TextReader, ABC):
     """`feed` it the text as it comes, then `finish`; both return the pieces that are certain by then.
 
-    ``names`` are the tools' names: formats whose calls carry no marker take a call only when it names one of them.
+    ``names`` are the tools' names, or the schemas of their arguments by name. Formats whose calls carry no marker take
+    a call only when it names one of them; those that write arguments as bare text read these by their schemas.
     """
 
+    MARKERS: ClassVar[tuple[str, ...]] = ()  # what a call, or several, may begin with
+    NAME_KEYS: ClassVar[tuple[str, ...]] = ("name",)  # of calls that are JSON
     needs_special_tokens: ClassVar[bool] = False  # the format's markers are special tokens of the model
 
-    def __init__(self, names: Collection[str] = ()) -> None:
+    def __init__(self, names: Collection[str] | Mapping[str, Any] = ()) -> None:
         super().__init__()
         self.num_calls = 0
         self._names = frozenset(names)
+        self._schemas = names if isinstance(names, Mapping) else {}
         self._space = ""  # read as content; given out only when more content follows
         self._in_arguments = False
         self._name: str | None = None  # of a call that is not given out yet, as far as it is known; None: no call
@@ -142,6 +146,7 @@ class ToolParser(TextReader, ABC):
 
     def _attempt(self, call: Steps[None]) -> Steps[None]:
         """Read a call, or several; where they are none, their text is content."""
+        calls_before = self.num_calls
         try:
             yield from call
             self._settled = self._at
@@ -151,6 +156,8 @@ class ToolParser(TextReader, ABC):
             if self._in_arguments and self._ended and self._at == len(self._text):  # the client sees how far it came
                 self._give_arguments(self._text[self._settled :])
             else:
+                if self._at == self._settled and self.num_calls == calls_before:
+                    self._at += self._at < len(self._text)  # behind the marker's beginning, or it would be met for ever
                 self._settle_as_content(self._at)
         self._in_arguments, self._name, self._held = False, None, ""
 
@@ -231,7 +238,7 @@ class ToolParser(TextReader, ABC):
         done = False
         while True:
             key = yield from self._member_name()
-            if key == "name" and name is None:
+            if key in self.NAME_KEYS and name is None:
                 name = yield from self._called_name(self._decoded_string(), '"')
                 if not name or (known_only and self._names and name not in self._names):
                     raise NotACallError

@@ -24,6 +24,7 @@ class PythonicParser(ToolParser):
 
     _comma = 0  # behind the last argument that is known to be whole, from the settled position
     START, END = "<|python_start|>", "<|python_end|>"
+    MARKERS = (START,)
     needs_special_tokens = True
 
     def _parse(self) -> Steps[None]:
@@ -116,6 +117,13 @@ class PythonicParser(ToolParser):
             yield from self._run_of(plain)
 
 
+class Lfm2Parser(PythonicParser):
+    """The same within ``<|tool_call_start|>`` and ``<|tool_call_end|>``."""
+
+    START, END = "<|tool_call_start|>", "<|tool_call_end|>"
+    MARKERS = (START,)
+
+
 def arguments_of(source: str) -> str:
     """The keyword arguments of a call as a JSON object. Raises NotACallError for anything but literals."""
     try:
@@ -130,7 +138,7 @@ def arguments_of(source: str) -> str:
                 raise NotACallError
             arguments[keyword.arg] = _literal(keyword.value)
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        return text if _is_unicode(text) else json.dumps(arguments)
+        return text if is_unicode(text) else json.dumps(arguments)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise NotACallError from None
 
@@ -157,7 +165,8 @@ def _key(node: ast.expr) -> str | int | float | bool | None:
     return key
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether an answer can carry ``text``: it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,0 +1,195 @@
+"""Which format of calls a chat template belongs to: the one that reads back what the template itself writes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS, CallPiece, ToolParser
+from octavo.text.chat_template import ChatTemplateError, render
+from octavo.text.content_format import with_parts
+from octavo.text.messages import for_template
+
+logger = logging.getLogger(__name__)
+
+Call = tuple[str, dict[str, Any]]
+
+# What a template must write so that a format is taken: texts that quote, look like tags or numbers, all kinds of value.
+_LOOK_UP = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"}, "count": {"type": "integer"}, "ratio": {"type": "number"},
+        "exact": {"type": "boolean"}, "filter": {"type": "object"}, "tags": {"type": "array"},
+    },
+}  # fmt: skip
+_SCHEMAS: dict[str, dict[str, Any]] = {"look_up": _LOOK_UP, "now": {"type": "object", "properties": {}}}
+_TEXT: Call = ("look_up", {"text": 'It\'s "so" <b>é日</b>\n  two\\', "count": 3, "ratio": -0.5, "exact": True})
+_NESTED: Call = ("look_up", {"text": "007", "filter": {"size": {"of": ["a", "b"]}, "open": False}, "tags": ["x, y"]})
+_BARE: Call = ("now", {})
+_PLAIN: Call = ("look_up", {"text": "Paris", "count": 3})
+_TURNS: tuple[tuple[Call, ...], ...] = ((_TEXT,), (_NESTED,), (_BARE,), (_NESTED, _BARE))
+_PLAIN_TURNS: tuple[tuple[Call, ...], ...] = ((_PLAIN,), (_BARE,))  # of templates that escape nothing
+_TOOLS = [
+    {"type": "function", "function": {"name": name, "description": name, "parameters": schema}}
+    for name, schema in _SCHEMAS.items()
+]
+_USER = {"role": "user", "content": "Look it up."}
+
+# What the text of a template shows that tells of a format, but writes no calls; the most specific first.
+_SIGNS = tuple(
+    (re.compile(sign), name)
+    for sign, name in (
+        (r"<\|channel\|>final", "openai"),
+        (r"\[TOOL_CALLS\]", "mistral"),
+        (r"<\|START_ACTION\|>", "cohere_command3"),
+        (r"<seed:tool_call>", "seed_oss"),
+        (r"<minimax:tool_call>", "minimax_m2"),
+        (r"<｜DSML｜function_calls>", "deepseek_v32"),
+        (r"<｜DSML｜tool_calls>", "deepseek_v4"),
+        (r"<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "deepseek_v3"),
+        (r"<｜tool▁call▁begin｜>", "deepseek_v31"),
+        (r"<function=[^>]*>\s*<parameter=", "qwen3_xml"),
+        (r"<arg_key>[^<]*</arg_key>\s*<arg_value>", "glm45"),
+        (r"<tool_call>\s*\[?\s*\{(?![{%#])", "hermes"),
+        (r"<TOOLCALL>\s*\[", "nemotron_nano_v2"),
+        (r"<tool_calls>\s*\[", "hunyuan_a13b"),
+        (r"<\|tool_(list|call)_start\|>", "lfm2"),
+        (r"<\|tool_call\|>", "granite"),
+        (r"<\|python_start\|>|func_name1\(params_name1", "pythonic"),
+        (r'\{"name": function name, "parameters": ', "llama3_json"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a template's model writes calls."""
+
+    parser: str  # of TOOL_PARSERS
+    how: str  # "read back", "described", "flag"; or "generic": the model is told of tools in a prompt of our own
+    arguments_as_text: bool = False  # the template takes the arguments of earlier calls as JSON text alone
+
+    @property
+    def generic(self) -> bool:
+        """Whether the template is not to be told of tools."""
+        return self.how == "generic"
+
+
+def knows_tools(template: str) -> bool:
+    """Whether a chat template describes tools itself."""
+    return "tools" in template
+
+
+@lru_cache(maxsize=64)
+def format_of(template: str, flag: str | None = None) -> CallFormat:
+    """The format of a template's calls; ``flag``, the name of one, overrides what the template says. Logs it once."""
+    own = own_format(template) if knows_tools(template) else None
+    if flag is not None:
+        if own is not None and TOOL_PARSERS[own.parser] is not TOOL_PARSERS[flag]:
+            logger.warning(
+                "chat template: calls are %s, as --tool-call-parser says, but by the template they would be %s (%s)",
+                flag, own.parser, own.how,
+            )  # fmt: skip
+        return CallFormat(
+            flag, "flag" if knows_tools(template) else "generic", own is not None and own.arguments_as_text
+        )
+    if own is not None:
+        logger.info("chat template: calls are %s (%s)", own.parser, own.how)
+        return own
+    if knows_tools(template):
+        logger.warning(
+            "chat template: no format known here reads back the calls that it writes, so the model is told of tools in "
+            "a generic prompt, in the format hermes; --tool-call-parser names another format"
+        )
+    else:
+        logger.info("chat template: knows no tools, so the model is told of them in a generic prompt")
+    return CallFormat("hermes", "generic")
+
+
+@lru_cache(maxsize=64)
+def own_format(template: str) -> CallFormat | None:
+    """The format of the calls that a template writes or describes; None if no format here is its."""
+    writes_calls = False
+    for probes, as_text in ((_TURNS, False), (_TURNS, True), (_PLAIN_TURNS, False), (_PLAIN_TURNS, True)):
+        turns = list(_written_turns(template, probes, as_text))
+        writes_calls = writes_calls or bool(turns)
+        for name, parser in TOOL_PARSERS.items() if turns else ():
+            if all(any(_calls_in(parser, text) == expected for text in texts) for expected, texts in turns):
+                return CallFormat(name, "read back", as_text)
+    if writes_calls:
+        return None
+    source = template.replace("\\n", "\n").replace('\\"', '"')
+    return next((CallFormat(name, "described") for sign, name in _SIGNS if sign.search(source)), None)
+
+
+def _written_turns(
+    template: str, probes: tuple[tuple[Call, ...], ...], as_text: bool
+) -> Iterator[tuple[list[Call], list[str]]]:
+    """Calls, and the ways to cut what the template writes of them; none where it writes no call."""
+    with suppress(ChatTemplateError):
+        before = _rendered(template, [_USER])
+        opened = _rendered(template, [_USER], add_generation_prompt=True)
+        for calls in probes:
+            with suppress(ChatTemplateError):  # some refuse several calls
+                whole = _rendered(template, [_USER, _turn(calls, as_text)])
+                shared = _shared(whole, before)
+                tail, prompt = whole[shared:], opened[shared:]
+                if all(name in tail for name, _ in calls):
+                    yield list(calls), [tail, tail[_shared(tail, prompt) :]]
+
+
+def _shared(first: str, second: str) -> int:
+    """Length of the beginning that two texts share."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
+def _rendered(template: str, messages: list[dict[str, Any]], add_generation_prompt: bool = False) -> str:
+    messages = with_parts(for_template(messages, template), template, "")
+    return render(
+        template, messages, tools=_TOOLS, add_generation_prompt=add_generation_prompt, bos_token="", eos_token=""
+    )
+
+
+def _turn(calls: tuple[Call, ...], as_text: bool) -> dict[str, Any]:
+    made = [
+        {"id": f"callnum{i:02}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": "", "tool_calls": made}
+    return with_arguments_as_text(message) if as_text else message
+
+
+def with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its calls' arguments as JSON text."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(given, ensure_ascii=False)}}
+        if not isinstance(given := call["function"]["arguments"], str)
+        else call
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _calls_in(kind: type[ToolParser], text: str) -> list[Call] | None:
+    """The calls that a parser finds; None where their arguments are no JSON."""
+    parser = kind(_SCHEMAS)
+    found: list[tuple[str, str]] = []
+    for piece in [*parser.feed(text), *parser.finish()]:
+        if isinstance(piece, CallPiece) and piece.name is not None:
+            found.append((piece.name, piece.arguments))
+        elif isinstance(piece, CallPiece):
+            found[-1] = (found[-1][0], found[-1][1] + piece.arguments)
+    try:
+        return [(name, json.loads(arguments)) for name, arguments in found]
+    except ValueError:
+        return None

@@ -1,0 +1,124 @@
+"""Grammars of calls whose arguments stand between tags, as bare text. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.generation.structured import CallGrammar
+from octavo.entrypoints.generation.tools.parsers.tagged import Tags
+from octavo.entrypoints.generation.tools.parsers.values import kinds_of
+from octavo.interface.json_schema import moved
+
+TokenId = Callable[[str], int | None]
+
+_MARKS = re.compile(r"(<[^<>\s]*>|｜DSML｜)")
+_WRITABLE = re.compile(r"[^<>\"\s=]+")
+
+
+def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are always an object."""
+    schema = function.get("parameters")
+    if not schema:
+        return {"type": "object", "additionalProperties": False}
+    return schema if "type" in schema or "$ref" in schema else {"type": "object", **schema}
+
+
+def lark_of(text: str, token_id: TokenId) -> str:
+    """Lark for a text in which some marks may be tokens of the vocabulary; "" for none."""
+    parts: list[str] = []
+    plain = ""
+    for part in _MARKS.split(text):
+        number = token_id(part) if _MARKS.fullmatch(part) else None
+        if number is None:
+            plain += part
+            continue
+        parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
+        parts.append(f"<[{number}]>")
+        plain = ""
+    parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
+    return " ".join(parts)
+
+
+def tagged_calls(
+    tags: Tags,
+    functions: list[dict[str, Any]],
+    more: str,
+    token_id: TokenId,
+    grammar: Callable[[dict[str, Any]], str],
+) -> CallGrammar:
+    """Calls with the arguments in the order of the schema. ``more`` is "+" where several may follow one another.
+    Raises APIError for required arguments whose names cannot stand in a tag."""
+    newline = tags.newline
+    rules: list[str] = []
+    parts: dict[str, str] = {}
+    names = []
+    for i, function in enumerate(functions):
+        schema = parameters_of(function)
+        required = set(schema.get("required") or ())
+        arguments = []
+        for j, (key, value) in enumerate((schema.get("properties") or {}).items()):
+            if not _WRITABLE.fullmatch(key):
+                if key in required:
+                    raise bad_request(f"tools must have arguments with names of letters for this model, got {key!r}",
+                        "tools")  # fmt: skip
+                continue
+            named = f"{i}_{j}"
+            lead, body = _value(tags, key, value, schema, named, token_id, grammar, rules, parts)
+            rules.append(f"argument{named}: {lead} {body}")
+            arguments.append(f"argument{named}" + ("" if key in required else "?"))
+        begin = tags.call + function["name"] + tags.name_end + newline
+        rules.append(f"call{i}: {lark_of(begin, token_id)} {' '.join(arguments)} {lark_of(tags.call_end, token_id)}")
+        names.append(f"call{i}")
+    rules.append("call: " + " | ".join(names))
+    begin, end = tags.section
+    if not begin:
+        rule = f"(/\\n?/ call){more}"
+    elif tags.each:
+        opened, closed = lark_of(begin + newline, token_id), lark_of(newline + end, token_id)
+        rule = f"(/\\n?/ {opened} call {closed}){more}"
+    else:
+        between = json.dumps(newline)  # by itself: texts of a grammar that begin alike are not told apart
+        following = f" ({between} call)*" if more else ""
+        rule = f"(/\\n{{0,2}}/ {lark_of(begin, token_id)} {between} call{following} {between} {lark_of(end, token_id)})"
+    return CallGrammar(rule, parts, "\n".join(rules))
+
+
+def _value(
+    tags: Tags,
+    key: str,
+    value: Any,
+    schema: dict[str, Any],
+    named: str,
+    token_id: TokenId,
+    grammar: Callable[[dict[str, Any]], str],
+    rules: list[str],
+    parts: dict[str, str],
+) -> tuple[str, str]:
+    """Lark for what stands in front of a value, and for it with its end."""
+    kinds = kinds_of(value, schema)
+    is_text = kinds == {"string"}
+    key_end = tags.key_end + (f'{"true" if is_text else "false"}">' if tags.typed else "")
+    trimmed = "\n" if tags.trims else ""
+    lead = lark_of(tags.key + key + key_end + tags.value + trimmed, token_id)
+    end = lark_of(trimmed + tags.value_end + tags.newline, token_id)
+    if not is_text:
+        definitions = {"tool": moved(schema, "#/$defs/tool")}
+        step = key.replace("~", "~0").replace("/", "~1")
+        parts[f"value{named}"] = grammar({"$ref": f"#/$defs/tool/properties/{step}", "$defs": definitions})
+        return lead, f"@value{named} {end}"
+    options = [value["const"]] if "const" in value else value.get("enum")
+    if isinstance(options, list):
+        return lead, f"({' | '.join(json.dumps(option, ensure_ascii=False) for option in options)}) {end}"
+    most = value.get("maxLength")
+    length = f"{{0,{most}}}" if isinstance(most, int) else "*"
+    closing = lark_of(tags.value_end, token_id)
+    if closing.startswith("<["):  # a text never holds a token
+        rules.append(f"text{named}: /(.|\\n){length}/ {closing}")
+    else:
+        rules.append(f"text{named}[suffix={json.dumps(trimmed + tags.value_end)}]: /(.|\\n){length}/")
+    after = lark_of(tags.newline, token_id)
+    return lead, f"text{named} {after}"
