@@ -106,7 +106,7 @@ def test_a_demanded_call_is_made_in_any_format(server, family):
 
 
 def test_earlier_calls_stand_as_the_template_writes_them(server):
-    """Of a template that takes arguments as text alone, too; of one that nobody reads as the generic prompt has them."""
+    """Of a template that takes arguments as text alone, too; of an unknown one as the generic prompt has them."""
     for family, expected in (
         ("xml", "<parameter=count>\n7\n</parameter>"),
         ("deepseek", 'note<｜tool▁sep｜>{"count": 7}<｜tool▁call▁end｜>'),
