@@ -258,6 +258,9 @@ def _reasons(asked: _Asked, model: PlannedModel, config: EngineConfig, plan: Pla
         reasons.append(f"not served: {model.unsupported}")
     if plan.ledger is None:
         reasons.append(f"will not start: {refusal(config, plan, model.measure, asked.device.host)}")
+    own_len = config.scheduler.max_model_len
+    if plan.ledger is not None and plan.ledger.kv_cache and (cut := plan.ledger.shortened(own_len, config.cache)):
+        reasons.append(cut)
     if plan.obstacle is not None:
         reasons.append(f"needs {plan.num_devices} devices: {plan.obstacle}")
     if plan.config.load_format == "dummy" and plan.config.model.hf_config.get("quantization_config"):

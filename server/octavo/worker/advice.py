@@ -56,7 +56,7 @@ def suggestions(
     for change, other in _tried(asked, plan, measure, host):
         if plan.ledger is None and change.flag in {way.flag for way in found}:
             continue  # what costs least is enough
-        value = change.value or _value(change.flag, other)
+        value = change.value or _value(other)
         if (told := _told(f"{change.flag} {value}", plan, other)) is not None:
             found.append(Suggestion(change.flag, value, told, other.memory.weights))
     return found + ([] if plan.ledger is not None else list(_more_ranks(asked, plan, measure)))
@@ -123,18 +123,23 @@ def _changes(asked: EngineConfig, plan: Plan, host: DeviceMemory | None) -> Iter
     if not asked.model.is_encoder:
         yield from _smaller_entries(asked, device)
     yield from _smaller_weights(asked, device)
-    if not asked.fit_max_model_len:
-        yield Change("--max-model-len", None, replace(asked, fit_max_model_len=True), device)
+    if plan.longest:
+        yield Change("--max-model-len", str(plan.longest), _of_length(asked, plan.longest), device)
     length = asked.scheduler.max_model_len
     while length > SHORT_MODEL_LEN // 4:
         length = max(SHORT_MODEL_LEN // 4, 1 << (length - 1).bit_length() - 1)
-        yield Change("--max-model-len", str(length), asked.with_max_model_len(length), device)
+        yield Change("--max-model-len", str(length), _of_length(asked, length), device)
         if length <= SHORT_MODEL_LEN:
             break
     if device.kind != "cpu":
         yield from _smaller_steps(asked, device)
         if host is not None:
             yield Change("--device", "cpu", replace(asked, device="cpu"), host)
+
+
+def _of_length(asked: EngineConfig, length: int) -> EngineConfig:
+    """As with a length that is given, which is not lowered."""
+    return replace(asked, fit_max_model_len=False).with_max_model_len(length)
 
 
 def _smaller_entries(asked: EngineConfig, device: DeviceMemory) -> Iterator[Change]:
@@ -181,10 +186,8 @@ def _smaller_cache(asked: EngineConfig, device: DeviceMemory) -> Iterator[Change
         yield Change("--gpu-memory-utilization", f"{share:g}", changed, device)
 
 
-def _value(flag: str, other: Plan) -> str:
-    """Of a flag that stands for what is found."""
-    if flag == "--max-model-len":
-        return str(other.config.scheduler.max_model_len)
+def _value(other: Plan) -> str:
+    """Of --kv-cache-memory-bytes, where it is what is there."""
     return str(other.ledger.kv_cache if other.ledger is not None else 0)
 
 

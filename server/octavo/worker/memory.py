@@ -149,6 +149,19 @@ class MemoryLedger:
         )
 
 
+class TooLongError(ConfigError):
+    """One sequence of the length that is asked for does not fit; one of ``longest`` tokens does (0: none)."""
+
+    def __init__(self, why: str, longest: int, otherwise: str) -> None:
+        self._why, self._otherwise = why, otherwise
+        fits = f'set --max-model-len to {longest} or less (or "auto"), or ' if longest > 0 else ""
+        super().__init__(f"{why}{fits}{otherwise}")
+
+    def with_longest(self, longest: int) -> TooLongError:
+        """The same, where more is known of what fits."""
+        return TooLongError(self._why, longest, self._otherwise)
+
+
 @dataclass(frozen=True)
 class ModelMemory:
     """What a model takes on one device before it can serve anything."""
@@ -467,11 +480,11 @@ def _plan(
     if usable < needed and fit_max_model_len and longest > 0:
         max_model_len, needed = longest, layout.most_blocks(longest)
     if usable < needed:
-        fits = f'set --max-model-len to {longest} or less (or "auto"), or ' if longest > 0 else ""
-        raise ConfigError(
+        raise TooLongError(
             f"one sequence of max_model_len={max_model_len} needs {needed} KV cache blocks "
-            f"({gib(needed * block_bytes)}), there is room for {max(usable, 0)}; {fits}enlarge the cache: "
-            f"--kv-cache-memory-bytes {(needed + 1) * block_bytes}{hint}"
+            f"({gib(needed * block_bytes)}), there is room for {max(usable, 0)}; ",
+            longest,
+            f"enlarge the cache: --kv-cache-memory-bytes {(needed + 1) * block_bytes}{hint}",
         )
     return MemoryLedger(
         total=total, weights=weights, kv_cache=(usable + 1) * block_bytes, num_blocks=usable + 1,

@@ -13,6 +13,7 @@ from octavo.worker.memory import (
     DeviceMemory,
     MemoryLedger,
     ModelMemory,
+    TooLongError,
     check_fits,
     device_communication_bytes,
     kv_cache_layout,
@@ -43,6 +44,7 @@ class Plan:
     kv_bytes_per_token: int  # of the whole model, each key and value counted once
     ledger: MemoryLedger | None  # None: it does not fit
     problem: str = ""  # why not
+    longest: int = 0  # of a context that is too long: the longest one that fits
     stages: int = 1
     of_stages: tuple[ModelMemory, ...] = ()  # of a device of each; ``memory`` is that with room for the fewest blocks
 
@@ -104,16 +106,53 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     largest = max(memories, key=lambda memory: memory.weights)
     found = Plan(config, device, ranks, largest, kv_bytes, None, stages=stages, of_stages=tuple(memories))
     try:
-        own = replace(device, total=device.total // found.parts_of_machine)
-        config = config.with_max_model_len(min(check_fits(config, memory, own) for memory in memories))
-        memories = _of_stages(config, measure, ranks, stages)  # tables of the model are as long as that
-        ledgers = [_ledger(config, memory, own) for memory in memories]
+        return _filled(found, config, measure)
+    except TooLongError as error:
+        longest = longest_context(found, config, measure)
+        return replace(found, problem=str(error.with_longest(longest)), longest=longest)
     except ConfigError as error:
         return replace(found, problem=str(error))
+
+
+def _filled(plan: Plan, config: EngineConfig, measure: Measure) -> Plan:
+    """``plan`` with its ledger. Raises ConfigError where there is none."""
+    own = replace(plan.device, total=plan.device.total // plan.parts_of_machine)
+    config = config.with_max_model_len(min(check_fits(config, memory, own) for memory in plan.of_stages))
+    memories = _of_stages(config, measure, plan.ranks, plan.stages)  # tables of the model are as long as that
+    ledgers = [_ledger(config, memory, own) for memory in memories]
     ledger, memory = min(zip(ledgers, memories, strict=True), key=lambda pair: pair[0].num_blocks)
     ledger = ledger.cut_to(*map(min, zip(*(one.limits() for one in ledgers), strict=True)))
     config = config.with_max_model_len(ledger.max_model_len)
-    return replace(found, config=config, memory=memory, ledger=ledger, of_stages=tuple(memories))
+    return replace(plan, config=config, memory=memory, ledger=ledger, of_stages=tuple(memories))
+
+
+def longest_context(plan: Plan, config: EngineConfig, measure: Measure) -> int:
+    """The largest max_model_len below ``config``'s with which an engine starts, 0 where none does. What a step takes
+    grows with it, so that more fits than beside the steps of the length that is asked for."""
+
+    def starts(length: int) -> bool:
+        one = replace(config, fit_max_model_len=False).with_max_model_len(length)
+        try:
+            _filled(replace(plan, of_stages=tuple(_of_stages(one, measure, plan.ranks, plan.stages))), one, measure)
+        except ConfigError:
+            return False
+        return True
+
+    try:
+        fits = _filled(plan, replace(config, fit_max_model_len=True), measure)
+    except ConfigError:
+        return 0
+    low, step = fits.config.scheduler.max_model_len, config.cache.block_size
+    if not starts(low):
+        return 0
+    high = config.scheduler.max_model_len
+    while low + step < high and starts(low + step):
+        low, step = low + step, 2 * step
+    high = min(high, low + step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if starts(middle) else (low, middle)
+    return low
 
 
 def _check_float8(config: EngineConfig, device: DeviceMemory) -> None:
