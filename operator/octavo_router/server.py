@@ -246,7 +246,7 @@ class Processor:
         refusal = self.tenants.begin(account, time.monotonic())
         if refusal:
             self.metrics.limited.labels(account[0], refusal.limit).inc()
-        else:
+        elif account[0] in self.tenants.limits:  # a label is kept for ever: never one that a client makes up
             self.metrics.tenant_requests.labels(account[0]).inc()
         return refusal
 

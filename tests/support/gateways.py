@@ -8,6 +8,7 @@ import http.client
 import json
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -67,6 +68,11 @@ class Gateway(Router):
         text = answer.read()
         connection.close()
         return answer.status, answer.headers, json.loads(text) if text.startswith(b"{") else text
+
+    def clusters(self) -> list[str]:
+        """Names of the clusters that Envoy has, its own included."""
+        url = f"http://127.0.0.1:{self.spec.admin_port}/clusters?format=json"
+        return [one["name"] for one in json.load(urllib.request.urlopen(url, timeout=20))["cluster_statuses"]]
 
     def wait_for(self, count: int) -> None:
         deadline = time.monotonic() + 60

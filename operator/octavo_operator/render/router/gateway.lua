@@ -1,9 +1,17 @@
 -- A gateway's part of a request, before its key is made: who asks, for which model, and so which pool answers. Lists of
 -- models, and what is asked of a gateway alone, are answered here. Stands behind key.lua; SETTINGS stand above.
 -- Models and tenants' keys are files of their own, looked at once a second: a change of them disturbs no connection.
-local affinity = envoy_on_request
 local format, gsub, match = string.format, string.gsub, string.match
 local ror = bit.ror
+-- What is passed on, when it names a model: nothing else, however it is written. Engines have more than tenants may use.
+local PASSED = {
+  ["/v1/chat/completions"] = true, ["/v1/completions"] = true, ["/v1/responses"] = true,
+  ["/v1/responses/input_tokens"] = true, ["/v1/responses/compact"] = true, ["/v1/messages"] = true,
+  ["/v1/messages/count_tokens"] = true, ["/v1/embeddings"] = true, ["/v2/embed"] = true, ["/v1/rerank"] = true,
+  ["/rerank"] = true, ["/v2/rerank"] = true, ["/v1/score"] = true, ["/score"] = true, ["/classify"] = true,
+  ["/tokenize"] = true, ["/detokenize"] = true, ["/api/show"] = true, ["/api/chat"] = true, ["/api/generate"] = true,
+  ["/api/embed"] = true, ["/api/embeddings"] = true,
+}
 local OPEN = {["/"] = true, ["/health"] = true, ["/livez"] = true, ["/readyz"] = true, ["/ping"] = true}
 local KINDS = {
   [400] = {"invalid_request_error", "invalid_request_error"}, [401] = {"authentication_error", "authentication_error"},
@@ -198,28 +206,39 @@ local function tenant_of(headers)
   return state.keys[bearer or ""] or state.keys[headers:get("x-api-key") or ""]
 end
 
--- The body with another model: of members of one name a reader of JSON takes the last.
-local function renamed(text, name)
-  local to = #text
-  while to > 0 and byte(text, to) ~= 125 do to = to - 1 end
-  return sub(text, 1, to - 1) .. ',"model":' .. quoted(name) .. sub(text, to)
+-- The member that names the model: {value, where it stands: from, to}; nil: there is none. Or why the body is refused: an
+-- engine must find no other model in it than the gateway has looked at.
+local function named_model(text, path)
+  local start, found, count = find(text, "[^%s]"), {}, {model = 0, name = 0}
+  if not start then return nil end
+  if byte(text, start) ~= OBJECT then return nil, "the body must be a JSON object" end
+  local after = members(text, start, function(member, from, to)
+    if not count[member] then return end
+    count[member] = count[member] + 1
+    found[member] = {string_at(text, from, to), from, to}
+  end)
+  if not after or find(text, "[^%s]", after) then
+    return nil, "the body could not be read to its end: send one JSON object, with less than a million quotes and brackets"
+  end
+  if count.model > 1 then return nil, "model is there " .. count.model .. " times: name one model" end
+  local is_ollama = find(path, "/api/", 1, true) == 1  -- whose older clients call it name
+  if is_ollama and count.name > 1 then return nil, "name is there " .. count.name .. " times: name one model" end
+  local model, name = found.model, is_ollama and found.name or nil
+  if name and not name[1] then name = nil end
+  if not model or not model[1] then return name end
+  if name and name[1] ~= model[1] then return nil, "model and name are not the same: send model alone" end
+  return model
 end
 
-local function wanted(text, path)
-  local model, name
-  local start = find(text, "[^%s]")
-  if not start or byte(text, start) ~= OBJECT then return nil end
-  members(text, start, function(member, from, to)
-    if member == "model" then model = string_at(text, from, to) end
-    if member == "name" then name = string_at(text, from, to) end
-  end)
-  return model or (find(path, "/api/", 1, true) == 1 and name) or nil
-end
+-- The body with another model.
+local function renamed(text, member, name) return sub(text, 1, member[2] - 1) .. quoted(name) .. sub(text, member[3]) end
 
 local function route(ask)
   local body = ask.handle:body()
   local text = body and body:length() > 0 and body:getBytes(0, body:length()) or ""
-  local name = wanted(text, ask.path)
+  local member, why = named_model(text, ask.path)
+  if why then return refuse(ask, 400, "invalid_body", why, "model") end
+  local name = member and member[1]
   if not name or name == "" then
     return refuse(ask, 400, "model_required", "model is required: name one that GET /v1/models lists", "model")
   end
@@ -227,7 +246,7 @@ local function route(ask)
   if not model then return no_such_model(ask, name) end
   local backend = model.backends and backend_of(ask.handle, model, text) or model
   if backend.served ~= model.name then
-    local length = ask.handle:body():setBytes(renamed(text, backend.served))
+    local length = ask.handle:body():setBytes(renamed(text, member, backend.served))
     local headers = ask.handle:headers()
     if headers:get("content-length") then headers:replace("content-length", tostring(length)) end
   end
@@ -257,8 +276,9 @@ function envoy_on_request(handle)
     headers:remove("x-api-key")
   end
   if method == "GET" or method == "HEAD" then return get(ask) end
-  if find(path, "^/v1/files") or find(path, "^/v1/batches") then
-    return refuse(ask, 404, "not_found", "a gateway has no files and batches: ask the model's own Service")
+  if method ~= "POST" or not PASSED[path] then
+    local what = shown(method .. " " .. path)
+    return refuse(ask, 404, "not_found", format("a gateway has no %s: ask the model's own Service", what))
   end
   route(ask)
 end

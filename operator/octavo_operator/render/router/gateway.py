@@ -256,7 +256,13 @@ def _lua(value: Any) -> str:
     return "{" + ",\n".join(map(_lua, value)) + "}"
 
 
+class _Quoted(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Quotes every string: what is bare for one reader of YAML is a boolean or a number for another (n, on, 1e3)."""
+
+
+_Quoted.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
+
+
 def _yaml(value: Json) -> str:
     """YAML with anchors for what repeats: a thousand clusters differ in their names alone."""
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(value, Dumper=dumper, sort_keys=False, width=1000, default_flow_style=True))
+    return str(yaml.dump(value, Dumper=_Quoted, sort_keys=False, width=2**30, default_flow_style=True))

@@ -68,9 +68,12 @@ local function after_value(body, i)
 end
 
 -- visit(name, from, to) for each member of the object or array at `i` (an array's have no name), until it returns true.
+-- Returns the position after the object or array; nil: it was not read to its end.
 local function members(body, i, visit)
   local named = byte(body, i) == OBJECT
+  local closing = named and 125 or 93
   i = find(body, "[^%s]", i + 1)
+  if i and byte(body, i) == closing then return i + 1 end
   while i do
     local name
     if named then
@@ -80,13 +83,12 @@ local function members(body, i, visit)
       i = find(body, "[^%s]", to)
       if not i or byte(body, i) ~= COLON then return end
       i = find(body, "[^%s]", i + 1)
-    elseif byte(body, i) == 93 then
-      return
     end
     if not i then return end
     local to = after_value(body, i)
     if visit(name, i, to or #body + 1) or not to then return end
     i = find(body, "[^%s]", to)
+    if i and byte(body, i) == closing then return i + 1 end
     if not i or byte(body, i) ~= COMMA then return end
     i = find(body, "[^%s]", i + 1)
   end
@@ -177,7 +179,7 @@ local function session_of(headers)
   end
 end
 
-function envoy_on_request(handle)
+local function affinity(handle)
   local headers = handle:headers()
   headers:remove("x-octavo-key")
   headers:remove("x-gateway-destination-endpoint")
@@ -193,4 +195,13 @@ function envoy_on_request(handle)
   if body:length() > LARGE_BYTES then collectgarbage() end  -- or copies of many megabytes lie about until much later
   -- Headers are to be asked for anew once the body has arrived: the old object is out of scope then.
   if text then handle:headers():add("x-octavo-key", hash(text)) end
+end
+
+function envoy_on_request(handle)
+  local headers = handle:headers()
+  -- A gateway's alone, which has another function of this name: whoever asks a router may claim to be any tenant.
+  headers:remove("x-octavo-tenant")
+  headers:remove("x-octavo-tenant-id")
+  headers:remove("x-octavo-cache-salt")
+  affinity(handle)
 end
