@@ -114,6 +114,16 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disable-tqdm", action="store_true", help="Show no progress bar (default: off)")
 
 
+def sampling_note(args: argparse.Namespace) -> str | None:
+    """One line where no temperature is asked for: the server then draws, or does not, as it does for others."""
+    if args.temperature is not None or "temperature" in args.extra_body:
+        return None
+    return (
+        "sampling: no --temperature is given, so tokens are drawn as the server does by default, which may differ from "
+        "server to server and from run to run; --temperature 0 takes the likeliest"
+    )
+
+
 def load_tokenizer(model: str | None) -> Tokenizer:
     """That of a model, None: the embedded one, for which no weights are fetched; a folder may hold nothing else."""
     if model is not None and (Path(model) / "tokenizer.json").is_file():

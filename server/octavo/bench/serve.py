@@ -19,6 +19,7 @@ from octavo.bench.load import (
     find_tokenizer,
     measure,
     pairs,
+    sampling_note,
 )
 from octavo.bench.report import METRICS, Report, about_run, parse_goodput, parse_percentiles, plot_timeline
 from octavo.bench.spec_decode import read_counts
@@ -80,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     def count_tokens(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
+    if note := sampling_note(args):
+        print(note, flush=True)
     before = read_counts(connection_of(args))
     results, duration = uvloop.run(measure(args, samples, model, samples[:1] * args.num_warmups, count_tokens))
     after = read_counts(connection_of(args)) if before else None

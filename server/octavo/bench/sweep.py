@@ -31,6 +31,7 @@ from octavo.bench.load import (
     find_tokenizer,
     load_tokenizer,
     measure,
+    sampling_note,
 )
 from octavo.bench.local_server import local_server
 from octavo.bench.report import Report, about_run
@@ -288,6 +289,8 @@ def run(args: argparse.Namespace) -> int:
     from octavo.bench.progress import progress_bar
 
     sweep, file = Sweep.of(args), Path(args.output_json) if args.output_json else None
+    if note := sampling_note(args):
+        print(note, flush=True)
     with progress_bar("Loads", sweep.num_loads, enabled=not args.disable_tqdm) as advance:
 
         def on_load(rows: list[Row]) -> None:

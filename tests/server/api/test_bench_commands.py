@@ -80,6 +80,24 @@ def test_serve_goes_on_with_answers(shared_server, tiny_model, tmp_path, backend
             assert lengths[turn] > lengths[turn - 1] + 5 and starts[turn] > starts[turn - 1]
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], True), (["--temperature", "0"], False), (["--temperature", "0.7"], False), (["--top-p", "0.5"], True),
+        (["--extra-body", '{"temperature": 0}'], False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_serve_says_that_tokens_are_drawn_where_no_temperature_is_given(shared_server, tiny_model, capsys, flags, says):
+    code = main([
+        "bench", "serve", "--base-url", shared_server.url, "--tokenizer", str(tiny_model), "--num-prompts", "1",
+        "--input-len", "4", "--output-len", "2", "--num-warmups", "0", "--disable-tqdm", *flags,
+    ])  # fmt: skip
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert ("as the server does by default" in out and "--temperature 0" in out) == says
+
+
 @pytest.mark.parametrize("flags", [[], ["--model", "some/model"], ["--ready-check-timeout-sec", "0.3"]])
 def test_serve_without_a_server(flags, capsys):
     """Said at once, before a tokenizer is looked for: with host, port and a way out."""
