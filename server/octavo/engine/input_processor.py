@@ -53,6 +53,8 @@ class InputProcessor:
         self.follow(config)
         self.eos_token_ids = eos_token_ids(config, tokenizer)
         self.images = ImageInputs(config, tokenizer)
+        added = {} if tokenizer is None else tokenizer.backend.get_added_tokens_decoder()
+        self._beyond = {i: token.content for i, token in added.items() if i >= self.vocab_size}
 
     def follow(self, config: EngineConfig) -> None:
         """Take over limits that the core has found."""
@@ -240,9 +242,15 @@ class InputProcessor:
                 )
         try:
             encode = self.prefix_tokens.encode if cache_salt is None else self.tokenizer.encode
-            return encode(text, add_special_tokens)
+            ids = encode(text, add_special_tokens)
         except TypeError:  # raised by the tokenizer for text that UTF-8 cannot encode
             raise _not_unicode(text) from None
+        if self._beyond and (unknown := self._beyond.keys() & set(ids)):
+            raise ValueError(
+                f"prompt has the token {self._beyond[min(unknown)]}, for which the model has no embedding; write it in "
+                "another way"
+            )
+        return ids
 
     @cached_property
     def _max_token_chars(self) -> int:
@@ -381,9 +389,12 @@ def _as_int(value: Any, position: int) -> int:
 
 
 def eos_token_ids(config: EngineConfig, tokenizer: Tokenizer | None) -> list[int]:
-    """Every end-of-sequence id in the model's files."""
+    """What ends the model's answers: generation_config.json's ids, config.json's where that says nothing, and the
+    tokenizer's."""
     found: list[int] = []
-    sources = [config.model.generation_config.get("eos_token_id"), config.model.hf_config.get("eos_token_id")]
+    sources = [config.model.generation_config.get("eos_token_id")]
+    if sources == [None]:
+        sources = [config.model.hf_config.get("eos_token_id")]
     if tokenizer is not None:
         sources.append(tokenizer.eos_token_id)
     for source in sources:

@@ -30,7 +30,8 @@ from octavo.gguf.file_names import all_parts
 _NEEDED = "config.json"
 _OPTIONAL = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
-    "chat_template.jinja", "chat_template.json", "processor_config.json", "preprocessor_config.json",
+    "added_tokens.json", "chat_template.jinja", "chat_template.json", "processor_config.json",
+    "preprocessor_config.json",
 )  # fmt: skip
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TIMEOUT = 30.0

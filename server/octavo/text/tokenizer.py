@@ -11,27 +11,32 @@ from octavo.errors import ModelError
 from octavo.interface.model_files import NO_TOKENIZER, ModelFiles
 from octavo.system.file_reading import read_json
 from octavo.text import chat_template as chat
+from octavo.text.special_tokens import add_declared_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
 
 class Tokenizer:
     """``backend`` is a `tokenizers.Tokenizer`; ``config`` is tokenizer_config.json; ``chat_templates`` are by name,
-    the main one is "default"."""
+    the main one is "default"; ``folder`` may hold further files with special tokens."""
 
-    def __init__(self, backend: Backend, config: dict[str, Any], chat_templates: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        config: dict[str, Any],
+        chat_templates: dict[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Raises ModelError for special tokens that cannot be read."""
         self.backend = backend
         self.config = config
         self.chat_templates = chat_templates or {}
         # Truncation and padding in tokenizer.json are for training.
         backend.no_truncation()
         backend.no_padding()
-        self.special_tokens = {
-            name: content for name in _NAMED_TOKENS if (content := _content(config.get(name))) is not None
-        }
+        backend.encode_special_tokens = config.get("split_special_tokens") is True
+        self.special_tokens = add_declared_tokens(backend, config, folder)
 
     @classmethod
     def from_files(cls, files: ModelFiles) -> Tokenizer:
@@ -58,7 +63,7 @@ class Tokenizer:
             raise ModelError(f"{path} is not a readable tokenizer ({error}); fetch the model again") from None
         config_path = folder / "tokenizer_config.json"
         config = read_json(config_path) if config_path.exists() else {}
-        return cls(backend, config, _read_chat_templates(folder, config))
+        return cls(backend, config, _read_chat_templates(folder, config), folder)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``."""
@@ -194,28 +199,24 @@ def _fitting(first: int, second: int, room: int) -> tuple[int, int]:
     return (kept, rest) if first < second else (rest, kept)
 
 
-def _content(token: Any) -> str | None:
-    """A token in tokenizer_config.json is a string or an object with its content."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
 def _read_chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Templates are in tokenizer_config.json (one, or a list of named ones), chat_template.json or *.jinja files."""
+    """Templates by name: *.jinja files, or if there are none chat_template.json, else tokenizer_config.json's: one, an
+    object or a list of named ones."""
     found: dict[str, str] = {}
-    for value in (config.get("chat_template"), _json_template(folder)):
-        if isinstance(value, str):
-            found["default"] = value
-        elif isinstance(value, list):
-            found |= {
-                e["name"]: e["template"] for e in value if isinstance(e, dict) and {"name", "template"} <= e.keys()
-            }
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
     if (folder / "chat_template.jinja").exists():
         found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    return found
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    return found or _named_templates(_json_template(folder)) or _named_templates(config.get("chat_template"))
+
+
+def _named_templates(given: Any) -> dict[str, str]:
+    if isinstance(given, str):
+        return {"default": given}
+    if isinstance(given, list):
+        given = {entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)}
+    named = given.items() if isinstance(given, dict) else ()
+    return {name: template for name, template in named if isinstance(name, str) and isinstance(template, str)}
 
 
 def _json_template(folder: Path) -> Any:

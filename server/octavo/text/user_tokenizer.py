@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+from octavo.text.special_tokens import NAMED_TOKENS
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -138,11 +139,12 @@ class UserTokenizer:
         return True
 
     def __getattr__(self, name: str) -> Any:
-        """``eos_token``, ``eos_token_id`` and so on for bos, unk, pad, sep, cls, mask; None where there is none."""
+        """``eos_token``, ``eos_token_id`` and so on for bos, unk, pad, sep, cls, mask; None where there is none. A
+        model's own, as ``image_token``, likewise."""
         kind = name.removesuffix("_id")
-        if kind not in _NAMED:
-            raise AttributeError(f"the tokenizer has no {name!r}")
         token = self._tokenizer.special_tokens.get(kind)
+        if token is None and kind not in NAMED_TOKENS:
+            raise AttributeError(f"the tokenizer has no {name!r}")
         if token is None or kind == name:
             return token
         return self._tokenizer.backend.token_to_id(token)
@@ -161,7 +163,6 @@ class _Encoding(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-_NAMED = frozenset(f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask"))
 _TENSOR_OPTIONS = ("return_tensors", "padding", "truncation", "max_length")
 
 

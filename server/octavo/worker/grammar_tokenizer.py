@@ -9,6 +9,8 @@ from typing import Any
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
+from octavo.text.special_tokens import add_declared_tokens
+
 
 class _Speller:
     """What llguidance asks how a text is spelled, in the form that it takes its vocabulary from.
@@ -42,16 +44,16 @@ def load_tokenizer(folder: Path, vocab_size: int) -> LLTokenizer:
     contents = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     config_path = folder / "tokenizer_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
-    end = config.get("eos_token")
-    end = end.get("content") if isinstance(end, dict) else end
-    ids = {token["content"]: token["id"] for token in contents.get("added_tokens") or ()}
-    vocabulary = (contents.get("model") or {}).get("vocab")
-    token_id = ids.get(end, vocabulary.get(end) if isinstance(vocabulary, dict) else None)
+    backend = Tokenizer.from_str(json.dumps(_without_leading_space(contents)))
+    end = add_declared_tokens(backend, config, folder).get("eos_token")
+    token_id = None if end is None else backend.token_to_id(end)
     if token_id is None:
         raise ValueError("structured outputs need a tokenizer with an end-of-sequence token, and the model's has none")
-    text = json.dumps({**contents, "truncation": None, "padding": None})
+    declared = sorted(backend.get_added_tokens_decoder().items())
+    added = [{"id": number, **token.__getstate__()} for number, token in declared if number < vocab_size]
+    text = json.dumps({**contents, "added_tokens": added, "truncation": None, "padding": None})
     read = LLTokenizer(text, n_vocab=vocab_size, eos_token=[token_id])
-    speller = _Speller(read, Tokenizer.from_str(json.dumps(_without_leading_space(contents))), token_id)
+    speller = _Speller(read, backend, token_id)
     made = LLTokenizer(speller)  # type: ignore[arg-type]
     speller.tokens = []
     return made

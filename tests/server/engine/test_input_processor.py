@@ -132,10 +132,10 @@ def test_a_seed_is_drawn_for_each_request(processor):
     assert process(processor, "x", seed=7).sampling_params.seed == 7
 
 
-def test_every_source_of_end_tokens_counts(byte_level):
-    config = make_config(500, {"eos_token_id": [3, 4]}, eos=5)
-    processor = InputProcessor(config, byte_level)
-    assert process(processor, "x").eos_token_ids == [3, 4, 5, byte_level.eos_token_id]
+def test_generation_config_s_end_tokens_go_before_config_s_as_in_transformers_beside_the_tokenizer_s(byte_level):
+    for told, ends in (({"eos_token_id": [3, 4]}, [3, 4]), ({"eos_token_id": 6}, [6]), ({}, [5])):
+        processor = InputProcessor(make_config(500, told, eos=5), byte_level)
+        assert process(processor, "x").eos_token_ids == [*ends, byte_level.eos_token_id]
     assert process(processor, "x", ignore_eos=True).eos_token_ids == []
 
 
@@ -167,3 +167,11 @@ def test_defaults_of_the_model_lie_under_what_is_given(byte_level):
     processor = InputProcessor(make_config(500, {"temperature": 0.3, "top_k": 7, "max_new_tokens": 9}), byte_level)
     params = processor.default_sampling_params(top_k=2)
     assert (params.temperature, params.top_k, params.max_tokens) == (0.3, 2, 9)
+
+
+def test_text_of_a_token_without_an_embedding_is_refused_by_the_token(byte_level):
+    """A tokenizer may declare tokens that the model was never given rows for, as "[PAD]" of fine-tuned models."""
+    processor = InputProcessor(make_config(byte_level.eos_token_id), byte_level)
+    assert process(processor, "x").prompt_token_ids
+    with pytest.raises(ValueError, match=r"prompt has the token <\|end\|>, for which the model has no embedding"):
+        process(processor, "x<|end|>")
