@@ -29,7 +29,7 @@ from octavo.entrypoints.anthropic.translate import constraint_of, conversation_o
 from octavo.entrypoints.errors import APIError, in_anthropic_form
 from octavo.entrypoints.generation.answer import AnswerParser
 from octavo.entrypoints.generation.chat import ChatRequest, count_prompt, prepare_chat, read_messages
-from octavo.entrypoints.generation.context import in_words_of
+from octavo.entrypoints.generation.context import in_words_of, naming
 from octavo.entrypoints.generation.parts import PartSplitter, Step
 from octavo.entrypoints.generation.run import (
     Generation,
@@ -105,10 +105,11 @@ async def _prepare(state: ServerState, body: MessagesRequest) -> ChatRequest:
     conversation = conversation_of(body)
     body.messages = []  # images are not kept as long as the answer takes
     conversation.messages = await read_messages(state, conversation.messages)
-    params = sampling_params(
-        state, body.sampling_fields(), max_tokens=body.max_tokens, logprobs=None, logprobs_field="logprobs",
-        stream=bool(body.stream),
-    )  # fmt: skip
+    with naming({"stop": "stop_sequences"}):
+        params = sampling_params(
+            state, body.sampling_fields(), max_tokens=body.max_tokens, logprobs=None, logprobs_field="logprobs",
+            stream=bool(body.stream),
+        )  # fmt: skip
     # Agents ask for a fixed number of tokens, however long the conversation has become: the answer gets what is left.
     # Agents shorten the conversation when they read these words.
     with in_words_of("messages", "prompt is too long: it has"):

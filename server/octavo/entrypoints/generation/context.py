@@ -45,6 +45,28 @@ def in_words_of(
         raise
 
 
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors whose field is one of ``names``, at the beginning of its path, have the dialect's own name for it."""
+    try:
+        yield
+    except ValueError as error:
+        if (message := _with_field(str(error), names)) == str(error):
+            raise
+        raise bad_request(message, re.split(r"[ :]", message, maxsplit=1)[0]) from None
+    except APIError as error:
+        detail = error.detail
+        detail.message = _with_field(detail.message, names)
+        detail.param = detail.param and _with_field(detail.param, names)
+        raise
+
+
+def _with_field(text: str, names: Mapping[str, str]) -> str:
+    """A message, or a path, that begins with a field."""
+    found = re.match(r"\w+", text)
+    return text if found is None else names.get(found[0], found[0]) + text[found.end() :]
+
+
 def _renamed(message: str, names: Mapping[str, str]) -> str:
     if "truncate_prompt_tokens" not in names:
         message = message.replace(_CHAT_FIELD, "")

@@ -17,7 +17,7 @@ from octavo.entrypoints.errors import APIError, bad_request, in_ollama_form
 from octavo.entrypoints.generation.answer import AnswerParser, CallDelta
 from octavo.entrypoints.generation.chat import ChatRequest as PreparedChat
 from octavo.entrypoints.generation.chat import prepare_chat
-from octavo.entrypoints.generation.context import in_words_of, without_oldest_that_fits
+from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
 from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.run import Generation, PromptOptions, prepare_request, sampling_params
 from octavo.entrypoints.generation.stream import EventStream
@@ -33,6 +33,7 @@ from octavo.entrypoints.ollama.answers import (
 from octavo.entrypoints.ollama.dialect import NDJSON, can_think, num_ctx_of, template_of
 from octavo.entrypoints.ollama.protocol import IMAGES, ChatRequest, GenerateRequest, Options
 from octavo.entrypoints.ollama.translation import (
+    OPTIONS,
     chat_conversation,
     constraint_of,
     generate_conversation,
@@ -72,6 +73,9 @@ class _Asked:
     def new_parser(self) -> AnswerParser:
         """A parser of the answer."""
         return self.chat.new_parser(self.state, self.body.think is not False)
+
+
+_OF_IDS = {"prompt_token_ids": "context"}  # where the client's tokens are
 
 
 async def chat(request: Request) -> Response:
@@ -137,7 +141,7 @@ async def _prepare_chat(state: ServerState, body: ChatRequest) -> PreparedChat:
 async def _prepare(state: ServerState, body: ChatRequest | GenerateRequest, conversation: Conversation) -> PreparedChat:
     options = body.options or Options()
     params = _params(state, body, options)
-    with in_words_of("messages" if isinstance(body, ChatRequest) else "prompt"):
+    with in_words_of("messages" if isinstance(body, ChatRequest) else "prompt"), naming(_OF_IDS):
         prepared = await prepare_chat(
             state, conversation, params, PromptOptions(add_special_tokens=False), None, "options.num_predict",
             partial(constraint_of, body.format), keep_special_tokens=True,
@@ -157,7 +161,7 @@ async def _prepare_raw(state: ServerState, body: GenerateRequest) -> PreparedCha
     prompt: str | list[int] = body.prompt or ""
     if body.context:
         prompt = [*body.context, *state.engine.input_processor.tokenize(body.prompt or "", add_special_tokens=False)]
-    with in_words_of("prompt"):
+    with in_words_of("prompt"), naming(_OF_IDS):
         request = await prepare_request(
             state, prompt, _params(state, body, options), PromptOptions(), None, "options.num_predict",
             constraint_of(body.format),
@@ -166,11 +170,12 @@ async def _prepare_raw(state: ServerState, body: GenerateRequest) -> PreparedCha
 
 
 def _params(state: ServerState, body: ChatRequest | GenerateRequest, options: Options) -> SamplingParams:
-    return sampling_params(
-        state, sampling_fields(options), max_tokens=max_tokens_of(options),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None, logprobs_field="top_logprobs",
-        stream=body.streams,
-    )  # fmt: skip
+    with naming(OPTIONS):
+        return sampling_params(
+            state, sampling_fields(options), max_tokens=max_tokens_of(options),
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None, logprobs_field="top_logprobs",
+            stream=body.streams,
+        )  # fmt: skip
 
 
 def _within(num_ctx: int | None, prepared: PreparedChat) -> PreparedChat:

@@ -19,6 +19,7 @@ _SAMPLING = {
     "repeat_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }  # fmt: skip
+OPTIONS = {ours: f"options.{name}" for name, ours in _SAMPLING.items()} | {"max_tokens": "options.num_predict"}
 
 
 def sampling_fields(options: Options) -> dict[str, Any]:
@@ -81,7 +82,10 @@ def openai_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for at, message in enumerate(messages):
         where = f"messages.{at}"
         known = {key: value for key, value in message.items() if key not in ("images", "thinking", "tool_name")}
-        if isinstance(thinking := message.get("thinking"), str) and thinking:
+        for key in ("thinking", "tool_name"):
+            if not isinstance(message.get(key), str | None):
+                raise bad_request(f"{where}.{key} must be a string, got {shown(message[key])}", f"{where}.{key}")
+        if thinking := message.get("thinking"):
             known["reasoning_content"] = thinking
         if isinstance(calls := message.get("tool_calls"), list):
             known["tool_calls"] = [_call(call, f"call{at:04}{i:01}", waiting) for i, call in enumerate(calls)]

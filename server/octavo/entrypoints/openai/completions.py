@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model, check_serving
+from octavo.entrypoints.generation.context import naming
 from octavo.entrypoints.generation.run import (
     Generation,
     answering_name,
@@ -103,9 +104,10 @@ async def _prepare(state: ServerState, body: CompletionRequest, response_id: str
     constraint = constraint_of(body)
     requests = []
     for prompt in prompts:
-        requests.append(
-            await prepare_request(state, prompt, params, options, params.max_tokens, "max_tokens", constraint)
-        )
+        with naming({"prompt_token_ids": "prompt"}):
+            requests.append(
+                await prepare_request(state, prompt, params, options, params.max_tokens, "max_tokens", constraint)
+            )
         await asyncio.sleep(0)  # let other requests run between a thousand prompts
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     return CompletionContext(state, body, response_id, int(time.time()), requests, texts, params.n, prompt_only)

@@ -17,7 +17,7 @@ from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request, shown
 from octavo.entrypoints.generation.answer import AnswerParser
 from octavo.entrypoints.generation.chat import ChatRequest, count_prompt, prepare_chat, read_messages
-from octavo.entrypoints.generation.context import in_words_of, without_oldest_that_fits
+from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
 from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.parts import Part, PartSplitter
 from octavo.entrypoints.generation.run import Generation, PromptOptions, external_id, sampling_params
@@ -52,6 +52,7 @@ from octavo.interface.pooling_params import check_generates
 from octavo.interface.sampling_params import SamplingParams
 
 _OPTIONS = PromptOptions(add_special_tokens=False)
+_OF_CHATS = {"messages": "input"}
 _MOST_LISTED = 100
 ITEMS_QUERY: dict[str, dict[str, Any]] = {
     "order": {"enum": ["asc", "desc"]},
@@ -147,8 +148,10 @@ async def count_input_tokens(request: Request) -> Response:
     body.check()
     check_model(state, body.model)
     items = _items(_store(request), body)
-    conversation = conversation_of(body, items, toolbox_of(body.tools, items))
-    conversation.messages = await read_messages(state, conversation.messages)
+    tools = toolbox_of(body.tools, items, len(items) - len(body.input))
+    conversation = conversation_of(body, items, tools)
+    with naming(_OF_CHATS):
+        conversation.messages = await read_messages(state, conversation.messages)
     ids = await count_prompt(state, conversation, _OPTIONS, partial(constraint_of, body))
     return JSON(InputTokenCount(len(ids)))
 
@@ -206,9 +209,10 @@ async def list_input_items(request: Request) -> Response:
 
 async def _prepare(state: ServerState, store: ResponseStore, body: ResponsesRequest) -> _Context:
     items = _items(store, body)
-    tools = toolbox_of(body.tools, items)
+    tools = toolbox_of(body.tools, items, len(items) - len(body.input))
     conversation = conversation_of(body, items, tools)
-    conversation.messages = await read_messages(state, conversation.messages)
+    with naming(_OF_CHATS):
+        conversation.messages = await read_messages(state, conversation.messages)
 
     async def prepare(conversation: Conversation) -> ChatRequest:
         params = sampling_params(
@@ -276,7 +280,9 @@ def _items(store: ResponseStore, body: InputTokensRequest) -> list[Item]:
             continue
         found = store.item(item.id)
         if found is None:
-            raise bad_request(f"input.{number}: item {shown(item.id)} is not found; send the item itself", "input")
+            raise bad_request(
+                f"input.{number}: item {shown(item.id)} is not found; send the item itself", f"input.{number}"
+            )
         items.append(found)
     return items
 

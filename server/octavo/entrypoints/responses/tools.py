@@ -91,13 +91,14 @@ class Toolbox:
         self.functions.append({"type": "function", "function": function})
 
 
-def toolbox_of(tools: Iterable[ToolParam] | None, items: Iterable[Item]) -> Toolbox:
-    """The tools of a request and of the items that bring further ones. Raises APIError."""
+def toolbox_of(tools: Iterable[ToolParam] | None, items: Iterable[Item], earlier: int = 0) -> Toolbox:
+    """The tools of a request and of the items that bring further ones, of which the first ``earlier`` are of earlier
+    responses. Raises APIError."""
     found = Toolbox()
     found.add(tools or (), "tools")
     for number, item in enumerate(items):
         if isinstance(item, AdditionalToolsParam):
-            found.add(item.tools, f"input.{number}.tools")
+            found.add(item.tools, f"input.{number - earlier}.tools" if number >= earlier else "previous_response_id")
     found.check()
     return found
 

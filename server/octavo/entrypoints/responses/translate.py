@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation, FieldNames
 from octavo.entrypoints.generation.structured import Constraint, make_constraint
 from octavo.entrypoints.images import ImagePart
@@ -29,6 +29,7 @@ from octavo.entrypoints.responses.protocol import (
     ToolReferenceParam,
 )
 from octavo.entrypoints.responses.tools import Toolbox, custom_arguments, function_name
+from octavo.text.messages import object_of
 
 _INSTRUCTING = ("system", "developer")
 _SEAL = "octavo:"
@@ -46,7 +47,7 @@ def conversation_of(body: InputTokensRequest, items: Sequence[Item], tools: Tool
     else:
         named = choice
     return Conversation(
-        messages_of(items, body.instructions),
+        messages_of(items, body.instructions, len(items) - len(body.input)),
         tools.functions or None,
         named,
         body.parallel_tool_calls,
@@ -69,40 +70,47 @@ def constraint_of(body: InputTokensRequest) -> Constraint | None:
     return constraint
 
 
-def messages_of(items: Sequence[Item], instructions: str | None = None) -> list[dict[str, Any]]:
-    """Items as messages of a chat: reasoning, text and calls that follow one another are one answer.
+def messages_of(items: Sequence[Item], instructions: str | None = None, earlier: int = 0) -> list[dict[str, Any]]:
+    """Items as messages of a chat: reasoning, text and calls that follow one another are one answer. The first
+    ``earlier`` ones are of earlier responses. Raises APIError naming the item.
 
     ``instructions`` and system messages at the beginning become one, since many templates take no more.
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for at, item in enumerate(items):
-        where = f"input.{at}"
+        where = f"input.{at - earlier}" if at >= earlier else "previous_response_id"
         if isinstance(item, AdditionalToolsParam):
             continue
         if isinstance(item, CallOutputParam):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content_of(item.output, where)})
+            messages.append(
+                {"role": "tool", "tool_call_id": item.call_id, "content": content_of(item.output, f"{where}.output")}
+            )
         elif isinstance(item, MessageParam) and item.role != "assistant":
             if item.role in _INSTRUCTING and len(messages) == 1 and messages[0]["role"] in _INSTRUCTING:
-                messages[0]["content"] += "\n\n" + text_of(item.content)
+                messages[0]["content"] += "\n\n" + text_of(item.content, f"{where}.content")
             else:
-                messages.append({"role": item.role, "content": content_of(item.content, where)})
+                messages.append({"role": item.role, "content": content_of(item.content, f"{where}.content")})
         else:
-            _add_to_answer(messages, item)
+            _add_to_answer(messages, item, where)
     return messages
 
 
-def text_of(parts: Sequence[TextPartParam | ImagePartParam | RefusalPartParam]) -> str:
-    """The text of parts. Raises APIError where there are images, which only users and tools send."""
-    texts = content_of(parts, "input")
+def text_of(parts: Sequence[TextPartParam | ImagePartParam | RefusalPartParam], where: str) -> str:
+    """The text of parts, whose field is ``where``. Raises APIError where there are images, which only users and tools
+    send."""
+    texts = content_of(parts, where)
     if isinstance(texts, str):
         return texts
-    raise bad_request("input_image is for messages of users and outputs of calls; send it there", "input")
+    at = next(number for number, part in enumerate(parts) if isinstance(part, ImagePartParam))
+    raise bad_request(
+        f"{where}.{at}: input_image is for messages of users and outputs of calls; send it there", f"{where}.{at}"
+    )
 
 
 def content_of(parts: Sequence[TextPartParam | ImagePartParam | RefusalPartParam], where: str) -> str | list[Any]:
-    """A text, or with images parts of a chat. ``where`` is the item's field."""
+    """A text, or with images parts of a chat. ``where`` is the field of the parts."""
     found = [
-        ImagePart(f"{where}.content.{number}.image_url", part.image_url)
+        ImagePart(f"{where}.{number}.image_url", part.image_url)
         if isinstance(part, ImagePartParam)
         else (part.refusal if isinstance(part, RefusalPartParam) else part.text)
         for number, part in enumerate(parts)
@@ -132,13 +140,15 @@ def opened(content: str | None) -> str:
         return ""
 
 
-def _add_to_answer(messages: list[dict[str, Any]], item: Item) -> None:
-    """Add a part of an answer to the one that is last, or begin one."""
+def _add_to_answer(messages: list[dict[str, Any]], item: Item, where: str) -> None:
+    """Add a part of an answer to the one that is last, or begin one. ``where`` is the item's field."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     if isinstance(item, FunctionCallParam | CustomCallParam):
         if last is None:
             messages.append(last := {"role": "assistant", "content": ""})
         arguments = item.arguments if isinstance(item, FunctionCallParam) else custom_arguments(item.input)
+        if not isinstance(object_of(arguments), dict):
+            raise bad_request(f"{where}.arguments must be a JSON object, got {shown(arguments)}", f"{where}.arguments")
         call = {"name": function_name(item.name, item.namespace), "arguments": arguments}
         last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": call})
         return
@@ -147,6 +157,6 @@ def _add_to_answer(messages: list[dict[str, Any]], item: Item) -> None:
         messages.append(last := {"role": "assistant", "content": ""})
     assert last is not None
     if isinstance(item, MessageParam):
-        last["content"] = text_of(item.content)
+        last["content"] = text_of(item.content, f"{where}.content")
     elif isinstance(item, ReasoningParam) and (thoughts := reasoning_of(item)):
         last["reasoning_content"] = thoughts
