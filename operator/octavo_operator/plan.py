@@ -176,6 +176,7 @@ def pod_spec_digest(deployment: LLMDeployment, component: str = ENGINE, *, or_de
     """Hash of the fields that change the pods of a component. Fields at their first default do not count, so that
     defaults may change. `or_default`: those at the current default do not count, either."""
     fields = stable_json(deployment.spec, or_default=or_default)
+    restarted = {"restartedAt": deployment.restarted_at} if deployment.restarted_at else {}
     if component == ROUTER:
         prefix = (fields.get("routing") or {}).get("prefix") or {}
         secrets = (fields.get("engine") or {}).get("imagePullSecrets")
@@ -185,6 +186,7 @@ def pod_spec_digest(deployment: LLMDeployment, component: str = ENGINE, *, or_de
                 **{name: fields[name] for name in _ROUTER_FIELDS if name in fields},
                 **({"holds": True} if deployment.routers_hold else {}),
                 **({"adapters": True} if "adapters" in fields else {}),  # their files may be from before there were any
+                **restarted,
             }
         )  # fmt: skip
     if "adapters" in fields:
@@ -193,9 +195,8 @@ def pod_spec_digest(deployment: LLMDeployment, component: str = ENGINE, *, or_de
         kept = {name: value for name, value in cache.items() if name != "prefetch"}
         fields["model"] = {**fields["model"], "cache": kept}
     fields["engine"] = {name: value for name, value in fields.get("engine", {}).items() if name not in _ROLLOUT_FIELDS}
-    return digest(
-        {name: fields[name] for name in _POD_FIELDS if name in fields and (name, fields[name]) != ("engine", {})}
-    )
+    kept = {name: fields[name] for name in _POD_FIELDS if name in fields and (name, fields[name]) != ("engine", {})}
+    return digest({**kept, **restarted})
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,12 @@ from octavo_operator.render.workload import is_grouped
 from octavo_operator.rollout import MAKE_ROOM, Room, make_room
 from octavo_operator.routing import Routers, kept_objects, observe
 from octavo_operator.status import Observation, expected_status, invalid_status
+from octavo_operator.times import parse_time
 from octavo_operator.workload import Workload, groups, live_of
 
 Json = dict[str, Any]
+
+_GATEWAY_SECONDS = 10.0  # in which what was created with an LLMDeployment arrives, such as its gateway
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ def reconcile(
     `rivals`: groups of others that wait for places; `said`: by its pods, of their LoRA adapters."""
     if deployment.deleting:
         return Outcome()
-    scaling = dataclasses.replace(scaling, holds=deployment.routers_hold or bool(gateways))
+    young = parse_time(deployment.created) + _GATEWAY_SECONDS - now if deployment.created else 0.0
+    scaling = dataclasses.replace(scaling, holds=deployment.routers_hold or bool(gateways) or young > 0)
     grouped = is_grouped(deployment, apis)
     live = live_of(deployment.name, children, grouped)
     is_other_kind = live is not None and (live["kind"] == GROUPS) != grouped  # parallelism.nodes was changed
@@ -153,7 +157,7 @@ def reconcile(
         problem, claim_due = claim_pending(claim, pods, now)
         requeue_after = min((one for one in (requeue_after, claim_due) if one is not None), default=None)
     dues = [one.requeue_after for one in (image_turn, routers, prefetch, places) if one is not None]
-    for due in dues:
+    for due in (*dues, young if deployment.scales_to_zero and young > 0 else None):
         if due:
             requeue_after = min(due, requeue_after or due)
     seen = Observation(

@@ -17,6 +17,7 @@ from octavo_operator.gateway_links import is_available, ready_adapters
 from octavo_operator.kube.store import Observed
 from octavo_operator.plan import (
     Annotate,
+    Apply,
     Plan,
     PodFields,
     compute_plan,
@@ -34,6 +35,7 @@ from octavo_operator.render.gateway import (
     GatewayPods,
     expected_template,
     render_gateway,
+    selector,
     settings_digest,
     url,
 )
@@ -42,10 +44,12 @@ from octavo_operator.render.router.objects import FILES, unchanged_files
 from octavo_operator.render.router.served import Candidate, Served, gateway_spec, served_models
 from octavo_operator.routing import router_problem
 from octavo_operator.status import degraded, make_condition, set_times
+from octavo_operator.workload import Workload
 
 Json = dict[str, Any]
 
 MAX_FILES_BYTES = 1_000_000  # of a ConfigMap; the API server takes 1 MiB
+_KEPT = ("url", "models", "replicas", "readyReplicas", "selector")  # of the status, while the spec is invalid
 _POD_FIELDS = ("routing", "tls", "tenants")
 
 
@@ -60,9 +64,12 @@ def parse(body: Json) -> LLMGateway | InvalidLLMGateway:
 def reconcile_invalid(gateway: InvalidLLMGateway, now: float) -> Outcome:
     """Changes nothing until the spec is valid; running routers stay."""
     problem = Problem("InvalidSpec", f"{gateway.error}; correct it. Running routers are unchanged")
-    conditions = [make_condition("Ready", False, problem.reason, problem.message), degraded(problem)]
+    conditions = [
+        *(make_condition(kind, False, problem.reason, problem.message) for kind in ("Ready", "Progressing")),
+        degraded(problem),
+    ]
     set_times(conditions, gateway, now)
-    kept = {name: value for name, value in gateway.status.items() if name in ("url", "models")}
+    kept = {name: value for name, value in gateway.status.items() if name in _KEPT}
     return Outcome(status={"observedGeneration": gateway.generation, **kept, "conditions": conditions})
 
 
@@ -85,7 +92,7 @@ def reconcile(
     if gateway.deleting:
         return Outcome()
     served = served_models(gateway, candidates)
-    plan = Plan()
+    plan, refused = Plan(), problem
     if has_namesake:
         text = (
             f"an LLMDeployment is named {gateway.name}, too, and both would name their Service so; rename one of them"
@@ -99,10 +106,13 @@ def reconcile(
     pod_problem, requeue_after = router_problem(live, pods, pod_events, now, "routing.resources")
     if plan.waits:
         requeue_after = 2.0
-    available = ((live or {}).get("status") or {}).get("availableReplicas", 0)
-    ready = _ready(gateway, available, problem or pod_problem)
+    seen = Workload.of(live)
+    is_pending = any(isinstance(one, Apply) and not one.is_revert and one.manifest["kind"] == "Deployment"
+                     for one in plan.actions)  # fmt: skip
+    progressing = _progressing(gateway, seen, is_pending, refused, problem or pod_problem)
     conditions = [
-        ready,
+        _ready(gateway, seen, progressing, problem or pod_problem),
+        progressing,
         degraded(problem or pod_problem or _conflict(served) or _unexposed(gateway, children, apis) or contested),
     ]
     set_times(conditions, gateway, now)
@@ -115,8 +125,9 @@ def reconcile(
         gateway, *(child(children, kind, gateway.name) for kind in ("Ingress", "HTTPRoute", "Service"))
     )
     status = {
-        "observedGeneration": gateway.generation, "url": outside or url(gateway, config.cluster_domain),
-        "models": models, "conditions": conditions,
+        "observedGeneration": gateway.generation, "replicas": seen.replicas, "readyReplicas": seen.ready,
+        "selector": ",".join(f"{name}={value}" for name, value in selector(gateway).items()),
+        "url": outside or url(gateway, config.cluster_domain), "models": models, "conditions": conditions,
     }  # fmt: skip
     return Outcome(plan, status, requeue_after)
 
@@ -185,19 +196,44 @@ def _choose_pods(
 
 
 def _pod_fields(gateway: LLMGateway) -> PodFields:
+    restarted = {"restartedAt": gateway.restarted_at} if gateway.restarted_at else {}
+
     def of(fields: Json) -> str:
-        return digest({name: fields[name] for name in _POD_FIELDS if name in fields})
+        return digest({**{name: fields[name] for name in _POD_FIELDS if name in fields}, **restarted})
 
     return PodFields(of(stable_json(gateway.spec)), of(stable_json(gateway.spec, or_default=True)))
 
 
-def _ready(gateway: LLMGateway, available: int, problem: Problem | None) -> Json:
-    count = f"{available} of {gateway.spec.replicas} routers serve requests"
-    if available >= gateway.spec.replicas:
+def _progressing(
+    gateway: LLMGateway, seen: Workload, is_pending: bool, refused: Problem | None, problem: Problem | None
+) -> Json:
+    """`is_pending`: their Deployment is not yet as the spec wants it; `refused`: a write that was; `problem`: any."""
+    if refused:
+        return make_condition("Progressing", False, refused.reason, refused.message)
+    if seen.live is None or is_pending or seen.wanted != gateway.spec.replicas:
+        if problem:
+            return make_condition("Progressing", False, problem.reason, problem.message)
+        return make_condition("Progressing", True, "Applying", "the spec is being applied")
+    if seen.is_complete:
+        return make_condition("Progressing", False, "Complete", "all routers are of the latest spec")
+    done = f"{seen.updated} of {seen.wanted} routers are of the latest spec, {seen.available} serve requests"
+    if any(one.get("reason") == "ProgressDeadlineExceeded" for one in seen.conditions):
+        cause = f"; {problem.message}" if problem else "; see the log of a router that is not ready"
+        return make_condition("Progressing", False, "ProgressDeadlineExceeded", f"{done}{cause}")
+    reason = "RollingOut" if seen.replicas > seen.updated or not seen.is_observed else "Starting"
+    return make_condition("Progressing", True, reason, done)
+
+
+def _ready(gateway: LLMGateway, seen: Workload, progressing: Json, problem: Problem | None) -> Json:
+    """All routers serve, all of the latest spec."""
+    count = f"{seen.available} of {gateway.spec.replicas} routers serve requests"
+    if progressing["reason"] == "Complete":
         return make_condition("Ready", True, "Ready", count)
     if problem:
         return make_condition("Ready", False, problem.reason, f"{count}; {problem.message}")
-    return make_condition("Ready", False, "Starting", count)
+    if seen.available < gateway.spec.replicas:
+        return make_condition("Ready", False, "Starting", count)
+    return make_condition("Ready", False, progressing["reason"], f"{count}; {progressing['message']}")
 
 
 def _conflict(served: Served) -> Problem | None:

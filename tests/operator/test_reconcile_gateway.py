@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from support.llmd import manifest, parsed
 
-from octavo_operator.api import API_VERSION, KIND, Key
+from octavo_operator.api import API_VERSION, KIND, Key, LLMDeployment
 from octavo_operator.api import gateway as api
 from octavo_operator.api.gateway import InvalidLLMGateway, LLMGateway
 from octavo_operator.config import OperatorConfig
+from octavo_operator.diagnosis import Problem
 from octavo_operator.diff import digest
 from octavo_operator.gateway_links import GatewayLinks
 from octavo_operator.kube.store import Observed, Store
@@ -21,6 +22,7 @@ from octavo_operator.reconcile_gateway import Outcome, parse, reconcile, reconci
 from octavo_operator.render.network import GATEWAYS
 from octavo_operator.render.router.objects import FILES
 from octavo_operator.render.router.served import Candidate
+from octavo_operator.times import parse_time
 
 Json = dict[str, Any]
 
@@ -53,7 +55,8 @@ def live(manifest: Json, version: int = 1, **status: Any) -> Observed:
 def carried_out(plan: Plan, available: int = 2) -> list[Observed]:
     """The objects once a plan of a first reconciliation is done."""
     made = [one.manifest for one in plan.actions if isinstance(one, Apply)]
-    return [live(one, availableReplicas=available) if one["kind"] == "Deployment" else live(one) for one in made]
+    counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), available)
+    return [live(one, observedGeneration=1, **counts) if one["kind"] == "Deployment" else live(one) for one in made]
 
 
 def pod(stamp: str | None = None) -> Observed:
@@ -380,3 +383,97 @@ def test_what_leads_in_from_outside_names_the_service_and_never_cuts_a_stream() 
     assert (backend["name"], backend["port"], rule["timeouts"]) == ("all", 81, {"request": "0s"})
     gone = reconcile(gateway(), carried_out(plan), [], CONFIG, 0.0, apis=KINDS).plan
     assert sorted(one.target.kind for one in gone.actions if isinstance(one, Delete)) == ["HTTPRoute", "Ingress"]
+
+
+def deployed(status: Json, generation: int = 1, **spec: Any) -> list[Observed]:
+    """The objects of a gateway, of whose Deployment the status is given."""
+    out = []
+    for one in (one.manifest for one in reconcile(gateway(**spec), [], [], CONFIG, 0.0).plan.actions
+                if isinstance(one, Apply)):  # fmt: skip
+        meta = {**one["metadata"], "uid": one["kind"], "resourceVersion": "1", "generation": generation}
+        told = status if one["kind"] == "Deployment" else {}
+        out.append(Observed.of(one["kind"], one["apiVersion"], {**one, "metadata": meta, "status": told}))
+    return out
+
+
+def counts(generation: int, replicas: int, updated: int, available: int) -> Json:
+    return {"observedGeneration": generation, "replicas": replicas, "updatedReplicas": updated,
+            "readyReplicas": available, "availableReplicas": available}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "ready", "progressing"),
+    [
+        (counts(2, 2, 2, 2), ("True", "Ready"), ("False", "Complete")),
+        (counts(1, 2, 2, 2), ("False", "RollingOut"), ("True", "RollingOut")),  # its controller has not looked yet
+        (counts(2, 3, 1, 2), ("False", "RollingOut"), ("True", "RollingOut")),
+        (counts(2, 3, 2, 3), ("False", "RollingOut"), ("True", "RollingOut")),  # an old router is left
+        (counts(2, 2, 2, 1), ("False", "Starting"), ("True", "Starting")),
+        ({}, ("False", "Starting"), ("True", "RollingOut")),
+    ],
+)
+def test_ready_means_that_all_routers_are_of_the_latest_spec(
+    status: Json, ready: tuple[str, str], progressing: tuple[str, str]
+) -> None:
+    found = conditions(reconcile(gateway(), deployed(status, 2), [], CONFIG, 0.0))
+    assert (found["Ready"][:2], found["Progressing"][:2]) == (ready, progressing)
+
+
+@pytest.mark.parametrize("change", [{"replicas": 3}, {"routing": {"loadFactor": 200}}, {"tenants": []}])
+def test_ready_is_false_from_the_moment_at_which_the_spec_changes(change: Json) -> None:
+    objects = deployed(counts(1, 2, 2, 2))
+    seen = reconcile(gateway(**change), objects, [], CONFIG, 0.0)
+    assert conditions(seen)["Ready"][0] == ("True" if change == {"tenants": []} else "False")
+    refused = reconcile(gateway(**change), objects, [], CONFIG, 0.0, Problem("Refused", "no"))
+    assert conditions(refused)["Ready"][:2] == conditions(refused)["Progressing"][:2] == ("False", "Refused")
+
+
+def test_status_has_what_scaling_asks_for() -> None:
+    status = reconcile(gateway(), deployed(counts(1, 2, 2, 1)), [], CONFIG, 0.0).status
+    assert status is not None and (status["replicas"], status["readyReplicas"]) == (2, 1)
+    assert status["selector"] == "octavo.dev/llmgateway=all,app.kubernetes.io/component=router"
+
+
+def test_a_restart_replaces_the_routers_and_nothing_else() -> None:
+    objects = deployed(counts(1, 2, 2, 2))
+    again = body()
+    again["metadata"]["annotations"] = {"kubectl.kubernetes.io/restartedAt": "now"}
+    plan = reconcile(LLMGateway.from_json(again), objects, [], CONFIG, 0.0).plan
+    assert written(plan) == ["Deployment"]
+    (apply,) = [one for one in plan.actions if isinstance(one, Apply)]
+    marked = apply.manifest["spec"]["template"]["metadata"]["annotations"]
+    assert marked["kubectl.kubernetes.io/restartedAt"] == "now"
+
+
+@pytest.mark.parametrize("spec", [{}, {"routing": {"strategy": "prefix"}}])
+def test_a_restart_of_an_llmdeployment_replaces_all_its_pods(spec: Json) -> None:
+    body = manifest(**spec)
+    body["metadata"] |= {"uid": "u", "generation": 1}
+
+    def templates(annotations: Json, children: list[Observed]) -> tuple[list[Observed], Json]:
+        body["metadata"]["annotations"] = annotations
+        found = reconcile_deployment(LLMDeployment.from_json(body), children, CONFIG, frozenset(), 0.0).plan
+        made = [one.manifest for one in found.actions if isinstance(one, Apply)]
+        marks = {one["metadata"]["name"]: one["spec"]["template"]["metadata"].get("annotations", {})
+                 .get("kubectl.kubernetes.io/restartedAt") for one in made if one["kind"] == "Deployment"}  # fmt: skip
+        return [live(one) for one in made], marks
+
+    objects, marks = templates({}, [])
+    assert set(marks.values()) == {None}
+    assert templates({"other": "x"}, objects)[1] == {}, "other annotations change nothing"
+    assert templates({"kubectl.kubernetes.io/restartedAt": "now"}, objects)[1] == dict.fromkeys(marks, "now")
+
+
+def test_nothing_holds_is_said_only_once_a_gateway_had_the_time_to_come() -> None:
+    body = manifest(autoscaling={"minReplicas": 0, "maxReplicas": 2})
+    body["metadata"] |= {"uid": "u", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    deployment, created = LLMDeployment.from_json(body), parse_time("2026-01-01T00:00:00Z")
+
+    def told(age: float, *gateways: str) -> Outcome:
+        return reconcile_deployment(deployment, [], CONFIG, frozenset(), created + age, gateways=gateways)
+
+    assert conditions(told(2))["AutoscalerReady"][1] == "Starting"
+    due = told(2).requeue_after
+    assert due is not None and due <= 8, "it is looked at again"
+    assert conditions(told(11))["AutoscalerReady"][:2] == ("False", "NothingHolds")
+    assert conditions(told(11, "all"))["AutoscalerReady"][1] == "Starting"

@@ -86,6 +86,10 @@ app.kubernetes.io/component: operator
 - apiGroups: [octavo.dev]
   resources: [llmdeployments/status, llmdeployments/scale, llmgateways/status]
   verbs: [patch]
+# Where OwnerReferencesPermissionEnforcement is on: children keep their owner until they are gone (--cascade=foreground).
+- apiGroups: [octavo.dev]
+  resources: [llmdeployments/finalizers, llmgateways/finalizers]
+  verbs: [update]
 - apiGroups: [""]
   resources: [services, serviceaccounts, persistentvolumeclaims, configmaps]
   verbs: [get, list, watch, create, patch, delete]

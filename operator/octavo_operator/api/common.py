@@ -15,6 +15,7 @@ PLURAL = "llmdeployments"
 OWNER_LABEL = f"{GROUP}/llmdeployment"  # on every child and pod of an LLMDeployment
 GATEWAY_LABEL = f"{GROUP}/llmgateway"  # on every object and pod of an LLMGateway
 FIELD_MANAGER = "octavo-operator"  # of server-side apply
+RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"  # annotation: all pods are replaced when it changes
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"  # FIELD_MANAGER on all objects and pods; watches select by it
 
 Key = tuple[str, str]  # namespace and name of an LLMDeployment; of an LLMGateway, gateway_key()

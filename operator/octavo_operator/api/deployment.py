@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.api.common import API_VERSION, KIND, OWNER_LABEL, Key
+from octavo_operator.api.common import API_VERSION, KIND, OWNER_LABEL, RESTARTED_AT, Key
 from octavo_operator.api.schema import SpecError, from_json
 from octavo_operator.api.spec import LLMDeploymentSpec
 
@@ -37,6 +37,8 @@ class LLMDeployment(_Identity):
     spec: LLMDeploymentSpec
     deleting: bool = False
     status: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    restarted_at: str | None = None  # by the annotation RESTARTED_AT
+    created: str = ""  # timestamp
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LLMDeployment:
@@ -45,7 +47,8 @@ class LLMDeployment(_Identity):
         return cls(
             meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1),
             from_json(LLMDeploymentSpec, data.get("spec") or {}, "spec"), "deletionTimestamp" in meta,
-            data.get("status") or {},
+            data.get("status") or {}, (meta.get("annotations") or {}).get(RESTARTED_AT) or None,
+            meta.get("creationTimestamp") or "",
         )  # fmt: skip
 
     @functools.cached_property
@@ -87,7 +90,7 @@ class LLMDeployment(_Identity):
         """For metadata.ownerReferences of its children."""
         return {
             "apiVersion": API_VERSION, "kind": KIND, "name": self.name, "uid": self.uid, "controller": True,
-            "blockOwnerDeletion": False,
+            "blockOwnerDeletion": True,
         }  # fmt: skip
 
 

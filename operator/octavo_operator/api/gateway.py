@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from octavo_operator.api import kubernetes_schemas as k8s
-from octavo_operator.api.common import API_VERSION, BY_NAME, GATEWAY_LABEL, MAP, SECRET_NAME, SET, Key, gateway_key
+from octavo_operator.api.common import (
+    API_VERSION,
+    BY_NAME,
+    GATEWAY_LABEL,
+    MAP,
+    RESTARTED_AT,
+    SECRET_NAME,
+    SET,
+    Key,
+    gateway_key,
+)
 from octavo_operator.api.network import Affinity, ApiKeySecret, Service
 from octavo_operator.api.schema import Rule, SpecError, from_json, spec_field
 
@@ -192,6 +202,7 @@ class LLMGateway(_Identity):
     spec: LLMGatewaySpec
     deleting: bool = False
     status: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+    restarted_at: str | None = None  # by the annotation RESTARTED_AT
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LLMGateway:
@@ -200,7 +211,7 @@ class LLMGateway(_Identity):
         return cls(
             meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1),
             from_json(LLMGatewaySpec, data.get("spec") or {}, "spec"), "deletionTimestamp" in meta,
-            data.get("status") or {},
+            data.get("status") or {}, (meta.get("annotations") or {}).get(RESTARTED_AT) or None,
         )  # fmt: skip
 
     def selects(self, labels: Mapping[str, str]) -> bool:
@@ -214,7 +225,7 @@ class LLMGateway(_Identity):
         """For metadata.ownerReferences of its children."""
         return {
             "apiVersion": API_VERSION, "kind": KIND, "name": self.name, "uid": self.uid, "controller": True,
-            "blockOwnerDeletion": False,
+            "blockOwnerDeletion": True,
         }  # fmt: skip
 
 

@@ -8,13 +8,16 @@ from octavo_operator.api.gateway import KIND, PLURAL, LLMGatewaySpec
 from octavo_operator.api.schema import INT_OR_STRING, object_schema
 from octavo_operator.crd import generate
 
-_TYPE = {"type": "string", "description": "Ready or Degraded."}
+_TYPE = {"type": "string", "description": "Ready, Progressing or Degraded."}
 _CONDITION = {**generate.CONDITION, "properties": {**generate.CONDITION["properties"], "type": _TYPE}}
 STATUS: dict[str, Any] = {
     "type": "object",
     "description": "Observed state.",
     "properties": {
         "observedGeneration": generate.STATUS["properties"]["observedGeneration"],
+        "replicas": {**generate.STATUS["properties"]["replicas"], "description": "Number of routers."},
+        "readyReplicas": {**generate.STATUS["properties"]["readyReplicas"], "description": "Number of ready routers."},
+        "selector": {"type": "string", "description": "Label selector of the routers, for autoscalers."},
         "url": {"type": "string", "description": "Address of the gateway's API."},
         "models": {
             "type": "array",
@@ -36,10 +39,14 @@ STATUS: dict[str, Any] = {
     },
 }
 COLUMNS = [
-    generate.column("Ready", f"{generate.READY}.status", description="Whether the routers serve requests."),
+    generate.column("Ready", f"{generate.READY}.status", description="Whether all routers, of the latest spec, serve."),
     generate.column("Reason", f"{generate.READY}.reason", description="Reason of the condition Ready."),
     generate.column("URL", ".status.url", description="Address of the API."),
     generate.AGE,
+    generate.column("Routers", ".status.readyReplicas", "integer", "Number of ready routers.", priority=1),
+    generate.column("Desired", ".spec.replicas", "integer", "Desired number of routers.", priority=1),
+    generate.column("Models", ".status.models[*].name", description="Model names in requests.", priority=1),
+    generate.column("Message", f"{generate.READY}.message", description="Cause and remedy.", priority=1),
 ]
 
 
@@ -57,7 +64,8 @@ def manifest() -> dict[str, Any]:
         for amounts in resources["properties"].values():
             amounts["additionalProperties"] = {**INT_OR_STRING, "maxLength": 32}
     about = "One address for the models of several LLMDeployments."
-    return generate.definition(names, generate.version(KIND, about, spec, STATUS, COLUMNS, {"status": {}}))
+    subresources = {"status": {}, "scale": generate.SCALE}
+    return generate.definition(names, generate.version(KIND, about, spec, STATUS, COLUMNS, subresources))
 
 
 def text() -> str:

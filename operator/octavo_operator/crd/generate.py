@@ -138,7 +138,17 @@ COLUMNS = [
     column("Desired", ".spec.replicas", "integer", "Desired number of pods."),
     column("URL", ".status.url", description="Address of the API in the cluster."),
     AGE,
+    column("Updated", ".status.updatedReplicas", "integer", "Number of pods of the latest spec.", priority=1),
+    column("Available", ".status.availableReplicas", "integer", "Number of pods that serve requests.", priority=1),
+    column("Image", ".status.image", description="Image of the pods.", priority=1),
+    column("Operator", ".status.operator", description="Operator that serves it.", priority=1),
+    column("Message", f"{READY}.message", description="Cause and remedy.", priority=1),
 ]
+SCALE = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
 
 
 def manifest() -> dict[str, Any]:
@@ -147,16 +157,11 @@ def manifest() -> dict[str, Any]:
     about = (
         "A large language model, served with an OpenAI-compatible API by pods of the Octavo engine behind one Service."
     )
-    scale = {
-        "specReplicasPath": ".spec.replicas",
-        "statusReplicasPath": ".status.replicas",
-        "labelSelectorPath": ".status.selector",
-    }
     names = {
         "kind": api.KIND, "listKind": f"{api.KIND}List", "plural": api.PLURAL, "singular": "llmdeployment",
         "shortNames": ["llmd"], "categories": ["all"],
     }  # fmt: skip
-    made = version(api.KIND, about, spec, STATUS, COLUMNS, {"status": {}, "scale": scale})
+    made = version(api.KIND, about, spec, STATUS, COLUMNS, {"status": {}, "scale": SCALE})
     made["schema"]["openAPIV3Schema"]["x-kubernetes-validations"].append(
         {**ADAPTER_RULE.schema(), "fieldPath": ".spec.adapters"}
     )

@@ -113,6 +113,7 @@ def expected_template(gateway: LLMGateway, config: OperatorConfig, content: dict
         config_map=names.router(gateway.name), labels=labels(gateway), selector=selector(gateway),
         lifecycle=holding(Lifecycle(), HOLD), affinity=routing, image_pull_secrets=config.image_pull_secrets,
         assigned_ids=config.cluster_assigned_ids, secrets=secrets, hold=HOLD, limits=LIMITS_FILE,
+        restarted_at=gateway.restarted_at,
     )  # fmt: skip
     return pod_template(frame, envoy_settings(gateway), config.router_image, content)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
+from octavo_operator.api.common import RESTARTED_AT
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import names
 from octavo_operator.render.adapters import LISTED, adapter_volumes
@@ -49,7 +50,8 @@ def expected_template(deployment: LLMDeployment, config: OperatorConfig, image_v
     metadata: Json = {"labels": {**spec.pod_labels, **names.labels(deployment)}}
     # An annotation that is there can be changed in running pods, of which kubelets take notice at once.
     follows = {} if spec.adapters is None else {LISTED: ""}
-    if annotations := {**spec.pod_annotations, **follows}:
+    restarted = {RESTARTED_AT: deployment.restarted_at} if deployment.restarted_at else {}
+    if annotations := {**spec.pod_annotations, **follows, **restarted}:
         metadata["annotations"] = annotations
     template = patched(deployment, {"metadata": metadata, "spec": _pod_spec(deployment, config)})
     if not config.allow_privileged_pods:

@@ -15,6 +15,7 @@ from importlib import resources
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
+from octavo_operator.api.common import RESTARTED_AT
 from octavo_operator.api.lifecycle import Lifecycle
 from octavo_operator.api.network import Affinity, Hold
 from octavo_operator.api.resources import Resources
@@ -130,6 +131,7 @@ def expected_router_template(deployment: LLMDeployment, config: OperatorConfig, 
         image_pull_secrets=(*config.image_pull_secrets, *deployment.spec.engine.image_pull_secrets),
         assigned_ids=config.cluster_assigned_ids if assigned is None else assigned,
         service_account=deployment.name,
+        restarted_at=deployment.restarted_at,
         hold=prefix.hold if deployment.routers_hold else dataclasses.replace(prefix.hold, max_requests=0),
     )
     return pod_template(frame, _settings(deployment), config.router_image, content)
@@ -140,7 +142,8 @@ class PodFrame:
     """What differs among pods of routers. `config_map`: with the files of their configuration; `affinity`: has their
     resources; `assigned_ids`: the cluster sets uid and gid; `secrets`: volumes beside the configuration, by the folder
     at which they are mounted; `service_account`: None: the namespace's default; `hold`: what the picker lets wait for a
-    first replica; None: there is no picker; `limits`: the file with those of tenants, for the picker."""
+    first replica; None: there is no picker; `limits`: the file with those of tenants, for the picker;
+    `restarted_at`: of the annotation of the owner."""
 
     config_map: str
     labels: dict[str, str]
@@ -153,6 +156,7 @@ class PodFrame:
     secrets: dict[str, Json] = field(default_factory=dict)
     hold: Hold | None = None
     limits: str | None = None
+    restarted_at: str | None = None
 
 
 def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dict[str, str]) -> Json:
@@ -207,7 +211,8 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
             }
         ],
     }  # fmt: skip
-    metadata = {"labels": frame.labels, "annotations": {BOOTSTRAP: digest(content["envoy.yaml"])}}
+    restarted = {RESTARTED_AT: frame.restarted_at} if frame.restarted_at else {}
+    metadata = {"labels": frame.labels, "annotations": {BOOTSTRAP: digest(content["envoy.yaml"]), **restarted}}
     return {"metadata": metadata, "spec": {name: value for name, value in pod.items() if value != []}}
 
 
