@@ -11,31 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.text.split_patterns import GPT4O, LLAMA3, QWEN2, TEKKEN
+from octavo.gguf.pre_tokenizers import DEFAULT, REFUSED, RULES
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-
-
-def _split(regex: str) -> list[dict[str, Any]]:
-    return [
-        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False},
-        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
-    ]
-
-
-_GPT2 = [{"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]
-_DIGITS = [{"type": "Digits", "individual_digits": True}, *_GPT2]
-
-# tokenizer.ggml.pre -> (how text is cut, BOS unless the file says otherwise, whole words before merges, normalizer)
-_PRE: dict[str, tuple[list[dict[str, Any]], bool, bool, str | None]] = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat"), (_GPT2, False, False, None)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), (_DIGITS, False, False, None)),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), (_split(LLAMA3), True, True, None)),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), (_split(LLAMA3), False, False, None)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), (_split(QWEN2), False, False, "NFC")),
-    "tekken": (_split(TEKKEN), True, True, None),
-    **dict.fromkeys(("gpt-4o", "llama4"), (_split(GPT4O), False, False, None)),
-}
 
 
 def tokenizer_json(meta: Mapping[str, Any], path: object) -> dict[str, Any]:
@@ -103,7 +81,7 @@ def _adds(meta: Mapping[str, Any], which: str) -> bool:
         return False
     if meta.get("tokenizer.ggml.model") in ("llama", "gemma4"):
         return True
-    return _PRE.get(meta.get("tokenizer.ggml.pre", "default"), _PRE["default"])[1]
+    return RULES.get(_rule_of(meta), RULES[DEFAULT]).starts
 
 
 def _post_processor(meta: Mapping[str, Any], tokens: list[str]) -> dict[str, Any] | None:
@@ -132,19 +110,22 @@ def _bpe(vocab: dict[str, int], merges: list[str] | list[list[str]], **options: 
 
 
 def _byte_level(meta: Mapping[str, Any], tokens: list[str], path: object) -> dict[str, Any]:
-    pre = meta.get("tokenizer.ggml.pre", "default")
-    if pre not in _PRE:
-        raise ModelError(
-            f"{path}: its vocabulary cuts text by rule {pre!r}, which is not known here (known: {', '.join(_PRE)})"
-        )
-    steps, _, whole_words, normalizer = _PRE[pre]
+    pre = _rule_of(meta)
+    if pre not in RULES:
+        why = f"is not supported: {REFUSED[pre]}" if pre in REFUSED else "is not known here"
+        raise ModelError(f"{path}: its vocabulary cuts text by rule {pre!r}, which {why} (known: {', '.join(RULES)})")
+    rule = RULES[pre]
     vocab = {token: i for i, token in enumerate(tokens)}
     return {
-        "normalizer": {"type": normalizer} if normalizer else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "normalizer": {"type": rule.normalizer} if rule.normalizer else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": rule.steps()},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(vocab, meta.get("tokenizer.ggml.merges") or [], ignore_merges=whole_words),
+        "model": _bpe(vocab, meta.get("tokenizer.ggml.merges") or [], ignore_merges=rule.whole_words),
     }
+
+
+def _rule_of(meta: Mapping[str, Any]) -> str:
+    return str(meta.get("tokenizer.ggml.pre") or DEFAULT)
 
 
 def _characters(meta: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
