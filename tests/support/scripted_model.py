@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 CALL = '<tool_call>\n{"name": "now", "arguments": {"zone": '
 PATCH = '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** Begin\\n+\\u00e9 \\"x\\""}}\n</tool_call>'
 REMOTE = '<tool_call>\n{"name": "mcp__clock__now", "arguments": {}}\n</tool_call>'
+OPEN = '<tool_call>{"name": "now", "arguments": {"zone":"Z"}}</tool_call>'
 # By the token that a prompt ends with. Every piece is there once; "" ends the answer, no last "" goes round in circles.
 SCRIPTS: dict[str, list[str]] = {
     "[reason]": ["<think>", "Is it", " so?", "</think>\n\n", "It is", " so é 日.", ""],
@@ -33,6 +34,13 @@ SCRIPTS: dict[str, list[str]] = {
     "[cut]": ["Look:", ' <tool_call>{"name": "now", "arguments": {"zone": "', "U", "T"],
     "[patch]": ["I patch.", PATCH, ""],
     "[remote]": [REMOTE, ""],
+    "[open]": [
+        "<think>\n\n",
+        "No time",
+        " yet.\n",
+        '<tool_call>{"name": "now", "arguments": {"zone":"Z"}}</tool_call>',
+        "",
+    ],
     "[endless]": ["<think> ", "on", " and on"],
     "[empty]": [""],
     "[lines]": ["a\u2028b", "c\x85d", "e\u2029f", ""],

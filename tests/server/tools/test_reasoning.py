@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
+from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS, CallPiece, Reasoning
 
 
 def split(chunks: list[str], inside: bool) -> tuple[str, str]:
@@ -76,3 +77,75 @@ def test_thoughts_come_as_they_are_written():
 )
 def test_the_prompt_may_open_or_close_the_thoughts(name, prompt, inside):
     assert begins_inside_reasoning(name, prompt) is inside
+
+
+# Calls that begin inside reasoning.
+
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "now", "arguments": {"zone": "a</think>b"}}\n</tool_call>',
+    "qwen3_xml": "<tool_call>\n<function=now>\n<parameter=zone>\na</think>b\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>now<arg_key>zone</arg_key><arg_value>a</think>b</arg_value></tool_call>",
+    "mistral": '[TOOL_CALLS]now[ARGS]{"zone": "a</think>b"}',
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{"zone": "a</think>b"}'
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="now">\n<parameter name="zone">a</think>b</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "cohere_command3": '<|START_ACTION|>[{"tool_name": "now", "parameters": {"zone": "a</think>b"}}]<|END_ACTION|>',
+    "hunyuan_a13b": '<tool_calls>[{"name": "now", "arguments": {"zone": "a</think>b"}}]</tool_calls>',
+    "llama3_json": '<|python_tag|>{"name": "now", "parameters": {"zone": "a</think>b"}}',
+    "lfm2": "<|tool_call_start|>[now(zone='a</think>b')]<|tool_call_end|>",
+}
+
+
+def with_calls(kind: str, text: str, cut: bool = False) -> tuple[str, str]:
+    """Thoughts and answer, the same for every way to cut the text in two."""
+
+    def split(chunks: list[str]) -> tuple[str, str]:
+        parser = ReasoningParser(True, lambda: TOOL_PARSERS[kind](["now"]))
+        parts = [parser.feed(chunk) for chunk in chunks] + [parser.finish(cut)]
+        return "".join(thoughts for thoughts, _ in parts), "".join(answer for _, answer in parts)
+
+    whole = split([text])
+    assert split(list(text)) == whole
+    for i in range(len(text) + 1):
+        assert split([text[:i], text[i:]]) == whole, f"cut at {i}"
+    return whole
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_call_that_begins_inside_open_thoughts_ends_them(kind):
+    call = CALLS[kind]
+    assert with_calls(kind, f"I need it.\n{call}") == ("I need it.", call)
+    assert with_calls(kind, f"I need it. {call}\n{call}") == ("I need it.", f"{call}\n{call}")
+    assert with_calls(kind, f"<think>{call}") == ("", call)
+    assert with_calls(kind, f"I need it.{call}\n</think>\n") == ("I need it.", f"{call}\n")
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_call_that_closed_thoughts_only_draft_stays_thought(kind):
+    call = CALLS[kind]
+    assert with_calls(kind, f"Perhaps {call}?</think>\n\nNo.") == (f"Perhaps {call}?", "No.")
+    assert with_calls(kind, f"So: {call}\n</think>\n{call}") == (f"So: {call}", call)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_marker_that_thoughts_only_mention_begins_no_call(kind):
+    marker = TOOL_PARSERS[kind].MARKERS[0]
+    for text in (f"I could write {marker} now", f"{marker}", f"{marker}{marker} </thin"):
+        assert with_calls(kind, text) == (text, "")
+        assert with_calls(kind, f"{text}</think>Yes.") == (text, "Yes.")
+    call = CALLS[kind]
+    assert with_calls(kind, f"As {marker}! says: {call}") == (f"As {marker}! says:", call)
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_call_that_is_cut_off_inside_thoughts_keeps_what_is_known(kind):
+    call = CALLS[kind]
+    for end in range(call.index("zone") + 1, len(call)):
+        assert with_calls(kind, f"I need it.\n{call[:end]}", cut=True) == ("I need it.", call[:end])
+
+
+def test_commands_thoughts_end_at_a_call():
+    parser = TOOL_PARSERS["cohere_command3"](["now"])
+    pieces = [*parser.feed("<|START_THINKING|>I need it." + CALLS["cohere_command3"]), *parser.finish()]
+    assert pieces == [Reasoning("I need it."), CallPiece(0, "now", '{"zone": "a</think>b"}')]

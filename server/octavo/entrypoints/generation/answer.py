@@ -53,10 +53,12 @@ class AnswerParser:
         """What the new text of ``completion`` adds."""
         text, finished = completion.text, completion.finished
         delta = AnswerDelta()
+        stopped = isinstance(completion.stop_reason, str)  # by a stop string of the client
+        cut = completion.finish_reason == "length" or stopped
         if self._reasoning is not None:
             delta.reasoning, text = self._reasoning.feed(text)
             if finished:
-                reasoning, rest = self._reasoning.finish()
+                reasoning, rest = self._reasoning.finish(cut)
                 delta.reasoning, text = delta.reasoning + reasoning, text + rest
             if not self._show_reasoning:
                 delta.reasoning = ""
@@ -65,8 +67,7 @@ class AnswerParser:
             return delta
         pieces = self._tools.feed(text) if text else []
         if finished:
-            stopped = isinstance(completion.stop_reason, str)  # by a stop string of the client
-            pieces += self._tools.finish(cut=completion.finish_reason == "length" or stopped)
+            pieces += self._tools.finish(cut)
         for piece in pieces:
             self._add(delta, piece)
         return delta

@@ -60,8 +60,9 @@ class ChatRequest:
             names = self.plan.names if self.plan is not None else ()
             harmony = HarmonyParser(names, self.plan is not None, self.continues)
             return AnswerParser(None, harmony, self.plan, show_reasoning)
-        reasoning = ReasoningParser(self.inside_reasoning) if state.args.reasoning_parser else None
-        tools = self.plan.new_parser() if self.plan is not None else None
+        calls = self.plan.new_parser if self.plan is not None else None
+        reasoning = ReasoningParser(self.inside_reasoning, calls) if state.args.reasoning_parser else None
+        tools = calls() if calls is not None else None
         return AnswerParser(reasoning, tools, self.plan, show_reasoning)
 
     def is_plain(self, state: ServerState) -> bool:

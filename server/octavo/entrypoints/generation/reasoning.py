@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-BEGIN, END = "<think>", "</think>"
+import re
+from collections.abc import Callable
+
+from octavo.entrypoints.generation.held_call import HeldCall
+from octavo.entrypoints.generation.thought_tags import BEGIN, END
+from octavo.entrypoints.generation.tools.parsers import ToolParser, overlap
 
 
 class ReasoningParser:
     """Splits ``<think>reasoning</think>answer``; the parts do not depend on how the text is cut into pieces.
 
     ``inside``: the text begins inside the reasoning, because the prompt ended with the opening tag. White space around
-    the tags belongs to neither part.
+    the tags belongs to neither part. ``calls`` makes a parser of the answer's calls: one that begins inside reasoning
+    which is not closed ends it.
     """
 
-    def __init__(self, inside: bool) -> None:
+    def __init__(self, inside: bool, calls: Callable[[], ToolParser] | None = None) -> None:
+        markers = calls().MARKERS if calls is not None else ()
+        self._calls = calls
+        self._ends = (END, *markers)
+        self._markers = re.compile("|".join(map(re.escape, markers)) or r"(?!)")
+        self._held: HeldCall | None = None
+        self._at = 0  # of the call that is held; before it no marker begins a call
         self._thinking: bool | None = True if inside else None  # None: not known yet
         self._may_open = True  # the opening tag may come next
         self._answering = False
@@ -24,14 +36,15 @@ class ReasoningParser:
         self._text += text
         return self._split(ended=False)
 
-    def finish(self) -> tuple[str, str]:
-        """What was held back, as (reasoning, answer), now that the text has ended."""
-        return self._split(ended=True)
+    def finish(self, cut: bool = False) -> tuple[str, str]:
+        """What was held back, as (reasoning, answer), now that the text has ended. ``cut``: by a limit or a stop
+        string, so anywhere."""
+        return self._split(ended=True, cut=cut)
 
-    def _split(self, ended: bool) -> tuple[str, str]:
+    def _split(self, ended: bool, cut: bool = False) -> tuple[str, str]:
         if self._may_open and not self._read_opening(ended):
             return "", ""
-        reasoning = self._read_reasoning(ended) if self._thinking else ""
+        reasoning = self._read_reasoning(ended, cut) if self._thinking else ""
         if self._thinking:
             return reasoning, ""
         answer, self._text = self._text, ""
@@ -58,8 +71,30 @@ class ReasoningParser:
         self._may_open = False
         return True
 
-    def _read_reasoning(self, ended: bool) -> str:
-        end = self._text.find(END)
+    def _read_reasoning(self, ended: bool, cut: bool) -> str:
+        while True:
+            if self._held is None:
+                end, marker = self._text.find(END), self._markers.search(self._text, self._at)
+                if marker is None or -1 < end < marker.start() or self._calls is None:
+                    return self._read_thoughts(end, ended)
+                self._at, self._held = marker.start(), HeldCall(self._calls(), END)
+            found = self._held.read(self._text[self._at :], ended, cut)
+            end = len(self._text) if self._held.end is None else self._at + self._held.end
+            if found == "text":  # the marker is only mentioned
+                self._at, self._held = self._at + 1, None
+            elif found == "draft":
+                return self._read_thoughts(end, ended)
+            elif found == "call":
+                reasoning, self._text = self._text[: self._at].rstrip(), self._text[self._at : end]
+                self._thinking, self._answering = False, True
+                return reasoning
+            else:
+                reasoning = self._text[: self._at].rstrip()
+                self._drop(len(reasoning))
+                return reasoning
+
+    def _read_thoughts(self, end: int, ended: bool) -> str:
+        """Thoughts up to ``end``, where they are closed, or as far as they surely go where that is -1."""
         if end != -1:
             reasoning, self._text = self._text[:end].rstrip(), self._text[end + len(END) :]
             self._thinking, self._answering = False, True
@@ -67,10 +102,14 @@ class ReasoningParser:
         if ended:
             reasoning, self._text = self._text, ""
             return reasoning.rstrip()
-        hold = next((n for n in range(len(END) - 1, 0, -1) if self._text.endswith(END[:n])), 0)
+        hold = max(overlap(self._text, tag) for tag in self._ends)
         reasoning = self._text[: len(self._text) - hold].rstrip()
-        self._text = self._text[len(reasoning) :]
+        self._drop(len(reasoning))
         return reasoning
+
+    def _drop(self, length: int) -> None:
+        self._text = self._text[length:]
+        self._at = max(0, self._at - length)
 
 
 # vLLM's names -> whether output begins inside the reasoning if neither the prompt nor the text says so. The reasoning

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.generation.reasoning import BEGIN, END
+from octavo.entrypoints.generation.thought_tags import BEGIN, END
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.entrypoints.generation.tools.parsers.core import CallPiece, Piece, Reasoning, ToolParser
+from octavo.entrypoints.generation.tools.parsers.core import CallPiece, Piece, Reasoning, ToolParser, overlap
 from octavo.entrypoints.generation.tools.parsers.formats import (
     CohereParser,
     DeepseekV3Parser,
@@ -69,4 +69,5 @@ __all__ = [
     "Piece",
     "Reasoning",
     "ToolParser",
+    "overlap",
 ]

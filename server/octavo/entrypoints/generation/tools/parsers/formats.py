@@ -107,15 +107,17 @@ class CohereParser(ToolParser):
             self._at = len(self._text)
 
     def _thoughts(self) -> Steps[None]:
+        """A call ends them, where the model forgets to close them."""
+        ends = (self.THOUGHT, self.BEGIN)
         while True:
-            end = self._text.find(self.THOUGHT, self._at)
-            hold = overlap(self._text, self.THOUGHT) if end < 0 and not self._ended else 0
-            until = end if end >= 0 else max(self._at, len(self._text) - hold)
+            found = [(at, tag) for tag in ends if (at := self._text.find(tag, self._at)) >= 0]
+            hold = 0 if found or self._ended else max(overlap(self._text, tag) for tag in ends)
+            until, tag = min(found) if found else (max(self._at, len(self._text) - hold), "")
             if until > self._at:
                 self._give(Reasoning(self._text[self._at : until]))
             self._at = self._settled = until
-            if end >= 0:
-                self._at = self._settled = until + len(self.THOUGHT)
+            if found:
+                self._at = self._settled = until + (len(tag) if tag == self.THOUGHT else 0)
                 return
             if self._ended:
                 return

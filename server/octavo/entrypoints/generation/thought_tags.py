@@ -1,0 +1,3 @@
+"""What stands around a model's thoughts."""
+
+BEGIN, END = "<think>", "</think>"
