@@ -243,6 +243,30 @@ class AsyncLLM:
         self.output_processor.clear()
         self.core_exited.set()
 
+    def fail_frozen(self, seconds: float) -> None:
+        """End the requests of cores that have sent no heartbeat for so long: their readers get an EngineDeadError.
+        A core that goes on is told, and serves again."""
+        silent = self.seconds_since_beat()
+        if silent <= seconds:
+            return
+        error = EngineDeadError(f"the engine core has been frozen for {silent:.0f} s: no heartbeat")
+        self.client.fail_questions(error)
+        frozen = self.client.frozen_requests(self.output_processor.requests, seconds)
+        if not frozen:
+            return
+        logger.error("%s; %d requests end", error, len(frozen))
+        states = [self.output_processor.requests[request_id] for request_id in frozen]
+        queues = {state.queue for state in states if state.queue is not None}
+        for state in states:
+            state.queue = None  # a last output would pass for an answer
+        stats = self._new_stats()
+        self.output_processor.abort_requests(frozen, "error", str(error), stats)
+        if stats is not None:
+            self._record(stats)
+        for queue in queues:
+            queue.put_error(error)
+        self.client.abort_requests(frozen)
+
     # -- health ------------------------------------------------------------------------------------------------------
 
     def seconds_since_beat(self) -> float:

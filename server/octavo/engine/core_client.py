@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -118,6 +118,17 @@ class CoreClient(asyncio.Protocol):
         self._asked.append(answer)
         return await answer
 
+    def frozen_requests(self, request_ids: Iterable[str], seconds: float) -> list[str]:
+        """Those of the requests whose core has sent no heartbeat for so long: all or none."""
+        return list(request_ids) if self.heartbeat.seconds_since_beat() > seconds else []
+
+    def fail_questions(self, error: OctavoError) -> None:
+        """Raise ``error`` in whoever waits for an answer of the core. What it answers later is dropped."""
+        unanswered: list[asyncio.Future[Any]] = [*self._asked, *self._adapters]
+        for answer in unanswered:
+            if not answer.done():
+                answer.set_exception(error)
+
     async def load_adapter(self, adapter: Adapter) -> AdapterAnswer:
         """Have the core read an adapter, and check it."""
         answer: asyncio.Future[AdapterAnswer] = self._loop.create_future()
@@ -194,10 +205,7 @@ class CoreClient(asyncio.Protocol):
     async def _end(self, code: int) -> None:
         await self._closed.wait()
         self.exit_code = code
-        unanswered: list[asyncio.Future[Any]] = [*self._asked, *self._adapters]
-        for answer in unanswered:
-            if not answer.done():
-                answer.set_exception(EngineDeadError(f"the engine core {describe_exit(code)}; see its log"))
+        self.fail_questions(EngineDeadError(f"the engine core {describe_exit(code)}; see its log"))
         if not self._ready.done():
             self._ready.set_exception(
                 EngineDeadError(f"the engine core {describe_exit(code)} before it was ready; see its log above")

@@ -99,6 +99,7 @@ class CoreProcesses:
 
     def __init__(self, count: int, num_ranks: int = 1, linked: bool = False) -> None:
         """``linked``: to one another."""
+        self.linked = linked
         links: list[list[socket.socket]] = [[] for _ in range(count)]
         if linked:
             for first, second in combinations(links, 2):

@@ -11,6 +11,7 @@ from functools import partial
 
 from octavo.engine.core_client import CoreClient, CoreReady
 from octavo.engine.core_launcher import CoreProcesses
+from octavo.errors import OctavoError
 from octavo.interface.adapters import Adapter, AdapterAnswer
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.system.heartbeat import Heartbeat
@@ -122,6 +123,18 @@ class CoreClients:
                 client.finish_samples(own)
         for request_id, index in samples:
             self.loads.finish_sample(request_id, index)
+
+    def frozen_requests(self, request_ids: Iterable[str], seconds: float) -> list[str]:
+        """Those of the requests whose core has sent no heartbeat for so long; of cores in lock step, all."""
+        frozen = {core for core, client in enumerate(self._clients) if client.heartbeat.seconds_since_beat() > seconds}
+        if self.process.linked and frozen:
+            return list(request_ids)
+        return [request_id for request_id in request_ids if self.loads.core_of(request_id) in frozen]
+
+    def fail_questions(self, error: OctavoError) -> None:
+        """See `CoreClient`."""
+        for client in self._clients:
+            client.fail_questions(error)
 
     def read_block_map(self) -> bytes:
         """The cores' maps, one after the other."""

@@ -59,6 +59,8 @@ def check_serving(state: ServerState) -> None:
     """Raises a 503 while requests are not admitted."""
     if state.engine.dead is not None:
         raise APIError(503, f"The engine has stopped: {state.engine.dead}", code="engine_dead")
+    if state.phase is not Phase.LOADING and (frozen := state.why_frozen()) is not None:
+        raise APIError(503, f"Not alive: {frozen}", code="not_alive", headers={"retry-after": "1"})
     if state.phase is Phase.LOADING:
         raise APIError(503, "The model is still loading; retry later", code="loading", headers={"retry-after": "2"})
     if state.phase is Phase.DRAINING and not before_drain.get():

@@ -20,7 +20,7 @@ from octavo.engine.core_launcher import CoreProcess, CoreProcesses
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.generation.tools.choice import format_of
-from octavo.entrypoints.state import Phase, ServerState, served_names
+from octavo.entrypoints.state import FAILED_SECONDS, Phase, ServerState, served_names
 from octavo.entrypoints.transport.http_server import FLUSH_SECONDS, HttpServer, make_http_server
 from octavo.entrypoints.transport.protocol import LimitedHttpProtocol
 from octavo.interface.engine_config import EngineConfig
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0  # between looks at the core's heartbeat
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ async def serve(
     servers: list[HttpServer] = []
     apps: list[Starlette] = []
     tasks: list[asyncio.Task[Any]] = []
+    frozen: asyncio.Task[None] | None = None
     try:
         metrics.watch_device_memory(engine.client.heartbeat.read_device_memory)
         metrics.watch_core_process(process.pid)
@@ -81,6 +84,7 @@ async def serve(
         metrics.record_startup("ready", time.perf_counter() - started.at)
         _find_call_format(state)
         logger.info("serving %s at %s", ", ".join(state.model_names), _address(sockets[0], args))
+        frozen = asyncio.create_task(_fail_frozen(engine))
         core_exit = asyncio.create_task(engine.core_exited.wait())
         await _first_of(core_exit, stop.first)
         if core_exit.done():
@@ -90,6 +94,8 @@ async def serve(
         await _drain(state, stop, servers[0].server_state.connections)
         return 0
     finally:
+        if frozen is not None:
+            frozen.cancel()
         if state is not None:
             await state.adapter_list.close()
         for server in servers:
@@ -149,6 +155,16 @@ async def become_ready(engine: AsyncLLM, state: ServerState) -> None:
     for phase, seconds in ready.phases.items():
         logger.info("the core's %s took %.2f s", phase, seconds)
         state.metrics.record_startup(phase, seconds)
+
+
+async def _fail_frozen(engine: AsyncLLM) -> None:
+    """End requests of a core that stands still (a hung disk or driver, SIGSTOP): their clients would wait for as long.
+    Looks again first where this process has stood still, too."""
+    while True:
+        before = time.monotonic()
+        await asyncio.sleep(_LOOK_SECONDS)
+        if time.monotonic() - before < 2 * _LOOK_SECONDS:
+            engine.fail_frozen(FAILED_SECONDS)
 
 
 async def _drain(state: ServerState, stop: _StopSignals, connections: Iterable[Any]) -> None:

@@ -96,13 +96,17 @@ class ServerState:
         if ranks := self.engine.silent_ranks(FROZEN_SECONDS):
             names = ", ".join(f"rank {rank}" for rank in ranks)
             return f"{names} of the engine: no heartbeat for more than {FROZEN_SECONDS:g} s"
-        silent = self.engine.seconds_since_beat()
-        if silent > FROZEN_SECONDS:
-            return f"the engine core has been frozen for {silent:.0f} s: no heartbeat"
+        if (frozen := self.why_frozen()) is not None:
+            return frozen
         stalled = self.engine.seconds_stalled()
         if stalled > self.args.health_stall_seconds:
             return f"the engine core has been stalled for {stalled:.0f} s: it has requests and finishes no step"
         return None
+
+    def why_frozen(self) -> str | None:
+        """Says for how long the engine core has sent no heartbeat; None if it has lately."""
+        silent = self.engine.seconds_since_beat()
+        return f"the engine core has been frozen for {silent:.0f} s: no heartbeat" if silent > FROZEN_SECONDS else None
 
     def progress(self) -> Progress:
         """Health as numbers for the metrics; neither silence nor stalls count while the model is loading."""
@@ -121,7 +125,8 @@ class ServerState:
         return None if self.phase is Phase.SERVING else f"the server is {self.phase.value}"
 
 
-FROZEN_SECONDS = 5.0
+FROZEN_SECONDS = 5.0  # without a heartbeat, after which no request is admitted
+FAILED_SECONDS = 2 * FROZEN_SECONDS  # after which the requests under way end: a core may come back until then
 
 
 def state_of(request: Request) -> ServerState:

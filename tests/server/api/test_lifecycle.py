@@ -210,6 +210,9 @@ def test_a_frozen_core_is_not_alive_and_comes_back(start):
     os.kill(server.core_pid, signal.SIGSTOP)
     seconds = wait_until(lambda: server.get("/livez").status_code == 503, 45)
     assert seconds < 10
+    refused = server.post("/v1/completions", {"prompt": "x", "max_tokens": 2})
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "not_alive", refused.text
+    assert refused.headers["retry-after"] == "1"
     answer = server.get("/health")
     assert answer.status_code == 503 and "frozen" in answer.json()["error"]["message"]
     assert engine_metric(server, "alive") == 0 and engine_metric(server, "heartbeat_age_seconds") > 5
@@ -221,6 +224,39 @@ def test_a_frozen_core_is_not_alive_and_comes_back(start):
     began = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began < 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_requests_of_a_frozen_core_end_with_an_error_and_it_serves_again(start, ranks):
+    """A stream under way, and a request that was sent while nobody knew."""
+    server = start(*SMALL, "-tp", str(ranks), "--watchdog-seconds", "300")
+    stream, core = Stream(server), server.core_pid
+    os.kill(core, signal.SIGSTOP)
+    began = time.monotonic()
+    waiting = server.post("/v1/completions", {"prompt": "x", "max_tokens": 2})
+    stream.join(30)
+    assert time.monotonic() - began < 15
+    assert waiting.status_code == 503 and waiting.json()["error"]["code"] == "engine_dead", waiting.text
+    assert stream.error_code == "engine_dead" and "frozen" in stream.lines[-2]
+    os.kill(core, signal.SIGCONT)
+    wait_until(lambda: server.get("/health").status_code == 200, 20)
+    assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_frozen_core_among_several_ends_its_own_requests_alone(start):
+    server = start(*SMALL, "-dp", "2", "--watchdog-seconds", "300")
+    streams = [Stream(server), Stream(server)]  # one on each: the second goes where there is less to do
+    cores = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    os.kill(int(cores[0]), signal.SIGSTOP)
+    for stream in streams:
+        stream.join(60)
+    failed = [stream for stream in streams if '"engine_dead"' in stream.lines[-2]]
+    assert len(failed) == 1 and all(stream.is_whole for stream in streams if stream not in failed)
+    os.kill(int(cores[0]), signal.SIGCONT)
+    wait_until(lambda: server.get("/health").status_code == 200, 20)
 
 
 STALL_ON_SIGNAL = """
