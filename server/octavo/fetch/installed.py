@@ -94,7 +94,7 @@ def _in_octavo_cache(root: Path) -> Iterator[Installed]:
             name = aliases.get(member) or f"pypi://{package}=={version}/{member.relative_to(folder)}"
             yield Installed(name, member, (folder,))
     for folder in _folders(root / "web"):
-        ggufs = [*folder.glob("*.gguf")]
+        ggufs = sorted(folder.glob("*.gguf"))
         # An adapter is no model: neither listed, nor evicted while it is served.
         if (folder / "fetched.json").exists() and not (folder / "adapter_config.json").exists():
             name = folder.name.rpartition("-")[0] or folder.name

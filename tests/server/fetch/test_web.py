@@ -45,6 +45,20 @@ def test_a_file_comes_once(web: Web) -> None:
     assert len(web.seen) == asked
 
 
+def test_any_part_of_a_model_brings_all(web: Web) -> None:
+    parts = {f"m-Q8_0-0000{i}-of-00003.gguf": BIG + bytes([i]) for i in (1, 2, 3)}
+    web.files = {f"/m/{name}": data for name, data in parts.items()}
+    for name in ("m-Q8_0-00001-of-00003.gguf", "m-Q8_0-00003-of-00003.gguf"):
+        path = fetch(web, f"/m/{name}")
+        assert path.name == "m-Q8_0-00001-of-00003.gguf"
+        assert {file.name: file.read_bytes() for file in path.parent.glob("*.gguf")} == parts
+    with pytest.raises(ModelError, match="pins a single"):
+        WebAddress.parse(f"{web.url}/m/{name}#sha256={'0' * 64}")
+    del web.files["/m/m-Q8_0-00002-of-00003.gguf"]
+    with pytest.raises(ModelError, match="there is no model at"):
+        fetch(web, "/m/m-Q8_0-00002-of-00003.gguf")
+
+
 def test_a_folder_comes_with_the_names_that_a_model_has(web: Web) -> None:
     files = resolve_model(f"{web.url}/m/folder/", progress=False)
     assert {p.name for p in Path(files.directory).glob("[!.]*")} == {
