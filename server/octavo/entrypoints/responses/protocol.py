@@ -358,8 +358,8 @@ class ResponsesRequest(InputTokensRequest):
     safety_identifier: str | None = None
     user: str | None = None
     # Open Responses'
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     # Not OpenAI's
     top_k: Index | None = None
     seed: Seed | None = None
