@@ -237,7 +237,8 @@ def every_object(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, A
         if schema.get("type") == "object" or "properties" in schema:
             yield path, schema
         for key, value in schema.items():
-            yield from every_object(value, f"{path}/{key}")
+            if key not in ("if", "then", "not"):  # what holds of an object that is described elsewhere
+                yield from every_object(value, f"{path}/{key}")
     elif isinstance(schema, list):
         for number, value in enumerate(schema):
             yield from every_object(value, f"{path}/{number}")
