@@ -50,11 +50,19 @@ class Router:
         )  # fmt: skip
         self.folder, self.pool = folder, pool
         self.files = files(self.spec, pool) if pool else {}
+        self.workers = 1  # threads
         self._version = 0
 
     def __enter__(self) -> Router:
         self.write()
-        command = [str(program()), "-c", f"{self.folder}/envoy.yaml", "--concurrency", "1", "--use-dynamic-base-id"]
+        command = [
+            str(program()),
+            "-c",
+            f"{self.folder}/envoy.yaml",
+            "--concurrency",
+            str(self.workers),
+            "--use-dynamic-base-id",
+        ]
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + 60

@@ -26,6 +26,10 @@ CALLER_HEADERS = ("x-octavo-tenant", "x-octavo-tenant-id", "x-octavo-cache-salt"
 # the mean of a run's requests, 110 with 1.2 times, and as many prefixes are found.
 LOAD_FACTOR = 110
 _HEALTH_SECONDS = 1
+_BODIES = 0.3  # of a router's memory, for bodies of requests: on their way to the picker there are two copies of each
+_HEAP = 0.85  # of it, for Envoy's heap: Lua's is beside it
+_LEAST_HEAP = 2**26  # bytes: with less it would take no requests at all
+_BODY_SECONDS = 120  # until a request has to be here
 _MANY = 2**20  # of requests at once: the engines' own queues are what bounds the load
 ADMIN, _PICKER = "_admin", "_picker"  # clusters of the router itself: no pool can have these names
 _FILTER, _EXTENSION = "envoy.filters.http", "type.googleapis.com/envoy.extensions.filters.http"
@@ -56,7 +60,7 @@ class RouterSpec:
     """Settings of a router. `load_factor`: percent of the mean load that one replica may have, None: the picker's own
     default, and LOAD_FACTOR without it; `key_bytes`: of a completion's prompt; `directory`: of the configuration;
     `picker_port`: on loopback, 0: there is no picker; `hold_seconds`: for so long the picker may hold requests of a
-    pool without replicas."""
+    pool without replicas; `memory_bytes`: Envoy's limit; `workers`: its threads."""
 
     session_headers: tuple[str, ...] = ("x-session-id",)
     load_factor: int | None = None
@@ -67,6 +71,8 @@ class RouterSpec:
     admin_port: int = 9901
     picker_port: int = 0
     hold_seconds: int = 0
+    memory_bytes: int = 2**30
+    workers: int = 2
     directory: str = "/etc/octavo-router"
 
 
@@ -84,7 +90,9 @@ def files(spec: RouterSpec, pool: Pool) -> dict[str, str]:
 def key_lua(spec: RouterSpec) -> str:
     """The Lua filter, with its settings."""
     headers = ", ".join(json.dumps(name.lower()) for name in spec.session_headers)
-    return f"local SESSION_HEADERS, KEY_BYTES = {{{headers}}}, {spec.key_bytes}\n{_lua()}"
+    most, every = MAX_BODY_BYTES, int(spec.memory_bytes * _BODIES / spec.workers)
+    values = f"{{{headers}}}, {spec.key_bytes}, {most}, {every}"
+    return f"local SESSION_HEADERS, KEY_BYTES, MOST_BYTES, ALL_BYTES = {values}\n{_lua()}"
 
 
 @functools.cache
@@ -100,6 +108,8 @@ def bootstrap(spec: RouterSpec) -> Json:
     return {
         "node": {"id": "octavo-router", "cluster": "octavo-router"},
         "admin": {"address": admin},
+        "overload_manager": _overload_manager(spec),
+        "memory_allocator_manager": {"bytes_to_release": 2**27, "memory_release_interval": "1s"},
         "dynamic_resources": {
             f"{kind}_config": {
                 "resource_api_version": "V3",
@@ -126,6 +136,30 @@ def bootstrap(spec: RouterSpec) -> Json:
             ],
         },
     }  # fmt: skip
+
+
+def _overload_manager(spec: RouterSpec) -> Json:
+    """What Envoy does before its memory is full, so that streams go on: it ends those that keep the most megabytes
+    waiting, and takes no new requests. The Lua filter refuses bodies long before that."""
+    heap, monitor = "envoy.resource_monitors.fixed_heap", "envoy.extensions.resource_monitors.fixed_heap.v3"
+    config = {
+        "@type": f"type.googleapis.com/{monitor}.FixedHeapConfig",
+        "max_heap_size_bytes": max(int(spec.memory_bytes * _HEAP), _LEAST_HEAP),
+    }
+
+    def action(name: str, **when: Json) -> Json:
+        return {"name": f"envoy.overload_actions.{name}", "triggers": [{"name": heap, **when}]}
+
+    return {
+        "refresh_interval": "0.1s",
+        "resource_monitors": [{"name": heap, "typed_config": config}],
+        "buffer_factory_config": {"minimum_account_to_track_power_of_two": 20},  # streams with less are never ended
+        "actions": [
+            action("shrink_heap", threshold={"value": 0.6}),
+            action("reset_high_memory_stream", scaled={"scaling_threshold": 0.8, "saturation_threshold": 0.95}),
+            action("stop_accepting_requests", threshold={"value": 0.95}),
+        ],
+    }
 
 
 def listener(spec: RouterSpec, pool: Pool) -> Json:
@@ -169,6 +203,7 @@ def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[J
     manager["typed_config"] |= {
         "stream_idle_timeout": "600s",
         "request_headers_timeout": "30s",
+        "request_timeout": f"{_BODY_SECONDS}s",
         "use_remote_address": True,
         "generate_request_id": False,
         "server_header_transformation": "PASS_THROUGH",

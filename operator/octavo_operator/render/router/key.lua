@@ -1,8 +1,8 @@
 -- The affinity key of a request, for the ring hash: requests of one conversation get the same key in every turn.
 -- The first that exists: a session header; prompt_cache_key; of a chat its messages through the first one of the user;
 -- of another request the beginning of its prompt or input. A wrong key costs a prefix hit, never an answer, so the body
--- is scanned, not checked. SESSION_HEADERS and KEY_BYTES stand above: the operator puts them there.
-local CHAT_BYTES, MOST_PARTS, IMAGE_BYTES, LARGE_BYTES = 16384, 1000000, 4096, 1048576
+-- is scanned, not checked. SESSION_HEADERS and other constants stand above: the operator puts them there.
+local SMALL_BYTES, CHAT_BYTES, MOST_PARTS, IMAGE_BYTES, LARGE_BYTES = 65536, 16384, 1000000, 4096, 1048576
 local band, bxor, lshift, rol, rshift = bit.band, bit.bxor, bit.lshift, bit.rol, bit.rshift
 local byte, char, find, sub = string.byte, string.char, string.find, string.sub
 local QUOTE, COMMA, COLON, OBJECT, ARRAY, BACKSLASH = 34, 44, 58, 123, 91, 92
@@ -197,11 +197,49 @@ local function affinity(handle)
   if text then handle:headers():add("x-octavo-key", hash(text)) end
 end
 
+-- Bytes of bodies of the requests that this thread has under way, whole or not: what Envoy keeps of them has to fit into
+-- its memory, or all streams end. A handle lives as long as its stream; that it is gone the garbage collector tells.
+local claims, claimed, swept = setmetatable({}, {__mode = "k"}), 0, 0
+
+local function sweep()
+  if os.time() == swept then return end
+  swept = os.time()
+  collectgarbage()
+  collectgarbage()  -- what has a finalizer leaves a table in the second cycle
+  claimed = 0
+  for _, bytes in pairs(claims) do claimed = claimed + bytes end
+end
+
+-- Whether there is room for the body of a request, as its head announces it; otherwise it has been refused.
+local function has_room(handle)
+  local headers = handle:headers()
+  local length = tonumber(headers:get("content-length") or "")
+  if not length and headers:get(":method") == "GET" then return true end
+  if length and length > MOST_BYTES then
+    handle:respond({[":status"] = "413"}, "")
+    return false
+  end
+  local bytes = length or MOST_BYTES
+  if bytes <= SMALL_BYTES then return true end
+  if claimed + bytes > ALL_BYTES then sweep() end
+  if claimed > 0 and claimed + bytes > ALL_BYTES then
+    handle:respond({[":status"] = "423", ["retry-after"] = "1"}, "too many bytes of requests are under way here: " ..
+      "try again after the seconds of Retry-After, or send a smaller request")
+    return false
+  end
+  claims[handle], claimed = bytes, claimed + bytes
+  if length then return true end
+  local body = handle:body()  -- without a length it counts as the largest one until it is here
+  length = body and body:length() or 0
+  claims[handle], claimed = length, claimed - bytes + length
+  return true
+end
+
 function envoy_on_request(handle)
   local headers = handle:headers()
   -- A gateway's alone, which has another function of this name: whoever asks a router may claim to be any tenant.
   headers:remove("x-octavo-tenant")
   headers:remove("x-octavo-tenant-id")
   headers:remove("x-octavo-cache-salt")
-  affinity(handle)
+  if has_room(handle) then affinity(handle) end
 end

@@ -69,7 +69,11 @@ class RouterPods:
 
 def router_spec(affinity: Affinity) -> RouterSpec:
     """The settings of Envoy's configuration."""
-    return RouterSpec(affinity.session_headers, affinity.load_factor, affinity.key_bytes)
+    limits = _resources(affinity.resources, _REQUESTS, _MEMORY_LIMIT)["limits"]
+    memory, workers = int(quantity(limits["memory"])), _workers(limits)
+    return RouterSpec(
+        affinity.session_headers, affinity.load_factor, affinity.key_bytes, memory_bytes=memory, workers=workers
+    )
 
 
 def _settings(deployment: LLMDeployment) -> RouterSpec:

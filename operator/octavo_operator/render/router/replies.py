@@ -21,6 +21,8 @@ _ERRORS = {
           "too many requests a minute for this API key: try again after the seconds of Retry-After"),
     503: ("server_error", "overloaded_error", "service_unavailable",
           "no replica could answer the request: none is ready, or those that were tried failed; try again"),
+    408: ("invalid_request_error", "invalid_request_error", "request_timeout",
+          "the request did not come to its end in time: send it within 120 s"),
     504: ("server_error", "timeout_error", "timeout", "no part of an answer came for 600 s"),
 }  # fmt: skip
 _OLLAMA = {"header_filter": {"header": {"name": ":path", "string_match": {"prefix": "/api/"}}}}

