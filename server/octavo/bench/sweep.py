@@ -42,6 +42,7 @@ from octavo.flags.serve_flags import add_serve_flags
 from octavo.system.suggestions import did_you_mean
 from octavo.text.tokenizer import Tokenizer
 
+MAX_CONFIGURATIONS = 1000  # a server each
 SCRAPE_SECONDS = 0.5  # between looks at the metrics of a server that is measured
 
 
@@ -97,7 +98,7 @@ class Sweep:
         for name in ("requests_per_user", "repeats"):
             if getattr(args, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-        configurations = tuple(_configurations(args.param))
+        configurations = tuple(configurations_of(args.param))
         if args.base_url and (args.param or args.serve_args):
             raise ConfigError("--base-url measures a server that runs: --param and flags after -- would start others")
         for configuration in configurations:
@@ -112,7 +113,8 @@ class Sweep:
         return len(self.configurations) * len(self.users) * self.repeats
 
 
-def _configurations(params: Sequence[str]) -> Iterator[dict[str, str]]:
+def configurations_of(params: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Every combination of the values of --param, by name, as max_num_seqs. Raises ConfigError."""
     names, choices = [], []
     for text in params:
         name, equals, values = text.partition("=")
@@ -123,6 +125,8 @@ def _configurations(params: Sequence[str]) -> Iterator[dict[str, str]]:
             raise ConfigError(f"--param {name} is given twice: put all its values into one")
         names.append(name)
         choices.append(values.split(","))
+    if (count := math.prod(map(len, choices))) > MAX_CONFIGURATIONS:
+        raise ConfigError(f"--param: {count:,} combinations are more than {MAX_CONFIGURATIONS}; compare fewer values")
     for values_of_one in product(*choices):
         yield dict(zip(names, values_of_one, strict=True))
 

@@ -65,6 +65,6 @@ def run(args: argparse.Namespace) -> int:
 
     flags = [*([args.model] if args.model else []), *args.serve_args]
     name = args.model_name or (args.model if args.url is not None else None)
-    session = Session(flags, args.url, args.management_url, name, args.api_key, lend_key=is_loopback(args.host))
+    session = Session(flags, args.url, args.management_url, name, args.api_key, local=is_loopback(args.host))
     serve(session, args.host, args.port)
     return 0

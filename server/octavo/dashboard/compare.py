@@ -20,6 +20,7 @@ from octavo.chat_client import Answer, Model
 from octavo.dashboard.events import QUIET, Updates, restoring
 from octavo.dashboard.hugging_face import REFRESH_SECONDS, HuggingFace
 from octavo.dashboard.session import Session
+from octavo.dashboard.visitors import check_model
 from octavo.errors import OctavoError
 
 _PROMPT = "Explain in simple words how a refrigerator keeps food cold."
@@ -138,6 +139,11 @@ class _Compare:
         }  # fmt: skip
         if any(problems.values()):
             yield {self.verdict: _problem(next(text for text, there in problems.items() if there))}
+            return
+        try:
+            check_model(name, self.session.own_model, self.session.local)
+        except OctavoError as error:
+            yield {self.verdict: _problem(str(error))}
             return
         work, self.stopped, self.busy = Work(prompt, int(rows), int(max_tokens), ignore_eos), asyncio.Event(), True
         flags = self.session.flags if self.session.is_own else [f"--model={name.strip()}"]

@@ -13,6 +13,7 @@ from octavo.chat_client import KeyRequiredError
 from octavo.dashboard.events import errors_shown
 from octavo.dashboard.plans import Planner, plan_html, plan_words
 from octavo.dashboard.session import Session
+from octavo.dashboard.visitors import check_model
 from octavo.errors import OctavoError
 from octavo.fetch.model_names import DEFAULT_MODEL
 from octavo.plan.gpus import GPUS
@@ -25,7 +26,7 @@ _EVENTS: dict[str, Any] = {
 
 def build(session: Session) -> None:
     """Add the tab's components and events."""
-    named = session.flags[0] if session.flags and not session.flags[0].startswith("-") else DEFAULT_MODEL
+    named = session.own_model or DEFAULT_MODEL
     planner = Planner()
     with gr.Row():
         with gr.Column(scale=2, min_width=300):
@@ -61,6 +62,7 @@ def build(session: Session) -> None:
         context, output, users, prefix_share, ttft, itl = work
         with errors_shown():
             await asyncio.to_thread(_check_key, session, key)
+            check_model(model or "", named, session.local)
             words = plan_words(
                 model, gpu=gpu, gpus=gpus if gpus > 1 else None, memory=memory, max_model_len=max_model_len,
                 quantization=quantization, kv_cache_dtype=kv_cache_dtype, context=context, output=output, users=users,

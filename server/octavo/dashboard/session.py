@@ -30,14 +30,15 @@ class Session:
 
     def __init__(
         self, flags: Sequence[str] = (), url: str | None = None, management_url: str | None = None,
-        model_name: str | None = None, api_key: str | None = None, lend_key: bool = True,
+        model_name: str | None = None, api_key: str | None = None, local: bool = True,
     ) -> None:  # fmt: skip
-        """``flags`` of an `octavo serve` of its own, started by `start` where ``url`` is None. ``lend_key``: visitors
-        need not enter ``api_key`` themselves."""
+        """``flags`` of an `octavo serve` of its own, started by `start` where ``url`` is None. ``local``: the page
+        answers this machine alone, whose visitors need not enter ``api_key`` themselves."""
         self.flags = tuple(flags)
         self.management_url = management_url.rstrip("/") if management_url else None
         self.model_name = model_name
-        self._own, self._own_key, self._key = url is None, api_key, api_key if lend_key else None
+        self.local = local
+        self._own, self._own_key, self._key = url is None, api_key, api_key if local else None
         self._address = url.rstrip("/").removesuffix("/v1") if url else ""
         self._failure = ""
         self._stop, self._thread = threading.Event(), threading.Thread(target=self._run, name="server", daemon=True)
@@ -50,6 +51,11 @@ class Session:
         if not self._address:
             raise OctavoError("the server is starting: try again in a moment")
         return self._address
+
+    @property
+    def own_model(self) -> str:
+        """The model that the dashboard was started with; "" for the default one."""
+        return self.flags[0] if self.flags and not self.flags[0].startswith("-") else self.model_name or ""
 
     @property
     def is_own(self) -> bool:

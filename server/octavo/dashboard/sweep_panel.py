@@ -47,7 +47,7 @@ class SweepPanel:
             with errors_shown():
                 await asyncio.to_thread(self._session.find_model, key)  # it is there, and the visitor may ask it
                 flags = words(*values)
-                num_loads = check(flags).num_loads
+                num_loads = check(flags, self._session.local).num_loads
             api_key = None if self._own_servers else self._session.api_key(key)
             run = self._runs[str(request.session_hash)] = SweepRun(flags, api_key)
             try:

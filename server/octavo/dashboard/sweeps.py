@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
-from octavo.bench.sweep import Sweep, add_arguments
+from octavo.bench.sweep import Sweep, add_arguments, configurations_of
 from octavo.bench.sweep_table import Row, from_json
+from octavo.dashboard.visitors import check_flags
 from octavo.errors import ConfigError, OctavoError
 from octavo.flags.parser import CommandParser
 from octavo.system.parent import octavo_command
@@ -31,11 +32,14 @@ def load_words(users: str, **counts: float | None) -> list[str]:
     return words
 
 
-def check(words: Sequence[str]) -> Sweep:
-    """What `octavo bench sweep` would measure. Raises ConfigError."""
+def check(words: Sequence[str], local: bool = False) -> Sweep:
+    """What `octavo bench sweep` would measure. ``local``: see `check_flags`. Raises ConfigError."""
     parser = CommandParser(prog="octavo bench sweep")
     add_arguments(parser)
-    return Sweep.of(parser.parse_args(list(words)))
+    args = parser.parse_args(list(words))
+    names = {name for one in configurations_of(args.param) for name in one}
+    check_flags(names, local)  # before any flag is read: some name files
+    return Sweep.of(args)
 
 
 class SweepRun:

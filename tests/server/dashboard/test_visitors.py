@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.bench.sweep import _serve_parser
+from octavo.dashboard import visitors
 from octavo.dashboard.content_policy import with_policy
 from octavo.dashboard.events import restoring
+from octavo.dashboard.sweeps import check
+from octavo.dashboard.visitors import check_model
+from octavo.errors import ConfigError
 
 HERE = "127.0.0.1:7860"
 
@@ -75,3 +81,62 @@ def test_buttons_come_back_after_an_error_and_before_it_is_shown() -> None:
         assert seen == [{"run": "disabled"}, {"run": "enabled"}]
 
     asyncio.run(main())
+
+
+FOREIGN = [
+    "host=0.0.0.0", "--host=0.0.0.0", "port=8123", "chat-template=/etc/passwd", "chat_template=/etc/passwd", "uds=/x",
+    "model=https://192.0.2.1/x", "download_dir=/x", "otlp_traces_endpoint=http://192.0.2.1/", "lora_list=/etc/passwd",
+    "allowed_local_media_path=/", "config=/etc/passwd", "tokenizer=/etc", "lora_modules=a=/etc", "api_key=x",
+    "speculative_model=/etc", "hf_overrides={}", "ssl_keyfile=/x", "management_host=0.0.0.0", "headless=on",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", FOREIGN)
+def test_visitors_of_a_foreign_interface_set_no_path_address_or_process(flag: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be compared"):
+        check([f"--param={flag}", "--users=1"])
+
+
+@pytest.mark.parametrize("flag", ["host=0.0.0.0", "port=8123", "uds=/x", "model=x", "config=/x", "management_port=1"])
+def test_what_the_page_sets_cannot_be_set_again_on_loopback(flag: str) -> None:
+    with pytest.raises(ConfigError, match="the dashboard sets it"):
+        check([f"--param={flag}", "--users=1"], local=True)
+
+
+def test_flags_that_cost_time_and_memory_can_be_compared_everywhere() -> None:
+    flags = [
+        "enable_prefix_caching=on,off", "block_size=16,32", "max_num_seqs=8,64", "max_model_len=64,512",
+        "quantization=none,int8", "max_num_batched_tokens=128,512",
+    ]  # fmt: skip
+    assert check([*(f"--param={flag}" for flag in flags), "--users=1"]).num_loads == 2 * 2**6
+    assert check(["--param=chat_template=/x", "--users=1"], local=True).num_loads == 2
+
+
+def test_combinations_without_end_are_refused_before_they_are_made() -> None:
+    values = ",".join(map(str, range(1, 101)))
+    flags = ("max_num_seqs", "max_model_len", "block_size", "seed", "max_num_batched_tokens", "mm_encoder_cache_tokens")
+    with pytest.raises(ConfigError, match="1,000,000,000,000 combinations"):
+        check([*(f"--param={flag}={values}" for flag in flags), "--users=1"])
+
+
+def test_every_flag_that_can_be_compared_is_one_of_serve() -> None:
+    known = {flag for action in _serve_parser()._actions for flag in action.option_strings}
+    assert {f"--{name.replace('_', '-')}" for name in visitors._COMPARABLE} <= known
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/etc/passwd", "./model", "../model", "~/model", "server", "a/../../etc", "https://192.0.2.1/x", "s3://bucket/x",
+     "file:///etc", "a/b/c", "C:\\x", "//host/share", "pypi://x"],
+)  # fmt: skip
+def test_visitors_of_a_foreign_interface_name_models_of_a_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "server").mkdir()
+    monkeypatch.chdir(tmp_path)
+    check_model("Qwen/Qwen3-0.6B", "own", local=False)
+    check_model("Qwen/Qwen3-0.6B:Q4_K_M", "own", local=False)
+    check_model(name, name, local=False)
+    check_model(name, "own", local=True)
+    with pytest.raises(ConfigError, match="reads no paths"):
+        check_model(name, "own", local=False)
