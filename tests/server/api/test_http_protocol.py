@@ -324,3 +324,65 @@ def test_a_half_closed_connection_whose_request_is_not_whole_is_closed():
         assert await asyncio.wait_for(reader.read(), 30) == b""
 
     run(conversation)
+
+
+OFFERS = [
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n",  # Java's client
+    b"Connection: keep-alive, upgrade\r\nUPGRADE: TLS/1.2\r\n",
+    b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\n",
+    b"Connection: upgrade\r\nConnection: close\r\nUpgrade: a/1, b/2\r\n",
+    b"Upgrade: h2c\r\n",  # says it without meaning it
+]
+BODIES = [
+    (b"", 0),
+    (b"Content-Length: 5\r\n", 5),
+    (b"Transfer-Encoding: chunked\r\n", 7),
+]
+
+
+@pytest.mark.parametrize("offer", OFFERS, ids=["h2c", "tls", "websocket", "two", "alone"])
+def test_offers_to_upgrade_change_nothing_however_the_bytes_arrive(offer: bytes) -> None:
+    """The body is read, and so is the next request on the connection."""
+    asyncio.run(ask_with(offer))
+
+
+async def ask_with(offer: bytes) -> None:
+    async with serving() as port:
+        for framing, size in BODIES:
+            body = b"4\r\nabcd\r\n3\r\nxyz\r\n0\r\n\r\n" if b"chunked" in framing else b"x" * size
+            method = b"POST" if framing else b"GET"
+            request = b"%b /path HTTP/1.1\r\nHost: x\r\n%b%b\r\n%b" % (method, offer, framing, body)
+            closes = b"Connection: close" in offer
+            for cut in range(1, len(request), 7):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(request[:cut])
+                await asyncio.sleep(0)
+                writer.write(request[cut:] + (b"" if closes else GET))
+                answers = await read_answers(reader, 1 if closes else 2)
+                assert answers == [size, 0][: len(answers)] and len(answers) == (1 if closes else 2), (cut, answers)
+                writer.close()
+
+
+async def read_answers(reader: asyncio.StreamReader, count: int) -> list[int]:
+    """The sizes that `echo` answers with."""
+    sizes = []
+    for _ in range(count):
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        sizes.append(int(await reader.readexactly(int(length.split(b":")[1]))))
+    return sizes
+
+
+def test_an_offer_brings_no_head_past_the_limit() -> None:
+    asyncio.run(ask_with_large_head())
+
+
+async def ask_with_large_head() -> None:
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nX: " + b"x" * 70_000 + b"\r\n\r\n"
+        )
+        assert b" 431 " in await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+        writer.close()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.entrypoints.errors import APIError
@@ -30,6 +31,25 @@ DRAIN_IDLE_SECONDS = 6.0  # clients keep an idle connection for 5 s (httpx, and 
 
 class _HeadTooLargeError(Exception):
     """Stops the parser."""
+
+
+class _Parser(httptools.HttpRequestParser):
+    """Reads requests that offer to upgrade as if they did not, as RFC 9110, 7.8 allows: httptools would end with their
+    head, though Java's standard client offers h2c with each POST and sends the body all the same."""
+
+    def __init__(self, protocol: LimitedHttpProtocol) -> None:
+        super().__init__(protocol)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self._protocol = protocol
+
+    def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn feeds bytes
+        """Parse what has arrived, by another parser from the first offer on."""
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if not self._protocol.is_upgrade_offered:
+                raise  # CONNECT
+            self._protocol.read_without_upgrade(data[offer.args[0] :])
 
 
 class DirectBody:
@@ -68,6 +88,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
+        self.is_upgrade_offered = False  # by the request whose head has just been read
         self._in_head = True
         self._head_bytes = 0  # received while the head was not complete
         self._body_bytes = 0  # received since the rate was last checked
@@ -137,6 +159,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start the request and the timer of its body."""
+        offered = self.parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers)
+        self.is_upgrade_offered = offered and self.parser.get_method() != b"CONNECT"
+        if self.is_upgrade_offered:
+            return
         self.scope["state"]["connection_draining"] = self._draining
         self._in_head = False
         self._head_size = 0
@@ -149,9 +175,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body is complete."""
+        if self.is_upgrade_offered:
+            return
         self._cancel_deadline()
         self._in_head, self._head_bytes = True, 0
         super().on_message_complete()
+
+    def read_without_upgrade(self, rest: bytes) -> None:
+        """Read the head again without its offer to upgrade, then ``rest``, which follows it."""
+        version = self.parser.get_http_version().encode()
+        head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                options = [option.strip() for option in value.split(b",")]
+                value = b", ".join(option for option in options if option.lower() != b"upgrade")
+            if name != b"upgrade" and (value or name != b"connection"):
+                head.append(b"%b: %b" % (name, value))
+        self.is_upgrade_offered, self._head_size = False, 0
+        self.parser = _Parser(self)
+        self.parser.feed_data(b"\r\n".join([*head, b"", rest]))
 
     def on_response_complete(self) -> None:
         """A response has been sent."""
