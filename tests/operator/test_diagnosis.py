@@ -168,7 +168,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with Hub({
         "org/name": Repo(FILES), "org/private": Repo(FILES, token="right"), "org/gated": Repo(FILES, gated=True),
         "org/pickles": Repo({"config.json": b"{}", "model.bin": b"never"}),
-        "org/quants": Repo({"a-Q4_0.gguf": b"never", "a-Q8_0.gguf": b"never"}),
+        "org/quants": Repo({"a-Q4_0.gguf": b"never", "a-Q5_0.gguf": b"never"}),
     }) as hub:  # fmt: skip
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path))

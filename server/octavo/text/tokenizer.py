@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,12 +66,13 @@ class Tokenizer:
         return cls(backend, config, _read_chat_templates(folder, config), folder)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``."""
+        """Token ids of ``text``. Raises ValueError for a text that the model's rules cannot cut."""
         return self.encode_batch([text], add_special_tokens)[0]  # a fifth faster than encode: no offsets
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text; in parallel for many texts."""
-        return [e.ids for e in self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
+        """Token ids of each text; in parallel for many texts. Raises as `encode` does."""
+        encode = self.backend.encode_batch_fast
+        return [e.ids for e in _called(encode, list(texts), add_special_tokens=add_special_tokens)]
 
     def encode_pair(
         self,
@@ -88,8 +89,8 @@ class Tokenizer:
         backend, special = self.backend, 0
         if max_tokens is not None and add_special_tokens:
             special = backend.num_special_tokens_to_add(pair is not None)
-        encoding = backend.encode(text, add_special_tokens=False)
-        second = None if pair is None else backend.encode(pair, add_special_tokens=False)
+        encoding = _called(backend.encode, text, add_special_tokens=False)
+        second = None if pair is None else _called(backend.encode, pair, add_special_tokens=False)
         if max_tokens is not None:
             room = max(0, max_tokens - special)
             first_length, second_length = _fitting(len(encoding), 0 if second is None else len(second), room)
@@ -101,12 +102,12 @@ class Tokenizer:
 
     def first_tokens(self, text: str, limit: int) -> str:
         """The beginning of ``text`` that its first ``limit`` tokens stand for."""
-        offsets = self.backend.encode(text, add_special_tokens=False).offsets
+        offsets = _called(self.backend.encode, text, add_special_tokens=False).offsets
         return text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``."""
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return str(_called(self.backend.decode, list(ids), skip_special_tokens=skip_special_tokens))
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
         """The vocabulary's own spelling of each id; None where there is none."""
@@ -189,6 +190,17 @@ class Tokenizer:
     def _id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self.backend.token_to_id(token)
+
+
+def _called(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What the library returns. Its panics are no Exception, which no handler would take: a pattern of tokenizer.json
+    that backtracks without end on a text is one. Raises ValueError for them."""
+    try:
+        return method(*args, **options)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError("the model's tokenizer cannot read this text: a pattern of it takes too long here") from None
 
 
 def _fitting(first: int, second: int, room: int) -> tuple[int, int]:

@@ -265,3 +265,23 @@ def test_merges_of_characters(text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids) == text.replace("▁", " ")
     assert tokenizer.encode(" ab\n\n\na").tokens == ["▁ab", "\n\n", "\n", "a"]
     assert tokenizer.encode("é").tokens == ["<0xC3>", "<0xA9>"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_panic_of_the_library_is_an_error_of_that_text_alone(tmp_path: Path) -> None:
+    """A pattern that backtracks without end on a text: the library panics, which is no Exception."""
+    alphabet = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(alphabet, []))
+    split = pre_tokenizers.Split(tokenizers.Regex("(a+)+b"), "isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer, hostile = Tokenizer.from_directory(tmp_path), "a" * 34 + "!"
+    for read in (
+        lambda: tokenizer.encode(hostile),
+        lambda: tokenizer.encode_batch(["fine", hostile]),
+        lambda: tokenizer.encode_pair("fine", hostile),
+        lambda: tokenizer.first_tokens(hostile, 3),
+    ):
+        with pytest.raises(ValueError, match="cannot read this text"):
+            read()
+    assert len(tokenizer.encode("fine")) == 4
