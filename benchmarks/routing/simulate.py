@@ -28,7 +28,8 @@ from support.emulated_engines import BLOCK_CHARACTERS, TOKEN_CHARACTERS, Replica
 from workload import CACHE_SHARE, PACES, REPLICAS, WORKLOADS, Measured, Workload, conversation  # noqa: E402
 
 from octavo_router import pick as picking  # noqa: E402
-from octavo_router.prompt import Prompt, read_prompt  # noqa: E402
+from octavo_router.blocks import Prompt  # noqa: E402
+from octavo_router.prompt import read_prompt  # noqa: E402
 
 NAMES = [f"10.0.0.{number}:8000" for number in range(1, REPLICAS + 1)]
 TOKEN_SECONDS = 0.01
@@ -60,7 +61,7 @@ class Pickers:
 
     def send(self, key: str, prompt: Prompt, now: float) -> tuple[str, Release]:
         picker = self._rng.choice(self._pickers)
-        pick = picker.pick(key, prompt.blocks, now, prompt.text)
+        pick = picker.pick(key, prompt, now)
         assert pick is not None
         return pick.order[0], lambda: picker.end(pick)
 

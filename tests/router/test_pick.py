@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo_router.blocks import BLOCK_BYTES, CONTINUES, MAX_BLOCKS, MAX_TEXT, Prompt
 from octavo_router.pick import ALTERNATIVES, LIVE_SECONDS, SESSION, SHORT, SPILL_FLOOR, Pick, Picker
-from octavo_router.prompt import BLOCK_BYTES, IMAGE_BLOCKS, MAX_BLOCKS, Prompt, read_prompt
+from octavo_router.prompt import IMAGE_BLOCKS, read_prompt
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "routing"))
 from simulate import FRONTS, figures
@@ -32,9 +35,12 @@ def picker(*names: str) -> Picker:
     return made
 
 
+def of_blocks(blocks: list[int]) -> Prompt:
+    return Prompt(blocks, blocks[max(0, math.ceil(CONTINUES * len(blocks)) - 1) :])
+
+
 def pick(on: Picker, key: str, prompt: list[int] | Prompt, now: float = 0.0) -> Pick:
-    asked = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
-    found = on.pick(key, asked.blocks, now, asked.text)
+    found = on.pick(key, prompt if isinstance(prompt, Prompt) else of_blocks(prompt), now)
     assert found is not None
     return found
 
@@ -95,7 +101,7 @@ def test_whatever_comes_the_order_is_of_replicas_and_the_counts_are_right(steps:
         else:
             conversation, length, ends = step  # type: ignore[misc]
             prompt = [hash((conversation, i)) for i in range(length)]
-            found = made.pick(str(conversation), prompt, now * 100.0)
+            found = made.pick(str(conversation), of_blocks(prompt), now * 100.0)
             assert (found is None) == (not there)
             if found:
                 assert set(found.order) <= there
@@ -156,7 +162,7 @@ def test_a_replica_that_went_away_is_forgotten() -> None:
     made = picker("a")
     pick(made, "k", [1, 2, 3])
     made.set_replicas([])
-    assert made.pick("k", [1, 2, 3], 1) is None
+    assert made.pick("k", of_blocks([1, 2, 3]), 1) is None
     made.set_replicas(["a"])
     again = pick(made, "k", [1, 2, 3], 2)
     assert (again.matched, again.reason, made.in_flight) == (0, "home", {"a": 1})
@@ -256,4 +262,82 @@ def test_prompts_of_every_dialect_have_blocks_and_their_number_is_bounded() -> N
         f'{{"system": [{{"type": "text", "text": "{long}"}}]}}', f'{{"prompt": [{",".join(["12"] * 400)}]}}',
     ):  # fmt: skip
         assert len(read_prompt(sent.encode()).blocks) in (7, 8, 9)
-    assert len(read_prompt(f'{{"prompt": "{"x" * 10**6}"}}'.encode()).blocks) == MAX_BLOCKS
+    assert len(read_prompt(f'{{"prompt": "{"x" * (MAX_TEXT + 1)}"}}'.encode()).blocks) == MAX_BLOCKS
+
+
+SHAPES: dict[str, tuple[bytes, bytes, bytes, bytes]] = {
+    "integers": (b'{"prompt":[', b"0", b",", b"]}"), "lists": (b'{"messages":[', b"[]", b",", b"]}"),
+    "objects": (b'{"messages":[', b"{}", b",", b"]}"), "strings": (b'{"messages":[', b'""', b",", b"]}"),
+    "trees": (b'{"messages":[', b'{"content":{"text":{"url":"x"}}}', b",", b"]}"),
+    "escapes": (b'{"prompt":"', rb"\n", b"", b'"}'), "quotes": (b'{"prompt":"', rb"\"", b"", b'"}'),
+    "wide": (b'{"prompt":"', "\U0001f600".encode(), b"", b'"}'), "depth": (b'{"messages":', b"[", b"", b""),
+    "tools": (b'{"tools":[', b'{"b":1,"a":2}', b",", b"]}"), "members": (b'{"x":{', b'"a":0', b",", b"}}"),
+    "floats": (b'{"x":[', b"1.5e3", b",", b"]}"), "images": (b'{"images":[', b'"a"', b",", b"]}"),
+    "data": (b'{"prompt":"', b"aaaa", b"", b'"}'), "space": (b'{"x":1', b" ", b"", b"}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1 << 20, 3 << 20, 30 << 20])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_body_takes_a_second_to_read(shape: str, size: int) -> None:
+    """In time of the processor; the worst of them take less than a tenth of one."""
+    head, one, between, tail = SHAPES[shape]
+    body = head + between.join([one] * (size // len(one + between))) + tail
+    began = time.thread_time()
+    found = read_prompt(body)
+    assert time.thread_time() - began < 1
+    assert len(found.blocks) <= MAX_BLOCKS
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+def test_images_count_alike_in_bodies_of_any_size(escaped: bool) -> None:
+    """Where a body is so large that its images are taken out before it is read, too."""
+
+    def read(*images: str) -> Prompt:
+        asked = [openai(one, f"What is this? {number} " * 20)["messages"][0] for number, one in enumerate(images)]
+        text = json.dumps({"messages": asked})
+        return read_prompt((text.replace("/", "\\/") if escaped else text).encode())
+
+    first, second = (f"data:image/png;base64,{letter}/{letter * 5_000_000}" for letter in "ij")
+    small, large = read(first), read(first, second)
+    assert large.blocks[: len(small.blocks)] == small.blocks
+    assert len(large.blocks) > 2 * IMAGE_BLOCKS
+    assert read(first, second[:-1] + "k").blocks != large.blocks
+
+
+def stays(head: int) -> float:
+    """The share of turns that go where their conversation's last one went, of 24 that share so many bytes."""
+    rng, made = random.Random(3), picker()
+    words = ["".join(rng.choices("abcdefghijklmnop", k=7)) for _ in range(3000)]
+
+    def text(many: int) -> str:
+        return " ".join(rng.choices(words, k=many // 8))
+
+    shared = {"role": "system", "content": text(head)}
+    said = [[shared, {"role": "user", "content": text(800)}] for _ in range(24)]
+    where, under_way, same, now = dict[int, str](), list[Pick](), list[bool](), 0.0
+    for turn in [one for _ in range(4) for one in rng.sample(range(24), 24)]:
+        now += 0.1
+        found = pick(made, "same", read_prompt(json.dumps({"model": "m", "messages": said[turn]}).encode()), now)
+        under_way.append(found)
+        if len(under_way) > 6:
+            made.end(under_way.pop(rng.randrange(6)))
+        if turn in where:
+            same.append(where[turn] == found.order[0])
+        where[turn] = found.order[0]
+        said[turn] += [{"role": "assistant", "content": text(600)}, {"role": "user", "content": text(300)}]
+    return sum(same) / len(same)
+
+
+@pytest.mark.parametrize("head", [10_000, 100_000, 270_000, 400_000, 2_000_000])
+def test_turns_stay_however_long_the_beginning_that_conversations_share(head: int) -> None:
+    assert stays(head) >= 0.97
+
+
+@given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 5000))
+def test_the_end_of_a_request_is_one_that_the_next_one_knows(shared: int, asked: int, answered: int) -> None:
+    """Wherever blocks begin and end, while the next one is no more than twice as long."""
+    head = "h" * (100 * shared)
+    first = read_prompt(body(head + "q" * asked))
+    second = read_prompt(body(head + "q" * asked, "a" * min(answered, 100 * shared + asked // 2)))
+    assert not first.ends or first.ends[-1] in second.ends

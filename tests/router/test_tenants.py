@@ -26,10 +26,11 @@ from support.serving import Engine, free_port
 
 from octavo_operator.render.router.envoy import Endpoint
 from octavo_operator.render.router.gateway import Tenant
+from octavo_router.blocks import Prompt
 from octavo_router.hold import Hold
 from octavo_router.limits import WINDOW_SECONDS, Limits, Tenants, Usage, read_limits
 from octavo_router.messages import ProcessingRequest
-from octavo_router.prompt import Prompt, read_prompt
+from octavo_router.prompt import read_prompt
 from octavo_router.server import Processor, Request
 from octavo_router.tenants import parse
 
