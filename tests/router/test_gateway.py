@@ -431,7 +431,7 @@ def test_no_string_of_a_gateways_files_is_bare(name: str) -> None:
     for file in ("envoy.yaml", "lds.yaml", "cds.yaml", "sds.yaml"):
         for event in yaml.parse(made[file], yaml.CSafeLoader):
             if isinstance(event, yaml.ScalarEvent) and event.style != '"':
-                assert re.fullmatch(r"-?\d+|true|false|null", event.value), event
+                assert re.fullmatch(r"-?\d+(\.\d+)?|true|false|null", event.value), event
     listener = yaml.safe_load(made["lds.yaml"])["resources"][0]
     hosts = listener["filter_chains"][0]["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
     assert [one["name"] for one in hosts[0]["virtual_clusters"]] == [name]
