@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
     if note := sampling_note(args):
-        print(note, flush=True)
+        print(note, file=sys.stderr, flush=True)
     before = read_counts(connection_of(args))
     results, duration = uvloop.run(measure(args, samples, model, samples[:1] * args.num_warmups, count_tokens))
     after = read_counts(connection_of(args)) if before else None

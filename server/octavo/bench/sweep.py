@@ -11,6 +11,7 @@ import contextlib
 import io
 import math
 import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -294,7 +295,7 @@ def run(args: argparse.Namespace) -> int:
 
     sweep, file = Sweep.of(args), Path(args.output_json) if args.output_json else None
     if note := sampling_note(args):
-        print(note, flush=True)
+        print(note, file=sys.stderr, flush=True)
     with progress_bar("Loads", sweep.num_loads, enabled=not args.disable_tqdm) as advance:
 
         def on_load(rows: list[Row]) -> None:

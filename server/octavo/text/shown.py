@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 MAX_SHOWN = 200  # characters
 
 
@@ -14,8 +12,10 @@ def shown(value: Any) -> str:
     if isinstance(value, (dict, list)) and len(value) > 20:
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)} entries"
     try:
+        import msgspec  # which `LLM` can do without: errors are rare
+
         text = msgspec.json.encode(_shortened(value)).decode()
-    except (TypeError, ValueError, OverflowError, RecursionError):
+    except (ImportError, TypeError, ValueError, OverflowError, RecursionError):
         text = repr(value)
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 

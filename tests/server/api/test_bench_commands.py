@@ -93,9 +93,9 @@ def test_serve_says_that_tokens_are_drawn_where_no_temperature_is_given(shared_s
         "bench", "serve", "--base-url", shared_server.url, "--tokenizer", str(tiny_model), "--num-prompts", "1",
         "--input-len", "4", "--output-len", "2", "--num-warmups", "0", "--disable-tqdm", *flags,
     ])  # fmt: skip
-    out = capsys.readouterr().out
-    assert code == 0, out
-    assert ("as the server does by default" in out and "--temperature 0" in out) == says
+    said = capsys.readouterr().err
+    assert code == 0, said
+    assert ("as the server does by default" in said and "--temperature 0" in said) == says
 
 
 @pytest.mark.parametrize("flags", [[], ["--model", "some/model"], ["--ready-check-timeout-sec", "0.3"]])

@@ -13,6 +13,7 @@ from octavo.entrypoints.generation.tools.parsers.harmony import CALL, RETURN
 
 REASONING_PARSER = "openai_gptoss"  # vLLM's name
 STOPS = (RETURN, CALL)
+_MARKS = ("<|start|>", "<|channel|>final", "<|message|>")
 # The templates know low, medium and high: other efforts are the nearest of them.
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
@@ -23,6 +24,8 @@ def speaks_harmony(args: ServerArgs, template: str) -> bool:
         return args.reasoning_parser == REASONING_PARSER
     if args.tool_call_parser is not None:
         return args.tool_call_parser == "openai"
+    if all(mark in template for mark in _MARKS):  # the form of whole answers, however the template writes calls
+        return True
     found = own_format(template) if "<|channel|>" in template else None
     return found is not None and found.parser == "openai"
 
