@@ -53,6 +53,7 @@ ENGINE = {
     "NCCL_SOCKET_IFNAME": ("lo", "Network interface by which NCCL sets itself up between the GPUs of a machine."),
     "OTEL_SERVICE_NAME": ("octavo", "Name of the service in traces."),
     "OPENAI_API_KEY": ("none", "Key that `octavo chat --url`, `octavo dashboard --url` and `octavo bench serve` send."),
+    "TMPDIR": ("`/tmp`", "Folder for temporary files, of which the engine needs a few hundred kilobytes."),
     "NO_COLOR": ("none", "Set: `octavo chat` writes without colours."),
     "TERM": ("", "`dumb`: `octavo chat` writes without colours."),
     "CC": ("cc, gcc or clang", "C compiler for the CPU kernels."),

@@ -6,13 +6,15 @@ import mmap
 import os
 
 from octavo.system.heartbeat import MAX_PAGES, SIZE
+from octavo.system.temporary import allocate
 
 _START = MAX_PAGES * SIZE
 
 
 def create_block_map(fd: int, num_blocks: int) -> memoryview:
-    """Bytes for ``num_blocks``, all 0, behind the heartbeats in the file ``fd``; for the core to write."""
-    os.ftruncate(fd, _START + num_blocks)
+    """Bytes for ``num_blocks``, all 0, behind the heartbeats in the file ``fd``; for the core to write. Raises
+    OctavoError."""
+    allocate(fd, _START + num_blocks)
     return memoryview(mmap.mmap(fd, num_blocks, offset=_START))
 
 

@@ -7,13 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, combinations
 from typing import IO, TYPE_CHECKING, Any
 
 from octavo.system.heartbeat import Heartbeat
+from octavo.system.temporary import temporary_file
 
 if TYPE_CHECKING:
     from octavo.engine.args import EngineArgs
@@ -41,7 +41,7 @@ class CoreProcess:
         several, ``links``: descriptors to the others, see `octavo.executor.lock_step.LockStep`."""
         self.socket, theirs = socket.socketpair()  # for a `CoreClient`
         self.files, their_files = socket.socketpair()  # descriptors go over it
-        with theirs, their_files, tempfile.TemporaryFile() as shared:
+        with theirs, their_files, temporary_file() as shared:
             self.shared_fd = os.dup(shared.fileno())  # a page of heartbeats for each rank, then the block map
             self.heartbeat = Heartbeat(self.shared_fd, create=True)
             others = [Heartbeat(self.shared_fd, create=False, rank=rank) for rank in range(1, num_ranks * nnodes)]

@@ -269,10 +269,10 @@ def main(socket_fd: int, files_fd: int, heartbeat_fd: int, num_ranks: int = 1, n
             ranks.on_lost = end.on_lost
         lock_step = _lock_step(number, links, config.parallel) if links else None
         core = EngineCore(config, ranks=ranks, lock_step=lock_step)
+        if core.executor.num_blocks > 1:
+            core.share_block_map(create_block_map(heartbeat_fd, core.executor.num_blocks - 1))
     except OctavoError as error:
         return _fail(channel, error)
-    if core.executor.num_blocks > 1:
-        core.share_block_map(create_block_map(heartbeat_fd, core.executor.num_blocks - 1))
     proc = CoreProc(core, channel, heartbeat, links, socket.socket(fileno=files_fd))
     # The model lives as long as the process: keep the collector from scanning it during a step.
     gc.collect()

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from functools import partial
@@ -18,6 +17,7 @@ from octavo.executor.signed_channel import ROLES, RefusedError, SignedChannel, c
 from octavo.interface.engine_config import EngineConfig
 from octavo.system.channel import Kind
 from octavo.system.heartbeat import Heartbeat
+from octavo.system.temporary import temporary_file
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def run_headless(config: EngineConfig, state: NodeState) -> None:
     first, count = parallel.node_rank * parallel.ranks_per_node, parallel.ranks_per_node
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
-    with tempfile.TemporaryFile() as file:
+    with temporary_file() as file:
         pages = [Heartbeat(file.fileno(), create=i == 0, rank=i) for i in range(count)]
         local = RankProcesses(range(first + 1, first + count), file.fileno()) if count > 1 else None
     if local is not None:

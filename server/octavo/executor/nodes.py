@@ -7,7 +7,6 @@ import json
 import logging
 import socket
 import struct
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from octavo.executor.signed_channel import ROLES, Greeted, SignedChannel, accept
 from octavo.interface.engine_config import EngineConfig
 from octavo.system.channel import Channel, Kind
 from octavo.system.heartbeat import Heartbeat
+from octavo.system.temporary import temporary_file
 
 if TYPE_CHECKING:
     from octavo.executor.places import Place
@@ -136,7 +136,7 @@ class NodeRanks(Ranks):
         self._has_said: set[int] = set()  # ranks whose configuration is as here
         self._handshakes: SimpleQueue[Greeted | None] = SimpleQueue()
         if heartbeats is None:
-            with tempfile.TemporaryFile() as file:
+            with temporary_file() as file:
                 Heartbeat(file.fileno(), create=True)
                 self._pages = self._heartbeats(file.fileno())
         else:

@@ -21,6 +21,7 @@ from octavo.system.channel import Channel
 from octavo.system.heartbeat import MAX_PAGES, Heartbeat
 from octavo.system.logging_setup import logging_options
 from octavo.system.parent import describe_exit
+from octavo.system.temporary import temporary_file, temporary_folder
 
 if TYPE_CHECKING:
     from octavo.executor.places import Place
@@ -97,7 +98,7 @@ class RankProcesses(Ranks):
     def _start(self) -> None:
         if self._heartbeats is not None:
             return self._start_processes(self._heartbeats)
-        with tempfile.TemporaryFile() as file:
+        with temporary_file() as file:
             Heartbeat(file.fileno(), create=True)
             return self._start_processes(file.fileno())
 
@@ -148,7 +149,7 @@ class RankProcesses(Ranks):
         from octavo.worker.device import ranks_have_gpus
 
         if ranks_have_gpus(config):
-            self._folder = tempfile.TemporaryDirectory(prefix="octavo-")
+            self._folder = temporary_folder("octavo-")
             self.configure(config, folder=self._folder.name)
             return device_place(config, 0, Path(self._folder.name), self.check)
         return local_place(config.parallel, 0, self.share_memory(config))

@@ -4,8 +4,9 @@ right even when the reader or the writer was stopped."""
 from __future__ import annotations
 
 import mmap
-import os
 import time
+
+from octavo.system.temporary import allocate
 
 SIZE = mmap.PAGESIZE
 MAX_PAGES = 64  # of one file: one for each rank
@@ -21,9 +22,9 @@ class Heartbeat:
 
     def __init__(self, fd: int, create: bool, rank: int = 0) -> None:
         """``fd``: of a file that both processes have open; it may be closed afterwards. ``create`` makes room in it for
-        the pages of `MAX_PAGES` ranks."""
+        the pages of `MAX_PAGES` ranks. Raises OctavoError where there is none."""
         if create:
-            os.ftruncate(fd, MAX_PAGES * SIZE)
+            allocate(fd, MAX_PAGES * SIZE)
         self._page = mmap.mmap(fd, SIZE, offset=rank * SIZE)
         self._slots = memoryview(self._page).cast("q")
 
