@@ -11,7 +11,7 @@ from generate.source import KERNELS, OPERATOR, SERVER, trees
 
 _NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 # Names of os.sysconf and of Ray, and variables that are set for processes of ours.
-_NOT_READ = re.compile(r"SC_.*|MALLOC_ARENA_MAX|TRANSFORMERS_VERBOSITY|RAY_USAGE_STATS_ENABLED|STRICT_SPREAD")
+_NOT_READ = re.compile(r"SC_.*|MALLOC_ARENA_MAX|TRANSFORMERS_VERBOSITY|RAY_(USAGE|AUTH|TLS)_.*|STRICT_SPREAD")
 
 # name -> (default, meaning)
 ENGINE = {

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, combinations
 from typing import IO, TYPE_CHECKING, Any
 
+from octavo.executor.signed_channel import TOKEN
+from octavo.system.environment import RAY_SECRETS, process_environment
 from octavo.system.heartbeat import Heartbeat
 from octavo.system.temporary import temporary_file
 
@@ -51,7 +53,10 @@ class CoreProcess:
             command = [sys.executable, "-m", "octavo.engine.core_proc", *map(str, arguments)]
             # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.
             pass_fds = *inherited, *links
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, pass_fds=pass_fds)
+            secrets = (TOKEN, *RAY_SECRETS) if nnodes > 1 else RAY_SECRETS
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, process_group=0, pass_fds=pass_fds, env=process_environment(*secrets)
+            )
         self._stdin: IO[bytes] | None = self.process.stdin
         self._configured = False
 

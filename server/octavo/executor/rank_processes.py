@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from octavo.executor.ranks import Ranks, Watched
 from octavo.system import limits
 from octavo.system.channel import Channel
+from octavo.system.environment import process_environment
 from octavo.system.heartbeat import MAX_PAGES, Heartbeat
 from octavo.system.logging_setup import logging_options
 from octavo.system.parent import describe_exit
@@ -109,7 +110,9 @@ class RankProcesses(Ranks):
                 inherited = theirs.fileno(), heartbeats
                 command = [sys.executable, "-m", "octavo.executor.worker_proc", *map(str, (number, *inherited, index))]
                 # A group of its own: Ctrl-C in a terminal reaches the front end alone, which then drains.
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0, pass_fds=inherited)
+                process = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, process_group=0, pass_fds=inherited, env=process_environment()
+                )
             page = Heartbeat(heartbeats, create=False, rank=index)
             self.processes.append(RankProcess(number, process, ours, Channel(ours), page))
             self._ranks.append(self.processes[-1])

@@ -22,6 +22,7 @@ from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
+from octavo.system.environment import RAY_SECRETS, process_environment
 from octavo.system.logging_setup import logging_options
 from octavo.system.parent import die_with_parent
 
@@ -49,7 +50,7 @@ class Placement:
         self.problem: str | None = None  # why a node has ended, or all of them
         self._process = subprocess.Popen(
             [sys.executable, "-m", "octavo.executor.ray_placement"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            process_group=0, env={"RAY_USAGE_STATS_ENABLED": "0", **os.environ},
+            process_group=0, env={"RAY_USAGE_STATS_ENABLED": "0", **process_environment(*RAY_SECRETS)},
         )  # fmt: skip
         parallel = config.parallel
         asked = {"ranks": parallel.world_size, "nodes": parallel.nnodes, "device": config.device}

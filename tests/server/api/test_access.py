@@ -6,6 +6,7 @@ import json
 import ssl
 import subprocess
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -40,9 +41,11 @@ def test_work_asks_for_the_key(guarded):
 
 
 def test_the_key_is_nowhere_to_be_seen(guarded):
-    """Neither on the command line nor in a log."""
+    """Neither on the command line nor in a log, nor in the environment of the engine."""
     assert "secret-key" not in guarded.log
     assert "secret-key" not in " ".join(guarded.process.args)
+    environment = Path(f"/proc/{guarded.core_pid}/environ").read_bytes()
+    assert b"PATH=" in environment and b"secret-key" not in environment
 
 
 def test_the_management_port_serves_state_without_a_key_and_no_work(guarded, management_port):

@@ -134,6 +134,18 @@ def has_ended(pid: int) -> bool:
     return False
 
 
+def test_a_rank_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OCTAVO_API_KEY", "HF_TOKEN", "OCTAVO_CLUSTER_TOKEN"):
+        monkeypatch.setenv(name, "a-secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    ranks = RankProcesses(range(1, 2))
+    try:
+        environment = Path(f"/proc/{ranks.processes[0].process.pid}/environ").read_bytes()
+    finally:
+        ranks.close()
+    assert b"OMP_NUM_THREADS=3" in environment and b"a-secret" not in environment
+
+
 def lose_one(model: str, number: signal.Signals, after: float, patch: pytest.MonkeyPatch, **options: Any) -> bool:
     """Start an engine, and send its first other rank a signal ``after`` so many seconds; whether that was in time: then
     there is an error that names the rank, and nothing is left."""
