@@ -20,7 +20,7 @@ from octavo.flags.server_flags import add_server_flags
 
 if TYPE_CHECKING:
     from octavo.engine.core_launcher import CoreProcess, CoreProcesses
-    from octavo.entrypoints.batches.lines import Line
+    from octavo.entrypoints.batches.lines import Limits, Line
 
 # Flags of the server that have a meaning without one.
 _SERVER_FLAGS = (
@@ -30,6 +30,7 @@ _SERVER_FLAGS = (
     "reasoning_parser", "embedding_pooling",
 )  # fmt: skip
 _EVERY = 5.0  # seconds between lines of progress where there is no terminal
+_PIECE = 1 << 20  # bytes of a line that are looked at to count it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +98,7 @@ def _run(
 
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_files(config.model.files)
     width = concurrency or 2 * config.scheduler.max_num_seqs
-    asyncio.run(answer_offline(config, args, tokenizer, process, batch.lines(), width, batch.write))
+    asyncio.run(answer_offline(config, args, tokenizer, process, batch.lines, width, batch.write))
     batch.report(last=True)
     return 0
 
@@ -106,14 +107,14 @@ class _Batch:
     """The files of a batch, and how far it is. Raises OctavoError for files that cannot be used."""
 
     def __init__(self, source: str, target: str) -> None:
-        from octavo.entrypoints.batches.lines import done_in
+        from octavo.entrypoints.batches.lines import done_in, split_lines
 
         self._source = source
         try:
             if os.path.exists(target) and os.path.samefile(source, target):
                 raise ConfigError(f"input and output are the same file, {source}")
             with open(source, "rb") as file:
-                lines = sum(1 for raw in file if raw.strip())
+                lines = sum(1 for raw in split_lines(file, _PIECE) if raw.strip())
             self._output: BinaryIO = open(target, "a+b", buffering=0)  # noqa: SIM115 (closed by close)
             self._output.seek(0)
             try:
@@ -131,22 +132,16 @@ class _Batch:
         self._started = self._said = time.monotonic()
         self._answered = self._failed = 0
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self, limits: Limits) -> Iterator[Line]:
         """Those without an answer. A custom_id that was there before is none."""
         from dataclasses import replace
 
-        from octavo.entrypoints.batches.lines import parse_line
+        from octavo.entrypoints.batches.lines import read_lines
 
-        seen: dict[str, int] = {}
         with open(self._source, "rb") as file:
-            for number, raw in enumerate(file, 1):
-                line = parse_line(number, raw) if raw.strip() else None
-                if line is None:
-                    continue
-                if line.custom_id is not None and seen.setdefault(line.custom_id, number) != number:
-                    first = seen[line.custom_id]
-                    message = f"custom_id {line.custom_id[:100]!r} of line {number} is that of line {first}, too"
-                    line = replace(line, custom_id=None, problem=message)
+            for line in read_lines(file, limits):
+                if line.is_repeated:
+                    line = replace(line, custom_id=None)
                 if line.id not in self._ids and line.custom_id not in self._custom_ids:
                     yield line
 

@@ -71,7 +71,17 @@ def check_serving(state: ServerState) -> None:
 
 
 def check_queue(state: ServerState, count: int) -> None:
-    """Raises a 429 if ``count`` more sequences would exceed the queue's limit."""
+    """Raises a 429 if ``count`` more sequences would exceed the queue's limit, with a code of its own where they would
+    even if there were no others: to send them again is of no use."""
+    most = state.engine.config.scheduler.max_num_seqs + state.max_queued
+    if count > most:
+        state.metrics.record_rejection(REJECTED_QUEUE_FULL)
+        raise APIError(
+            429,
+            f"{count} sequences requested, and only {most} run and wait at once (--max-num-seqs, "
+            "--max-num-queued-reqs); send fewer",
+            code="too_many_sequences",
+        )
     queued = max(0, state.engine.num_sequences + count - _capacity(state))
     if queued > state.max_queued:
         state.metrics.record_rejection(REJECTED_QUEUE_FULL)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.app import build_app
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.batches.lines import Line
-from octavo.entrypoints.batches.runner import StoppedError, answer_lines, client_of
+from octavo.entrypoints.batches.lines import Limits, Line
+from octavo.entrypoints.batches.runner import StoppedError, answer_lines, client_of, limits_of
 from octavo.entrypoints.server import become_ready
 from octavo.entrypoints.state import ServerState, served_names
 from octavo.errors import OctavoError
@@ -26,7 +26,7 @@ async def answer_offline(
     args: ServerArgs,
     tokenizer: Tokenizer | None,
     process: CoreProcess | CoreProcesses,
-    lines: Iterable[Line],
+    lines: Callable[[Limits], Iterable[Line]],
     width: int,
     write: Callable[[Line, bytes, bool], None],
 ) -> None:
@@ -37,7 +37,7 @@ async def answer_offline(
         state = ServerState(engine, args, metrics, HttpMetrics(metrics.registry))
         await become_ready(engine, state)
         async with client_of(build_app(state), state) as client:
-            await answer_lines(client, lines, width, write)
+            await answer_lines(client, lines(limits_of(state)), width, write)
     except* StoppedError as stopped:
         raise OctavoError(f"{stopped.exceptions[0]}; run the same command again for the lines that are left") from None
     finally:

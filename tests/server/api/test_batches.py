@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import Batch, FileDeleted, FileObject
+from support import batch_lines
 from support.sdk_types import fits
 
 from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.batches import service as batch_service
 from octavo.entrypoints.batches import store
 from octavo.entrypoints.batches.service import BatchService
 from octavo.entrypoints.errors import APIError
@@ -128,9 +130,41 @@ def test_a_batch_has_the_servers_own_key(guarded):
     assert wait_for(client, batch, "completed", "failed").request_counts.completed == 1
 
 
+def test_bad_lines_harm_no_others(shared_server):
+    client = shared_server.client()
+    source = client.files.create(file=b"\n".join(batch_lines.LINES), purpose="batch")
+    batch = client.batches.create(input_file_id=source.id, endpoint=batch_lines.URL, completion_window="24h")
+    done = wait_for(client, batch, "completed", "failed")
+    assert done.status == "completed", done.errors
+    answers = [json.loads(raw) for raw in client.files.content(done.output_file_id).content.split(b"\n") if raw]
+    assert sorted(one["custom_id"] for one in answers) == sorted(batch_lines.ANSWERED)
+    assert all(one["response"]["body"]["choices"] for one in answers)
+    errors = [json.loads(raw) for raw in client.files.content(done.error_file_id).content.split(b"\n") if raw]
+    assert len(errors) == len(batch_lines.STRANGE) == done.request_counts.failed
+    assert len({one["id"] for one in answers + errors}) == done.request_counts.total
+    assert all(one["error"]["message"] and one["error"]["code"] != "server_error" for one in errors)
+    names = {one["custom_id"] for one in errors}
+    assert {"s1", "s2", "n1", "n2", "n3", "t1", "t2", "t3", "t4", "t5", "t6", "good 1"} <= names
+
+
+class PanicException(BaseException):
+    """What a library in Rust raises: no Exception."""
+
+
 async def _answer(scope, receive, send) -> None:
     await asyncio.sleep(0.01)
-    await JSON({"choices": []})(scope, receive, send)
+    prompt = json.loads((await receive())["body"]).get("prompt", "")
+    if prompt == "panic":
+        raise PanicException
+    if prompt == "fault":
+        raise LookupError
+    errors = {
+        "no process": APIError(503, "images cannot be read now"),
+        "too many": APIError(429, "300 sequences requested", code="too_many_sequences"),
+        "ends": APIError(503, "The server is shutting down", code="draining"),
+    }
+    answer = errors[prompt].response() if prompt in errors else JSON({"choices": []})
+    await answer(scope, receive, send)
 
 
 class Clock:
@@ -143,7 +177,10 @@ class Clock:
 @pytest.fixture
 def service():
     config = SimpleNamespace(scheduler=SimpleNamespace(max_num_seqs=2))
-    state = SimpleNamespace(args=ServerArgs(), model_name="tiny", engine=SimpleNamespace(config=config))
+    state = SimpleNamespace(
+        args=ServerArgs(), model_name="tiny", engine=SimpleNamespace(config=config),
+        max_body_bytes=4 << 20, max_body_values=200_000,
+    )  # fmt: skip
     made = BatchService(_answer, state, Clock())
     yield made
     made.files.close()
@@ -165,6 +202,35 @@ def test_requests_that_were_not_sent_in_time_expire(service):
     assert batch.status == "expired" and 3 <= counts.completed < 20 and counts.completed + counts.failed == 20
     errors = service.files.path(service.files.get(batch.error_file_id)).read_text()
     assert errors.count("batch_expired") == counts.failed
+
+
+def finished(service, data: bytes):
+    """The batch of a file, once it is over."""
+
+    async def run():
+        source = service.files.add("in", data, "batch")
+        batch = service.create(source.id, URL, None)
+        while batch.status not in batch_service.OVER:
+            await asyncio.sleep(0.001)
+        return batch
+
+    return asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_line_at_which_the_application_fails_harms_no_others(service):
+    prompts = ["panic", "fine", "fault", "no process", "fine", "too many", "fine"]
+    batch = finished(service, b"".join(line(str(i), {"prompt": one}) for i, one in enumerate(prompts)))
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 3, 4)
+    raw = service.files.path(service.files.get(batch.error_file_id)).read_text()
+    codes = {one["custom_id"]: one["error"]["code"] for one in map(json.loads, raw.splitlines())}
+    assert codes == {"0": "server_error", "2": "http_500", "3": "server_error", "5": "too_many_sequences"}
+    batch = finished(service, b"".join(line(str(i), {"prompt": one}) for i, one in enumerate(["fine", "ends", "fine"])))
+    assert batch.status == "failed" and batch.errors.data[0].code == "server_stopped"
+
+
+def test_a_file_of_empty_lines_is_no_batch(service):
+    batch = finished(service, b"\n" * (2 * batch_service.MAX_LINES + 1) + line("a", CHAT))
+    assert batch.status == "failed" and batch.errors.data[0].code == "invalid_file"
 
 
 def test_files_expire_and_are_bounded(service, monkeypatch):

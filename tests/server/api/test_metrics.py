@@ -180,7 +180,7 @@ def test_a_full_queue_is_429_with_retry_after_and_counted(server):
     assert statuses.count(200) >= 10
     assert change.of("vllm:admission_rejections_total", reason="max_num_queued_reqs") == statuses.count(429)
     too_many = server.post("/v1/completions", {"prompt": PROMPT, "n": 11})
-    assert too_many.status_code == 429
+    assert too_many.status_code == 429 and too_many.json()["error"]["code"] == "too_many_sequences"
 
 
 GAUGES = [

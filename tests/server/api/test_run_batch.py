@@ -13,9 +13,10 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import batch_lines
 
 from octavo.cli.main import main
-from octavo.entrypoints.batches.lines import answered, done_in, failed, parse_line
+from octavo.entrypoints.batches.lines import Limits, answered, done_in, failed, parse_line, read_lines, split_lines
 
 MESSAGES = [{"role": "user", "content": "The quick brown fox"}]
 CHAT = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0}
@@ -88,6 +89,19 @@ def test_good_lines_are_answered_as_by_a_server_and_bad_ones_harm_none(tiny_mode
     assert target.read_bytes() == before
 
 
+def test_bad_lines_harm_no_others(tiny_model, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"\n".join(batch_lines.LINES))
+    process = start(command(tiny_model, source, target))
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    found = [json.loads(raw) for raw in target.read_bytes().split(b"\n") if raw]
+    answers = [one["custom_id"] for one in found if one["error"] is None]
+    assert sorted(answers) == sorted(batch_lines.ANSWERED)
+    assert len(found) == len(answers) + len(batch_lines.STRANGE) == len({one["id"] for one in found})
+    assert main(command(tiny_model, source, target)) == 0  # nothing is left: no model is loaded
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -152,10 +166,47 @@ def test_a_file_of_something_else_is_never_cut(text, tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-@given(st.binary(max_size=200))
+SCRAPS = st.text(st.characters(codec=None), max_size=6) | st.sampled_from(
+    ["\ud800", "\udfff\ud800", "a\u2028b\x85", "\r"]
+)
+VALUES = st.recursive(
+    SCRAPS | st.none() | st.booleans() | st.integers() | st.floats(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCRAPS, inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = {"custom_id": SCRAPS | VALUES, "url": st.just(batch_lines.URL) | VALUES, "body": VALUES}
+OBJECTS = st.fixed_dictionaries({}, optional={**KEYS, "method": st.just("POST") | VALUES, "more": VALUES})
+RAW = st.binary(max_size=200) | st.builds(
+    lambda value, is_ascii: json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass"),
+    OBJECTS | VALUES, st.booleans(),
+)  # fmt: skip
+
+
+@given(RAW)
 def test_no_line_is_too_strange_to_be_read(raw):
     found = parse_line(7, raw)
-    assert found.problem is None or "\n" not in failed(found, "x", found.problem).decode()[:-1]
+    written = answered(found, 200, "r", b"{}") if found.problem is None else failed(found, "x", found.problem)
+    assert written.count(b"\n") == 1 and json.loads(written)["custom_id"] == found.custom_id
+    if found.problem is None:
+        assert json.loads(found.body.decode()) == json.loads(raw.decode("utf-8-sig"))["body"]
+
+
+@given(st.lists(RAW, max_size=6), st.sampled_from([b"\n", b"\r\n", b"\n \n"]))
+def test_every_line_is_read_once(raws, end):
+    data = end.join(raws)
+    found = list(read_lines(io.BytesIO(data), Limits(150, 30)))
+    assert [line.number for line in found] == [i for i, raw in enumerate(data.split(b"\n"), 1) if raw.strip()]
+    for line, raw in zip(found, [raw for raw in data.split(b"\n") if raw.strip()], strict=True):
+        assert line.problem or len(raw) <= 150
+    good = [line.custom_id for line in found if line.problem is None]
+    assert len(good) == len(set(good))
+
+
+@given(st.binary(max_size=60) | st.text("a\n", max_size=60).map(str.encode), st.integers(1, 8))
+def test_of_a_long_line_the_beginning_is_kept(data, most):
+    whole = data.split(b"\n")
+    lines = [line + b"\n" for line in whole[:-1]] + whole[-1:]
+    assert list(split_lines(io.BytesIO(data), most)) == [line[: most + 1] for line in lines if line]
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=5), st.booleans()), max_size=5), st.data())

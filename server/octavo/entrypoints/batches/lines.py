@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 ENDPOINTS = (
@@ -17,6 +18,14 @@ _BEGINNING = f'{{"id": "{_OWN_ID}'.encode()  # of each line that is written
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Of one line: more is not even parsed, which would take memory and hold up everybody else."""
+
+    num_bytes: int
+    num_values: int  # of JSON, about
+
+
+@dataclass(frozen=True)
 class Line:
     """One request. ``problem``: why it cannot be sent; its other fields are what could be read. Numbers begin at 1."""
 
@@ -25,6 +34,8 @@ class Line:
     url: str = ""
     body: bytes = b""
     problem: str | None = None
+    code: str = "invalid_line"  # of the problem
+    is_repeated: bool = False  # its custom_id is that of an earlier line
 
     @property
     def id(self) -> str:
@@ -32,22 +43,78 @@ class Line:
         return _OWN_ID + hashlib.sha256(f"{self.number} {self.custom_id}".encode()).hexdigest()[:24]
 
 
+def split_lines(file: BinaryIO, most: int) -> Iterator[bytes]:
+    """The lines of a file, empty ones too; of one that is longer than ``most`` bytes the first ``most + 1``. Lines end
+    with \\n alone: JSON may have \\r between its tokens, and other ends of lines within its texts."""
+    while raw := file.readline(most + 1):
+        yield raw
+        while len(raw) > most and not raw.endswith(b"\n"):
+            raw = file.readline(most + 1)
+
+
+def read_lines(file: BinaryIO, limits: Limits, endpoint: str | None = None) -> Iterator[Line]:
+    """The requests of a file, as `parse_line` reads them. A custom_id that was there before is its line's problem."""
+    seen: dict[str, int] = {}
+    for number, raw in enumerate(split_lines(file, limits.num_bytes), 1):
+        if not raw.strip():
+            continue
+        excess = _excess(raw, limits)
+        line = Line(number, problem=f"line {number} {excess}") if excess else parse_line(number, raw, endpoint)
+        first = number if line.custom_id is None else seen.setdefault(line.custom_id, number)
+        if first != number:
+            problem = f"custom_id {str(line.custom_id)[:100]!r} of line {number} is that of line {first}, too"
+            line = replace(line, problem=problem, is_repeated=True)
+        yield line
+
+
+def _excess(raw: bytes, limits: Limits) -> str | None:
+    if len(raw) > limits.num_bytes:
+        return f"has more than {limits.num_bytes} bytes (--max-request-bytes); send less"
+    if raw.count(b",") + 3 * raw.count(b"{") > limits.num_values:  # objects are the slowest to parse
+        return f"holds more than {limits.num_values} values, more than the model could take; send less"
+    return None
+
+
 def parse_line(number: int, raw: bytes, endpoint: str | None = None) -> Line:
     """The request of a line; ``endpoint`` is the only URL that is allowed, None: all that batches know."""
     try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        value = json.loads(raw.decode("utf-8-sig"))
+        return _parsed(number, value, endpoint)
+    except RecursionError:
+        return Line(number, problem=f"line {number} is nested too deeply")
+    except ValueError as error:
         return Line(number, problem=f"line {number} is not valid JSON: {error}")
+
+
+def _parsed(number: int, value: Any, endpoint: str | None) -> Line:
+    """Raises RecursionError."""
     if not isinstance(value, dict):
         return Line(number, problem=f"line {number} must be an object, got {type(value).__name__}")
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_ID:
         return Line(number, problem=f"custom_id must be a string of 1 to {_MAX_ID} characters")
+    if (lone := _lone_surrogate(custom_id)) is not None:
+        return Line(number, problem=f"custom_id has half of a character, {lone}; send whole ones")
     url, body = value.get("url"), value.get("body")
     problem = _problem(value.get("method", "POST"), url, body, endpoint)
     if problem is not None:
         return Line(number, custom_id, problem=problem)
-    return Line(number, custom_id, str(url), json.dumps(body).encode())
+    try:
+        text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return Line(number, custom_id, problem="body has NaN, Infinity or a number beyond any float; send others")
+    if (lone := _lone_surrogate(text)) is not None:
+        return Line(number, custom_id, problem=f"body has half of a character, {lone}; send whole ones")
+    return Line(number, custom_id, str(url), text.encode())
+
+
+def _lone_surrogate(text: str) -> str | None:
+    """The first half of a surrogate pair without the other one, as JSON writes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(text[error.start]):04x} at {error.start + 1}"
+    return None
 
 
 def _problem(method: Any, url: Any, body: Any, endpoint: str | None) -> str | None:
@@ -69,13 +136,14 @@ def answered(line: Line, status: int, request_id: str, body: bytes) -> bytes:
     response = json.dumps({"status_code": status, "request_id": request_id})[:-1]
     error: dict[str, Any] | None = None
     if status >= 400:
-        error = _error_of(body) or {"code": f"http_{status}", "message": body.decode(errors="replace")[:500]}
+        error = error_of(body) or {"code": f"http_{status}", "message": body.decode(errors="replace")[:500]}
     return b'%b, "response": %b, "body": %b}, "error": %b}\n' % (
         json.dumps(head)[:-1].encode(), response.encode(), body.strip() or b"null", json.dumps(error).encode(),
     )  # fmt: skip
 
 
-def _error_of(body: bytes) -> dict[str, Any] | None:
+def error_of(body: bytes) -> dict[str, Any] | None:
+    """Code and message of an error response; None for something else."""
     try:
         error = json.loads(body)["error"]
         return {"code": str(error.get("code") or error.get("type") or "error"), "message": str(error["message"])}

@@ -9,11 +9,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.entrypoints.batches.answers import BatchAnswer, BatchError, BatchErrors, FileAnswer, RequestCounts
-from octavo.entrypoints.batches.lines import Line, failed, parse_line
-from octavo.entrypoints.batches.runner import StoppedError, answer_lines, client_of
+from octavo.entrypoints.batches.lines import Limits, Line, read_lines, split_lines
+from octavo.entrypoints.batches.runner import StoppedError, answer_lines, client_of, limits_of
 from octavo.entrypoints.batches.store import FileStore
 from octavo.entrypoints.errors import APIError, bad_request
 
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LINES = 50_000  # as OpenAI's
 MAX_BATCHES = 1_000
+_PIECE = 1 << 16  # bytes of a line that are looked at to count it
 WINDOW = 24 * 3600  # seconds that a batch may take
 OVER = ("completed", "failed", "expired", "cancelled")
 
@@ -122,18 +124,18 @@ class BatchService:
 
     async def _run(self, batch: BatchAnswer) -> None:
         path = self.files.path(self.files.get(batch.input_file_id))
-        raw = await asyncio.to_thread(path.read_bytes)
-        lines = _lines(raw, batch.endpoint)
-        batch.request_counts.total = total = await asyncio.to_thread(_count, raw)
+        batch.request_counts.total = total = await asyncio.to_thread(_count, path)
         if not 0 < total <= MAX_LINES:
-            self._fail(batch, "invalid_file", f"a batch takes 1 to {MAX_LINES} lines, and the file has {total}")
+            has = "more" if total else "none"
+            self._fail(batch, "invalid_file", f"a batch takes 1 to {MAX_LINES} lines, and the file has {has}")
             return
+        lines = _lines(path, limits_of(self._state), batch.endpoint)
         batch.in_progress_at = int(self._clock())
         if batch.status == "validating":
             batch.status = "in_progress"
         outputs = _Outputs(self.files, batch)
         async with client_of(self._app, self._state) as client:
-            await answer_lines(client, self._wanted(batch, lines, outputs), self._width, outputs.write)
+            await answer_lines(client, self._wanted(batch, lines), self._width, outputs.write)
         batch.finalizing_at = now = int(self._clock())
         if batch.status == "cancelling":
             batch.status, batch.cancelled_at = "cancelled", now
@@ -142,15 +144,14 @@ class BatchService:
         else:
             batch.status, batch.completed_at = "completed", now
 
-    def _wanted(self, batch: BatchAnswer, lines: Iterator[Line], outputs: _Outputs) -> Iterator[Line]:
-        """The lines, until the batch is cancelled or expires."""
+    def _wanted(self, batch: BatchAnswer, lines: Iterator[Line]) -> Iterator[Line]:
+        """The lines, until the batch is cancelled; from when it expires on that is their problem."""
         for line in lines:
             if batch.status == "cancelling":
                 return
             if self._clock() >= batch.expires_at:
                 message = "the batch's completion_window ended before this request was sent"
-                outputs.write(line, failed(line, "batch_expired", message), False)
-                continue
+                line = replace(line, problem=message, code="batch_expired")
             yield line
 
 
@@ -173,18 +174,17 @@ class _Outputs:
         batch.request_counts.failed += not succeeded
 
 
-def _count(raw: bytes) -> int:
-    return sum(1 for one in raw.splitlines() if one.strip())
+def _count(path: Path) -> int:
+    """Lines that are not empty; something above MAX_LINES where there are too many, of empty ones twice as many."""
+    total = 0
+    with open(path, "rb") as file:
+        for number, raw in enumerate(split_lines(file, _PIECE), 1):
+            total += bool(raw.strip())
+            if total > MAX_LINES or number > 2 * MAX_LINES:
+                return number
+    return total
 
 
-def _lines(raw: bytes, endpoint: str) -> Iterator[Line]:
-    """The requests of a file. A custom_id that was there before is a problem of that line."""
-    seen: dict[str, int] = {}
-    for number, one in enumerate(raw.splitlines(), 1):
-        if not one.strip():
-            continue
-        line = parse_line(number, one, endpoint)
-        if line.custom_id is not None and (first := seen.setdefault(line.custom_id, number)) != number:
-            yield replace(line, problem=f"custom_id is that of line {first}, too")
-        else:
-            yield line
+def _lines(path: Path, limits: Limits, endpoint: str) -> Iterator[Line]:
+    with open(path, "rb") as file:
+        yield from read_lines(file, limits, endpoint)
