@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from types import SimpleNamespace
@@ -10,8 +11,6 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from openai.types import Batch, FileDeleted, FileObject
 from support import batch_lines
 from support.sdk_types import fits
@@ -20,8 +19,8 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.batches import service as batch_service
 from octavo.entrypoints.batches import store
 from octavo.entrypoints.batches.service import BatchService
+from octavo.entrypoints.bodies import Bodies
 from octavo.entrypoints.errors import APIError
-from octavo.entrypoints.transport.multipart import parse_form
 from octavo.entrypoints.transport.responses import JSON
 
 CHAT = {"messages": [{"role": "user", "content": "The quick brown fox"}], "max_tokens": 4, "temperature": 0}
@@ -178,7 +177,7 @@ class Clock:
 def service():
     config = SimpleNamespace(scheduler=SimpleNamespace(max_num_seqs=2))
     state = SimpleNamespace(
-        args=ServerArgs(), model_name="tiny", engine=SimpleNamespace(config=config),
+        args=ServerArgs(), model_name="tiny", engine=SimpleNamespace(config=config), bodies=Bodies(1 << 30),
         max_body_bytes=4 << 20, max_body_values=200_000,
     )  # fmt: skip
     made = BatchService(_answer, state, Clock())
@@ -233,6 +232,28 @@ def test_a_file_of_empty_lines_is_no_batch(service):
     assert batch.status == "failed" and batch.errors.data[0].code == "invalid_file"
 
 
+def test_batches_that_are_forgotten_leave_no_files(service, monkeypatch):
+    monkeypatch.setattr(batch_service, "MAX_BATCHES", 2)
+    batches = [finished(service, line("a", CHAT) + b"{\n") for _ in range(4)]
+    kept = {file.id for file in service.files.listed() if file.purpose == "batch_output"}
+    assert kept == {file for batch in batches[2:] for file in (batch.output_file_id, batch.error_file_id)}
+
+
+def test_files_that_cannot_be_written_are_not_kept(service, monkeypatch):
+    files = service.files
+    kept = files.add("a", b"12345", "batch")
+
+    def no_room(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("builtins.open", no_room)
+    for write in (lambda: files.add("b", b"678", "batch"), lambda: files.append(kept, b"678")):
+        with pytest.raises(APIError, match="No space left"):
+            write()
+    monkeypatch.undo()
+    assert files.listed() == [kept] and kept.bytes == 5 and files.path(kept).read_bytes() == b"12345"
+
+
 def test_files_expire_and_are_bounded(service, monkeypatch):
     files = service.files
     kept = files.add("a", b"12345", "batch", lifetime=10)
@@ -252,20 +273,3 @@ def test_files_expire_and_are_bounded(service, monkeypatch):
     monkeypatch.setattr(store, "MAX_FILE_BYTES", 2)
     with pytest.raises(APIError, match="split it"):
         files.add("d", b"123", "batch")
-
-
-@given(st.dictionaries(st.from_regex("[a-z]{1,8}", fullmatch=True), st.binary(max_size=60), min_size=1, max_size=4))
-def test_forms_are_read_as_clients_write_them(fields):
-    files = {name: (f"{name}.bin", data) for name, data in fields.items()}
-    request = httpx.Request("POST", "http://x", files=files, data={"purpose1": "batch"})
-    form = parse_form(request.headers["content-type"], request.read())
-    assert form.pop("purpose1").data == b"batch"
-    assert {name: (part.filename, part.data) for name, part in form.items()} == files
-
-
-@given(st.binary(max_size=200))
-def test_no_form_is_too_strange_to_be_refused(body):
-    with pytest.raises(APIError):
-        parse_form("multipart/form-data; boundary=b0undary", body)
-    with pytest.raises(APIError):
-        parse_form("application/json", body)

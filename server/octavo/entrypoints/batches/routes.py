@@ -12,18 +12,19 @@ from starlette.responses import FileResponse, Response
 
 from octavo.entrypoints.admission import check_serving
 from octavo.entrypoints.batches.answers import BatchAnswer, BatchList, FileAnswer, FileDeleted, FileList
-from octavo.entrypoints.batches.service import BatchService
-from octavo.entrypoints.batches.store import LIFETIME, MAX_FILE_BYTES
+from octavo.entrypoints.batches.service import MAX_UPLOAD_BYTES, BatchService
+from octavo.entrypoints.batches.store import LIFETIME
 from octavo.entrypoints.errors import APIError, bad_request, shown
 from octavo.entrypoints.openai.protocol import RequestBody
 from octavo.entrypoints.openai.unsupported_fields import UnsupportedFields
 from octavo.entrypoints.state import state_of
-from octavo.entrypoints.transport.multipart import parse_form
+from octavo.entrypoints.transport.multipart import Part, parse_form
 from octavo.entrypoints.transport.request_body import read_body, read_bytes
 from octavo.entrypoints.transport.responses import JSON
 
 _MAX_LISTED = 10_000
 _SHORTEST, _LONGEST = 3_600, LIFETIME * 4  # seconds that a file may be kept
+_MAX_KEY, _MAX_VALUE = 64, 512  # characters of metadata, as OpenAI's
 
 FORM: dict[str, Any] = {
     "type": "object",
@@ -71,25 +72,30 @@ def service_of(request: Request) -> BatchService:
 
 async def upload_file(request: Request) -> Response:
     """Handle POST /v1/files."""
-    body = await read_bytes(request, MAX_FILE_BYTES + (1 << 20), None)
-    form = await asyncio.to_thread(parse_form, request.headers.get("content-type", ""), body)
-    purpose = form["purpose"].data.decode(errors="replace") if "purpose" in form else ""
-    if purpose != "batch":
-        raise bad_request(f"purpose must be batch, got {purpose[:100]!r}: files serve batches alone", "purpose")
-    if "file" not in form:
-        raise bad_request("file is required: the form has none", "file")
-    seconds = _lifetime({name: part.data.decode(errors="replace") for name, part in form.items() if name != "file"})
-    file = form["file"]
-    files = service_of(request).files
-    return JSON(await asyncio.to_thread(files.add, file.filename or "file", file.data, purpose, seconds))
+    service = service_of(request)
+    with service.uploads.share() as share:
+        body = await read_bytes(request, MAX_UPLOAD_BYTES, share)
+        form = await asyncio.to_thread(parse_form, request.headers.get("content-type", ""), body)
+        purpose = _text(form, "purpose", "")
+        if purpose != "batch":
+            raise bad_request(f"purpose must be batch, got {purpose!r}: files serve batches alone", "purpose")
+        if "file" not in form:
+            raise bad_request("file is required: the form has none", "file")
+        file, seconds = form["file"], _lifetime(form)
+        return JSON(await asyncio.to_thread(service.files.add, file.filename or "file", file.data, purpose, seconds))
 
 
-def _lifetime(fields: dict[str, str]) -> int:
+def _text(form: dict[str, Part], name: str, default: str) -> str:
+    """The beginning of a field, which is longer than any that is right."""
+    return str(form[name].data[:100], "utf-8", "replace") if name in form else default
+
+
+def _lifetime(form: dict[str, Part]) -> int:
     """Seconds that a file is kept. Raises APIError."""
-    if fields.get("expires_after[anchor]", "created_at") != "created_at":
+    if _text(form, "expires_after[anchor]", "created_at") != "created_at":
         raise bad_request("expires_after.anchor must be created_at", "expires_after.anchor")
-    text = fields.get("expires_after[seconds]", str(LIFETIME))
-    if not text.isdigit() or not _SHORTEST <= int(text) <= _LONGEST:
+    text = _text(form, "expires_after[seconds]", str(LIFETIME))
+    if not (text.isdecimal() and text.isascii()) or not _SHORTEST <= int(text) <= _LONGEST:
         raise bad_request(f"expires_after.seconds must be {_SHORTEST} to {_LONGEST}, got {text[:20]}", "expires_after")
     return int(text)
 
@@ -133,6 +139,12 @@ async def create_batch(request: Request) -> Response:
     check_serving(state)
     body = await read_body(request, BatchRequest, state)
     body.check()
+    for key, value in (body.metadata or {}).items():
+        if len(key) > _MAX_KEY or len(value) > _MAX_VALUE:
+            raise bad_request(
+                f"metadata takes keys of at most {_MAX_KEY} characters and values of at most {_MAX_VALUE}, got "
+                f"{len(key)} and {len(value)}", "metadata",
+            )  # fmt: skip
     return JSON(service_of(request).create(body.input_file_id, body.endpoint, body.metadata))
 
 
@@ -160,7 +172,7 @@ def _page(request: Request, entries: Sequence[Entry], default: int) -> tuple[lis
     if query.get("order") == "asc":
         entries = entries[::-1]
     text = query.get("limit", str(default))
-    if not (text.isdecimal() and text.isascii()) or not 1 <= int(text) <= _MAX_LISTED:
+    if not (text.isdecimal() and text.isascii() and len(text) < 9) or not 1 <= int(text) <= _MAX_LISTED:
         raise bad_request(f"limit must be 1 to {_MAX_LISTED}, got {text[:20]}", "limit")
     start = 0
     if after := query.get("after"):

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.entrypoints.batches.answers import BatchAnswer, BatchError, BatchErrors, FileAnswer, RequestCounts
 from octavo.entrypoints.batches.lines import Limits, Line, read_lines, split_lines
 from octavo.entrypoints.batches.runner import StoppedError, answer_lines, client_of, limits_of
-from octavo.entrypoints.batches.store import FileStore
+from octavo.entrypoints.batches.store import MAX_FILE_BYTES, FileStore
+from octavo.entrypoints.bodies import Bodies
 from octavo.entrypoints.errors import APIError, bad_request
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LINES = 50_000  # as OpenAI's
 MAX_BATCHES = 1_000
+MAX_UPLOAD_BYTES = MAX_FILE_BYTES + (1 << 20)  # with the form around the file
 _PIECE = 1 << 16  # bytes of a line that are looked at to count it
 WINDOW = 24 * 3600  # seconds that a batch may take
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -38,6 +40,8 @@ class BatchService:
     def __init__(self, app: ASGIApp, state: ServerState, clock: Callable[[], float] = time.time) -> None:
         self._app, self._state, self._clock = app, state, clock
         self.files = FileStore(clock)
+        # Apart from other bodies: files that arrive slowly leave those their room.
+        self.uploads = Bodies(max(MAX_UPLOAD_BYTES, state.bodies.limit // 2))
         self._batches: dict[str, BatchAnswer] = {}
         self._waiting: list[BatchAnswer] = []
         self._worker: asyncio.Task[None] | None = None
@@ -53,7 +57,7 @@ class BatchService:
             done = next((batch.id for batch in self._batches.values() if batch.status in OVER), None)
             if done is None:
                 raise APIError(429, f"{MAX_BATCHES} batches wait already; retry later", headers={"retry-after": "60"})
-            del self._batches[done]
+            self._forget(done)
         now = int(self._clock())
         batch = BatchAnswer(
             id=f"batch_{uuid.uuid4().hex}", endpoint=endpoint, input_file_id=source.id, completion_window="24h",
@@ -65,6 +69,13 @@ class BatchService:
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         return batch
+
+    def _forget(self, batch_id: str) -> None:
+        """With its answers: nobody would count them any more."""
+        batch = self._batches.pop(batch_id)
+        for file_id in (batch.output_file_id, batch.error_file_id):
+            if file_id is not None:
+                self.files.delete(file_id)
 
     def get(self, batch_id: str) -> BatchAnswer:
         """Raises a 404."""

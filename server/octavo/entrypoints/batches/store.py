@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from octavo.entrypoints.errors import APIError, bad_request
 MAX_FILE_BYTES = 100 << 20
 MAX_STORE_BYTES = 1 << 30
 MAX_FILES = 1_000
+MAX_NAME = 255  # characters of a file's name, as on most disks
 LIFETIME = 7 * 24 * 3600  # seconds
 
 
@@ -24,16 +28,25 @@ class FileStore:
         self._clock = clock
         self._folder = tempfile.TemporaryDirectory(prefix="octavo-batches-")
         self._files: dict[str, FileAnswer] = {}
+        self._lock = threading.Lock()  # around what is counted: files arrive in threads
 
-    def add(self, filename: str, data: bytes, purpose: str, lifetime: int = LIFETIME) -> FileAnswer:
-        """Keep a file. Raises APIError where there is no room."""
+    def add(self, filename: str, data: bytes | memoryview, purpose: str, lifetime: int = LIFETIME) -> FileAnswer:
+        """Keep a file. Raises APIError where there is no room, and for a name that is too long."""
+        if len(filename) > MAX_NAME:
+            raise bad_request(
+                f"the file's name has {len(filename)} characters, more than {MAX_NAME}; shorten it", "file"
+            )
         if len(data) > MAX_FILE_BYTES:
             raise APIError(
                 413, f"file has {len(data)} bytes, more than the {MAX_FILE_BYTES} that one may have; split it"
             )
         self._make_room(len(data))
         made = self.open_output(filename, purpose, lifetime)
-        self.append(made, data)
+        try:
+            self.append(made, data)
+        except APIError:
+            self.delete(made.id)
+            raise
         return made
 
     def open_output(self, filename: str, purpose: str, lifetime: int = LIFETIME) -> FileAnswer:
@@ -43,16 +56,21 @@ class FileStore:
         self._files[made.id] = made
         return made
 
-    def append(self, file: FileAnswer, data: bytes) -> None:
-        """Write at the end of a file. Raises APIError where there is no room."""
-        if self._num_bytes + len(data) > MAX_STORE_BYTES:
-            raise APIError(507, f"the files of batches take {MAX_STORE_BYTES} bytes already; delete some")
+    def append(self, file: FileAnswer, data: bytes | memoryview) -> None:
+        """Write at the end of a file, all or nothing. Raises APIError where there is no room."""
+        with self._lock:
+            if self._num_bytes + len(data) > MAX_STORE_BYTES:
+                raise APIError(507, f"the files of batches take {MAX_STORE_BYTES} bytes already; delete some")
+            before = file.bytes
+            file.bytes += len(data)
         try:
             with open(self.path(file), "ab") as target:
                 target.write(data)
         except OSError as error:
+            file.bytes = before
+            with contextlib.suppress(OSError):
+                os.truncate(self.path(file), before)
             raise APIError(507, f"cannot write files of batches: {error.strerror or error}") from None
-        file.bytes += len(data)
 
     def get(self, file_id: str, field: str = "file_id") -> FileAnswer:
         """Raises a 404 for a file that is not there, or has expired."""
@@ -71,9 +89,10 @@ class FileStore:
         return list(self._files.values())[::-1]
 
     def delete(self, file_id: str) -> None:
-        """Forget a file."""
-        file = self._files.pop(file_id)
-        self.path(file).unlink(missing_ok=True)
+        """Forget a file, unless it is forgotten."""
+        file = self._files.pop(file_id, None)
+        if file is not None:
+            self.path(file).unlink(missing_ok=True)
 
     def drop_expired(self) -> None:
         """Forget the files whose time is over."""

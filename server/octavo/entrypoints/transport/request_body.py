@@ -46,9 +46,11 @@ async def read_body(
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise APIError(415, f"Content-Encoding must be identity, got {coding[:100]!r}: send the body uncompressed")
     with state.bodies.share() as share:
-        text_only = not state.engine.config.model.reads_images
-        why = f": {state.model_name} takes text only, no images" if text_only else ""
-        received = await _read_pieces(request, state.max_body_bytes, state.max_body_values, share, why)
+        why = " (--max-request-bytes)"
+        if not state.engine.config.model.reads_images:
+            why += f": {state.model_name} takes text only, no images"
+        received = _Received()
+        await _read_pieces(request, received, state.max_body_bytes, state.max_body_values, share, why)
         try:
             if sum(map(len, received.pieces)) < _LARGE_BODY:
                 return model.model_validate_json(b"".join(received.pieces))
@@ -60,10 +62,12 @@ async def read_body(
             raise from_validation(error) from None
 
 
-async def read_bytes(request: Request, max_bytes: int, max_values: int | None) -> bytes:
-    """The body. Raises a 413 if it is larger than ``max_bytes`` or holds more than ``max_values`` JSON values (None: it
-    is no JSON)."""
-    return b"".join((await _read_pieces(request, max_bytes, max_values)).pieces)
+async def read_bytes(request: Request, max_bytes: int, share: Share) -> bytearray:
+    """A body that is no JSON, in memory once. Raises a 413 if it is larger than ``max_bytes``, and a 429 where all
+    bodies take too much."""
+    received = _Whole()
+    await _read_pieces(request, received, max_bytes, None, share)
+    return received.data
 
 
 @dataclass
@@ -72,6 +76,10 @@ class _Received:
 
     pieces: list[bytes] = field(default_factory=list)
     is_base64: list[bool] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.pieces, self.is_base64 = [], []
 
     def add(self, piece: bytes) -> bool:
         """Take the next piece; whether it is one of those."""
@@ -83,15 +91,35 @@ class _Received:
         return found
 
 
+@dataclass
+class _Whole:
+    """A body in one piece, which grows in place."""
+
+    data: bytearray = field(default_factory=bytearray)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.data = bytearray()
+
+    def add(self, piece: bytes) -> bool:
+        """Take the next piece."""
+        self.data += piece
+        return False
+
+
 async def _read_pieces(
-    request: Request, max_bytes: int, max_values: int | None, share: Share | None = None, why: str = ""
-) -> _Received:
-    """``why``: what may have made the body so large."""
+    request: Request,
+    received: _Received | _Whole,
+    max_bytes: int,
+    max_values: int | None,
+    share: Share,
+    why: str = "",
+) -> None:
+    """``max_values``: of JSON; None: it is none. ``why``: where the limit comes from, and what may have exceeded it."""
     try:
         length = int(request.headers.get("content-length", 0))
     except ValueError:
         length = 0
-    received = _Received()
     size = values = 0
     if length <= _MAX_DISCARDED + max_bytes:
         async for chunk in request.stream():
@@ -102,7 +130,7 @@ async def _read_pieces(
             if not (fits and received.add(chunk)) and max_values is not None:
                 values += chunk.count(b",") + 3 * chunk.count(b"{")  # objects are the slowest to parse
             if fits and (max_values is None or values <= max_values):
-                if share is not None and size >= _LARGE_BODY:
+                if size >= _LARGE_BODY:
                     if not share.add(len(chunk)):
                         raise APIError(
                             429,
@@ -111,16 +139,15 @@ async def _read_pieces(
                         )
                     await share.of.turn()  # what is read next has to wait for it
             else:  # clients read no response while they send: read the rest and discard it
-                received = _Received()
+                received.clear()
     if max(size, length) > max_bytes:
         raise APIError(
             413,
-            f"The body is larger than {max_bytes} bytes (--max-request-bytes){why}; send less",
+            f"The body is larger than {max_bytes} bytes{why}; send less",
             headers={"connection": "close"},
         )
     if max_values is not None and values > max_values:
         raise APIError(413, f"The body holds more than {max_values} values, more than the model could take; send less")
-    return received
 
 
 def _decode_json(body: bytes) -> Any:
