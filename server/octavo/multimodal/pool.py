@@ -10,7 +10,6 @@ import asyncio
 import logging
 import socket
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,8 @@ from octavo.multimodal import handover
 from octavo.multimodal.items import ImageFeatures
 from octavo.multimodal.pieces import Pieces
 from octavo.system import limits
+from octavo.system.confined import confined_command
+from octavo.system.environment import process_environment
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,11 @@ class _Process:
         """``memory``: bytes that an image may take. Raises OSError, EOFError, and ValueError with what it says."""
         self._socket, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "octavo.multimodal.pool_worker", str(theirs.fileno())]
+            command = confined_command("octavo.multimodal.pool_worker", str(theirs.fileno()))
             try:
-                self._process = subprocess.Popen(command, process_group=0, pass_fds=(theirs.fileno(),))
+                self._process = subprocess.Popen(
+                    command, process_group=0, pass_fds=(theirs.fileno(),), env=process_environment()
+                )
             except BaseException:
                 self._socket.close()
                 raise

@@ -1,4 +1,4 @@
-"""A process that decodes and processes images: ``python -m octavo.multimodal.pool_worker SOCKET``.
+"""A process that decodes and processes images: ``octavo.multimodal.pool_worker SOCKET``, confined.
 
 It reads what the checkpoint is from its first message, answers each further one, and ends when the other end is closed.
 """
@@ -54,11 +54,9 @@ def _answer(
 
 
 def _give_way(memory: int) -> None:
-    """Let an image that takes too much cost this process alone: it may have ``memory`` more bytes, and where the
-    machine has none left, the kernel ends it first."""
+    """Let an image that takes too much cost this process alone: it may have ``memory`` more bytes."""
     os.nice(_NICE)
     with contextlib.suppress(OSError, ValueError):  # elsewhere than on Linux, and where less is allowed already
-        Path("/proc/self/oom_score_adj").write_text("1000")
         most = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 

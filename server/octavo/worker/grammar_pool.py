@@ -11,7 +11,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -20,6 +19,8 @@ from typing import Any
 import numpy as np
 
 from octavo.interface.engine_config import ModelConfig
+from octavo.system.confined import confined_command
+from octavo.system.environment import process_environment
 from octavo.worker.grammar_process import GrammarProcess, GrammarSequence
 from octavo.worker.grammar_worker import COMPILE_SECONDS, MASK_SECONDS, MEMORY_BYTES
 
@@ -251,15 +252,14 @@ class GrammarPool:
         self._control, theirs = socket.socketpair()
         with theirs:
             inherited = theirs.fileno(), self._masks_fd
-            command = [
-                sys.executable, "-m", "octavo.worker.grammar_worker", *map(str, inherited),
-                str(self._config.files.tokenizer_path), str(self._config.vocab_size),
-                str(self._mask_shape[1] - 1),
-            ]  # fmt: skip
+            command = confined_command(
+                "octavo.worker.grammar_worker", *map(str, inherited),
+                str(self._config.files.tokenizer_path), str(self._config.vocab_size), str(self._mask_shape[1] - 1),
+            )  # fmt: skip
             # Own process group: Ctrl-C in a terminal must not reach it. One arena: the processes limit their memory.
             self._program = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=inherited, process_group=0,
-                env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+                env={**process_environment(), "MALLOC_ARENA_MAX": "1"},
             )  # fmt: skip
         self._has_forked = False
 

@@ -1,6 +1,6 @@
 """The process of a grammar: compiles it and computes masks, isolated so that it can be limited and killed.
 
-    python -m octavo.worker.grammar_worker CONTROL MASKS TOKENIZER VOCABULARY DRAFTS   (octavo.worker.grammar_pool does)
+    octavo.worker.grammar_worker CONTROL MASKS TOKENIZER VOCABULARY DRAFTS   (confined, by octavo.worker.grammar_pool)
 
 This program loads the model's vocabulary for llguidance once and forks a process for every grammar that arrives: a
 byte on the inherited socket CONTROL, with the socket on which the new process talks. There, lines of JSON: first the
@@ -203,14 +203,10 @@ def _memory() -> int:
 
 
 def _limit_memory() -> None:
-    """Limit this process's memory, and have the kernel's OOM killer choose it before the engine."""
+    """Limit this process's memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    try:
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:  # a sandbox without it
-        pass
 
 
 def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int, num_drafts: int) -> None:
@@ -240,7 +236,7 @@ def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int, num_draft
         elif os.fork() == 0:
             try:
                 control.close()
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a library's dying message may contain user text
+                os.dup2(0, 2)  # /dev/null: a library's dying message may contain user text
                 _limit_memory()
                 Grammar(sock, masks, mask_bytes, num_drafts).serve(tokenizer)
             finally:

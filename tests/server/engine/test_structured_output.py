@@ -208,6 +208,20 @@ def test_a_grammars_process_that_is_killed_ends_its_own_requests(llm: LLM) -> No
     assert ended["stays"] is None and "simplify it" in str(ended["goes"])
 
 
+def test_a_grammars_process_has_no_secrets_and_can_gain_no_rights(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm.generate("Answer:", params(choice=["started"]), use_tqdm=False)
+    monkeypatch.setenv("OCTAVO_API_KEY", "secret-1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-2")
+    pool = llm.engine.executor.worker.runner.requests.grammar_pool  # type: ignore[attr-defined]
+    pool._end_program()  # the next one is started with these in our environment
+    llm.generate("Answer:", params(choice=["a new program"]), use_tqdm=False)
+    about = Path(f"/proc/{pool._program.pid}")
+    environment = (about / "environ").read_bytes()
+    assert b"PATH=" in environment and b"secret" not in environment
+    assert "NoNewPrivs:\t1" in (about / "status").read_text()
+    assert (about / "oom_score_adj").read_text() == "1000\n"
+
+
 def test_a_program_that_no_longer_forks_is_replaced(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped, or hanging: the request that finds out ends with an error that blames no grammar, the next is served."""
     llm.generate("Answer:", params(choice=["started"]), use_tqdm=False)

@@ -95,6 +95,17 @@ def test_a_process_that_is_killed_is_replaced(pool: ImagePool) -> None:
     asyncio.run(ask())
 
 
+def test_a_process_has_no_secrets_and_can_gain_no_rights(pool: ImagePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_API_KEY", "secret-1")
+    monkeypatch.setenv("HF_TOKEN", "secret-2")
+    asyncio.run(pool.process(file_of(40, 40), "file"))
+    about = Path(f"/proc/{next(iter(pool._all))._process.pid}")
+    environment = (about / "environ").read_bytes()
+    assert b"PATH=" in environment and b"secret" not in environment
+    assert "NoNewPrivs:\t1" in (about / "status").read_text()
+    assert (about / "oom_score_adj").read_text() == "1000\n"
+
+
 def test_the_queue_is_bounded(pool: ImagePool) -> None:
     async def ask() -> None:
         pool.most_waiting = 2
