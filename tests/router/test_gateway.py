@@ -270,6 +270,8 @@ def test_tenants_have_keys_models_and_budgets(echo: Endpoint, tmp_path: Path) ->
         got = ask("sk-red", x_octavo_tenant="blue")[2]["headers"]
         assert got[TENANT_HEADER] == "red"
         assert "authorization" not in got, "no key goes on"
+        got = gateway.ask("POST", "/v1/completions", {"model": "m"}, api_key="sk-blue")[2]["headers"]
+        assert got[TENANT_HEADER] == "blue" and "api-key" not in got, "Azure's header"
         assert ask("sk-red", "n")[2]["error"]["code"] == "model_not_found"
         assert ask("sk-blue", "n")[0] == 200
         assert [ask("sk-red")[0] for _ in range(4)] == [200, 200, 429, 429], "6 a minute are 3 of each router"

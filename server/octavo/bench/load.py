@@ -46,6 +46,8 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument(
         "--api-key",
+        type=str.strip,
+        metavar="KEY",
         default=os.environ.get("OPENAI_API_KEY"),
         help="API key (default: OPENAI_API_KEY of the environment, else none)",
     )

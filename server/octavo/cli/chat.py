@@ -35,7 +35,7 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
         "--model-name", help="Name of the model to ask the server for (default: the first that it lists)"
     )
     parser.add_argument(
-        "--api-key", default=os.environ.get("OPENAI_API_KEY"),
+        "--api-key", type=str.strip, metavar="KEY", default=os.environ.get("OPENAI_API_KEY"),
         help="API key of the server (default: OPENAI_API_KEY of the environment, else none)",
     )  # fmt: skip
     parser.add_argument("--system-prompt", help="System prompt of the conversation (default: the chat template's)")

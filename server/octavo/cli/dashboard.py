@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-name", help="Name of the model to ask the server for (default: the first that it lists)"
     )
     parser.add_argument(
-        "--api-key", default=os.environ.get("OCTAVO_API_KEY") or os.environ.get("OPENAI_API_KEY"),
+        "--api-key", type=str.strip, metavar="KEY",
+        default=os.environ.get("OCTAVO_API_KEY") or os.environ.get("OPENAI_API_KEY"),
         help="API key of the server. Where only this machine can open the page, it is used for all; else each visitor "
         "is asked for it (default: OCTAVO_API_KEY or OPENAI_API_KEY of the environment, else visitors are asked)",
     )  # fmt: skip

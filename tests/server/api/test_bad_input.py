@@ -77,7 +77,7 @@ BAD_COMPLETIONS = {
     "n = 0": ({"n": 0}, ["n ", "0"]),
     "n = a million": ({"n": 10**6}, ["n ", "1000000"]),
     "max_tokens = a billion": ({"max_tokens": 10**9}, ["max_tokens", "1000000000"]),
-    "negative max_tokens": ({"max_tokens": -1}, ["max_tokens", "-1"]),
+    "negative max_tokens": ({"max_tokens": -2}, ["max_tokens", "-2"]),
     "zero max_tokens without echo": ({"max_tokens": 0}, ["max_tokens"]),
     "logprobs = a million": ({"logprobs": 10**6}, ["logprobs", "20"]),
     "negative logprobs": ({"logprobs": -1}, ["logprobs"]),

@@ -203,7 +203,7 @@ end
 -- The tenant whose key the request has; nil: none.
 local function tenant_of(headers)
   local bearer = match(headers:get("authorization") or "", "^[Bb][Ee][Aa][Rr][Ee][Rr] +(.-) *$")
-  return state.keys[bearer or ""] or state.keys[headers:get("x-api-key") or ""]
+  return state.keys[bearer or ""] or state.keys[headers:get("x-api-key") or ""] or state.keys[headers:get("api-key") or ""]
 end
 
 -- The member that names the model: {value, where it stands: from, to}; nil: there is none. Or why the body is refused: an
@@ -272,8 +272,7 @@ function envoy_on_request(handle)
     headers:add("x-octavo-tenant", ask.tenant.name)
     headers:add("x-octavo-tenant-id", ask.tenant.id)
     if ask.tenant.salt then headers:add("x-octavo-cache-salt", ask.tenant.salt) end
-    headers:remove("authorization")
-    headers:remove("x-api-key")
+    for _, name in ipairs({"authorization", "x-api-key", "api-key"}) do headers:remove(name) end
   end
   if method == "GET" or method == "HEAD" then return get(ask) end
   if method ~= "POST" or not PASSED[path] then

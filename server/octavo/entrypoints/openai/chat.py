@@ -25,7 +25,7 @@ from octavo.entrypoints.generation.run import (
 from octavo.entrypoints.generation.stream import EventStream
 from octavo.entrypoints.openai.events import DONE, ChunkEvents
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter, prompt_logprobs
-from octavo.entrypoints.openai.protocol import IMAGES, ChatCompletionRequest
+from octavo.entrypoints.openai.protocol import IMAGES, NO_LIMIT, ChatCompletionRequest
 from octavo.entrypoints.openai.response_format import constraint_of
 from octavo.entrypoints.openai.responses import (
     ChatChoice,
@@ -100,7 +100,8 @@ async def _prepare(state: ServerState, body: ChatCompletionRequest, response_id:
         message = "prompt_logprobs are not available in streams; drop stream or prompt_logprobs"
         raise bad_request(message, "prompt_logprobs")
     asked_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    max_tokens: int | None = getattr(body, asked_field)
+    asked: int | None = getattr(body, asked_field)
+    max_tokens = None if asked == NO_LIMIT else asked
     params = sampling_params(
         state, body.sampling_fields(), max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None, logprobs_field="top_logprobs",

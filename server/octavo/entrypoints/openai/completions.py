@@ -25,7 +25,7 @@ from octavo.entrypoints.generation.run import (
 from octavo.entrypoints.generation.stream import EventStream
 from octavo.entrypoints.openai.events import DONE, ChunkEvents
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter, prompt_logprobs
-from octavo.entrypoints.openai.protocol import CompletionRequest
+from octavo.entrypoints.openai.protocol import NO_LIMIT, CompletionRequest
 from octavo.entrypoints.openai.response_format import constraint_of
 from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, usage
 from octavo.entrypoints.state import ServerState, state_of
@@ -91,7 +91,7 @@ async def create_completion(request: Request) -> Response:
 
 
 async def _prepare(state: ServerState, body: CompletionRequest, response_id: str) -> CompletionContext:
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    max_tokens = {None: DEFAULT_MAX_TOKENS, NO_LIMIT: None}.get(body.max_tokens, body.max_tokens)
     prompt_only = bool(body.echo) and max_tokens == 0
     params = sampling_params(
         state, body.sampling_fields(), max_tokens=1 if prompt_only else max_tokens, logprobs=body.logprobs,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, WrapValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, WrapValidator
 
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation
@@ -45,6 +45,21 @@ Index = Annotated[int, Field(ge=0, le=limits.MAX_INT), _FromFloat]
 Count = Annotated[int, Field(ge=1, le=limits.MAX_INT), _FromFloat]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _FromFloat]
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _FromFloat]
+
+NO_LIMIT = -1  # llama.cpp's: as many tokens as fit
+
+
+def _not_zero(value: int) -> int:
+    if value == 0:
+        raise ValueError(f"must be at least 1, or {NO_LIMIT} for as many tokens as fit, got 0")
+    return value
+
+
+LimitOrZero = Annotated[int, Field(ge=NO_LIMIT, le=limits.MAX_INT), _FromFloat]
+Limit = Annotated[
+    int, Field(ge=NO_LIMIT, le=limits.MAX_INT, json_schema_extra={"not": {"const": 0}}), AfterValidator(_not_zero),
+    _FromFloat,
+]  # fmt: skip
 
 
 def _only(*values: Any) -> Any:
@@ -276,7 +291,7 @@ class CompletionRequest(GenerationRequest):
     UNSUPPORTED: ClassVar[UnsupportedFields] = COMPLETION
 
     prompt: PromptField
-    max_tokens: Index | None = None
+    max_tokens: LimitOrZero | None = None
     echo: bool | None = None
     logprobs: Index | None = None
     suffix: _only("") = None  # type: ignore[valid-type]  # infilling is not supported
@@ -300,8 +315,8 @@ class ChatCompletionRequest(GenerationRequest):
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = GenerationRequest.NEEDS | {"top_logprobs": ("logprobs", True)}
 
     messages: MessagesField
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Index | None = None
     echo: bool | None = None

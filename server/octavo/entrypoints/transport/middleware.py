@@ -25,6 +25,7 @@ OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})  # without an API key, 
 UNCOUNTED_PATHS = OPEN_PATHS | {"/metrics", "/load", "/ping", "/version"}  # not in the HTTP metrics
 ROUTE_PATH = "route_path"  # key of a request's scope: the path of the route that it took
 _REQUEST_ID = re.compile(REQUEST_ID)
+_KEY_HEADERS = b"x-api-key", b"api-key"  # Anthropic's and Azure's
 
 
 class RequestMiddleware:
@@ -43,6 +44,9 @@ class RequestMiddleware:
             return
         if self._root_path:
             scope["root_path"] = self._root_path
+        path = _path(scope)  # answered with or without a slash at its end: not every client follows a redirect
+        if surplus := len(path) - len(path.rstrip("/") or "/"):
+            scope["path"] = scope["path"][:-surplus]
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
@@ -99,7 +103,10 @@ class RequestMiddleware:
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         """Compares hashes of all keys in constant time, so that timing tells nothing of a key's length or position."""
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        given = [token.strip() if scheme.lower() == b"bearer" else b"", headers.get(b"x-api-key", b"")]
+        given = [
+            token.strip() if scheme.lower() == b"bearer" else b"",
+            *(headers.get(name, b"") for name in _KEY_HEADERS),
+        ]
         found = False
         for digest in [hashlib.sha256(key).digest() for key in given]:
             for known in self._key_hashes:
