@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from octavo_router import adapters, calls, management, replicas, tenants
+from octavo_router import adapters, calls, management, replicas, rooms, tenants
 from octavo_router.hold import Hold
 from octavo_router.server import Processor, Request
 
@@ -31,6 +31,8 @@ async def serve(args: argparse.Namespace) -> None:
         asyncio.create_task(replicas.follow(args.admin_port, processor.set_replicas)),
         asyncio.create_task(adapters.follow(processor.replicas, args.engine_port, processor.set_adapters)),
     ]
+    if args.hold_requests:
+        tasks.append(asyncio.create_task(rooms.follow(processor.replicas, args.engine_port, processor.set_rooms)))
     if args.tenants:
         limits = tenants.follow_limits(args.tenants, processor.tenants, processor.limits_changed)
         usage = tenants.follow_usage(

@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, struct_pb2
 
 PICK_SPACE, PICK = "envoy.lb", "x-gateway-destination-endpoint"  # the endpoint picker protocol's metadata
+RETRIES, RETRIED, WITHOUT_ROOM = "octavo-retries", "octavo-retried", "429"  # how often, and after which status
 _PACKAGE = "envoy.service.ext_proc.v3"
 _STRUCT, _DURATION = ".google.protobuf.Struct", ".google.protobuf.Duration"
 _FIELD = descriptor_pb2.FieldDescriptorProto
@@ -79,12 +80,15 @@ def read(message: bytes) -> tuple[dict[str, str], bytes]:
     return said, request.request_body.body
 
 
-def go_on(replicas: str) -> bytes:
-    """The request goes on, to the first of these; empty: where the ring hash sends it."""
+def go_on(replicas: str, retries: int = 0) -> bytes:
+    """The request goes on, to the first of these; empty: where the ring hash sends it. `retries`: so often it is tried
+    again where a replica has no room for it (429), too; 0: it is not, and the rest is as the route says."""
     response = ProcessingResponse()
     response.request_body.SetInParent()
-    if replicas:
-        response.dynamic_metadata.fields[PICK_SPACE].struct_value.fields[PICK].string_value = replicas
+    said = {PICK: replicas, RETRIES: str(retries or ""), RETRIED: WITHOUT_ROOM if retries else ""}
+    for name, text in said.items():
+        if text:
+            response.dynamic_metadata.fields[PICK_SPACE].struct_value.fields[name].string_value = text
     return bytes(response.SerializeToString())
 
 

