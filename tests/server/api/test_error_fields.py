@@ -174,7 +174,7 @@ CASES: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("/api/generate", ("context",), [10**9], "context must"),
     ("/api/generate", ("options", "frequency_penalty"), 7, "options.frequency_penalty"),
     ("/v1/chat/completions", ("messages", "2", "reasoning"), 7, "messages.2.reasoning"),
-    ("/v1/chat/completions", ("max_completion_tokens",), -1, "max_completion_tokens"),
+    ("/v1/chat/completions", ("max_completion_tokens",), -2, "max_completion_tokens"),
 ]  # fmt: skip
 
 

@@ -92,6 +92,9 @@ def values_of(schema: dict[str, Any] | bool) -> st.SearchStrategy[Any]:  # noqa:
     """Values that fit a schema, of the keywords that ours use."""
     if isinstance(schema, bool):
         return values_of({}) if schema else st.nothing()
+    if "not" in schema:
+        others = values_of({key: value for key, value in schema.items() if key != "not"})
+        return others.filter(lambda value: not jsonschema_rs.is_valid(schema["not"], value))
     if "$ref" in schema:
         return values_of(schema["$defs"][schema["$ref"].rpartition("/")[2]] | {"$defs": schema["$defs"]})
     if options := schema.get("anyOf", schema.get("oneOf")):
