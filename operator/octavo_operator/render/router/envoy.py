@@ -392,7 +392,8 @@ def _retries() -> Json:
                 },
             }
         ],
-        "host_selection_retry_max_attempts": 5,
+        # Each is drawn among all: with few, one request in hundreds would be sent to the same replica again.
+        "host_selection_retry_max_attempts": 24,
     }
 
 
