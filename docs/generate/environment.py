@@ -67,6 +67,7 @@ OPERATOR_VARIABLES = {
     "OCTAVO_IMAGE_POLICY": ("Pinned", "Image policy of specs that name none: `engine.imagePolicy`."),
     "OCTAVO_IMAGE_ROLLOUTS": ("1", "Maximum number of simultaneous rollouts of a new image: `engine.imageRollouts`."),
     "OCTAVO_ALLOW_PRIVILEGED_PODS": ("false", "`allowPrivilegedPods`."),
+    "OCTAVO_ALLOW_SNIPPET_ANNOTATIONS": ("false", "`allowSnippetAnnotations`."),
     "OCTAVO_NODE_CACHE_PATHS": ("none", "Folders of nodes that may hold models: `cache.nodePaths`."),
     "OCTAVO_CLUSTER_ASSIGNED_IDS": ("false", "`clusterAssignedIds`."),
     "OCTAVO_MANAGEMENT_NAMESPACES": ("none", "Namespaces whose pods may read metrics: `monitoring.namespaces`."),

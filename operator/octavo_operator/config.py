@@ -30,6 +30,7 @@ class OperatorConfig:
     image_policy: str = PINNED  # of specs without engine.image and engine.imagePolicy
     image_rollouts: int = 1  # LLMDeployments of policy Follow that are updated at the same time
     allow_privileged_pods: bool = False  # podPatches and volumes may leave the restricted Pod Security Standard
+    allow_snippet_annotations: bool = False  # of Ingresses and Services may hold a controller's configuration
     node_cache_paths: tuple[str, ...] = ()  # folders of nodes that specs may name for model.cache.mode node
     cluster_assigned_ids: bool = False  # the cluster sets uid, gid, fsGroup (OpenShift); a spec may override it
     management_namespaces: tuple[str, ...] = ()  # whose pods may reach the management port
@@ -99,6 +100,7 @@ class OperatorConfig:
             image_policy=image_policy,
             image_rollouts=int(number("OCTAVO_IMAGE_ROLLOUTS", 1, 1)),
             allow_privileged_pods=_boolean(env, "OCTAVO_ALLOW_PRIVILEGED_PODS"),
+            allow_snippet_annotations=_boolean(env, "OCTAVO_ALLOW_SNIPPET_ANNOTATIONS"),
             node_cache_paths=words("OCTAVO_NODE_CACHE_PATHS"),
             cluster_assigned_ids=_boolean(env, "OCTAVO_CLUSTER_ASSIGNED_IDS"),
             management_namespaces=words("OCTAVO_MANAGEMENT_NAMESPACES"),

@@ -47,6 +47,7 @@ from octavo_operator.render.router.objects import (
     expected_router_template,
     unchanged_files,
 )
+from octavo_operator.render.snippets import SNIPPET, refused_service
 from octavo_operator.render.template_checks import GROUPS_NOT_INSTALLED
 from octavo_operator.render.workload import KIND as GROUPS
 from octavo_operator.render.workload import is_grouped
@@ -162,7 +163,7 @@ def reconcile(
             requeue_after = min(due, requeue_after or due)
     seen = Observation(
         live, pods, claim, problem, room is not None, autoscaler, scaling, apis, pending, current, image_turn,
-        contested, pod_events, routers, prefetch, start, workers, places,
+        contested or _left_out(deployment, config), pod_events, routers, prefetch, start, workers, places,
         summarize(deployment, pods, said),
     )  # fmt: skip
     return Outcome(plan, expected_status(deployment, seen, config.cluster_domain, now), requeue_after)
@@ -188,6 +189,11 @@ def _hurried_kubelets(deployment: LLMDeployment, children: list[Observed]) -> li
         if "deletionTimestamp" not in meta and LISTED in annotations and not stamp.items() <= annotations.items():
             behind.append(Annotate(one, stamp))
     return list(behind)
+
+
+def _left_out(deployment: LLMDeployment, config: OperatorConfig) -> Problem | None:
+    why = refused_service(deployment.spec.service.annotations, config)
+    return Problem(SNIPPET, why) if why else None
 
 
 def _may_be_done(action: Action, current: Json | None, prefetch: Prefetch, kept: frozenset[ObjectRef]) -> bool:

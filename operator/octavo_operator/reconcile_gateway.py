@@ -16,8 +16,10 @@ from octavo_operator.diff import digest
 from octavo_operator.gateway_links import is_available, ready_adapters
 from octavo_operator.kube.store import Observed
 from octavo_operator.plan import (
+    Action,
     Annotate,
     Apply,
+    Delete,
     Plan,
     PodFields,
     compute_plan,
@@ -28,8 +30,8 @@ from octavo_operator.plan import (
     recorded_image,
 )
 from octavo_operator.reconcile import Outcome
-from octavo_operator.render import names
-from octavo_operator.render.exposure import external_url, refusal, render_exposure
+from octavo_operator.render import names, snippets
+from octavo_operator.render.exposure import external_url, refusal, refused_ingress, render_exposure
 from octavo_operator.render.gateway import (
     SETTINGS,
     GatewayPods,
@@ -113,7 +115,9 @@ def reconcile(
     conditions = [
         _ready(gateway, seen, progressing, problem or pod_problem),
         progressing,
-        degraded(problem or pod_problem or _conflict(served) or _unexposed(gateway, children, apis) or contested),
+        degraded(
+            problem or pod_problem or _conflict(served) or _unexposed(gateway, children, config, apis) or contested
+        ),
     ]
     set_times(conditions, gateway, now)
     statuses = {one.deployment.name: one.deployment.status for one in candidates}
@@ -157,8 +161,10 @@ def _plan(
             "LLMDeployments and use several gateways. Routers go on with the last one that fitted"
         )
         return Plan(), Problem("ConfigTooLarge", text)
-    desired = [*render_gateway(gateway, candidates, config, pods), *render_exposure(gateway, apis)]
+    desired = [*render_gateway(gateway, candidates, config, pods), *render_exposure(gateway, config, apis)]
     plan = compute_plan(gateway, desired, children)
+    if refused_ingress(gateway, config):
+        plan.actions[:] = [one for one in plan.actions if not _deletes(one, "Ingress")]
     stamp = {FILES: digest(pods.files)}
     for one in children:
         if one.kind != "Pod" or "deletionTimestamp" in one.body["metadata"]:
@@ -240,8 +246,16 @@ def _conflict(served: Served) -> Problem | None:
     return Problem("ModelNameConflict", "; ".join(served.conflicts)) if served.conflicts else None
 
 
-def _unexposed(gateway: LLMGateway, children: list[Observed], apis: frozenset[str]) -> Problem | None:
+def _deletes(action: Action, kind: str) -> bool:
+    return isinstance(action, Delete) and action.target.kind == kind
+
+
+def _unexposed(
+    gateway: LLMGateway, children: list[Observed], config: OperatorConfig, apis: frozenset[str]
+) -> Problem | None:
     """Why it cannot be reached as its spec wants it; in the cluster it serves all the same."""
+    if why := refused_ingress(gateway, config) or snippets.refused_service(gateway.spec.service.annotations, config):
+        return Problem(snippets.SNIPPET, why)
     if gateway.spec.http_route is None:
         return None
     if "HTTPRoute" not in apis:

@@ -74,7 +74,7 @@ class Observation:
     pending: bool = False  # `live` is not yet updated to the current spec
     template: Json | None = None  # pod template of the current spec; None: it yields none (an invalid patch)
     image_turn: ImageTurn | None = None  # of one that follows the operator's engine image
-    contested: Problem | None = None  # an object that others keep changing: pods may serve all the same
+    contested: Problem | None = None  # an object that is not as the spec wants it: pods may serve all the same
     pod_events: Events = field(default_factory=dict)  # of hanging pods
     routers: Routers = field(default_factory=Routers)
     prefetch: Prefetch = field(default_factory=Prefetch)

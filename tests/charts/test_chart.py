@@ -67,7 +67,7 @@ def test_the_operator_understands_what_it_is_told(name: str) -> None:
     assert config.watch_namespaces == (("a", "b") if name == "namespaced" else ())
     assert config.image_pull_secrets == (("y", "z") if name == "secrets" else ())
     assert config.cluster_assigned_ids is (name == "openshift")
-    assert config.allow_privileged_pods is (name == "trusting")
+    assert config.allow_privileged_pods is config.allow_snippet_annotations is (name == "trusting")
     assert config.defaults == Defaults()
     assert (config.image_policy, config.image_rollouts) == (("Follow", 3) if name == "following" else ("Pinned", 1))
 

@@ -17,6 +17,7 @@ from octavo_operator.config import ConfigError, OperatorConfig
         ("OCTAVO_IMAGE_POLICY", "Latest"),
         ("OCTAVO_IMAGE_ROLLOUTS", "0"),
         ("OCTAVO_ALLOW_PRIVILEGED_PODS", "si"),
+        ("OCTAVO_ALLOW_SNIPPET_ANNOTATIONS", "si"),
         ("OCTAVO_DEFAULTS", "{"),
         ("OCTAVO_DEFAULTS", '{"images": ["a"]}'),
         ("OCTAVO_DEFAULTS", '{"scheduling": {"tolerations": {}}}'),

@@ -18,7 +18,7 @@ MATRIX: dict[str, list[str]] = {
     "names": ["fullnameOverride=mine", "commonLabels.team=x", "podLabels.a=b", "podAnnotations.c=d"],
     "closed": ["networkPolicy.restrictEgress=true", "replicas=2"],
     "open": ["networkPolicy.enabled=false", "podDisruptionBudget.enabled=false"],
-    "trusting": ["allowPrivilegedPods=true"],
+    "trusting": ["allowPrivilegedPods=true", "allowSnippetAnnotations=true"],
     "following": ["engine.imagePolicy=Follow", "engine.imageRollouts=3"],
     "openshift": ["clusterAssignedIds=true"],
     "secrets": ["imagePullSecrets={x}", "engine.imagePullSecrets={y,z}"],

@@ -72,7 +72,7 @@ def render(
         expected_service_account(deployment),
         expected_cache_claim(deployment),
         expected_network_policy(deployment, config, stage),
-        expected_service(deployment, stage),
+        expected_service(deployment, config, stage),
         expected_adapters(deployment),
         expected_group_policy(deployment) if is_grouped(deployment, apis) else None,
         expected_workload(deployment, template, unavailable, held, apis),

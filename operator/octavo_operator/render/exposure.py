@@ -5,15 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from octavo_operator.api.gateway import LLMGateway
+from octavo_operator.config import OperatorConfig
+from octavo_operator.render import snippets
 from octavo_operator.render.gateway import manifest
 
 Json = dict[str, Any]
 
 
-def render_exposure(gateway: LLMGateway, apis: frozenset[str]) -> list[Json]:
+def render_exposure(gateway: LLMGateway, config: OperatorConfig, apis: frozenset[str]) -> list[Json]:
     """Manifests of what its spec asks for. `apis`: optional kinds that the cluster has."""
     route = expected_http_route(gateway) if "HTTPRoute" in apis else None
-    return [one for one in (expected_ingress(gateway), route) if one is not None]
+    ingress = None if refused_ingress(gateway, config) else expected_ingress(gateway)
+    return [one for one in (ingress, route) if one is not None]
+
+
+def refused_ingress(gateway: LLMGateway, config: OperatorConfig) -> str | None:
+    """Why its Ingress is not written; None: it is, or is not asked for. Without a snippet alone it could let in whom
+    that keeps out."""
+    spec = gateway.spec.ingress
+    if spec is None:
+        return None
+    outcome = "Until then no Ingress is written, one that is there stays as it is, and the Service serves all the same"
+    return snippets.refusal("spec.ingress.annotations", spec.annotations, config, outcome)
 
 
 def expected_ingress(gateway: LLMGateway) -> Json | None:

@@ -12,7 +12,7 @@ from octavo_operator.api.gateway import LLMGateway
 from octavo_operator.api.lifecycle import Lifecycle
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diff import digest
-from octavo_operator.render import names
+from octavo_operator.render import names, snippets
 from octavo_operator.render.network import client_affinity, default_management_peers, operator_peer
 from octavo_operator.render.router.gateway import LIMITS_FILE, files
 from octavo_operator.render.router.objects import (
@@ -85,7 +85,7 @@ def render_gateway(
         manifest(gateway, "networking.k8s.io/v1", "NetworkPolicy", {"spec": _policy(gateway, config)}, router),
         config_map,
         deployment,
-        expected_service(gateway),
+        expected_service(gateway, config),
         *_budget(gateway, router),
     ]
 
@@ -118,7 +118,7 @@ def expected_template(gateway: LLMGateway, config: OperatorConfig, content: dict
     return pod_template(frame, envoy_settings(gateway), config.router_image, content)
 
 
-def expected_service(gateway: LLMGateway) -> Json:
+def expected_service(gateway: LLMGateway, config: OperatorConfig) -> Json:
     """The Service that clients use."""
     spec, scheme = gateway.spec.service, "https" if gateway.spec.tls else "http"
     body: Json = {
@@ -132,8 +132,8 @@ def expected_service(gateway: LLMGateway) -> Json:
     if spec.external_traffic_policy is not None:
         body["externalTrafficPolicy"] = spec.external_traffic_policy
     out = manifest(gateway, "v1", "Service", {"spec": body}, gateway.name)
-    if spec.annotations:
-        out["metadata"]["annotations"] = dict(spec.annotations)
+    if annotations := snippets.written(spec.annotations, config):
+        out["metadata"]["annotations"] = annotations
     return out
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from octavo_operator.api import LLMDeployment
 from octavo_operator.api.common import GATEWAY_LABEL
 from octavo_operator.config import OperatorConfig
-from octavo_operator.render import names
+from octavo_operator.render import names, snippets
 from octavo_operator.render.group_policy import group_egress, group_ingress
 from octavo_operator.render.router.objects import Stage
 
@@ -21,7 +21,7 @@ GATEWAYS: Json = {  # routers of the namespace's LLMGateways
 }
 
 
-def expected_service(deployment: LLMDeployment, stage: Stage) -> Json:
+def expected_service(deployment: LLMDeployment, config: OperatorConfig, stage: Stage) -> Json:
     """The Service that clients use, in front of the engine's pods or of the routers."""
     spec = deployment.spec
     ports = [
@@ -42,8 +42,8 @@ def expected_service(deployment: LLMDeployment, stage: Stage) -> Json:
     if spec.service.external_traffic_policy is not None:
         body["externalTrafficPolicy"] = spec.service.external_traffic_policy
     out = names.manifest(deployment, "v1", "Service", {"spec": body})
-    if spec.service.annotations:
-        out["metadata"]["annotations"] = dict(spec.service.annotations)
+    if annotations := snippets.written(spec.service.annotations, config):
+        out["metadata"]["annotations"] = annotations
     return out
 
 
