@@ -12,12 +12,25 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from octavo_router.frames import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PADDED,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    FrameError,
+    Frames,
+    frame,
+)
+
 INTERNAL, UNIMPLEMENTED = 13, 12  # gRPC's status codes
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 8  # types of frames
-_END_STREAM, _ACK, _END_HEADERS, _PADDED = 1, 1, 4, 8  # flags
-_FRAME_HEAD, _MESSAGE_HEAD = 9, 5  # bytes
-_MAX_FRAME = 2**14  # bytes: what a peer may send that was told nothing else
+_MESSAGE_HEAD = 5  # bytes
 _MAX_WINDOW, _FIRST_WINDOW = 2**31 - 1, 2**16 - 1
 _INITIAL_WINDOW_SIZE = 4  # a setting
 # Fields in HPACK's plainest form, which needs no state (RFC 7541): ":status: 200" and "content-type" by their numbers.
@@ -49,25 +62,21 @@ class Stream:
         """A message to the caller."""
         if self.call:
             framed = b"\0" + len(message).to_bytes(4) + message
-            self._connection.write(self._begin() + _frame(_DATA, 0, self._number, framed))
+            self._connection.write(self._begin() + frame(DATA, 0, self._number, framed))
 
     def finish(self, status: int = 0) -> None:
         """Ends the call; the caller gets the status."""
         if self.call:
             code = str(status).encode()
             fields = (b"" if self._has_begun else _HEAD) + _STATUS + bytes([len(code)]) + code
-            self._connection.write(_frame(_HEADERS, _END_HEADERS | _END_STREAM, self._number, fields))
+            self._connection.write(frame(HEADERS, END_HEADERS | END_STREAM, self._number, fields))
             self._connection.forget(self._number)
 
     def _begin(self) -> bytes:
         if self._has_begun:
             return b""
         self._has_begun = True
-        return _frame(_HEADERS, _END_HEADERS, self._number, _HEAD)
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+        return frame(HEADERS, END_HEADERS, self._number, _HEAD)
 
 
 class Connection(asyncio.Protocol):
@@ -76,8 +85,8 @@ class Connection(asyncio.Protocol):
     def __init__(self, answer: Callable[[Stream], Call]) -> None:
         self._answer = answer
         self._transport: asyncio.Transport | None = None
-        self._data = bytearray()
-        self._has_greeted = False
+        self._frames = Frames()
+        self._greeting, self._has_greeted = b"", False
         self._unread_window = 0  # bytes that were read and not given back to the peer's window
         self._streams: dict[int, Stream] = {}
         self._newest = 0  # number of a stream
@@ -86,7 +95,7 @@ class Connection(asyncio.Protocol):
         """Opens the windows for what comes."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no class of asyncio's
         settings = _INITIAL_WINDOW_SIZE.to_bytes(2) + _MAX_WINDOW.to_bytes(4)
-        self.write(_frame(_SETTINGS, 0, 0, settings) + _wider(_MAX_WINDOW - _FIRST_WINDOW))
+        self.write(frame(SETTINGS, 0, 0, settings) + _wider(_MAX_WINDOW - _FIRST_WINDOW))
 
     def connection_lost(self, _: Exception | None) -> None:
         """Its calls are over."""
@@ -107,50 +116,42 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Frames, in whatever pieces."""
-        self._data += data
-        at = 0
         if not self._has_greeted:
-            if len(self._data) < len(_PREFACE):
+            data = self._greeting + data
+            if len(data) < len(_PREFACE):
+                self._greeting = data
                 return
-            if not self._data.startswith(_PREFACE):
+            if not data.startswith(_PREFACE):
                 return self._refuse("no HTTP/2")
-            self._has_greeted, at = True, len(_PREFACE)
-        while len(self._data) - at >= _FRAME_HEAD:
-            length = int.from_bytes(self._data[at : at + 3])
-            if length > _MAX_FRAME:
-                return self._refuse(f"a frame of {length} bytes")
-            if len(self._data) - at < _FRAME_HEAD + length:
-                break
-            kind, flags = self._data[at + 3], self._data[at + 4]
-            stream = int.from_bytes(self._data[at + 5 : at + 9]) & _MAX_WINDOW
-            at += _FRAME_HEAD
-            self._frame_received(kind, flags, stream, self._data[at : at + length])
-            at += length
-        del self._data[:at]
+            self._has_greeted, data = True, data[len(_PREFACE) :]
+        try:
+            for kind, flags, stream, payload in self._frames.feed(data):
+                self._frame_received(kind, flags, stream, payload)
+        except FrameError as error:
+            self._refuse(str(error))
 
     def _refuse(self, why: str) -> None:
         logger.warning("a connection that is none of Envoy's is closed: %s", why)
-        self._data.clear()
         if self._transport:
             self._transport.close()
 
-    def _frame_received(self, kind: int, flags: int, number: int, payload: bytearray) -> None:
-        if kind == _DATA:
+    def _frame_received(self, kind: int, flags: int, number: int, payload: memoryview) -> None:
+        if kind == DATA:
             self._widen(len(payload))
             if stream := self._streams.get(number):
-                stream.data += payload[1 : len(payload) - payload[0]] if flags & _PADDED else payload
+                stream.data += payload[1 : len(payload) - payload[0]] if flags & PADDED else payload
                 self._messages(stream)
-        elif kind == _HEADERS and number > self._newest:
+        elif kind == HEADERS and number > self._newest:
             self._newest = number
             stream = self._streams[number] = Stream(self, number)
             stream.call = self._answer(stream)
-        elif kind == _RST_STREAM:
+        elif kind == RST_STREAM:
             self.forget(number)
-        elif kind == _SETTINGS and not flags & _ACK:
-            self.write(_frame(_SETTINGS, _ACK, 0, b""))
-        elif kind == _PING and not flags & _ACK:
-            self.write(_frame(_PING, _ACK, 0, bytes(payload)))
-        if kind in (_DATA, _HEADERS) and flags & _END_STREAM and (ended := self._streams.get(number)):
+        elif kind == SETTINGS and not flags & ACK:
+            self.write(frame(SETTINGS, ACK, 0, b""))
+        elif kind == PING and not flags & ACK:
+            self.write(frame(PING, ACK, 0, bytes(payload)))
+        if kind in (DATA, HEADERS) and flags & END_STREAM and (ended := self._streams.get(number)):
             ended.finish()
 
     def _messages(self, stream: Stream) -> None:
@@ -179,7 +180,7 @@ class Connection(asyncio.Protocol):
 
 
 def _wider(many: int) -> bytes:
-    return _frame(_WINDOW_UPDATE, 0, 0, many.to_bytes(4))
+    return frame(WINDOW_UPDATE, 0, 0, many.to_bytes(4))
 
 
 async def serve(answer: Callable[[Stream], Call], port: int) -> asyncio.Server:
