@@ -56,13 +56,13 @@ def _bounded(body: bytes) -> bytes:
         pieces = body.split(b'"', _MAX_STRINGS)
         if len(pieces) <= _MAX_STRINGS:
             body = b'"'.join(map(_shorter, pieces))
-    if len(body) > _MAX_JSON or (len(body) > _MAX_VALUES and _values(body) > _MAX_VALUES):
+    if len(body) > _MAX_JSON or (len(body) > 2 * _MAX_VALUES and _values(body) > _MAX_VALUES):
         raise ValueError("it takes too long to read")
     return body
 
 
 def _values(body: bytes) -> int:
-    """As many as JSON may have, and more where text has such characters."""
+    """As many as JSON may have, each in two bytes or more; and more where text has such characters."""
     return len(body) - len(body.translate(None, b",[{"))
 
 
