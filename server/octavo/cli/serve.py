@@ -43,8 +43,7 @@ def run(namespace: argparse.Namespace) -> int:
         if engine_args.model is not None and engine_args.model != namespace.model_tag:
             raise ConfigError(f"two models are named, {namespace.model_tag} and {engine_args.model}: give one")
         engine_args.model = namespace.model_tag
-    # Secrets that were made of files end in a newline, which no header can carry.
-    args.api_key = [key.strip() for key in args.api_key or _keys_from_environment()]
+    args.api_key = args.api_key or _keys_from_environment()
     args.check()
     engine_args._validate()
     _check_adapters(engine_args, args)
@@ -112,7 +111,7 @@ def _fetched(module: str, download_dir: str | None) -> str:
 def _keys_from_environment() -> list[str]:
     for name in ("OCTAVO_API_KEY", "VLLM_API_KEY"):
         if key := os.environ.get(name):
-            return [key]
+            return [key.strip()]
     return []
 
 

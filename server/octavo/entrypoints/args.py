@@ -70,6 +70,10 @@ class ServerArgs:
     disable_log_stats: bool = False
     otlp_traces_endpoint: str | None = None  # for example http://localhost:4318/v1/traces
 
+    def __post_init__(self) -> None:
+        # Secrets that were made of files end in a newline, which no header can carry.
+        self.api_key = [key.strip() for key in self.api_key]
+
     def check(self) -> None:
         """Raises ConfigError."""
         for name in ("port", "management_port"):

@@ -18,6 +18,12 @@ from octavo.entrypoints.transport.responses import Handler
 from octavo.version import __version__
 
 _REF = "#/components/schemas/"
+# Each is enough: OpenAI's way, Anthropic's and Azure's.
+_KEYS = {
+    "apiKey": {"type": "http", "scheme": "bearer"},
+    "apiKeyHeader": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+    "azureKeyHeader": {"type": "apiKey", "in": "header", "name": "Api-Key"},
+}
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,7 @@ def document(operations: Sequence[Operation], state: ServerState, title: str, ro
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "securitySchemes": {
-                "apiKey": {"type": "http", "scheme": "bearer"},
-                "apiKeyHeader": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
-            },
+            "securitySchemes": _KEYS,
         },
     }
     if root_path:
@@ -106,7 +109,7 @@ def _describe(operation: Operation, has_keys: bool) -> dict[str, Any]:
     for name, schema in (operation.query or {}).items():
         described.setdefault("parameters", []).append({"name": name, "in": "query", "schema": schema})
     if has_keys and not operation.open:
-        described["security"] = [{"apiKey": []}, {"apiKeyHeader": []}]
+        described["security"] = [{scheme: []} for scheme in _KEYS]
     return described
 
 

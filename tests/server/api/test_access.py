@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import subprocess
 import time
@@ -26,6 +27,18 @@ def test_everything_but_the_probes_asks_for_the_key(guarded, path):
     for headers in ({"authorization": "bearer secret-key"}, {"x-api-key": "secret-key"},
                     {"authorization": "Bearer another's", "x-api-key": "secret-key"}):  # fmt: skip
         assert guarded.get(path, headers=headers).status_code == (404 if path == "/nowhere" else 200)
+
+
+def test_each_way_to_send_a_key_that_is_named_is_one(guarded):
+    """In the refusal and in the description, which name the same ones."""
+    said = guarded.get("/v1/models").json()["error"]["message"]
+    described = guarded.get("/openapi.json", headers={"api-key": "secret-key"}).json()
+    schemes = described["components"]["securitySchemes"]
+    assert {name for way in described["paths"]["/v1/models"]["get"]["security"] for name in way} == schemes.keys()
+    ways = {one.get("name", "Authorization"): "" if "name" in one else "Bearer " for one in schemes.values()}
+    assert set(re.findall(r"([\w-]+): (?:Bearer )?KEY", said)) == ways.keys()
+    for header, scheme in ways.items():
+        assert guarded.get("/v1/models", headers={header: f"{scheme}secret-key"}).status_code == 200, header
 
 
 @pytest.mark.parametrize("path", PROBES)

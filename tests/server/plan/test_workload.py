@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jsonschema_rs
@@ -19,7 +20,9 @@ from octavo.cli import plan as plan_command
 from octavo.cli import serve
 from octavo.cli.main import main
 from octavo.engine.args import EngineArgs
+from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
+from octavo.flags.fields import from_flags
 from octavo.flags.parser import CommandParser
 from octavo.plan.gpus import CONTEXT_BYTES, GPUS, find_gpu
 from octavo.plan.measure import measure
@@ -265,6 +268,14 @@ def test_a_command_of_serve_is_taken_as_it_is() -> None:
     for parser, command in zip(parsers, (serve, plan_command), strict=True):
         command.add_arguments(parser)
     assert set(parsers[0].flags()) <= set(parsers[1].flags())
+
+
+@pytest.mark.parametrize("command", [serve, plan_command])
+def test_a_key_made_of_a_file_is_read_without_its_newline(command: ModuleType) -> None:
+    parser = CommandParser()
+    command.add_arguments(parser)
+    args: ServerArgs = from_flags(ServerArgs, parser.parse_args(["--api-key", "abc\n"]))
+    assert args.api_key == ["abc"]
 
 
 def test_flags_of_the_server_get_into_the_deployment(llama: str, capsys: pytest.CaptureFixture[str]) -> None:

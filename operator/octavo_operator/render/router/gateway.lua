@@ -267,7 +267,8 @@ function envoy_on_request(handle)
   if #SETTINGS.tenants > 0 then
     ask.tenant = tenant_of(headers)
     if not ask.tenant then
-      return refuse(ask, 401, "invalid_api_key", "Send a valid API key: Authorization: Bearer KEY, or X-Api-Key: KEY")
+      local way = "Send a valid API key: Authorization: Bearer KEY, X-Api-Key: KEY or Api-Key: KEY"
+      return refuse(ask, 401, "invalid_api_key", way)
     end
     headers:add("x-octavo-tenant", ask.tenant.name)
     headers:add("x-octavo-tenant-id", ask.tenant.id)

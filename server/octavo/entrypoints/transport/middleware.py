@@ -77,7 +77,7 @@ class RequestMiddleware:
         try:
             if self._key_hashes and _path(scope) not in OPEN_PATHS and not self._has_key(headers):
                 error = APIError(
-                    401, "Send a valid API key: Authorization: Bearer KEY, or X-Api-Key: KEY",
+                    401, "Send a valid API key: Authorization: Bearer KEY, X-Api-Key: KEY or Api-Key: KEY",
                     headers={"www-authenticate": "Bearer"},
                 )  # fmt: skip
                 await error.response()(scope, receive, send_with_id)
