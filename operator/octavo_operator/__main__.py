@@ -19,6 +19,7 @@ from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.credentials import CredentialsError
 from octavo_operator.kube.lease import LeaderElector
 from octavo_operator.kube.watches import Watches
+from octavo_operator.rejection_reader import RejectionReader
 
 logger = logging.getLogger("octavo.operator")
 
@@ -33,6 +34,10 @@ async def run(config: OperatorConfig) -> int:
     zero = ZeroScaler(client, controller.store, autoscaler.reader, controller.post, lambda: lease.is_held,
                       gateways=controller.gateways_of)  # fmt: skip
     adapters = AdapterReader(controller.store, controller.queue.add, config.operator_id)
+    rejections = RejectionReader(
+        controller.store, controller.queue.add, lambda key: key not in controller.claims.others
+    )
+    controller.rejected = rejections.problem
     controller.scaling, controller.adapters = autoscaler.scaling, adapters.said
     controller.pod_starts.read_startup = autoscaler.reader.read_startup
     controller.metrics.set_watch_silence(watches.health.max_silence, watches.silence_limit)
@@ -53,7 +58,8 @@ async def run(config: OperatorConfig) -> int:
             asyncio.create_task(task)
             for task in (
                 watches.run(), watches.keep_discovering(), watches.keep_listing(), lead(),
-                autoscaler.run(), zero.run(lease.leading), adapters.run(lease.leading), stop.wait(),
+                autoscaler.run(), zero.run(lease.leading), adapters.run(lease.leading), rejections.run(lease.leading),
+                stop.wait(),
             )
         ]  # fmt: skip
         logger.info(
@@ -70,6 +76,7 @@ async def run(config: OperatorConfig) -> int:
         return 0 if stop.is_set() else 1
     finally:
         await adapters.close()
+        await rejections.close()
         await zero.close()
         await autoscaler.close()
         await web.cleanup()

@@ -66,6 +66,7 @@ class Controller:
         self.metrics = Metrics(self._state, config.resync_seconds)
         client.on_response = self.metrics.on_response
         self.scaling: Callable[[LLMDeployment], Scaling] = lambda _: Scaling()  # set by __main__.py
+        self.rejected: Callable[[Key], Problem | None] = lambda _: None  # by Envoy, in routers; set by __main__.py
         self.adapters: Callable[[Key], Said] = lambda _: {}  # what pods say; set by __main__.py
 
     def on_change(self, kind: str, body: Any) -> None:
@@ -187,7 +188,7 @@ class Controller:
             return reconcile_gateway.reconcile(
                 one, self.store.children(key), self._links.candidates(one), self._config, time.time(), problem,
                 has_namesake=self._links.has_namesake(one), contested=self._applier.contests.problem(key),
-                pod_events=pod_events, apis=self._apis,
+                pod_events=pod_events, apis=self._apis, rejected=self.rejected(key),
             )  # fmt: skip
 
         return await self._carry_out(one, compute, events_due)
@@ -290,7 +291,7 @@ class Controller:
             deployment, self.store.children(key), self._config, self._apis, time.time(), problem,
             self.scaling(deployment), self._image_rollout.turn(deployment), self._applier.contests.problem(key),
             pod_events, start, self._links.gateways_of(deployment), lambda: rivals(self.store, key),
-            self.adapters(key),
+            self.adapters(key), self.rejected(key),
         )  # fmt: skip
 
     def _record(self, owner: Owner, status: Json) -> None:

@@ -101,12 +101,14 @@ def reconcile(
     gateways: Sequence[str] = (),
     rivals: Callable[[], Rivals] = Rivals,
     said: Said = MappingProxyType({}),
+    rejected: Problem | None = None,
 ) -> Outcome:
     """`children`: observed objects of the LLMDeployment; `apis`: optional kinds and features that the cluster has;
     `problem`: of the last execution of the plan, for the status; `image_turn`: of one that follows the operator's
     engine image; `contested`: an object that others keep changing; `pod_events`: of hanging pods; `start`: of
     the last pod that became ready; `gateways`: names of the LLMGateways that serve it;
-    `rivals`: groups of others that wait for places; `said`: by its pods, of their LoRA adapters."""
+    `rivals`: groups of others that wait for places; `said`: by its pods, of their LoRA adapters;
+    `rejected`: what Envoy says of an update of its routers."""
     if deployment.deleting:
         return Outcome()
     young = parse_time(deployment.created) + _GATEWAY_SECONDS - now if deployment.created else 0.0
@@ -119,7 +121,7 @@ def reconcile(
     room, requeue_after = make_room(deployment, live, pods, now)
     places = find_places(deployment, live, groups(pods, workers), rivals, now)
     plan, pending = Plan(), True
-    routers = observe(deployment, children, pod_events, now)
+    routers = observe(deployment, children, pod_events, now, rejected)
     template, current, record, invalid = _choose_template(deployment, live, config, image_turn, apis)
     problem = invalid or problem
     prefetch = observe_prefetch(deployment, None if is_other_kind else live, current, children, pod_events, now)

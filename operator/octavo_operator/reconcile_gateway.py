@@ -87,10 +87,12 @@ def reconcile(
     contested: Problem | None = None,
     pod_events: Events = MappingProxyType({}),
     apis: frozenset[str] = frozenset(),
+    rejected: Problem | None = None,
 ) -> Outcome:
     """`children`: observed objects of the gateway; `candidates`: the LLMDeployments that it selects; `problem`: of the
     last execution of the plan; `has_namesake`: an LLMDeployment has its name; `contested`: an object that others keep
-    changing; `pod_events`: of hanging pods; `apis`: optional kinds that the cluster has."""
+    changing; `pod_events`: of hanging pods; `apis`: optional kinds that the cluster has; `rejected`: what Envoy says
+    of an update of its routers."""
     if gateway.deleting:
         return Outcome()
     served = served_models(gateway, candidates)
@@ -105,7 +107,7 @@ def reconcile(
         problem = problem or planning
     pods = [pod for pod in pods_of(children, names.ROUTER) if not is_finished(pod)]
     live = child(children, "Deployment", names.router(gateway.name))
-    pod_problem, requeue_after = router_problem(live, pods, pod_events, now, "routing.resources")
+    pod_problem, requeue_after = router_problem(live, pods, pod_events, now, "routing.resources", rejected)
     if plan.waits:
         requeue_after = 2.0
     seen = Workload.of(live)
@@ -113,7 +115,7 @@ def reconcile(
                      for one in plan.actions)  # fmt: skip
     progressing = _progressing(gateway, seen, is_pending, refused, problem or pod_problem)
     conditions = [
-        _ready(gateway, seen, progressing, problem or pod_problem),
+        _ready(gateway, seen, progressing, problem or pod_problem, rejected is not None),
         progressing,
         degraded(
             problem or pod_problem or _conflict(served) or _unexposed(gateway, children, config, apis) or contested
@@ -230,10 +232,10 @@ def _progressing(
     return make_condition("Progressing", True, reason, done)
 
 
-def _ready(gateway: LLMGateway, seen: Workload, progressing: Json, problem: Problem | None) -> Json:
-    """All routers serve, all of the latest spec."""
+def _ready(gateway: LLMGateway, seen: Workload, progressing: Json, problem: Problem | None, is_behind: bool) -> Json:
+    """All routers serve, all of the latest spec, and none has rejected an update of its files (`is_behind`)."""
     count = f"{seen.available} of {gateway.spec.replicas} routers serve requests"
-    if progressing["reason"] == "Complete":
+    if progressing["reason"] == "Complete" and not is_behind:
         return make_condition("Ready", True, "Ready", count)
     if problem:
         return make_condition("Ready", False, problem.reason, f"{count}; {problem.message}")

@@ -23,6 +23,7 @@ from octavo_operator.times import parse_time
 Json = dict[str, Any]
 
 KIND = "RouterReady"
+CONFIG_REJECTED = "ConfigRejected"
 NOT_READY = "RouterNotReady"  # reason of Ready, Available and Degraded
 # Connections to pods that were made before there were routers are used until then; policies may drop them silently.
 OPEN_SECONDS = 120.0
@@ -40,6 +41,7 @@ class Routers:
     pods: list[Json] = field(default_factory=list)
     problem: Problem | None = None  # of a pod of them
     requeue_after: float | None = None
+    is_behind: bool = False  # Envoy has rejected an update of its files: `problem` says so, or there is a worse one
 
     @property
     def available(self) -> int:
@@ -48,34 +50,44 @@ class Routers:
         return count
 
 
-def observe(deployment: LLMDeployment, children: list[Observed], events: Events, now: float) -> Routers:
-    """The routers of an LLMDeployment. `events`: of hanging pods, by uid."""
+def observe(
+    deployment: LLMDeployment, children: list[Observed], events: Events, now: float, rejected: Problem | None = None
+) -> Routers:
+    """The routers of an LLMDeployment. `events`: of hanging pods, by uid; `rejected`: what Envoy says of an update."""
     live = child(children, "Deployment", names.router(deployment.name))
     pods = [pod for pod in pods_of(children, names.ROUTER) if not is_finished(pod)]
     routers = Routers(live=live, pods=pods)
     stage, stage_due = _stage(deployment, children, routers, now)
     if not stage.has_routers:
         return Routers(stage, live, pods, requeue_after=stage_due)
-    problem, problem_due = router_problem(live, pods, events, now, "routing.prefix.resources")
+    problem, problem_due = router_problem(live, pods, events, now, "routing.prefix.resources", rejected)
     due = min((one for one in (stage_due, problem_due) if one is not None), default=None)
-    return Routers(stage, live, pods, problem, due)
+    return Routers(stage, live, pods, problem, due, rejected is not None)
 
 
 def router_problem(
-    live: Json | None, pods: list[Json], events: Events, now: float, resources: str
+    live: Json | None,
+    pods: list[Json],
+    events: Events,
+    now: float,
+    resources: str,
+    rejected: Problem | None = None,
 ) -> tuple[Problem | None, float | None]:
     """The problem of these routers, and seconds until there may be one. `live`: their Deployment; `events`: of hanging
-    pods, by uid; `resources`: the field that sets theirs."""
+    pods, by uid; `resources`: the field that sets theirs; `rejected`: what Envoy says of an update."""
     status = (live or {}).get("status") or {}
     enough = status.get("availableReplicas", 0) >= ((live or {}).get("spec") or {}).get("replicas", 1)
     counted = [pod for pod in pods if not (enough and "deletionTimestamp" in pod["metadata"])]
     found = [one for pod in counted if (one := diagnose(pod, None, events.get(pod["metadata"].get("uid", ""), [])))]
     problem = most_severe(found)
     if problem and problem.reason == "CrashLoop" and "configuration" in problem.message:
-        problem = Problem("ConfigRejected", problem.message)
+        problem = Problem(CONFIG_REJECTED, problem.message)
     silent, due = _not_listening(pods, now)
     refused = refused_pods(status.get("conditions") or [], resources)
-    return problem or silent or refused, due
+    found_first = problem or silent or refused
+    if rejected and (found_first is None or found_first.reason == rejected.reason):
+        return rejected, due  # it has Envoy's own words
+    return found_first, due
 
 
 def kept_objects(deployment: LLMDeployment, stage: Stage) -> frozenset[ObjectRef]:
@@ -131,7 +143,7 @@ def _not_listening(pods: list[Json], now: float) -> tuple[Problem | None, float 
             if remaining <= 0:
                 name = pod["metadata"]["name"]
                 text = f"router {name} runs and does not listen: Envoy rejects its configuration; `kubectl logs` of it"
-                return Problem("ConfigRejected", f"{text} names the reason"), None
+                return Problem(CONFIG_REJECTED, f"{text} names the reason"), None
             due = min(remaining, due or remaining)
     return None, due
 
@@ -151,6 +163,8 @@ def router_ready(deployment: LLMDeployment, routers: Routers, replicas: int) -> 
         if routers.stage is Stage.STARTING:
             text += "; until one does, the Service sends requests to the pods directly"
         return False, reason, text
+    if routers.is_behind and routers.problem:
+        return False, routers.problem.reason, f"{count}; {routers.problem.message}"
     if not replicas and deployment.routers_hold:  # by design; why a replica does not start, Available says
         return True, "Holding", f"{count}; requests wait in them until a replica has started"
     if not replicas:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from octavo_router import adapters, calls, management, replicas, rooms, tenants
+from octavo_router import adapters, calls, management, rejections, replicas, rooms, tenants
 from octavo_router.hold import Hold
 from octavo_router.server import Processor, Request
 
@@ -21,10 +21,11 @@ async def serve(args: argparse.Namespace) -> None:
     """Until SIGTERM or SIGINT. Requests under way go on without a picker."""
     processor = Processor(Hold(args.hold_requests, args.hold_seconds))
     server = await calls.serve(lambda stream: Request(processor, stream), args.port)
+    rejected = rejections.Rejections()
     told = {"GET /metrics": processor.page, "GET /held": processor.held}
     asked = {
         "GET /held": processor.held, "POST /refuse": processor.refuse, "POST /pause": processor.pause,
-        "POST /resume": processor.resume,
+        "POST /resume": processor.resume, "GET /rejected": rejected.page,
     }  # fmt: skip
     address = args.management_address
     managing = [await management.start(told, address, args.management_port)]
@@ -33,6 +34,8 @@ async def serve(args: argparse.Namespace) -> None:
         asyncio.create_task(replicas.follow(args.admin_port, processor.set_replicas)),
         asyncio.create_task(adapters.follow(processor.replicas, args.engine_port, processor.set_adapters)),
     ]
+    if args.rejections:
+        tasks.append(asyncio.create_task(rejections.follow(args.admin_port, args.rejections, rejected)))
     if args.hold_requests:
         tasks.append(asyncio.create_task(rooms.follow(processor.replicas, args.engine_port, processor.set_rooms)))
     if args.tenants:
@@ -71,6 +74,7 @@ def main() -> None:
     parser.add_argument("--hold-requests", type=int, default=0, help="requests that may wait for a first replica")
     parser.add_argument("--hold-seconds", type=float, default=300, help="how long they may wait")
     parser.add_argument("--tenants", type=Path, help="file with the limits of a gateway's tenants")
+    parser.add_argument("--rejections", type=Path, help="file with what Envoy has said of updates that it rejected")
     parser.add_argument("--engine-port", type=int, default=8001, help="port of replicas' management; 0: of their API")
     keep_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -11,6 +11,7 @@ from support.llmd import manifest
 
 from octavo_operator import api
 from octavo_operator.config import OperatorConfig
+from octavo_operator.diagnosis import Problem
 from octavo_operator.image_rollout import ImageTurn
 from octavo_operator.kube.resources import IMAGE_VOLUMES
 from octavo_operator.kube.store import Observed
@@ -40,6 +41,7 @@ class Cluster:
         self.now, self.config, self.generation = NOW, CONFIG, 0
         self.status: Json = {}
         self.turn: ImageTurn | None = None
+        self.rejected: Problem | None = None
         self.change(**spec)
 
     def change(self, **spec: Any) -> None:
@@ -52,7 +54,7 @@ class Cluster:
         deployment = api.LLMDeployment.from_json({**body, "status": self.status})
         seen = [self._observed(ref, one) for ref, one in self.objects.items()]
         seen += [Observed.of("Pod", "v1", pod) for pod in self.pods]
-        outcome = reconcile(deployment, seen, self.config, APIS, self.now, image_turn=self.turn)
+        outcome = reconcile(deployment, seen, self.config, APIS, self.now, image_turn=self.turn, rejected=self.rejected)
         self.due = outcome.requeue_after
         wrote = set()
         for action in outcome.plan.actions:
@@ -270,6 +272,30 @@ def test_what_is_wrong_with_a_router_is_said_of_routers(pod: Json, reason: str) 
     assert reason != "OOMKilled" or "routing.prefix.resources.limits.memory" in said or "no limit" in said
     cluster.settle(0)
     assert cluster.condition("Available") == ("False", NOT_READY)
+
+
+@pytest.mark.parametrize(
+    ("pod", "message"),
+    [
+        (None, "at line 7"),
+        (router_pod(state={"running": {"startedAt": LONG_AGO}}), "at line 7"),
+        (router_pod(state={"terminated": {"reason": "OOMKilled", "exitCode": 137}}), "memory"),
+    ],
+    ids=["serves on", "does not listen", "something else"],
+)
+def test_routers_that_go_on_with_old_files_are_not_ready(pod: Json | None, message: str) -> None:
+    cluster = Cluster(**PREFIX).settle(2)
+    assert cluster.condition("Ready") == ("True", "Ready")
+    cluster.rejected = Problem("ConfigRejected", "Envoy rejected its clusters at line 7")
+    cluster.pods = [pod] if pod else []
+    cluster.settle(2)
+    (router,) = (one for one in cluster.status["conditions"] if one["type"] == "RouterReady")
+    assert router["status"] == "False" and message in router["message"], "the words are Envoy's own"
+    assert cluster.condition("Available") == ("True", "Serving")
+    assert (cluster.condition("Ready"), cluster.condition("Degraded")) == (("False", NOT_READY), ("True", NOT_READY))
+    cluster.rejected, cluster.pods = None, []
+    cluster.settle(2)
+    assert (cluster.condition("Ready"), cluster.condition("Degraded")[0]) == (("True", "Ready"), "False")
 
 
 def test_routers_without_a_replica_say_so() -> None:

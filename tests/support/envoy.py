@@ -51,12 +51,13 @@ class Router:
         self.folder, self.pool = folder, pool
         self.files = files(self.spec, pool) if pool else {}
         self.workers = 1  # threads
+        self.program: tuple[str, ...] = (str(program()),)
         self._version = 0
 
     def __enter__(self) -> Router:
         self.write()
         command = [
-            str(program()),
+            *self.program,
             "-c",
             f"{self.folder}/envoy.yaml",
             "--concurrency",

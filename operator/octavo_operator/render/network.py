@@ -125,7 +125,7 @@ def expected_router_policy(deployment: LLMDeployment, config: OperatorConfig) ->
     if policy.ingress_from:
         api["from"] = [dict(peer) for peer in policy.ingress_from]
     metrics_from = [dict(peer) for peer in policy.management_from] or default_management_peers(config)
-    # The operator asks what is held, where replicas may be 0.
+    # The operator asks what is held, where replicas may be 0, and what Envoy has rejected.
     asks = [*metrics_from, *([operator_peer(config)] if deployment.routers_hold else [])]
     body: Json = {
         "podSelector": {"matchLabels": names.selector(deployment, names.ROUTER)},
@@ -134,11 +134,9 @@ def expected_router_policy(deployment: LLMDeployment, config: OperatorConfig) ->
             api,
             {"ports": [{"port": "metrics", "protocol": "TCP"}], "from": metrics_from},
             {"ports": [{"port": "management", "protocol": "TCP"}], "from": asks},
+            {"ports": [{"port": "control", "protocol": "TCP"}], "from": [operator_peer(config)]},
         ],
     }
-    if deployment.routers_hold:
-        control = {"ports": [{"port": "control", "protocol": "TCP"}], "from": [operator_peer(config)]}
-        body["ingress"].append(control)
     if policy.egress is not None:  # what the engine's pods may reach is no matter of theirs
         engine = {"podSelector": {"matchLabels": names.selector(deployment)}}
         body["policyTypes"] = ["Ingress", "Egress"]

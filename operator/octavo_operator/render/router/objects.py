@@ -29,6 +29,8 @@ Json = dict[str, Any]
 FILES = "octavo.dev/router-files"  # annotation of the ConfigMap: hash of its files, as the operator wrote them
 BOOTSTRAP = "octavo.dev/router-bootstrap"  # annotation of the pods: hash of the file that Envoy reads once
 _CONFIG_VOLUME = "config"
+_SAID_VOLUME, _SAID_PATH = "said", "/run/octavo-router"  # what Envoy has said of files that it rejected
+_SAID_FILE = f"{_SAID_PATH}/rejections"
 _REQUESTS = {"cpu": "100m", "memory": "128Mi"}
 _MEMORY_LIMIT = "1Gi"  # eight images of 20 MB at once: a router holds copies of each for a moment
 _PICKER_REQUESTS = {"cpu": "50m", "memory": "64Mi"}
@@ -169,8 +171,14 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
     ids = {} if frame.assigned_ids else dict.fromkeys(("runAsUser", "runAsGroup"), names.USER_ID)
     wanted = _resources(frame.affinity.resources, _REQUESTS, _MEMORY_LIMIT)
     drain = [str(number) for number in (lifecycle.pre_stop_seconds, lifecycle.drain_seconds, settings.admin_port)]
-    volumes = [{"name": _CONFIG_VOLUME, "configMap": {"name": frame.config_map}}]
-    mounts = [{"name": _CONFIG_VOLUME, "mountPath": settings.directory, "readOnly": True}]
+    volumes: list[Json] = [
+        {"name": _CONFIG_VOLUME, "configMap": {"name": frame.config_map}},
+        {"name": _SAID_VOLUME, "emptyDir": {"sizeLimit": "1Mi"}},
+    ]
+    mounts: list[Json] = [
+        {"name": _CONFIG_VOLUME, "mountPath": settings.directory, "readOnly": True},
+        {"name": _SAID_VOLUME, "mountPath": _SAID_PATH},
+    ]
     for folder, source in frame.secrets.items():
         name = folder.rpartition("/")[2]
         volumes.append({"name": name, **source})
@@ -179,9 +187,9 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
         "name": names.ROUTER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["envoy"],
+        "command": ["bash", "-c", script("router.sh"), "router"],
         "args": [
-            "--disable-hot-restart", "--config-path", f"{settings.directory}/envoy.yaml",
+            _SAID_FILE, "--disable-hot-restart", "--config-path", f"{settings.directory}/envoy.yaml",
             "--concurrency", str(_workers(wanted["limits"])), "--log-level", "warning",
         ],
         "ports": [
@@ -240,11 +248,13 @@ def _picker(image: str, settings: RouterSpec, frame: PodFrame, hold: Hold, drain
     flags: dict[str, object] = {
         "port": settings.picker_port, "admin-port": settings.admin_port, "management-port": names.PICKER_PORT,
         "control-port": names.CONTROL_PORT,
-        "hold-requests": hold.max_requests, "hold-seconds": hold.max_seconds,
+        "hold-requests": hold.max_requests, "hold-seconds": hold.max_seconds, "rejections": _SAID_FILE,
     }  # fmt: skip
     if frame.limits:
         flags |= {"tenants": f"{settings.directory}/{frame.limits}", "engine-port": names.MANAGEMENT_PORT}
-    mounts = [{"name": _CONFIG_VOLUME, "mountPath": settings.directory, "readOnly": True}] if frame.limits else []
+    places = {_CONFIG_VOLUME: settings.directory} if frame.limits else {}
+    places[_SAID_VOLUME] = _SAID_PATH
+    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in places.items()]
     held = {"httpGet": {"path": "/held", "port": "management", "scheme": "HTTP"}, "timeoutSeconds": 5}
     return {
         "name": names.PICKER,
@@ -261,7 +271,7 @@ def _picker(image: str, settings: RouterSpec, frame: PodFrame, hold: Hold, drain
         "readinessProbe": {**held, "periodSeconds": 1, "failureThreshold": 100},
         "livenessProbe": {**held, "initialDelaySeconds": 30, "periodSeconds": 10, "failureThreshold": 6},
         "lifecycle": _pre_stop(drain),
-        **({"volumeMounts": mounts} if mounts else {}),
+        "volumeMounts": mounts,
         **_hardened(),
     }  # fmt: skip
 
