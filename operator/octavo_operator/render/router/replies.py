@@ -22,7 +22,7 @@ _ERRORS = {
     503: ("server_error", "overloaded_error", "service_unavailable",
           "no replica could answer the request: none is ready, or those that were tried failed; try again"),
     408: ("invalid_request_error", "invalid_request_error", "request_timeout",
-          "the request did not come to its end in time: send it within 120 s"),
+          "the request did not come to its end in time: send it within {body_seconds} s"),
     504: ("server_error", "timeout_error", "timeout", "no part of an answer came for 600 s"),
 }  # fmt: skip
 _OLLAMA = {"header_filter": {"header": {"name": ":path", "string_match": {"prefix": "/api/"}}}}
@@ -36,10 +36,11 @@ _ANTHROPIC = {
 }
 
 
-def local_replies() -> Json:
-    """The HTTP connection manager's local_reply_config."""
+def local_replies(body_seconds: int) -> Json:
+    """The HTTP connection manager's local_reply_config. `body_seconds`: until a request has to be here."""
     mappers = []
-    for status, (openai, anthropic, code, message) in _ERRORS.items():
+    for status, (openai, anthropic, code, text) in _ERRORS.items():
+        message = text.replace("{body_seconds}", str(body_seconds))
         comparison = {"op": "EQ", "value": {"default_value": status, "runtime_key": f"octavo.status_{status}"}}
         this = {"status_code_filter": {"comparison": comparison}}
         bodies: list[tuple[Json, Json]] = [  # the first that fits is taken
