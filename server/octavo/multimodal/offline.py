@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.multimodal.decode import decode
 from octavo.multimodal.fetch import data_url_bytes
 from octavo.text.content_format import PARTS
-from octavo.text.messages import read_message
+from octavo.text.messages import read_messages
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,7 +21,7 @@ def messages_with_images(
 ) -> tuple[list[dict[str, Any]], list[Image]]:
     """The messages for `octavo.text.content_format.with_parts`, as the server reads them, and their images in order.
     Raises ValueError that names the message, or the part that is none of text, image_url and image_pil."""
-    found = [read_message(message, f"messages.{at}", _image) for at, message in enumerate(messages)]
+    found = read_messages(messages, _image)
     return found, [part for message in found for part in message.get(PARTS, ()) if not isinstance(part, str)]
 
 

@@ -32,9 +32,17 @@ class MessageError(ValueError):
         self.field = field
 
 
-def read_message(message: Mapping[str, Any], where: str, read_image: ReadImage) -> dict[str, Any]:
+def read_messages(messages: Sequence[Mapping[str, Any]], read_image: ReadImage) -> list[dict[str, Any]]:
+    """Each message as `read_message` makes it, without instructions that are lines for billing alone. Raises
+    MessageError."""
+    found = (read_message(message, f"messages.{at}", read_image) for at, message in enumerate(messages))
+    return [message for message in found if message is not None]
+
+
+def read_message(message: Mapping[str, Any], where: str, read_image: ReadImage) -> dict[str, Any] | None:
     """The message with its texts joined, what is null left out, arguments of tool calls as objects and thoughts under
-    both their names. One with images has all its parts under `PARTS`. ``where`` is its field. Raises MessageError."""
+    both their names. One with images has all its parts under `PARTS`. None for instructions of nothing but lines for
+    billing. ``where`` is its field. Raises MessageError."""
     role = message.get("role")
     if not isinstance(role, str):
         raise MessageError(f"{where}.role must be a string, got {shown(role)}", f"{where}.role")
@@ -58,8 +66,10 @@ def read_message(message: Mapping[str, Any], where: str, read_image: ReadImage) 
         if not isinstance(content, str):
             raise MessageError(f"{where}.refusal must be a string, got {shown(content)}", f"{where}.refusal")
     parts = _parts(content, f"{where}.content", read_image)
-    if role in _INSTRUCTING:
+    if role in _INSTRUCTING and parts:
         parts = without_billing(parts)
+        if not parts:
+            return None
     checked["content"] = "\n".join(part for part in parts if isinstance(part, str))
     checked.pop(PARTS, None)
     if not all(isinstance(part, str) for part in parts):

@@ -183,6 +183,22 @@ def test_logprobs_in_completions_shape(client, backend):
     assert logprobs.text_offset[1] == len(logprobs.tokens[0])
 
 
+def test_the_sampled_token_is_the_first_of_the_best(shared_server):
+    """Whatever its rank, and the others follow by theirs: clients of vLLM read the first one."""
+    body = {
+        "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "logprobs": 2, "echo": True, "allowed_token_ids": [7],
+        "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    logprobs = shared_server.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"][-3:] == ["token_id:7"] * 3
+    rows = list(zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True))
+    assert len(rows) > 4
+    for token, logprob, top in rows[1:]:
+        assert next(iter(top.items())) == (token, logprob)
+        others = list(top.values())[1:]
+        assert others == sorted(others, reverse=True) and len(top) in (2, 3)
+
+
 def test_tokens_as_ids(client):
     answer = client.completions.create(
         model="tiny", prompt=PROMPT, max_tokens=4, temperature=0, logprobs=1,

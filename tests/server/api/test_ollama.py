@@ -297,6 +297,8 @@ def test_calls_come_whole_or_not_at_all():
         ("generate", {"prompt": "x", "images": ["aGk="]}, 400, "images"),
         ("generate", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
         ("generate", {"prompt": "x", "template": "{{ .Prompt }}"}, 400, "template"),
+        ("generate", {"prompt": "x", "truncate": True}, 400, "truncate"),
+        ("generate", {"prompt": "x", "truncate": 0.0}, 400, "truncate"),
         ("generate", {"prompt": "x", "raw": True, "system": "y"}, 400, "system"),
         ("generate", {"prompt": "x", "raw": True, "context": [1]}, 400, "context"),
         ("generate", {"prompt": "x", "context": [999_999]}, 400, "999999"),

@@ -245,6 +245,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "tools": {"tools": [NOW, NOW]},
     "tool_choice": {"tool_choice": "required"},
     "background": {"background": True},
+    "enable_response_messages": {"enable_response_messages": True},
     "conversation": {"conversation": "conv_1"},
     "truncation": {"truncation": "left"},
     "max_tokens": {"max_tokens": 5},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.text.messages import MessageError, read_message, without_billing
+from octavo.text.messages import MessageError, read_message, read_messages, without_billing
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.280.0d9; cc_entrypoint=cli; cch=fa690;"
 lines = st.text(alphabet="ab \t;=:", max_size=8)
@@ -41,6 +43,19 @@ def test_parts_of_nothing_but_billing_are_left_out_of_instructions_alone(role: s
     read = lambda message: read_message(message, "messages.0", lambda part, where: None)["content"]  # noqa: E731
     assert read({"role": role, "content": content}) == "A"
     assert read({"role": "user", "content": content}) == f"{BILLING}\nA"
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+@pytest.mark.parametrize("content", [BILLING, [{"type": "text", "text": BILLING}] * 2])
+def test_instructions_of_nothing_but_billing_are_no_message(role: str, content: Any) -> None:
+    """An empty turn would be told to the model; the other messages keep their places in errors."""
+    told = {"role": "user", "content": "A"}
+    read = read_messages([{"role": role, "content": content}, told], lambda part, where: None)
+    assert [message["content"] for message in read] == ["A"]
+    empty = {"role": role, "content": ""}
+    assert len(read_messages([empty, told], lambda part, where: None)) == 2, "as the client says"
+    with pytest.raises(MessageError, match=r"messages\.1\.content"):
+        read_messages([{"role": role, "content": content}, {"role": "user", "content": 1}], lambda *_: None)
 
 
 def test_a_message_without_a_role_is_named() -> None:

@@ -10,7 +10,7 @@ from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.images import ImagePart
 from octavo.multimodal.pieces import Pieces
 from octavo.text.content_format import PARTS
-from octavo.text.messages import MessageError, read_message
+from octavo.text.messages import MessageError, read_messages
 from octavo.text.shown import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -64,22 +64,22 @@ class Conversation:
 
 
 def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each message as `read_message` makes it. Raises APIError naming the message."""
+    """The messages as `read_messages` makes them. Raises APIError naming the message."""
     if not messages:
         raise bad_request("messages must not be empty: send at least one", "messages")
     if len(messages) > MAX_MESSAGES:
         raise bad_request(f"messages takes at most {MAX_MESSAGES}, got {len(messages)}", "messages")
+    for at, message in enumerate(messages):
+        if (role := message.get("role")) not in ROLES:
+            field = f"messages.{at}.role"
+            raise bad_request(f"{field} must be one of {', '.join(ROLES)}, got {shown(role)}", field)
     try:
-        return [_check(message, f"messages.{i}") for i, message in enumerate(messages)]
+        read = read_messages(messages, _image)
     except MessageError as error:
         raise bad_request(error, error.field) from None
-
-
-def _check(message: dict[str, Any], where: str) -> dict[str, Any]:
-    role = message.get("role")
-    if role not in ROLES:
-        raise MessageError(f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}", f"{where}.role")
-    return read_message(message, where, _image)
+    if not read:
+        raise bad_request("messages hold a line for billing and nothing else: send at least one message", "messages")
+    return read
 
 
 def _image(part: Any, where: str) -> ImagePart | None:

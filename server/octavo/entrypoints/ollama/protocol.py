@@ -111,7 +111,15 @@ class GenerateRequest(_GenerationBody):
     """POST /api/generate"""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields(
-        {"suffix": (), "template": (), "width": (0,), "height": (0,), "steps": (0,), "shift": (False,)}
+        {
+            "suffix": (),
+            "template": (),
+            "width": (0,),
+            "height": (0,),
+            "steps": (0,),
+            "shift": (False,),
+            "truncate": (False,),
+        }
     )
 
     prompt: str | None = None
@@ -119,7 +127,6 @@ class GenerateRequest(_GenerationBody):
     images: list[ImageText] | None = None  # in base64
     raw: bool | None = None
     context: Annotated[list[Annotated[int, Field(ge=0)]] | None, Field(max_length=1_000_000)] = None
-    truncate: Literal[False] | None = None
 
 
 class ChatRequest(_GenerationBody):

@@ -49,10 +49,12 @@ class LogprobsFormatter:
         return CompletionLogprobs(offsets, logprobs, tokens, best)
 
     def _named(self, position: PositionLogprobs, token_id: int, top: int) -> dict[str, float]:
-        """The ``top`` most likely tokens and the sampled one; the more likely one of two tokens with the same text."""
+        """The sampled token, which clients of vLLM expect first, and the ``top`` most likely ones; the more likely one
+        of two with the same text."""
         named: dict[str, float] = {}
-        for other, logprob in _best(position, top, keep=token_id):
-            named.setdefault(self.token(other), _finite(logprob))
+        for other, logprob in [(token_id, position[token_id]), *_best(position, top)]:
+            text = self.token(other)
+            named[text] = max(named.get(text, _LOWEST), _finite(logprob))
         return named
 
     def chat(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], top: int) -> ChatLogprobs:
@@ -68,10 +70,9 @@ class LogprobsFormatter:
         return ChatLogprobs(content)
 
 
-def _best(position: PositionLogprobs, top: int, keep: int | None = None) -> list[tuple[int, Logprob]]:
-    """The ``top`` most likely tokens, best first, followed by ``keep`` unless it is one of them."""
-    ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
-    return [item for order, item in enumerate(ranked) if order < top or item[0] == keep]
+def _best(position: PositionLogprobs, top: int) -> list[tuple[int, Logprob]]:
+    """The ``top`` most likely tokens, best first."""
+    return sorted(position.items(), key=lambda item: item[1].rank or 0)[:top]
 
 
 def _finite(logprob: Logprob) -> float:

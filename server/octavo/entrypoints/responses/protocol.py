@@ -307,6 +307,7 @@ _UNSUPPORTED = UnsupportedFields(
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "stop"), ()),
         **dict.fromkeys(("chat_template", "chat_template_kwargs", "documents", "logit_bias", "structured_outputs"), ()),
         "background": (False,),
+        "enable_response_messages": (False,),
         "n": (1,),
         "logprobs": (False,),
     },
