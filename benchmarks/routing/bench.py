@@ -1,6 +1,6 @@
 """`make bench-routing`: how often conversations find their prefix behind each router, and how even the load is.
 
-    python benchmarks/routing/bench.py [--quick] [--engines emulated|real] [--seeds 1 2 3 4 5] [--parts hits|cost]
+    python benchmarks/routing/bench.py [--quick] [--engines emulated|real] [--seeds 1 2 3 4 5] [--parts hits|cost|depth]
                                        [--workloads ...] [--routers ...]
 
 Four replicas, each with a cache of 40 % of all that a run says. "of optimum" compares the rate of hits with one replica
@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import depth
 import streams
 from routers import EVENTS_BLOCK, FRONTS, Front, Ports, direct, events_address, missing
 from support.emulated_engines import BLOCK_CHARACTERS, EmulatedEngines
@@ -33,6 +34,7 @@ from support.serving import Engine, free_port, tiny_model
 from workload import CACHE_SHARE, PACES, REPLICAS, WORKLOADS, Workload, run
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "routing.json"
+PARTS = ("hits", "cost", "depth")
 Figures = dict[str, float]
 
 
@@ -143,7 +145,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one seed, two workloads, shorter streams (minutes)")
     parser.add_argument("--engines", choices=("emulated", "real"), default="real")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--parts", nargs="+", choices=("hits", "cost"), default=["hits", "cost"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), metavar="NAME", help=", ".join(WORKLOADS))
     parser.add_argument("--routers", nargs="+", choices=list(FRONTS), metavar="NAME", help=", ".join(FRONTS))
     args = parser.parse_args()
@@ -157,11 +159,12 @@ def main() -> int:
     if args.quick:
         args.seeds, args.workloads = args.seeds[:1], args.workloads or ["sessions", "hot, saturated"]
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    if "cost" in args.parts:
-        cost = streams.compare(1 if args.quick else len(args.seeds), 0.25 if args.quick else 1)
-        print(streams.table(cost), flush=True)
-        results["cost"] = {**_machine(), "routers": cost}
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    for part, module, rows in (("cost", streams, "routers"), ("depth", depth, "prompts")):
+        if part in args.parts:
+            found = module.compare(1 if args.quick else len(args.seeds), 0.25 if args.quick else 1)
+            print(module.table(found), flush=True)
+            results[part] = {**_machine(), rows: found}
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     chosen = (args.workloads or WORKLOADS) if "hits" in args.parts else ()
     for name in chosen:
         workload = WORKLOADS[name]

@@ -57,13 +57,13 @@ def proxy(kind: str, ports: Ports) -> Iterator[tuple[int, dict[str, int]]]:
         yield router.spec.port, processes
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Of all threads, to the nanosecond: ticks would miss most of what wakes up for less than one."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
 
 
-def _peak_mb(pid: int) -> float:
+def peak_mb(pid: int) -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
@@ -96,34 +96,34 @@ async def load(port: int, clients: int, requests: int, tokens: int) -> tuple[lis
 
 
 @contextlib.contextmanager
-def _served(kind: str, token_seconds: float) -> Iterator[tuple[int, dict[str, int]]]:
-    """A proxy to engines that never make a request wait."""
+def served(kind: str, token_seconds: float, **engine: int) -> Iterator[tuple[int, dict[str, int], int]]:
+    """A proxy to engines that never make a request wait: its port, the processes' ids by name, an engine's port."""
     ports = [free_port() for _ in range(4)]
-    engines = EmulatedEngines(ports, token_seconds=token_seconds, slots=4096, prefill=1e9)
-    with engines, proxy(kind, [(port, port) for port in ports]) as found:
-        yield found
+    engines = EmulatedEngines(ports, token_seconds=token_seconds, slots=4096, prefill=1e9, **engine)
+    with engines, proxy(kind, [(port, port) for port in ports]) as (front, processes):
+        yield front, processes, ports[0]
 
 
 def _run(kind: str, share: float) -> Figures:
-    with _served(kind, 0.001) as (port, _):
+    with served(kind, 0.001) as (port, _, _):
         first, lost = asyncio.run(load(port, ADDED_CLIENTS, int(ADDED_REQUESTS * share) // ADDED_CLIENTS, 2))
         found = {"ttft_p50_ms": 1000 * statistics.median(first)}
     if kind == "direct":
         return found
     spent = []
-    with _served(kind, 0.02) as (port, processes):
+    with served(kind, 0.02) as (port, processes, _):
         for tokens in (2, *CPU_TOKENS):  # the first ones open connections
-            before = sum(map(_cpu_seconds, processes.values()))
+            before = sum(map(cpu_seconds, processes.values()))
             _, more_lost = asyncio.run(load(port, CPU_STREAMS, 1, tokens))
-            spent.append(sum(map(_cpu_seconds, processes.values())) - before)
+            spent.append(sum(map(cpu_seconds, processes.values())) - before)
             lost += more_lost
     few, many = CPU_TOKENS
     found["cpu_us_a_token"] = 1e6 * (spent[2] - spent[1]) / CPU_STREAMS / (many - few)
     found["cpu_ms_a_request"] = 1e3 * spent[1] / CPU_STREAMS - found["cpu_us_a_token"] * few / 1e3
     found["cpu_us_a_token_with_request"] = found["cpu_us_a_token"] + 1e3 * found["cpu_ms_a_request"] / STREAM_TOKENS
-    with _served(kind, MANY_SECONDS) as (port, processes):
+    with served(kind, MANY_SECONDS) as (port, processes, _):
         _, more_lost = asyncio.run(load(port, MANY_STREAMS, 1, MANY_TOKENS))
-        found |= {f"{name}_mb": _peak_mb(pid) for name, pid in processes.items()}
+        found |= {f"{name}_mb": peak_mb(pid) for name, pid in processes.items()}
     return {**found, "lost": lost + more_lost}
 
 
