@@ -31,15 +31,17 @@ class Prompt:
     """A hash for each whole block of the prompt's beginning, of all text before the block's end, and one of all of the
     prompt. They are equal within this process and for one salt only. Empty: there is no prompt, it is no JSON, or it
     takes too long to read. `ends`: a hash for each place, BLOCK_BYTES apart, where the request before this one may have
-    ended: in the second half, and where this one ends. `model`: the name in the request."""
+    ended: in the second half, and where this one ends. `model`: the name in the request. `kept`: how ids in it name the
+    replica that keeps what it goes on with; empty: it names none."""
 
     blocks: Sequence[int] = ()
     ends: Sequence[int] = ()
     text: int = 0
     model: str = ""
+    kept: str = ""
 
 
-def cut(data: bytes, root: int, size: int, model: str = "") -> Prompt:
+def cut(data: bytes, root: int, size: int, model: str = "", kept: str = "") -> Prompt:
     """The prompt whose text begins with `data`, at most MAX_TEXT bytes. `root`: what it shares with nobody that has
     another one; `size`: of the whole text."""
     chain, blocks, ends = root, list[int](), array("q")
@@ -55,4 +57,4 @@ def cut(data: bytes, root: int, size: int, model: str = "") -> Prompt:
             break
         chain = hash((chain, data[begin:end]))
         blocks.append(chain)
-    return Prompt(blocks, ends, hash((chain, data[BLOCK_ENDS[len(blocks)] :], size)), model)
+    return Prompt(blocks, ends, hash((chain, data[BLOCK_ENDS[len(blocks)] :], size)), model, kept)

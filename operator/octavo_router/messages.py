@@ -20,15 +20,19 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 _MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
     "AttributesEntry": [("key", 1, "string", False), ("value", 2, _STRUCT, False)],
     "HttpBody": [("body", 1, "bytes", False)],
-    "ProcessingRequest": [("request_body", 4, "HttpBody", False), ("attributes", 9, "AttributesEntry", True)],
+    "HttpHeaders": [],
+    "ProcessingRequest": [("request_headers", 2, "HttpHeaders", False), ("request_body", 4, "HttpBody", False),
+                          ("attributes", 9, "AttributesEntry", True)],
     "HeaderValue": [("key", 1, "string", False), ("raw_value", 3, "bytes", False)],
     "HeaderValueOption": [("header", 1, "HeaderValue", False), ("append_action", 3, "int32", False)],
     "HeaderMutation": [("set_headers", 1, "HeaderValueOption", True)],
     "BodyResponse": [],
+    "HeadersResponse": [],
     "HttpStatus": [("code", 1, "int32", False)],
     "ImmediateResponse": [("status", 1, "HttpStatus", False), ("headers", 2, "HeaderMutation", False),
                           ("body", 3, "bytes", False)],
-    "ProcessingResponse": [("request_body", 3, "BodyResponse", False),
+    "ProcessingResponse": [("request_headers", 1, "HeadersResponse", False),
+                           ("request_body", 3, "BodyResponse", False),
                            ("immediate_response", 7, "ImmediateResponse", False),
                            ("dynamic_metadata", 8, _STRUCT, False),
                            ("override_message_timeout", 10, _DURATION, False)],
@@ -66,8 +70,9 @@ ProcessingRequest: Any = _CLASSES["ProcessingRequest"]
 ProcessingResponse: Any = _CLASSES["ProcessingResponse"]
 
 
-def read(message: bytes) -> tuple[dict[str, str], bytes]:
-    """What Envoy was configured to tell of a request, texts by name; and the request's body."""
+def read(message: bytes) -> tuple[dict[str, str], bytes | None]:
+    """What Envoy was configured to tell of a request, texts by name; and the request's body, None where Envoy asks with
+    the head alone."""
     request = ProcessingRequest.FromString(message)
     said: dict[str, str] = {}
     for entry in request.attributes:
@@ -77,14 +82,15 @@ def read(message: bytes) -> tuple[dict[str, str], bytes]:
                 said[name] = text
             elif value.WhichOneof("kind") == "string_value":
                 said[name] = value.string_value
-    return said, request.request_body.body
+    return said, None if request.HasField("request_headers") else request.request_body.body
 
 
-def go_on(replicas: str, retries: int = 0) -> bytes:
+def go_on(replicas: str, retries: int = 0, head: bool = False) -> bytes:
     """The request goes on, to the first of these; empty: where the ring hash sends it. `retries`: so often it is tried
-    again where a replica has no room for it (429), too; 0: it is not, and the rest is as the route says."""
+    again where a replica has no room for it (429), too; 0: it is not, and the rest is as the route says. `head`: Envoy
+    has asked with the head alone."""
     response = ProcessingResponse()
-    response.request_body.SetInParent()
+    (response.request_headers if head else response.request_body).SetInParent()
     said = {PICK: replicas, RETRIES: str(retries or ""), RETRIED: WITHOUT_ROOM if retries else ""}
     for name, text in said.items():
         if text:

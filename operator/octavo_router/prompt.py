@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from octavo_router.blocks import BLOCK_BYTES, MAX_TEXT, Prompt, cut
+from octavo_router.keepers import named_in_body
 
 _MAX_JSON = 1 << 23  # bytes beside images: with a character beyond U+FFFF Python takes four times as much
 _MAX_VALUES = 1 << 18  # of JSON: they take 60 ms
@@ -41,7 +42,7 @@ def read_prompt(body: bytes, salt: str = "") -> Prompt:
     model = request_text(request, "model")
     # Others' prompts: they share nothing, whatever they say.
     root = hash((model, request_text(request, "cache_salt"), salt))
-    return cut(data, root, text.size, model)
+    return cut(data, root, text.size, model, named_in_body(request))
 
 
 def request_text(request: dict[str, Any], name: str) -> str:

@@ -19,6 +19,7 @@ from octavo_router.adapters import Holders
 from octavo_router.blocks import Prompt
 from octavo_router.calls import INTERNAL, Stream
 from octavo_router.hold import Hold, Ticket
+from octavo_router.keepers import keeper_of, listed, named_in_path
 from octavo_router.limits import Account, Refusal, Tenants
 from octavo_router.management import MAX_WAIT_SECONDS, Answer, json_answer
 from octavo_router.messages import answer, go_on, read, wait
@@ -33,9 +34,14 @@ _UNKNOWN_START_SECONDS = 10.0
 _RETRIES, _RETRIES_A_SECOND = 5, 2  # of Envoy: what a route says, and how often it tries again while it waits
 _STARTING_STATUS, _FAILED_STATUS = 425, 424  # Envoy makes a 503 of them, in the client's dialect
 _LIMITED_STATUS = 423  # and a 429
+_GONE_STATUS, _PREVIOUS_GONE_STATUS, _PARTIAL_STATUS = 410, 409, 406  # a 404, and two of 400
+_GONE = (
+    "the pod that keeps what this request names is gone or not ready: responses, files and batches end with their pod"
+)
 _MAX_REASON = 1024
 _KEY, _CLUSTER = "request.headers['x-octavo-key']", "xds.cluster_name"
 _TENANT, _TENANT_ID = "request.headers['x-octavo-tenant']", "request.headers['x-octavo-tenant-id']"
+_METHOD, _PATH = "request.method", "request.url_path"
 _SALT, _LOAD_FACTOR = "request.headers['x-octavo-cache-salt']", "load-factor"  # percent
 logger = logging.getLogger(__name__)
 
@@ -127,20 +133,26 @@ class Processor:
         self.metrics.held_seconds.labels(ticket.pool).observe(time.monotonic() - waiting.began)
         return waiting
 
-    def pick(self, said: dict[str, str], prompt: Prompt, began: float) -> tuple[Picker, Pick] | None:
+    def replicas_of(self, pool: str) -> list[str] | None:
+        """Those that may be picked; None: Envoy has told of no such pool."""
+        return self._pools[pool].replicas if pool in self._pools else None
+
+    def pick(
+        self, said: dict[str, str], prompt: Prompt, began: float, keeper: str | None = None
+    ) -> tuple[Picker, Pick] | None:
         """The replica of a request, which counts until the picker's `end`. `said`: its attributes; `began`: of
-        `time.perf_counter`, when reading the request did, or its wait was over."""
+        `time.perf_counter`, when reading the request did, or its wait was over; `keeper`: no other will do."""
         pool = said.get(_CLUSTER, "")
         picker = self._pools.get(pool)
         if picker is None:
             return None
         percent = said.get(_LOAD_FACTOR)
         picker.load_factor = int(percent) / 100 if percent else LOAD_FACTOR
-        among = self._holders.get(prompt.model)
+        among = {keeper} if keeper else self._holders.get(prompt.model)
         pick = picker.pick(said.get(_KEY, ""), prompt, time.monotonic(), among)
         if pick is None:
             return None
-        self.metrics.picks.labels(pool, pick.reason).inc()
+        self.metrics.picks.labels(pool, "kept" if keeper else pick.reason).inc()
         self.metrics.matched.labels(pool).observe(pick.matched)
         self.metrics.seconds.observe(time.perf_counter() - began)
         return picker, pick
@@ -277,6 +289,7 @@ class Request:
     def __init__(self, processor: Processor, stream: Stream) -> None:
         self._processor, self._stream = processor, stream
         self._pool = ""
+        self._head = False  # whether Envoy has asked with the head alone
         self._found: tuple[Picker, Pick] | None = None
         self._account: Account | None = None
         self._ticket: Ticket | None = None
@@ -291,12 +304,31 @@ class Request:
                 told = {"retry-after": str(refusal.retry_after)}
                 return self._end(answer(_LIMITED_STATUS, told, refusal.text))
             self._account = asks
-        self._pool = said.get(_CLUSTER, "")
-        prompt = read_prompt(body, said.get(_SALT, ""))  # whoever waits keeps this, and no body of many megabytes
-        if self._processor.holds(self._pool):
+        self._pool, self._head = said.get(_CLUSTER, ""), body is None
+        prompt = read_prompt(body or b"", said.get(_SALT, ""))  # who waits keeps this, and no body of many megabytes
+        if self._is_kept(said, prompt, began):
+            return
+        if not self._head and self._processor.holds(self._pool):
             self._wait(said, prompt)
         else:
             self._pick(said, prompt, began)
+
+    def _is_kept(self, said: dict[str, str], prompt: Prompt, began: float) -> bool:
+        """Whether the request is about what one replica keeps, and has been sent there or answered."""
+        replicas, path = self._processor.replicas_of(self._pool), said.get(_PATH, "")
+        if replicas is None:
+            return False
+        if name := named_in_path(path) or prompt.kept:
+            if keeper := keeper_of(name, replicas):
+                self._pick(said, prompt, began, keeper=keeper)
+            else:
+                self._end(gone(prompt))
+            return True
+        if len(replicas) > 1 and (what := listed(said.get(_METHOD, ""), path)):
+            text = f"each of {len(replicas)} replicas knows its own {what} alone, so none can list all: keep the ids"
+            self._end(answer(_PARTIAL_STATUS, {}, text))
+            return True
+        return False
 
     def closed(self) -> None:
         """The request has ended, or its client has gone."""
@@ -323,21 +355,30 @@ class Request:
         else:
             self._end(place)
 
-    def _pick(self, said: dict[str, str], prompt: Prompt, began: float, deadline: float = 0.0) -> None:
+    def _pick(
+        self, said: dict[str, str], prompt: Prompt, began: float, deadline: float = 0.0, keeper: str | None = None
+    ) -> None:
         """`deadline`: of its wait, which goes on where the replica has less room than it was thought to."""
         try:
-            self._found = self._processor.pick(said, prompt, began)
+            self._found = self._processor.pick(said, prompt, began, keeper)
         except Exception:
             self._processor.metrics.errors.inc()
             logger.exception("a pick failed; its request goes on without")
             return self._stream.finish(INTERNAL)
         left = deadline - time.monotonic()
         retries = _RETRIES + int(_RETRIES_A_SECOND * left) if left > 0 else 0
-        self._stream.send(go_on(",".join(self._found[1].order) if self._found else "", retries))
+        self._stream.send(go_on(",".join(self._found[1].order) if self._found else "", retries, self._head))
 
     def _end(self, message: bytes) -> None:
         self._stream.send(message)
         self._stream.finish()
+
+
+def gone(prompt: Prompt) -> bytes:
+    """The answer to a request that names a replica which is not there."""
+    if prompt.kept:
+        return answer(_PREVIOUS_GONE_STATUS, {}, f"{_GONE}; send the whole conversation as input, or the file again")
+    return answer(_GONE_STATUS, {}, _GONE)
 
 
 def account_of(secret: str) -> str:

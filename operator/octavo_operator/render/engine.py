@@ -243,6 +243,9 @@ def _environment(deployment: LLMDeployment, engine: bool) -> list[Json]:
         # Two variables: the hub's token must not be sent to other servers.
         variable = "OCTAVO_HTTP_TOKEN" if spec.model.source == "https" else "HF_TOKEN"
         out.append(_from_key(variable, "secretKeyRef", secret.name, secret.key))
+    if engine:
+        field = {"apiVersion": "v1", "fieldPath": "status.podIP"}  # with API_PORT it is what routers know the pod by
+        out.append({"name": "OCTAVO_REPLICA_ADDRESS", "valueFrom": {"fieldRef": field}})
     if engine and spec.auth:
         ref = spec.auth.api_key_secret_ref
         out.append(_from_key("OCTAVO_API_KEY", "secretKeyRef", ref.name, ref.key))

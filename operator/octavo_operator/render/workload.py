@@ -23,7 +23,7 @@ API_VERSION = "leaderworkerset.x-k8s.io/v1"
 INDEX_LABEL = "leaderworkerset.sigs.k8s.io/group-index"  # of all pods of a group
 TEMPLATE_HASH = f"{GROUP}/template-hash"  # annotation of the pods: no status says which change its counts are about
 _EXCLUSIVE = "leaderworkerset.sigs.k8s.io/exclusive-topology"
-_LEADERS_ONLY = ("OCTAVO_API_KEY",)  # variables
+_LEADERS_ONLY = ("OCTAVO_API_KEY", "OCTAVO_REPLICA_ADDRESS")  # variables
 
 
 def is_grouped(deployment: LLMDeployment, apis: frozenset[str]) -> bool:

@@ -44,6 +44,7 @@ def run(namespace: argparse.Namespace) -> int:
             raise ConfigError(f"two models are named, {namespace.model_tag} and {engine_args.model}: give one")
         engine_args.model = namespace.model_tag
     args.api_key = args.api_key or _keys_from_environment()
+    args.replica_address = args.replica_address or os.environ.get("OCTAVO_REPLICA_ADDRESS")
     args.check()
     engine_args._validate()
     _check_adapters(engine_args, args)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from octavo.entrypoints.replica import tag_of
 from octavo.errors import ConfigError
 from octavo.text.chat_template import check_variables
 
@@ -21,6 +22,7 @@ class ServerArgs:
     host: str = "0.0.0.0"
     port: int = 8000
     uds: str | None = None
+    replica_address: str | None = None  # at which routers in front of several servers know this one
     served_model_name: list[str] = field(default_factory=list)  # the first is the one in responses
     api_key: list[str] = field(default_factory=list)
     management_host: str | None = None  # None: as host
@@ -87,6 +89,7 @@ class ServerArgs:
         for name in ("max_request_bytes", "health_stall_seconds"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        tag_of(self.replica_address, self.port)
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("ssl_keyfile and ssl_certfile must be given together")
         try:

@@ -18,6 +18,7 @@ from octavo.entrypoints.adapters import Adapters, current_adapter
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.bodies import Bodies
 from octavo.entrypoints.images import ImageReader
+from octavo.entrypoints.replica import tag_of
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
@@ -57,6 +58,7 @@ class ServerState:
         self.model_names = served_names(self.engine.config, self.args)
         self.adapters = Adapters(self.engine, self.args.lora_dir, self.model_names)
         self.adapter_list = AdapterList(self.adapters, self.args.lora_list, self.args.lora_credentials)
+        self.replica_tag = tag_of(self.args.replica_address, self.args.port)
         self.fingerprint = system_fingerprint(self.engine.config)
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_n = max(MAX_N, max_num_seqs)

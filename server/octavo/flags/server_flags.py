@@ -17,6 +17,9 @@ SERVER_HELP = {
     "host": "Address to listen on",
     "port": "Port to listen on; 0: any free one",
     "uds": "Unix socket to listen on instead of host and port",
+    "replica_address": "Address at which a router in front of several servers knows this one, as IP or IP:PORT: ids of "
+    "responses, files and batches then name the server, so that the router finds it again "
+    "(default: OCTAVO_REPLICA_ADDRESS of the environment, else none)",
     "served_model_name": "Names of the model in the API; answers carry the first (default: the model as it was given)",
     "api_key": "API keys, one of which every request must present "
     "(default: OCTAVO_API_KEY or VLLM_API_KEY of the environment, else none)",

@@ -181,6 +181,26 @@ def test_conversations_that_are_kept(shared_server):
     assert client.responses.create(**asked, input="x", previous_response_id=second.id).status  # stands on its own
 
 
+def test_what_a_tenant_of_a_gateway_has_stored_is_no_other_tenants(shared_server):
+    """Whoever reaches the engine beside the gateway needs the id, which nobody can guess."""
+    client = shared_server.client()
+    one, other = ({"x-octavo-tenant": name, "x-octavo-tenant-id": f"{name}'s secret"} for name in ("one", "other"))
+    asked: dict[str, Any] = {"model": "tiny", "max_output_tokens": 9}
+    made = client.responses.create(**asked, input="mine", extra_headers=one)
+    for headers in (other, {**one, "x-octavo-tenant-id": "made up"}):
+        for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+            with pytest.raises(openai.NotFoundError):
+                call(made.id, extra_headers=headers)
+        for going_on in (
+            {"previous_response_id": made.id, "input": "x"},
+            {"input": [{"type": "item_reference", "id": made.output[0].id}]},
+        ):
+            with pytest.raises(openai.BadRequestError, match="is not found"):
+                client.responses.create(**asked, **going_on, extra_headers=headers)
+    assert client.responses.create(**asked, input="x", previous_response_id=made.id, extra_headers=one).status
+    assert client.responses.retrieve(made.id).id == client.responses.retrieve(made.id, extra_headers=one).id == made.id
+
+
 def test_a_response_in_all_its_states(shared_server):
     """in_progress, completed, incomplete; failed is in test_dialects.py. None is queued or cancelled."""
     client = shared_server.client()

@@ -31,6 +31,8 @@ _BODIES = 0.3  # of a router's memory, for bodies of requests: on their way to t
 _HEAP = 0.85  # of it, for Envoy's heap: Lua's is beside it
 _LEAST_HEAP = 2**26  # bytes: with less it would take no requests at all
 _MANY = 2**20  # of requests at once: the engines' own queues are what bounds the load
+_KEPT = r"/v1/(responses/resp_|files/file-|batches/batch_)[^/]+(/.*)?"  # paths to what one replica keeps
+_LISTS = r"/v1/(files|batches)/?"
 ADMIN, _PICKER = "_admin", "_picker"  # clusters of the router itself: no pool can have these names
 _FILTER, _EXTENSION = "envoy.filters.http", "type.googleapis.com/envoy.extensions.filters.http"
 _MANAGER = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -169,8 +171,13 @@ def _overload_manager(spec: RouterSpec) -> Json:
 
 def listener(spec: RouterSpec, pool: Pool) -> Json:
     """The listener for clients."""
-    route = {"match": {"prefix": "/"}, "route": {"cluster": pool.name, **to_a_replica()}}
-    hosts = _hosts([{**route, "request_headers_to_remove": list(CALLER_HEADERS), **adapter_headers()}])
+    route = {
+        "match": {"prefix": "/"},
+        "route": {"cluster": pool.name, **to_a_replica()},
+        "request_headers_to_remove": list(CALLER_HEADERS),
+        **adapter_headers(),
+    }
+    hosts = _hosts([*(_kept(route) if spec.picker_port else ()), route])
     hosts["virtual_hosts"][0] |= COUNTED
     return client_listener(spec, key_lua(spec), hosts, [])
 
@@ -192,6 +199,16 @@ def to_a_replica() -> Json:
         "hash_policy": [{"header": {"header_name": KEY_HEADER}}],
         "retry_policy": _retries(),
     }
+
+
+def _kept(route: Json) -> list[Json]:
+    """Routes, before the one of all, to what replicas keep: the picker is asked with the head, since there need be no
+    body."""
+    mode = {"request_header_mode": "SEND", "request_body_mode": "NONE"}
+    asked = {"@type": f"{_EXTENSION}.ext_proc.v3.ExtProcPerRoute", "overrides": {"processing_mode": mode}}
+    get = {"headers": [{"name": ":method", "string_match": {"exact": "GET"}}]}
+    matches: list[Json] = [{"safe_regex": {"regex": _KEPT}}, {"safe_regex": {"regex": _LISTS}, **get}]
+    return [{**route, "match": one, "typed_per_filter_config": {f"{_FILTER}.ext_proc": asked}} for one in matches]
 
 
 def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[Json]) -> Json:
@@ -309,7 +326,8 @@ def _picker(spec: RouterSpec) -> Json:
                 "response_header_mode": "SKIP", "response_body_mode": "NONE", "response_trailer_mode": "SKIP",
             },
             "request_attributes": [  # expressions in CEL; what is told of the router is a constant
-                *(f"request.headers['{name}']" for name in (KEY_HEADER, *CALLER_HEADERS)), "xds.cluster_name", *told,
+                *(f"request.headers['{name}']" for name in (KEY_HEADER, *CALLER_HEADERS)),
+                "request.method", "request.url_path", "xds.cluster_name", *told,
             ],
         },
     }  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Any
 Json = dict[str, Any]
 
 MAX_BODY_BYTES = 32 * 2**20
-_STARTING, _FAILED, _LIMITED = 425, 424, 423  # the picker's, with a text
-_TOLD = {_STARTING: 503, _FAILED: 503, _LIMITED: 429}  # to clients
+_STARTING, _FAILED, _LIMITED, _GONE, _PREVIOUS_GONE, _PARTIAL = 425, 424, 423, 410, 409, 406  # the picker's: a text
+_TOLD = {_STARTING: 503, _FAILED: 503, _LIMITED: 429, _GONE: 404, _PREVIOUS_GONE: 400, _PARTIAL: 400}  # to clients
 _TEXT = "%LOCAL_REPLY_BODY%"
 # status -> (OpenAI's type, Anthropic's type, code, message)
 _ERRORS = {
@@ -17,6 +17,9 @@ _ERRORS = {
     _STARTING: ("server_error", "overloaded_error", "model_starting", _TEXT),
     _FAILED: ("server_error", "api_error", "model_failed", _TEXT),
     _LIMITED: ("rate_limit_error", "rate_limit_error", "rate_limit_exceeded", _TEXT),
+    _GONE: ("invalid_request_error", "not_found_error", "not_found", _TEXT),
+    _PREVIOUS_GONE: ("invalid_request_error", "invalid_request_error", "previous_response_not_found", _TEXT),
+    _PARTIAL: ("invalid_request_error", "invalid_request_error", "several_replicas", _TEXT),
     429: ("rate_limit_error", "rate_limit_error", "rate_limit_exceeded",
           "too many requests a minute for this API key: try again after the seconds of Retry-After"),
     503: ("server_error", "overloaded_error", "service_unavailable",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from octavo.entrypoints.generation.parts import Part, PartSplitter
 from octavo.entrypoints.generation.run import Generation, PromptOptions, external_id, sampling_params
 from octavo.entrypoints.generation.stream import EventStream
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter
+from octavo.entrypoints.replica import elsewhere, new_id
 from octavo.entrypoints.responses.answers import (
     DeletedResponse,
     Event,
@@ -44,12 +44,14 @@ from octavo.entrypoints.responses.store import ResponseStore, StoredResponse
 from octavo.entrypoints.responses.tools import Toolbox, toolbox_of
 from octavo.entrypoints.responses.translate import constraint_of, conversation_of
 from octavo.entrypoints.state import ServerState, state_of
+from octavo.entrypoints.tenants import current_tenant
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, encode_json, unless_disconnected
 from octavo.entrypoints.transport.sse import EventTemplate, named_event
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.interface.pooling_params import check_generates
 from octavo.interface.sampling_params import SamplingParams
+from octavo.metrics.stats import Tenant
 
 _OPTIONS = PromptOptions(add_special_tokens=False)
 _OF_CHATS = {"messages": "input"}
@@ -72,6 +74,7 @@ class _Context:
     tools: Toolbox
     chat: ChatRequest
     response: ResponseObject
+    tenant: Tenant | None
 
     def __post_init__(self) -> None:
         body = self.body
@@ -113,7 +116,7 @@ class _Context:
         if self.body.store is not False:
             size = sum(map(size_of, self.items)) + len(encode_json(response))
             kept = [self.writer.kept(part) for part in parts]
-            self.store.put(StoredResponse(response, self.items, kept, size))
+            self.store.put(StoredResponse(response, self.items, kept, size, self.tenant))
 
     def _usage(self, output: RequestOutput, num_tokens: int, thoughts: str) -> ResponseUsage:
         tokenizer = self.state.engine.tokenizer
@@ -147,7 +150,7 @@ async def count_input_tokens(request: Request) -> Response:
     body = await read_body(request, InputTokensRequest, state)
     body.check()
     check_model(state, body.model)
-    items = _items(_store(request), body)
+    items = _items(state, _store(request), body)
     tools = toolbox_of(body.tools, items, len(items) - len(body.input))
     conversation = conversation_of(body, items, tools)
     with naming(_OF_CHATS):
@@ -208,7 +211,7 @@ async def list_input_items(request: Request) -> Response:
 
 
 async def _prepare(state: ServerState, store: ResponseStore, body: ResponsesRequest) -> _Context:
-    items = _items(store, body)
+    items = _items(state, store, body)
     tools = toolbox_of(body.tools, items, len(items) - len(body.input))
     conversation = conversation_of(body, items, tools)
     with naming(_OF_CHATS):
@@ -231,7 +234,7 @@ async def _prepare(state: ServerState, store: ResponseStore, body: ResponsesRequ
         chat = await prepare(conversation)
     params = chat.request.sampling_params
     response = _begin(state, body, tools, params)
-    return _Context(state, store, body, items, tools, chat, response)
+    return _Context(state, store, body, items, tools, chat, response, current_tenant.get())
 
 
 def _begin(state: ServerState, body: ResponsesRequest, tools: Toolbox, params: SamplingParams) -> ResponseObject:
@@ -240,8 +243,9 @@ def _begin(state: ServerState, body: ResponsesRequest, tools: Toolbox, params: S
     form = text.format if text is not None else None
     summary = reasoning.summary if reasoning is not None and reasoning.summary != "none" else None
     return ResponseObject(
-        f"resp_{uuid.uuid4().hex}", int(time.time()), state.answering_name, body.instructions, body.max_output_tokens,
-        body.max_tool_calls, body.metadata or {}, body.parallel_tool_calls is not False, body.previous_response_id,
+        new_id("resp_", state.replica_tag), int(time.time()), state.answering_name, body.instructions,
+        body.max_output_tokens, body.max_tool_calls, body.metadata or {}, body.parallel_tool_calls is not False,
+        body.previous_response_id,
         body.prompt_cache_key, params.presence_penalty, params.frequency_penalty, body.store is not False,
         {"effort": reasoning.effort if reasoning is not None else None, "summary": summary},
         body.safety_identifier, params.temperature,
@@ -261,15 +265,15 @@ def _echo(form: BaseModel) -> dict[str, Any]:
     return {**given, "strict": bool(given["strict"])} if "strict" in given else given
 
 
-def _items(store: ResponseStore, body: InputTokensRequest) -> list[Item]:
+def _items(state: ServerState, store: ResponseStore, body: InputTokensRequest) -> list[Item]:
     """All items of the conversation. Raises APIError where an earlier response or item is not kept."""
-    items: list[Item] = []
+    items, tenant = list[Item](), current_tenant.get()
     if (previous := body.previous_response_id) is not None:
-        entry = store.get(previous)
+        entry = store.get(previous, tenant)
         if entry is None:
+            why = elsewhere(previous, state.replica_tag) or "it was not stored, or made room for others"
             raise bad_request(
-                f"previous_response_id {shown(previous)} is not found: it was not stored, or made room for others, or "
-                "another replica has it; send the whole conversation as input",
+                f"previous_response_id {shown(previous)} is not found: {why}; send the whole conversation as input",
                 "previous_response_id",
                 code="previous_response_not_found",
             )
@@ -278,7 +282,7 @@ def _items(store: ResponseStore, body: InputTokensRequest) -> list[Item]:
         if not isinstance(item, ItemReferenceParam):
             items.append(item)
             continue
-        found = store.item(item.id)
+        found = store.item(item.id, tenant)
         if found is None:
             raise bad_request(
                 f"input.{number}: item {shown(item.id)} is not found; send the item itself", f"input.{number}"
@@ -367,10 +371,11 @@ def _store(request: Request) -> ResponseStore:
 
 def _stored(request: Request) -> StoredResponse:
     response_id = request.path_params["response_id"]
-    entry = _store(request).get(response_id)
+    entry = _store(request).get(response_id, current_tenant.get())
     if entry is None:
+        why = elsewhere(response_id, state_of(request).replica_tag)
+        why = why or "it was not stored, was deleted, or made room for others"
         raise APIError(
-            404, f"response {shown(response_id)} is not found: it was not stored, was deleted, or made room for others",
-            param="response_id", code="response_not_found",
-        )  # fmt: skip
+            404, f"response {shown(response_id)} is not found: {why}", param="response_id", code="response_not_found"
+        )
     return entry

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from octavo.entrypoints.responses.answers import ResponseObject
 from octavo.entrypoints.responses.protocol import Item
+from octavo.metrics.stats import Tenant
 
 MAX_RESPONSES = 1_000
 MAX_CHARACTERS = 64_000_000
@@ -20,6 +21,7 @@ class StoredResponse:
     input: list[Item]
     output: list[Item]
     size: int  # characters of both
+    tenant: Tenant | None = None  # whose it is
 
 
 class ResponseStore:
@@ -28,7 +30,7 @@ class ResponseStore:
     def __init__(self, max_responses: int = MAX_RESPONSES, max_characters: int = MAX_CHARACTERS) -> None:
         self._max_responses, self._max_characters = max_responses, max_characters
         self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._items: dict[str, Item] = {}  # of outputs, by id
+        self._items: dict[str, tuple[Item, Tenant | None]] = {}  # of outputs, by id
         self._size = 0
 
     def __len__(self) -> int:
@@ -37,21 +39,24 @@ class ResponseStore:
     def put(self, entry: StoredResponse) -> None:
         """Keep a response; one that is larger than all room is not kept."""
         self._entries[entry.response.id] = entry
-        self._items |= {item.id: item for item in entry.output if item.id is not None}
+        self._items |= {item.id: (item, entry.tenant) for item in entry.output if item.id is not None}
         self._size += entry.size
         while len(self._entries) > self._max_responses or self._size > self._max_characters:
             self._forget(next(iter(self._entries)))
 
-    def get(self, response_id: str) -> StoredResponse | None:
-        """A response, which counts as a use of it."""
+    def get(self, response_id: str, tenant: Tenant | None = None) -> StoredResponse | None:
+        """A response that the tenant may have, which counts as a use of it. Without a tenant nobody asks through a
+        gateway: who knows the id may have it."""
         entry = self._entries.get(response_id)
-        if entry is not None:
-            self._entries.move_to_end(response_id)
+        if entry is None or tenant not in (None, entry.tenant):
+            return None
+        self._entries.move_to_end(response_id)
         return entry
 
-    def item(self, item_id: str) -> Item | None:
-        """An item of a kept response's output."""
-        return self._items.get(item_id)
+    def item(self, item_id: str, tenant: Tenant | None = None) -> Item | None:
+        """An item of the output of a kept response that the tenant may have."""
+        item, owner = self._items.get(item_id, (None, None))
+        return item if tenant in (None, owner) else None
 
     def delete(self, response_id: str) -> bool:
         """Forget a response. False if there is none."""

