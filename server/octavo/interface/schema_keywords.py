@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from octavo.interface.json_pattern import UnheldPatternError, translated
 from octavo.interface.json_schema import Schema, Steps, at_pointer, mapped
+from octavo.interface.schema_shapes import check_shapes
 
 # Those of which a grammar cannot keep account. What a keyword with one of these values says holds always.
 _UNHELD: dict[str, tuple[Any, ...]] = {
@@ -31,7 +32,7 @@ def held(schema: Schema, strict: bool) -> Schema:
     """The schema in keywords that a grammar holds. Its references are pointers.
 
     What no grammar holds is left out, or with ``strict`` refused. Raises ValueError naming it and where it stands, also
-    for a pattern that is none.
+    for a pattern that is none, and for a keyword's value that is none.
     """
     return _held(schema, strict, ()) if isinstance(schema, dict) else schema
 
@@ -52,7 +53,9 @@ def _held(schema: Schema, strict: bool, path: Steps) -> Schema:
         if isinstance(number := copy[key], float) and number.is_integer():
             copy[key] = int(number)
     # Encoders of other languages write null for what was not set.
-    return {key: value for key, value in copy.items() if value is not None or key in ("const", "default", "example")}
+    copy = {key: value for key, value in copy.items() if value is not None or key in ("const", "default", "example")}
+    check_shapes(copy, path)
+    return copy
 
 
 def _hold_texts(copy: dict[str, Any], strict: bool, path: Steps) -> None:

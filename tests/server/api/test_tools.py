@@ -428,9 +428,10 @@ def test_what_no_grammar_holds_is_refused_by_name_where_a_demanded_tool_is_stric
         assert server.post("/v1/chat/completions", offered).status_code == 200
 
 
-def test_a_tool_that_is_merely_offered_refuses_no_form_of_an_answer(server):
+@pytest.mark.parametrize("a", [{"$ref": "#none"}, {"pattern": "("}, {"type": "text"}, {"required": "b"}], ids=str)
+def test_a_tool_that_is_merely_offered_refuses_no_form_of_an_answer(server, a):
     """Whatever its parameters are."""
-    broken = {"type": "object", "properties": {"a": {"$ref": "#none"}, "b": {"pattern": "("}}}
+    broken = {"type": "object", "properties": {"a": a}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": broken}}]
     body = {"messages": USER, "tools": tools, "response_format": OF_A_TEXT, "max_tokens": 2}
     assert server.post("/v1/chat/completions", body).status_code == 200

@@ -161,6 +161,62 @@ def test_what_is_no_schema_is_refused_by_name(lenient, schema, says):
         matcher_of({**OBJECT, "properties": {"a": schema}}, lenient=lenient)
 
 
+@pytest.mark.parametrize(
+    ("place", "schema"),
+    [
+        ("/not", {"not": {"const": 5}}),
+        ("/if/properties/b", {"if": {"properties": {"b": {"const": 5}}}, "then": {"$ref": "#/if"}}),
+        ("/properties/c/contains", {"properties": {"c": {"type": "array", "contains": {"const": 5}}}}),
+        ("/dependentSchemas/c", {"dependentSchemas": {"c": {"const": 5}}, "$defs": {"dependentSchemas.c": TEXT}}),
+        ("/patternProperties/^%5Cd", {"patternProperties": {r"^\d": {"const": 5}}}),
+        ("/additionalProperties", {"unevaluatedProperties": True, "additionalProperties": {"const": 5}}),
+        ("/unevaluatedItems", {"unevaluatedItems": {"const": 5}, "$defs": None}),
+        ("/not/items", {"not": {"items": {"const": 5, "not": {"$ref": "#/not/items"}}, "allOf": [{"$ref": "#/not"}]}}),
+    ],
+)
+def test_a_part_stays_to_refer_to_where_its_keyword_is_left_out(place, schema):
+    properties = {**schema.get("properties", {}), "a": {"$ref": f"#{place}"}}
+    matcher = matcher_of({**OBJECT, **schema, "properties": properties}, lenient=True)
+    assert allows(matcher, {"a": 5}) and not allows(matcher, {"a": 6})
+
+
+def test_parts_that_are_referred_to_are_said_once():
+    nested: Any = {"const": "x" * 1_000}
+    for _ in range(50):
+        nested = {"not": nested}
+    names = ["/not" * depth for depth in range(1, 51)]
+    schema = {**nested, "$defs": {str(i): {"$ref": f"#{name}"} for i, name in enumerate(names)}}
+    grammar = to_grammar(StructuredOutputsParams(json=json.dumps(schema)), lenient=True)
+    assert grammar.count("x" * 1_000) == 1
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 3) | st.floats(-2, 2, width=16) | st.sampled_from(["", "a", "string"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["a", "type"]), inner, max_size=2),
+    max_leaves=3,
+)
+KEYWORDS = (
+    "type", "properties", "required", "enum", "const", "items", "prefixItems", "additionalProperties", "anyOf", "oneOf",
+    "patternProperties", "minimum", "maximum", "exclusiveMinimum", "multipleOf", "minLength", "maxItems", "allOf",
+    "minProperties", "pattern", "format", "$ref", "$defs", "title", "default", "nullable", "$schema", "$id", "$anchor",
+    "unknown", "not", "if", "contains", "uniqueItems", "unevaluatedProperties", "unevaluatedItems", "propertyNames",
+)  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(key=st.sampled_from(KEYWORDS), value=ANY)
+def test_a_value_that_a_keyword_cannot_have_is_refused_by_the_keywords_name(key, value):
+    """Never in the grammar engine's words, which name no place."""
+    for root in ({key: value}, {**OBJECT, "properties": {"p": {key: value}}}):
+        try:
+            grammar = to_grammar(StructuredOutputsParams(json=json.dumps(root)), lenient=True)
+        except ValueError as error:
+            assert re.search(rf"{re.escape(key)}|type|additionalProperties|items", str(error)), error
+        else:
+            problem = LLMatcher(TOKENIZER, grammar, log_level=0).get_error()
+            assert not problem or "Unsatisfiable" in problem, problem
+
+
 PIECES = st.sampled_from(
     [
         *"ab01_-.é|()[]{}^$*+?,",
