@@ -112,6 +112,40 @@ def test_many_large_requests_one_after_the_other_have_room(plain: Gateway) -> No
     assert Counter(status(plain, large) for _ in range(12))[200] >= 10
 
 
+def test_a_tenant_leaves_as_much_room_as_it_takes(tmp_path: Path) -> None:
+    """Of 0.3 GiB a thread has half: four bodies of 32 MiB and a part of a fifth."""
+    names = ("red", "blue", "green")
+    for name in names:
+        (tmp_path / name).write_text(f"sk-{name}")
+    tenants = tuple(Tenant(name, str(tmp_path / name)) for name in names)
+    (tmp_path / "gateway").mkdir()
+    with (
+        echo_server() as echo,
+        Gateway(tmp_path / "gateway", {"echo": echo}, {"m": ("echo", "m")}, tenants=tenants) as gateway,
+    ):
+        gateway.wait_for(1)
+        held = []
+        for name in ("red", "red", "red", "red", "blue", "blue", "green", "green"):
+            held.append((name, connected(gateway, head(f"sk-{name}", MAX_BODY_BYTES))))
+            time.sleep(0.1)  # they come in this order
+        refused, deadline = Counter[str](), time.monotonic() + 20
+        while refused.total() < 4 and time.monotonic() < deadline:
+            refused.update(name for name, one in held if status_of(one, 0.05) == 429)
+        assert refused == {"red": 2, "blue": 1, "green": 1}
+        late = connected(gateway, head("sk-red", MAX_BODY_BYTES))
+        answer = http.client.HTTPResponse(late)
+        answer.begin()
+        assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+        assert "bytes of this API key's requests" in json.loads(answer.read())["error"]["message"]
+        for one in (*(one for _, one in held), late):
+            one.close()
+        deadline, large = time.monotonic() + 30, json.dumps({"model": "m", "prompt": "x" * (31 * 2**20)}).encode()
+        while gateway.ask("POST", "/v1/completions", large, authorization="Bearer sk-red")[0] != 200:
+            assert time.monotonic() < deadline, "what has gone keeps no room"
+            time.sleep(0.2)
+        assert gateway.stat("http_lua_errors") == 0
+
+
 class Attack:
     """Clients of a tenant with bodies of 30 MiB, whole, slow and hostile, until it is left."""
 

@@ -280,5 +280,5 @@ function envoy_on_request(handle)
     local what = shown(method .. " " .. path)
     return refuse(ask, 404, "not_found", format("a gateway has no %s: ask the model's own Service", what))
   end
-  if has_room(handle) then route(ask) end
+  if has_room(handle, #SETTINGS.tenants > 1 and ask.tenant.name) then route(ask) end
 end

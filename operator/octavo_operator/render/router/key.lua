@@ -200,18 +200,34 @@ end
 -- Bytes of bodies of the requests that this thread has under way, whole or not: what Envoy keeps of them has to fit into
 -- its memory, or all streams end. A handle lives as long as its stream; that it is gone the garbage collector tells.
 local claims, claimed, swept = setmetatable({}, {__mode = "k"}), 0, 0
+local shares = {}  -- bytes by tenant, where there are several
+
+local function claim(handle, tenant, bytes)
+  claims[handle], claimed = {bytes, tenant}, claimed + bytes
+  if tenant then shares[tenant] = (shares[tenant] or 0) + bytes end
+end
 
 local function sweep()
   if os.time() == swept then return end
   swept = os.time()
   collectgarbage()
   collectgarbage()  -- what has a finalizer leaves a table in the second cycle
-  claimed = 0
-  for _, bytes in pairs(claims) do claimed = claimed + bytes end
+  local left = claims
+  claims, claimed, shares = setmetatable({}, {__mode = "k"}), 0, {}
+  for handle, one in pairs(left) do claim(handle, one[2], one[1]) end
 end
 
--- Whether there is room for the body of a request, as its head announces it; otherwise it has been refused.
-local function has_room(handle)
+-- Why there is no room for so many more; nil: there is. No tenant has more than it leaves free: one alone half of all,
+-- two of them a third each. So each that comes finds room, whatever the others send.
+local function without_room(bytes, tenant)
+  local free, share = ALL_BYTES - claimed, tenant and shares[tenant] or 0
+  if share > 0 and share + bytes > free then return "of this API key's requests" end
+  if claimed > 0 and bytes > free then return "of requests" end
+end
+
+-- Whether there is room for the body of a request, as its head announces it; otherwise it has been refused. `tenant`:
+-- whose request it is, where there are several.
+local function has_room(handle, tenant)
   local headers = handle:headers()
   local length = tonumber(headers:get("content-length") or "")
   if not length and headers:get(":method") == "GET" then return true end
@@ -221,17 +237,18 @@ local function has_room(handle)
   end
   local bytes = length or MOST_BYTES
   if bytes <= SMALL_BYTES then return true end
-  if claimed + bytes > ALL_BYTES then sweep() end
-  if claimed > 0 and claimed + bytes > ALL_BYTES then
-    handle:respond({[":status"] = "423", ["retry-after"] = "1"}, "too many bytes of requests are under way here: " ..
+  if without_room(bytes, tenant) then sweep() end
+  local whose = without_room(bytes, tenant)
+  if whose then
+    handle:respond({[":status"] = "423", ["retry-after"] = "1"}, "too many bytes " .. whose .. " are under way here: " ..
       "try again after the seconds of Retry-After, or send a smaller request")
     return false
   end
-  claims[handle], claimed = bytes, claimed + bytes
+  claim(handle, tenant, bytes)
   if length then return true end
   local body = handle:body()  -- without a length it counts as the largest one until it is here
-  length = body and body:length() or 0
-  claims[handle], claimed = length, claimed - bytes + length
+  claim(handle, tenant, -bytes)
+  claim(handle, tenant, body and body:length() or 0)
   return true
 end
 
