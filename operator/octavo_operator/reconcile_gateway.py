@@ -42,7 +42,7 @@ from octavo_operator.render.gateway import (
     url,
 )
 from octavo_operator.render.router.gateway import MODEL_FILES, ModelName, files
-from octavo_operator.render.router.objects import FILES, unchanged_files
+from octavo_operator.render.router.objects import FILES, has_peers, unchanged_files
 from octavo_operator.render.router.served import Candidate, Served, gateway_spec, served_models
 from octavo_operator.routing import router_problem
 from octavo_operator.status import degraded, make_condition, set_times
@@ -191,14 +191,16 @@ def _choose_pods(
     live = child(children, "Deployment", names.router(gateway.name))
     fields = _pod_fields(gateway)
     template = pinned(gateway, live, fields)
+    config_map = child(children, "ConfigMap", names.router(gateway.name))
+    annotations = (config_map or {}).get("metadata", {}).get("annotations") or {}
+    kept = unchanged_files(config_map) if annotations.get(SETTINGS) == settings_digest(gateway) else None
     is_behind = config.image_policy == FOLLOW and live is not None and recorded_image(live) != config.router_image
+    if not kept and template and gateway.spec.tenants and not has_peers(template):
+        is_behind = True  # its picker is of an operator before: the limits in these files it would not keep
     if template is None or live is None or is_behind:
         template = expected_template(gateway, config, content)
         return GatewayPods(template, content, record_annotation(gateway, template, fields, config.router_image))
-    config_map = child(children, "ConfigMap", names.router(gateway.name))
-    annotations = (config_map or {}).get("metadata", {}).get("annotations") or {}
-    kept = unchanged_files(config_map)
-    if kept and annotations.get(SETTINGS) == settings_digest(gateway):
+    if kept:
         content = {**kept, **{name: content[name] for name in MODEL_FILES}}
     return GatewayPods(template, content, kept_annotation(live))
 

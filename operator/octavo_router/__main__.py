@@ -10,7 +10,8 @@ from pathlib import Path
 
 import uvloop
 
-from octavo_router import adapters, calls, management, rejections, replicas, rooms, tenants
+from octavo_router import adapters, calls, management, peers, rejections, replicas, rooms, tenants
+from octavo_router.admission import Tenants
 from octavo_router.hold import Hold
 from octavo_router.server import Processor, Request
 
@@ -19,7 +20,8 @@ _KEPT_BYTES = 1 << 24  # twice as many are kept at most
 
 async def serve(args: argparse.Namespace) -> None:
     """Until SIGTERM or SIGINT. Requests under way go on without a picker."""
-    processor = Processor(Hold(args.hold_requests, args.hold_seconds))
+    me = peers.address_of(args.peer_address, args.peer_port) if args.peers else ""
+    processor = Processor(Hold(args.hold_requests, args.hold_seconds), Tenants(me))
     server = await calls.serve(lambda stream: Request(processor, stream), args.port)
     rejected = rejections.Rejections()
     told = {"GET /metrics": processor.page, "GET /held": processor.held}
@@ -39,11 +41,18 @@ async def serve(args: argparse.Namespace) -> None:
     if args.hold_requests:
         tasks.append(asyncio.create_task(rooms.follow(processor.replicas, args.engine_port, processor.set_rooms)))
     if args.tenants:
-        limits = tenants.follow_limits(args.tenants, processor.tenants, processor.limits_changed)
+        others = peers.Peers(processor.tenants, me, peers.resolver(args.peers, args.peer_port)) if args.peers else None
+
+        def limits_changed() -> None:
+            processor.limits_changed()
+            if others:
+                others.tell_all()
+
+        limits = tenants.follow_limits(args.tenants, processor.tenants, limits_changed)
         usage = tenants.follow_usage(
             processor.tenants, processor.replicas, args.engine_port, processor.metrics.usage_read
         )
-        tasks += [asyncio.create_task(limits), asyncio.create_task(usage)]
+        tasks += [asyncio.create_task(one) for one in (limits, usage, *([others.run()] if others else []))]
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
@@ -75,10 +84,16 @@ def main() -> None:
     parser.add_argument("--hold-seconds", type=float, default=300, help="how long they may wait")
     parser.add_argument("--tenants", type=Path, help="file with the limits of a gateway's tenants")
     parser.add_argument("--rejections", type=Path, help="file with what Envoy has said of updates that it rejected")
+    parser.add_argument("--peers", help="DNS name of the pods of all routers, which keep tenants' limits together")
+    parser.add_argument("--peer-address", help="address of this pod, for the others")
+    parser.add_argument("--peer-port", type=int, default=9004, help="port for the pickers of other routers")
     parser.add_argument("--engine-port", type=int, default=8001, help="port of replicas' management; 0: of their API")
     keep_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    uvloop.run(serve(parser.parse_args()))
+    args = parser.parse_args()
+    if args.peers and not args.peer_address:
+        parser.error("--peers needs --peer-address: the others have to know this one")
+    uvloop.run(serve(args))
 
 
 if __name__ == "__main__":

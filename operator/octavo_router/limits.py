@@ -1,14 +1,12 @@
-"""What tenants of a gateway may use: requests at the same time, and tokens a minute. Pure: no clock, no I/O.
+"""What tenants of a gateway may use, and the tokens that they have used. Pure: no clock, no I/O.
 
-Each router counts the requests that it has under way itself, exactly, and allows its share of them. Tokens are counted
-by the engines, all routers' together, and every router reads all of their counters.
+Tokens are counted by the engines, all routers' together, and every router reads all of their counters.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,37 +17,46 @@ Account = tuple[str, str]  # a tenant, and the account under which engines count
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one tenant; None: no limit. `max_concurrent`: in this router."""
+    """Of one tenant, at all routers together; None: no limit."""
 
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
+    requests_per_minute: int | None = None
+
+    @property
+    def counts_requests(self) -> bool:
+        """Whether routers have to know of each other's requests."""
+        return self.max_concurrent is not None or self.requests_per_minute is not None
+
+    def share(self, routers: int) -> Limits:
+        """Of one of so many routers: together they allow no more than the limit, but each allows one."""
+
+        def part(most: int | None) -> int | None:
+            return None if most is None else max(1, most // routers)
+
+        return Limits(self.tokens_per_minute, part(self.max_concurrent), part(self.requests_per_minute))
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A request that has to wait. `limit`: tokens, or concurrent."""
+    """A request that has to wait. `limit`: tokens, requests, or concurrent."""
 
     limit: str
     text: str
     retry_after: int
 
 
-def read_limits(text: str) -> dict[str, Limits]:
-    """From the file that the operator writes. Raises ValueError."""
+def read_limits(text: str) -> tuple[dict[str, Limits], int]:
+    """From the file that the operator writes; and how many routers there are to be. Raises ValueError."""
     try:
         content = json.loads(text)
-        routers = int(content["routers"])
-        return {
-            name: Limits(one.get("tokensPerMinute"), _share(one.get("maxConcurrent"), routers))
+        limits = {
+            name: Limits(one.get("tokensPerMinute"), one.get("maxConcurrent"), one.get("requestsPerMinute"))
             for name, one in content["tenants"].items()
         }
+        return limits, max(1, int(content["routers"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no limits of tenants: {error!r}") from error
-
-
-def _share(most: int | None, routers: int) -> int | None:
-    """Of one router: together they allow no more than `most`, but each allows one."""
-    return None if most is None else max(1, most // routers)
 
 
 class Usage:
@@ -107,37 +114,3 @@ class Usage:
                 self._sums[account] -= recent.popleft()[1]
             if not recent:
                 del self._recent[account], self._sums[account]
-
-
-class Tenants:
-    """Who may begin a request now."""
-
-    def __init__(self) -> None:
-        self.limits: dict[str, Limits] = {}
-        self.usage = Usage()
-        self.in_flight: Counter[str] = Counter()
-
-    @property
-    def limits_tokens(self) -> bool:
-        """Whether it matters what the engines count."""
-        return any(one.tokens_per_minute for one in self.limits.values())
-
-    def begin(self, account: Account, now: float) -> Refusal | None:
-        """A request counts from now on, until `end`; or has to wait."""
-        tenant = account[0]
-        limits = self.limits.get(tenant, Limits())
-        most, tokens = limits.max_concurrent, limits.tokens_per_minute
-        if most is not None and self.in_flight[tenant] >= most:
-            text = f"this API key has {most} requests under way here, as many as it may: try again when one has ended"
-            return Refusal("concurrent", text, 1)
-        if tokens is not None and (seconds := self.usage.seconds_until_below(account, tokens, now)) > 0:
-            text = f"this API key has used its {tokens} tokens a minute: try again after the seconds of Retry-After"
-            return Refusal("tokens", text, max(1, math.ceil(seconds)))
-        self.in_flight[tenant] += 1
-        return None
-
-    def end(self, account: Account) -> None:
-        """A request that was begun has ended."""
-        self.in_flight[account[0]] -= 1
-        if not self.in_flight[account[0]]:
-            del self.in_flight[account[0]]

@@ -7,8 +7,8 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from octavo_router.admission import Tenants
 from octavo_router.hold import Hold
-from octavo_router.limits import Tenants
 from octavo_router.pick import Picker
 
 
@@ -32,8 +32,9 @@ class Metrics:
                                ["pool", "reason"], registry=self.registry)  # fmt: skip
         self.tenant_requests = Counter("octavo_router_tenant_requests", "Requests of tenants that may go on.",
                                        ["tenant"], registry=self.registry)  # fmt: skip
-        self.limited = Counter("octavo_router_tenant_refused", "Requests refused by a limit: tokens, concurrent.",
-                               ["tenant", "limit"], registry=self.registry)  # fmt: skip
+        self.limited = Counter("octavo_router_tenant_refused",
+                               "Requests refused by a limit: tokens, requests, concurrent.", ["tenant", "limit"],
+                               registry=self.registry)  # fmt: skip
         self._reads = Counter("octavo_router_usage_reads", "Readings of what a replica's tenants have used: ok, error.",
                               ["outcome"], registry=self.registry)  # fmt: skip
         self.registry.register(self)
@@ -58,7 +59,7 @@ class Metrics:
                                  labels=["tenant"])  # fmt: skip
         tokens = self._tenants.usage.by_tenant(time.monotonic())
         for name, limits in self._tenants.limits.items():
-            under_way.add_metric([name], self._tenants.in_flight[name])
+            under_way.add_metric([name], self._tenants.under_way(name))
             if limits.tokens_per_minute is not None:
                 used.add_metric([name], tokens.get(name, 0.0))
         return [load, known, held, under_way, used]

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from octavo_router.adapters import Holders
+from octavo_router.admission import Place, Tenants
 from octavo_router.blocks import Prompt
 from octavo_router.calls import INTERNAL, Stream
 from octavo_router.hold import Hold, Ticket
 from octavo_router.keepers import keeper_of, listed, named_in_path
-from octavo_router.limits import Account, Refusal, Tenants
+from octavo_router.limits import Account, Refusal
 from octavo_router.management import MAX_WAIT_SECONDS, Answer, json_answer
 from octavo_router.messages import answer, go_on, read, wait
 from octavo_router.metrics import Metrics
@@ -49,8 +50,8 @@ logger = logging.getLogger(__name__)
 class Processor:
     """Answers Envoy's requests. A fault ends its stream: Envoy goes on with the ring hash."""
 
-    def __init__(self, hold: Hold) -> None:
-        self.tenants = Tenants()
+    def __init__(self, hold: Hold, tenants: Tenants | None = None) -> None:
+        self.tenants = tenants or Tenants()
         self._pools: dict[str, Picker] = {}
         self._holders: Holders = {}
         self._hold = hold
@@ -88,7 +89,7 @@ class Processor:
         """Of tenants."""
         for name in self.tenants.limits:
             self.metrics.tenant_requests.labels(name)
-            for limit in ("tokens", "concurrent"):
+            for limit in ("tokens", "requests", "concurrent"):
                 self.metrics.limited.labels(name, limit)
 
     def set_replicas(self, found: Replicas) -> None:
@@ -266,14 +267,17 @@ class Processor:
         """GET /metrics."""
         return 200, CONTENT_TYPE_LATEST, generate_latest(self.metrics.registry)
 
-    def begin(self, account: Account) -> Refusal | None:
-        """A request of a tenant counts from now on; or has to wait."""
-        refusal = self.tenants.begin(account, time.monotonic())
-        if refusal:
-            self.metrics.limited.labels(account[0], refusal.limit).inc()
-        elif account[0] in self.tenants.limits:  # a label is kept for ever: never one that a client makes up
-            self.metrics.tenant_requests.labels(account[0]).inc()
-        return refusal
+    def place(self, account: Account, then: Callable[[Refusal | None], None]) -> Place:
+        """Of a request of a tenant; `then` hears whether it may go on."""
+
+        def counted(refusal: Refusal | None) -> None:
+            if refusal:
+                self.metrics.limited.labels(account[0], refusal.limit).inc()
+            elif account[0] in self.tenants.limits:  # a label is kept for ever: never one that a client makes up
+                self.metrics.tenant_requests.labels(account[0]).inc()
+            then(refusal)
+
+        return Place(self.tenants, account, counted)
 
 
 @dataclass(frozen=True)
@@ -291,21 +295,30 @@ class Request:
         self._pool = ""
         self._head = False  # whether Envoy has asked with the head alone
         self._found: tuple[Picker, Pick] | None = None
-        self._account: Account | None = None
+        self._place: Place | None = None
         self._ticket: Ticket | None = None
 
     def received(self, message: bytes) -> None:
         """All that comes before the request has ended."""
         began = time.perf_counter()
         said, body = read(message)
-        asks = (said.get(_TENANT, ""), account_of(said.get(_TENANT_ID, "")))
-        if asks[0]:
-            if refusal := self._processor.begin(asks):
-                told = {"retry-after": str(refusal.retry_after)}
-                return self._end(answer(_LIMITED_STATUS, told, refusal.text))
-            self._account = asks
         self._pool, self._head = said.get(_CLUSTER, ""), body is None
         prompt = read_prompt(body or b"", said.get(_SALT, ""))  # who waits keeps this, and no body of many megabytes
+        account = said.get(_TENANT, ""), account_of(said.get(_TENANT_ID, ""))
+        if not account[0]:
+            return self._go(said, prompt, began)
+
+        def decided(refusal: Refusal | None) -> None:
+            if refusal:
+                told = {"retry-after": str(refusal.retry_after)}
+                self._end(answer(_LIMITED_STATUS, told, refusal.text))
+            else:
+                self._go(said, prompt, began)
+
+        self._place = self._processor.place(account, decided)
+        self._processor.tenants.begin(self._place, time.monotonic())
+
+    def _go(self, said: dict[str, str], prompt: Prompt, began: float) -> None:
         if self._is_kept(said, prompt, began):
             return
         if not self._head and self._processor.holds(self._pool):
@@ -336,8 +349,8 @@ class Request:
             self._processor.leave(self._ticket)
         if self._found:
             self._processor.ended(self._pool, *self._found)
-        if self._account:
-            self._processor.tenants.end(self._account)
+        if self._place:
+            self._place.end()
 
     def _wait(self, said: dict[str, str], prompt: Prompt) -> None:
         def go(refusal: bytes | None) -> None:

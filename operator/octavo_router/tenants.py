@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo_router.limits import Account, Tenants, read_limits
+from octavo_router.admission import Tenants
+from octavo_router.limits import Account, read_limits
 
 METRIC = "octavo:tenant_tokens"
 _FILE_SECONDS, _IDLE_SECONDS, _ENGINES_SECONDS, _MAX_SECONDS = 1.0, 0.25, 2.0, 7.0
@@ -30,7 +31,7 @@ async def follow_limits(path: Path, tenants: Tenants, on_change: Callable[[], No
         try:
             if (text := path.read_text()) != last:
                 last = text
-                tenants.limits = read_limits(text)
+                tenants.limits, tenants.routers = read_limits(text)
                 on_change()
         except (OSError, ValueError) as error:
             if last is None or not isinstance(error, OSError):

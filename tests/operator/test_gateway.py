@@ -120,10 +120,13 @@ def test_its_objects_are_restricted_routers_behind_a_service_of_its_name() -> No
     key = {"apiKeySecretRef": {"name": "keys", "key": "red"}}
     spec = {"tls": {"secretRef": {"name": "cert"}}, "tenants": [{"name": "red", **key}], "service": {"port": 443}}
     made = render_gateway(gateway(**spec), [model("a", 1)], OperatorConfig(router_image="router:1"))
+    (together,) = (one for one in made if one["metadata"]["name"] == "all-routers")
+    made.remove(together)
     by_kind = {one["kind"]: one for one in made}
     assert len(by_kind) == len(made) == 5
-    for one in made:
+    for one in [*made, together]:
         assert one["metadata"]["ownerReferences"][0]["kind"] == "LLMGateway"
+    for one in made:
         assert one["metadata"]["name"] == ("all" if one["kind"] == "Service" else "all-router")
     pod = by_kind["Deployment"]["spec"]["template"]
     assert [one for one in violations(pod, "default") if "serviceAccountName" not in one] == []
@@ -142,7 +145,15 @@ def test_its_objects_are_restricted_routers_behind_a_service_of_its_name() -> No
     assert mounts["/etc/octavo-tls"]["secret"] == {"secretName": "cert"}
     (source,) = mounts["/etc/octavo-tenants"]["projected"]["sources"]
     assert source["secret"]["items"] == [{"key": "red", "path": "red/red"}]
+    assert (together["spec"]["clusterIP"], together["spec"]["selector"]) == ("None", selector)
+    ports = {one["name"]: one["containerPort"] for one in picker["ports"]}
+    assert ports["peers"] == together["spec"]["ports"][0]["port"]
+    assert {"--peers=all-routers.team.svc.cluster.local.", "--peer-address=$(POD_IP)"} <= set(picker["args"])
+    assert [one["name"] for one in picker["env"]] == ["POD_IP"]
+    (ours,) = (one["from"] for one in by_kind["NetworkPolicy"]["spec"]["ingress"] if one["ports"][0]["port"] == "peers")
+    assert ours == [{"podSelector": {"matchLabels": selector}}], "nobody else tells what routers have let in"
     assert url(gateway(**spec), "x.y") == "https://all.team.svc.x.y/v1"
     assert url(gateway(), "x.y") == "http://all.team.svc.x.y/v1"
     alone = render_gateway(gateway(replicas=1), [], OperatorConfig())
     assert "PodDisruptionBudget" not in {one["kind"] for one in alone}
+    assert len([one for one in alone if one["kind"] == "Service"]) == 1, "without tenants there is nothing to keep"

@@ -26,9 +26,10 @@ from support.serving import Engine, free_port
 
 from octavo_operator.render.router.envoy import Endpoint
 from octavo_operator.render.router.gateway import Tenant
+from octavo_router.admission import Place, Tenants
 from octavo_router.blocks import Prompt
 from octavo_router.hold import Hold
-from octavo_router.limits import WINDOW_SECONDS, Limits, Tenants, Usage, read_limits
+from octavo_router.limits import WINDOW_SECONDS, Account, Limits, Refusal, Usage, read_limits
 from octavo_router.messages import ProcessingRequest
 from octavo_router.prompt import read_prompt
 from octavo_router.server import Processor, Request
@@ -104,26 +105,38 @@ def test_retry_after_is_the_first_moment_at_which_there_is_room(steps: list[tupl
 @given(st.integers(1, 50), st.integers(1, 16), st.lists(st.tuples(st.integers(0, 15), st.booleans()), max_size=200))
 def test_routers_together_allow_no_more_than_the_limit(most: int, routers: int, steps: list[tuple[int, bool]]) -> None:
     text = json.dumps({"routers": routers, "tenants": {"red": {"maxConcurrent": most}, "blue": {}}})
-    all_of_them = [Tenants() for _ in range(routers)]
+    all_of_them = [Tenants(str(number)) for number in range(routers)]
     for one in all_of_them:
-        one.limits = read_limits(text)
+        one.limits, one.routers = read_limits(text)
+    under_way: list[list[Place]] = [[] for _ in all_of_them]
+
+    def begin(number: int, account: Account) -> Refusal | None:
+        got: list[Refusal | None] = []
+        place = Place(all_of_them[number], account, got.append)
+        all_of_them[number].begin(place, 0)
+        if got == [None] and account == RED:
+            under_way[number].append(place)
+        return got[0]
+
     for number, begins in steps:
-        router = all_of_them[number % routers]
+        number %= routers
         if begins:
-            refused = router.begin(RED, 0)
+            refused = begin(number, RED)
             assert refused is None or (refused.limit, refused.retry_after) == ("concurrent", 1)
-            assert router.begin(("blue", "1"), 0) is None
-        elif router.in_flight["red"]:
-            router.end(RED)
-        assert sum(one.in_flight["red"] for one in all_of_them) <= max(most, routers)
-    for router in all_of_them:
-        while router.begin(RED, 0) is None:
-            assert router.in_flight["red"] <= most
-    assert most - routers < sum(one.in_flight["red"] for one in all_of_them) <= max(most, routers)
+            assert begin(number, ("blue", "1")) is None
+        elif under_way[number]:
+            under_way[number].pop().end()
+        assert [len(one) for one in under_way] == [one.under_way("red") for one in all_of_them]
+        assert sum(map(len, under_way)) <= max(most, routers)
+    for number, _ in enumerate(all_of_them):
+        while begin(number, RED) is None:
+            assert len(under_way[number]) <= most
+    assert most - routers < sum(map(len, under_way)) <= max(most, routers)
 
 
 def test_limits_that_cannot_be_read_are_an_error() -> None:
-    assert read_limits('{"routers": 2, "tenants": {"a": {"tokensPerMinute": 5}}}') == {"a": Limits(5, None)}
+    one = {"tokensPerMinute": 5, "requestsPerMinute": 7}
+    assert read_limits(json.dumps({"routers": 2, "tenants": {"a": one}})) == ({"a": Limits(5, None, 7)}, 2)
     for text in ("", "[]", "{}", '{"routers": 1, "tenants": 3}', '{"routers": 1, "tenants": {"a": 3}}'):
         with pytest.raises(ValueError):
             read_limits(text)

@@ -86,6 +86,7 @@ def render_gateway(
         config_map,
         deployment,
         expected_service(gateway, config),
+        *_together(gateway),
         *_budget(gateway, router),
     ]
 
@@ -113,9 +114,25 @@ def expected_template(gateway: LLMGateway, config: OperatorConfig, content: dict
         config_map=names.router(gateway.name), labels=labels(gateway), selector=selector(gateway),
         lifecycle=holding(Lifecycle(), HOLD), affinity=routing, image_pull_secrets=config.image_pull_secrets,
         assigned_ids=config.cluster_assigned_ids, secrets=secrets, hold=HOLD, limits=LIMITS_FILE,
-        restarted_at=gateway.restarted_at,
+        peers=_peers(gateway, config), restarted_at=gateway.restarted_at,
     )  # fmt: skip
     return pod_template(frame, envoy_settings(gateway), config.router_image, content)
+
+
+def _peers(gateway: LLMGateway, config: OperatorConfig) -> str | None:
+    """The name by which its routers find each other; None: they have nothing to keep together."""
+    if not gateway.spec.tenants:
+        return None
+    return f"{names.routers_service(gateway.name)}.{gateway.namespace}.svc.{config.cluster_domain}."
+
+
+def _together(gateway: LLMGateway) -> list[Json]:
+    """The Service of that name. Of routers that serve: while one that is listed does not answer, each has its share."""
+    if not gateway.spec.tenants:
+        return []
+    ports = [{"name": "peers", "port": names.PEER_PORT, "targetPort": "peers", "protocol": "TCP"}]
+    body = {"type": "ClusterIP", "clusterIP": "None", "selector": selector(gateway), "ports": ports}
+    return [manifest(gateway, "v1", "Service", {"spec": body}, names.routers_service(gateway.name))]
 
 
 def expected_service(gateway: LLMGateway, config: OperatorConfig) -> Json:
@@ -142,10 +159,12 @@ def _policy(gateway: LLMGateway, config: OperatorConfig) -> Json:
     ports = ("metrics", "management")
     metrics = {"ports": [{"port": port, "protocol": "TCP"} for port in ports], "from": peers}
     control = {"ports": [{"port": port, "protocol": "TCP"} for port in ("management", "control")], "from": [operator]}
+    own = {"podSelector": {"matchLabels": selector(gateway)}}
+    together = [{"ports": [{"port": "peers", "protocol": "TCP"}], "from": [own]}] if gateway.spec.tenants else []
     return {
         "podSelector": {"matchLabels": selector(gateway)},
         "policyTypes": ["Ingress"],
-        "ingress": [{"ports": [{"port": "http", "protocol": "TCP"}]}, metrics, control],
+        "ingress": [{"ports": [{"port": "http", "protocol": "TCP"}]}, metrics, control, *together],
     }
 
 

@@ -22,6 +22,7 @@ TOKEN_KEY = "token"  # in the Secret of a group's pods
 PICKER = "picker"  # container beside the router
 PICKER_PORT = 9001  # where it tells what it holds, and its metrics
 CONTROL_PORT = 9003  # where the operator alone tells it whom to refuse, and what is about to be stopped
+PEER_PORT = 9004  # where pickers of a gateway's routers keep tenants' limits together
 QUEUE_DEPTH_METRIC = "octavo_queue_depth"  # which autoscalers read
 USER_ID = 65532
 
@@ -43,6 +44,11 @@ def selector(deployment: LLMDeployment, component: str = ENGINE) -> dict[str, st
 def router(name: str) -> str:
     """Name of the routers' objects."""
     return f"{name}-router"
+
+
+def routers_service(name: str) -> str:
+    """Name of the headless Service of a gateway's routers, by which they find each other."""
+    return f"{name}-routers"
 
 
 def pods_service(name: str) -> str:

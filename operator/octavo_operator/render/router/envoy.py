@@ -212,7 +212,7 @@ def _kept(route: Json) -> list[Json]:
 
 
 def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[Json]) -> Json:
-    """A listener for clients. `script`: key.lua; `filters` come between it and the router."""
+    """A listener for clients. `script`: key.lua; `filters` come where the picker has answered."""
     lua = {
         "name": f"{_FILTER}.lua",
         "typed_config": {
@@ -221,7 +221,7 @@ def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[J
         },
     }
     picker = [_picker(spec), _whole_bodies(), _tried_again()] if spec.picker_port else []
-    manager = _manager("clients", routes, [lua, *filters, *picker, _router()])
+    manager = _manager("clients", routes, [lua, *picker, *filters, _router()])
     manager["typed_config"] |= {
         "stream_idle_timeout": "600s",
         "request_headers_timeout": "30s",

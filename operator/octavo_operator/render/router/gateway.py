@@ -144,9 +144,12 @@ def _model(one: ModelName) -> Json:
 def limits(gateway: GatewaySpec) -> Json:
     """What the picker limits, which reads this file again when it changes."""
     tenants = {
-        one.name: {"tokensPerMinute": one.tokens_per_minute, "maxConcurrent": one.max_concurrent}
+        one.name: {
+            "tokensPerMinute": one.tokens_per_minute, "maxConcurrent": one.max_concurrent,
+            "requestsPerMinute": one.requests_per_minute,
+        }
         for one in gateway.tenants
-    }
+    }  # fmt: skip
     return {"routers": gateway.replicas, "tenants": tenants}
 
 
@@ -172,12 +175,13 @@ def listener(gateway: GatewaySpec) -> Json:
 
 
 def _limit(gateway: GatewaySpec) -> Json:
-    """A bucket a tenant in each router, filled with its share of the requests a minute."""
+    """A bucket a tenant in each router, of all of its requests a minute: the picker allows no more, and when it does
+    not answer this is what is kept."""
     many = {"max_tokens": 2**31, "tokens_per_fill": 2**31, "fill_interval": "60s"}  # of those without a limit
     always = {"default_value": {"numerator": 100}}
 
-    def bucket(share: int) -> Json:
-        return {"max_tokens": share, "tokens_per_fill": share, "fill_interval": "60s"}
+    def bucket(most: int) -> Json:
+        return {"max_tokens": most, "tokens_per_fill": most, "fill_interval": "60s"}
 
     return {
         "name": "envoy.filters.http.local_ratelimit",
@@ -194,7 +198,7 @@ def _limit(gateway: GatewaySpec) -> Json:
             "descriptors": [
                 {
                     "entries": [{"key": "tenant", "value": one.name}],
-                    "token_bucket": bucket(math.ceil(one.requests_per_minute / gateway.replicas)),
+                    "token_bucket": bucket(one.requests_per_minute),
                 }
                 for one in gateway.tenants
                 if one.requests_per_minute

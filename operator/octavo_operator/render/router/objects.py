@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 FILES = "octavo.dev/router-files"  # annotation of the ConfigMap: hash of its files, as the operator wrote them
 BOOTSTRAP = "octavo.dev/router-bootstrap"  # annotation of the pods: hash of the file that Envoy reads once
-_CONFIG_VOLUME = "config"
+_CONFIG_VOLUME, _PEERS = "config", "peers"
 _SAID_VOLUME, _SAID_PATH = "said", "/run/octavo-router"  # what Envoy has said of files that it rejected
 _SAID_FILE = f"{_SAID_PATH}/rejections"
 _REQUESTS = {"cpu": "100m", "memory": "128Mi"}
@@ -149,7 +149,8 @@ class PodFrame:
     resources; `assigned_ids`: the cluster sets uid and gid; `secrets`: volumes beside the configuration, by the folder
     at which they are mounted; `service_account`: None: the namespace's default; `hold`: what the picker lets wait for a
     first replica; None: there is no picker; `limits`: the file with those of tenants, for the picker;
-    `restarted_at`: of the annotation of the owner."""
+    `peers`: the DNS name of all routers, which keep these together, None: each has its share; `restarted_at`: of the
+    annotation of the owner."""
 
     config_map: str
     labels: dict[str, str]
@@ -162,6 +163,7 @@ class PodFrame:
     secrets: dict[str, Json] = field(default_factory=dict)
     hold: Hold | None = None
     limits: str | None = None
+    peers: str | None = None
     restarted_at: str | None = None
 
 
@@ -228,6 +230,12 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
     return {"metadata": metadata, "spec": {name: value for name, value in pod.items() if value != []}}
 
 
+def has_peers(template: Json) -> bool:
+    """Whether the routers' pickers of this pod template keep tenants' limits together."""
+    containers = template["spec"]["containers"]
+    return any(port["name"] == _PEERS for one in containers for port in one.get("ports") or [])
+
+
 def _hardened() -> Json:
     return {
         "securityContext": {
@@ -252,6 +260,14 @@ def _picker(image: str, settings: RouterSpec, frame: PodFrame, hold: Hold, drain
     }  # fmt: skip
     if frame.limits:
         flags |= {"tenants": f"{settings.directory}/{frame.limits}", "engine-port": names.MANAGEMENT_PORT}
+    ports = [
+        {"name": "management", "containerPort": names.PICKER_PORT, "protocol": "TCP"},
+        {"name": "control", "containerPort": names.CONTROL_PORT, "protocol": "TCP"},
+    ]
+    if frame.peers:
+        flags |= {"peers": frame.peers, "peer-address": "$(POD_IP)", "peer-port": names.PEER_PORT}
+        ports.append({"name": _PEERS, "containerPort": names.PEER_PORT, "protocol": "TCP"})
+    address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}}
     places = {_CONFIG_VOLUME: settings.directory} if frame.limits else {}
     places[_SAID_VOLUME] = _SAID_PATH
     mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in places.items()]
@@ -262,10 +278,8 @@ def _picker(image: str, settings: RouterSpec, frame: PodFrame, hold: Hold, drain
         "imagePullPolicy": "IfNotPresent",
         "command": ["bash", "-c", script("picker.sh"), "picker"],
         "args": [f"--{name}={value}" for name, value in flags.items()],
-        "ports": [
-            {"name": "management", "containerPort": names.PICKER_PORT, "protocol": "TCP"},
-            {"name": "control", "containerPort": names.CONTROL_PORT, "protocol": "TCP"},
-        ],
+        **({"env": [address]} if frame.peers else {}),
+        "ports": ports,
         "resources": _resources(frame.affinity.picker_resources, _PICKER_REQUESTS, _PICKER_MEMORY_LIMIT),
         # Once it knows its replicas; Envoy serves without it, so one that fails later is restarted, not gone around.
         "readinessProbe": {**held, "periodSeconds": 1, "failureThreshold": 100},
