@@ -96,8 +96,11 @@ def test_twenty_models_are_listed_and_nothing_is_written_when_nothing_changes(
     cluster.apply(*(toy(IMAGE, name=name, replicas=0) for name in names), namespace=namespace)
     eventually(lambda: [one["name"] for one in status(cluster, namespace)["models"]] == names, 60)
     eventually(lambda: len(objects(cluster, namespace)) == 5, 20)
-    files = cluster.get("configmap", "all-router", namespace=namespace)["data"]
-    assert all(f"{name}-pods.{namespace}.svc" in files["cds.yaml"] for name in names)
+
+    def clusters() -> str:
+        return str(cluster.get("configmap", "all-router", namespace=namespace)["data"]["cds.yaml"])
+
+    eventually(lambda: all(f"{name}-pods.{namespace}.svc" in clusters() for name in names), 10)
     eventually(lambda: all(cluster.get("service", f"{name}-pods", namespace=namespace) for name in names), 30)
     deployment = cluster.get("deployment", "m00", namespace=namespace)
     assert deployment["metadata"]["generation"] == 1, "its pods stay as they are"

@@ -72,6 +72,28 @@ def test_ranks_answer_as_one_process_and_end_with_it(model: str) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_need_no_room_in_dev_shm(model: str) -> None:
+    """Containers have 64 MiB of it by default, or less: what ranks share has no name and no folder."""
+    script = f"""
+import os
+from octavo import LLM, SamplingParams
+if __name__ == "__main__":
+    disk = os.statvfs("/dev/shm")
+    assert disk.f_blocks * disk.f_frsize == 4096
+    llm = LLM({model!r}, tensor_parallel_size=2, pipeline_parallel_size=2, skip_tokenizer_init=True, max_model_len=128)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    (output,) = llm.generate([{{"prompt_token_ids": [5, 6, 7]}}], params, use_tqdm=False)
+    print(len(output.outputs[0].token_ids))
+"""
+    mount = 'mount -t tmpfs -o size=4096 tmpfs /dev/shm && exec "$@"'
+    inside = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    if os.geteuid() != 0 or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let us mount a small disk")
+    done = subprocess.run([*inside, sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["8"], done.stderr[-3000:]
+
+
+@pytest.mark.slow
 def test_the_embedded_model_on_three_ranks_from_a_command_line(tmp_path: Path) -> None:
     """No __main__ guard, more ranks than cores, a grammar that rank 0 alone follows; a rank that is killed ends it."""
     script = f"""
