@@ -16,7 +16,7 @@ from typing import Any
 
 _NAME = r"([a-z2-7]{8})[0-9a-f]{32}"
 _IN_PATH = re.compile(rf"/v1/(?:responses/resp_|files/file-|batches/batch_){_NAME}(?:/.*)?")
-_LISTS = re.compile(r"/v1/(files|batches)/?")
+_LISTS = re.compile("/v1/(files|batches)")
 _FIELDS = {"previous_response_id": re.compile(f"resp_{_NAME}"), "input_file_id": re.compile(f"file-{_NAME}")}
 _ITEM = re.compile(rf"[a-z]+_{_NAME}[0-9a-f]{{2,}}")
 

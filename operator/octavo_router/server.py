@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ _GONE = (
 _MAX_REASON = 1024
 _KEY, _CLUSTER = "request.headers['x-octavo-key']", "xds.cluster_name"
 _TENANT, _TENANT_ID = "request.headers['x-octavo-tenant']", "request.headers['x-octavo-tenant-id']"
-_METHOD, _PATH = "request.method", "request.url_path"
+_METHOD, _PATH, _UPLOAD = "request.method", "request.url_path", "/v1/files"
 _SALT, _LOAD_FACTOR = "request.headers['x-octavo-cache-salt']", "load-factor"  # percent
 logger = logging.getLogger(__name__)
 
@@ -319,6 +320,8 @@ class Request:
         self._processor.tenants.begin(self._place, time.monotonic())
 
     def _go(self, said: dict[str, str], prompt: Prompt, began: float) -> None:
+        if path_of(said) == _UPLOAD and not said.get(_KEY):
+            said[_KEY] = secrets.token_hex(8)  # a file is a batch to come: as even as conversations, not the first idle
         if self._is_kept(said, prompt, began):
             return
         if not self._head and self._processor.holds(self._pool):
@@ -328,14 +331,14 @@ class Request:
 
     def _is_kept(self, said: dict[str, str], prompt: Prompt, began: float) -> bool:
         """Whether the request is about what one replica keeps, and has been sent there or answered."""
-        replicas, path = self._processor.replicas_of(self._pool), said.get(_PATH, "")
+        replicas, path = self._processor.replicas_of(self._pool), path_of(said)
         if replicas is None:
             return False
         if name := named_in_path(path) or prompt.kept:
             if keeper := keeper_of(name, replicas):
                 self._pick(said, prompt, began, keeper=keeper)
             else:
-                self._end(gone(prompt))
+                self._end(gone(path))
             return True
         if len(replicas) > 1 and (what := listed(said.get(_METHOD, ""), path)):
             text = f"each of {len(replicas)} replicas knows its own {what} alone, so none can list all: keep the ids"
@@ -387,11 +390,16 @@ class Request:
         self._stream.finish()
 
 
-def gone(prompt: Prompt) -> bytes:
+def path_of(said: dict[str, str]) -> str:
+    """Engines take a slash at its end as none."""
+    return said.get(_PATH, "").rstrip("/")
+
+
+def gone(path: str) -> bytes:
     """The answer to a request that names a replica which is not there."""
-    if prompt.kept:
-        return answer(_PREVIOUS_GONE_STATUS, {}, f"{_GONE}; send the whole conversation as input, or the file again")
-    return answer(_GONE_STATUS, {}, _GONE)
+    if named_in_path(path) or path.startswith("/v1/batches"):
+        return answer(_GONE_STATUS, {}, _GONE)
+    return answer(_PREVIOUS_GONE_STATUS, {}, f"{_GONE}; send the whole conversation as input")
 
 
 def account_of(secret: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -131,6 +132,38 @@ def test_responses_are_gone_on_with_and_found_behind_a_router(served: Served) ->
 
 @needs_envoy
 @pytest.mark.slow
+def test_batches_are_polled_and_read_behind_a_router(served: Served) -> None:
+    client = served.client
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions",
+            "body": {"model": "tiny", "prompt": "x", "max_tokens": 4}}  # fmt: skip
+    batches = []
+    for _ in range(10):
+        source = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
+        assert client.files.retrieve(source.id).bytes == len(json.dumps(line))
+        batches.append(
+            client.batches.create(input_file_id=source.id, endpoint="/v1/completions", completion_window="24h")
+        )
+        assert batches[-1].id[6:14] == source.id[5:13]
+    assert {one.id[6:14] for one in batches} == served.names(), "files are spread, and so are their batches"
+    deadline = time.monotonic() + 60
+    for one in batches:
+        while (polled := client.batches.retrieve(one.id)).status != "completed":
+            assert time.monotonic() < deadline, polled
+            time.sleep(0.02)
+        assert json.loads(client.files.content(polled.output_file_id).text)["custom_id"] == "a"
+        with pytest.raises(openai.ConflictError, match="is completed already"):
+            client.batches.cancel(one.id)
+        assert client.files.delete(polled.input_file_id).deleted
+        with pytest.raises(openai.NotFoundError, match="it may have expired"):
+            client.files.retrieve(polled.input_file_id)
+    for listing in (client.files.list, client.batches.list):
+        with pytest.raises(openai.BadRequestError, match="each of 2 replicas knows its own") as refused:
+            listing()
+        assert refused.value.code == "several_replicas"
+
+
+@needs_envoy
+@pytest.mark.slow
 def test_what_a_pod_kept_that_is_gone_is_an_error_that_says_so(served: Served) -> None:
     gone = tag_of("10.1.2.3", 8000)
     response = new_id("resp_", gone)
@@ -148,6 +181,11 @@ def test_what_a_pod_kept_that_is_gone_is_an_error_that_says_so(served: Served) -
     with pytest.raises(openai.BadRequestError, match="send the whole conversation as input") as before:
         served.client.responses.create(model="tiny", input="x", previous_response_id=response)
     assert before.value.code == "previous_response_not_found"
+    with pytest.raises(openai.NotFoundError, match="is gone") as refused:
+        served.client.batches.create(
+            input_file_id=new_id("file-", gone), endpoint="/v1/completions", completion_window="24h"
+        )
+    assert refused.value.code == "not_found"
     with pytest.raises(openai.NotFoundError, match="was not stored"):
         served.client.responses.retrieve(new_id("resp_", ""))  # of nobody: any engine says so
 
@@ -169,6 +207,8 @@ def test_no_header_chooses_what_keeps_a_response(served: Served) -> None:
 def test_an_engine_that_is_asked_for_anothers_response_says_who_has_it(served: Served) -> None:
     """Beside routers, as behind a plain Service."""
     made = served.client.responses.create(model="tiny", input="x", max_output_tokens=2)
+    while (file := served.client.files.create(file=b"{}", purpose="batch")).id[5:13] != made.id[5:13]:
+        pass
     for engine in served.engines:
         own = name_of(f"127.0.0.1:{engine.port}") == made.id[5:13]
         direct = openai.OpenAI(base_url=f"http://127.0.0.1:{engine.port}/v1", api_key="x", max_retries=0)
@@ -177,5 +217,8 @@ def test_an_engine_that_is_asked_for_anothers_response_says_who_has_it(served: S
             continue
         with pytest.raises(openai.NotFoundError, match=r"another replica keeps it.*routing\.strategy prefix"):
             direct.responses.retrieve(made.id)
+        for call in (direct.files.retrieve, direct.files.content, direct.files.delete):
+            with pytest.raises(openai.NotFoundError, match="another replica keeps it"):
+                call(file.id)
         with pytest.raises(openai.BadRequestError, match="another replica keeps it"):
             direct.responses.create(model="tiny", input="x", previous_response_id=made.id)

@@ -178,7 +178,7 @@ def service():
     config = SimpleNamespace(scheduler=SimpleNamespace(max_num_seqs=2))
     state = SimpleNamespace(
         args=ServerArgs(), model_name="tiny", engine=SimpleNamespace(config=config), bodies=Bodies(1 << 30),
-        max_body_bytes=4 << 20, max_body_values=200_000,
+        max_body_bytes=4 << 20, max_body_values=200_000, replica_tag="",
     )  # fmt: skip
     made = BatchService(_answer, state, Clock())
     yield made

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from octavo.entrypoints.batches.runner import StoppedError, answer_lines, client
 from octavo.entrypoints.batches.store import MAX_FILE_BYTES, FileStore
 from octavo.entrypoints.bodies import Bodies
 from octavo.entrypoints.errors import APIError, bad_request
+from octavo.entrypoints.replica import elsewhere, new_id
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -39,7 +39,7 @@ class BatchService:
 
     def __init__(self, app: ASGIApp, state: ServerState, clock: Callable[[], float] = time.time) -> None:
         self._app, self._state, self._clock = app, state, clock
-        self.files = FileStore(clock)
+        self.files = FileStore(clock, state.replica_tag)
         # Apart from other bodies: files that arrive slowly leave those their room.
         self.uploads = Bodies(max(MAX_UPLOAD_BYTES, state.bodies.limit // 2))
         self._batches: dict[str, BatchAnswer] = {}
@@ -60,8 +60,9 @@ class BatchService:
             self._forget(done)
         now = int(self._clock())
         batch = BatchAnswer(
-            id=f"batch_{uuid.uuid4().hex}", endpoint=endpoint, input_file_id=source.id, completion_window="24h",
-            created_at=now, expires_at=now + WINDOW, request_counts=RequestCounts(), metadata=metadata,
+            id=new_id("batch_", self._state.replica_tag), endpoint=endpoint, input_file_id=source.id,
+            completion_window="24h", created_at=now, expires_at=now + WINDOW, request_counts=RequestCounts(),
+            metadata=metadata,
             model=self._state.model_name,
         )  # fmt: skip
         self._batches[batch.id] = batch
@@ -80,7 +81,8 @@ class BatchService:
     def get(self, batch_id: str) -> BatchAnswer:
         """Raises a 404."""
         if batch_id not in self._batches:
-            raise APIError(404, f"there is no batch {batch_id[:100]!r}", param="batch_id")
+            why = elsewhere(batch_id, self._state.replica_tag) or "it was not made here, or made room for others"
+            raise APIError(404, f"there is no batch {batch_id[:100]!r}: {why}", param="batch_id")
         return self._batches[batch_id]
 
     def listed(self) -> list[BatchAnswer]:

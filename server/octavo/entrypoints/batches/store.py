@@ -7,12 +7,12 @@ import os
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 from octavo.entrypoints.batches.answers import FileAnswer
 from octavo.entrypoints.errors import APIError, bad_request
+from octavo.entrypoints.replica import elsewhere, new_id
 
 MAX_FILE_BYTES = 100 << 20
 MAX_STORE_BYTES = 1 << 30
@@ -22,10 +22,11 @@ LIFETIME = 7 * 24 * 3600  # seconds
 
 
 class FileStore:
-    """``clock`` gives seconds since the epoch. The folder is deleted with the store, or when the process ends."""
+    """``clock`` gives seconds since the epoch; ``tag`` is what ids name this replica by. The folder
+    is deleted with the store, or when the process ends."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.time, tag: str = "") -> None:
+        self._clock, self._tag = clock, tag
         self._folder = tempfile.TemporaryDirectory(prefix="octavo-batches-")
         self._files: dict[str, FileAnswer] = {}
         self._lock = threading.Lock()  # around what is counted: files arrive in threads
@@ -52,7 +53,7 @@ class FileStore:
     def open_output(self, filename: str, purpose: str, lifetime: int = LIFETIME) -> FileAnswer:
         """An empty file."""
         now = int(self._clock())
-        made = FileAnswer(f"file-{uuid.uuid4().hex}", 0, now, filename, purpose, now + lifetime)
+        made = FileAnswer(new_id("file-", self._tag), 0, now, filename, purpose, now + lifetime)
         self._files[made.id] = made
         return made
 
@@ -76,7 +77,8 @@ class FileStore:
         """Raises a 404 for a file that is not there, or has expired."""
         self.drop_expired()
         if file_id not in self._files:
-            raise APIError(404, f"there is no file {file_id[:100]!r}; it may have expired", param=field)
+            why = elsewhere(file_id, self._tag) or "it may have expired"
+            raise APIError(404, f"there is no file {file_id[:100]!r}: {why}", param=field)
         return self._files[file_id]
 
     def path(self, file: FileAnswer) -> Path:
