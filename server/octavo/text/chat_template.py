@@ -1,19 +1,18 @@
 """Chat templates: rendering a conversation into the prompt that a model was trained on.
 
-Templates come from model repositories, so they run in jinja2's immutable sandbox and see nothing but plain JSON values.
-The environment is the one that templates are written for (transformers' `apply_chat_template`).
+Templates come from model repositories, so they run in a sandbox with bounds and see nothing but plain JSON values. Its
+environment is the one that templates are written for (transformers' `apply_chat_template`).
 """
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template, nodes
+    from jinja2 import Template, nodes
 
 # Stands at the end of a message that is to be continued; the space tells whether the template strips messages.
 _MARK = "\ue000octavo-end-of-message\ue001 "
@@ -25,8 +24,16 @@ RESERVED = frozenset(
 )
 
 
+# Of an error, in which a template may write what it likes.
+_MAX_WORDS = 2000
+
+
 class ChatTemplateError(ValueError):
     """The template refused the conversation or is broken."""
+
+
+class TemplateLimitError(ChatTemplateError):
+    """The template uses more steps, bytes or time than a rendering may."""
 
 
 def check_variables(variables: Mapping[str, Any], field: str) -> None:
@@ -48,29 +55,44 @@ def render(
 ) -> str:
     """The prompt. ``continue_final_message`` leaves the last message open, for the model to go on with it.
 
-    Raises ChatTemplateError (a ValueError) with the template's own words when it refuses the conversation.
+    Raises ChatTemplateError (a ValueError) with the template's own words when it refuses the conversation,
+    TemplateLimitError when it takes too much for it.
     """
     from jinja2 import TemplateError
 
+    from octavo.text.template_meter import Meter, UsedUpError, given_meter, metered, weight_of
+
     if continue_final_message and add_generation_prompt:
         raise ChatTemplateError("continue_final_message and add_generation_prompt cannot both be set")
-    compiled = _compile(template)
+    chat = [_plain(message) for message in messages]
+    if continue_final_message:
+        _mark_end(chat)
+    values = {
+        **{name: _plain(value) for name, value in variables.items()},
+        "messages": chat, "tools": _plain(tools), "documents": _plain(documents),
+        "add_generation_prompt": add_generation_prompt,
+    }  # fmt: skip
+    meter = given_meter() or Meter(lambda: weight_of(values, sys.maxsize))
     try:
-        chat = [_plain(message) for message in messages]
-        if continue_final_message:
-            _mark_end(chat)
-        text = compiled.render({
-            **{name: _plain(value) for name, value in variables.items()},
-            "messages": chat, "tools": _plain(tools), "documents": _plain(documents),
-            "add_generation_prompt": add_generation_prompt,
-        })  # fmt: skip
+        with metered(meter):
+            text = _compile(template).render(values)
     except ChatTemplateError:
         raise
-    except TemplateError as error:
-        raise ChatTemplateError(f"the chat template refused the messages: {error}") from None
     except Exception as error:  # a template is a program of the model's author: it may raise anything
-        raise ChatTemplateError(f"the chat template failed on the messages: {error}") from None
+        if meter.why is not None or isinstance(error, UsedUpError):
+            raise _limit_error(meter.why or str(error)) from None
+        how = "refused" if isinstance(error, TemplateError) else "failed on"
+        raise ChatTemplateError(f"the chat template {how} the messages: {str(error)[:_MAX_WORDS]}") from None
+    if meter.why is not None:
+        raise _limit_error(meter.why)
     return _cut_at_mark(text) if continue_final_message else text
+
+
+def _limit_error(why: str) -> TemplateLimitError:
+    return TemplateLimitError(
+        f"the chat template {why} with these messages, tools and variables; send fewer or shorter ones, or use another "
+        "template"
+    )
 
 
 def _mark_end(chat: list[Any]) -> None:
@@ -110,57 +132,21 @@ def _plain(value: Any) -> Any:
 
 
 def parse(template: str) -> nodes.Template:
-    """The template's syntax tree. Raises jinja2.TemplateSyntaxError."""
-    return _environment().parse(template)
+    """The template's syntax tree. Raises jinja2.TemplateSyntaxError, UsedUpError."""
+    from octavo.text.bounded_sandbox import environment
+
+    return environment().parse_checked(template)
 
 
 @lru_cache(maxsize=64)
 def _compile(template: str) -> Template:
     from jinja2 import TemplateSyntaxError
 
+    from octavo.text.bounded_sandbox import environment
+
     try:
-        return _environment().from_string(template)
+        return environment().from_string(parse(template))
     except TemplateSyntaxError as error:
         raise ChatTemplateError(f"the chat template is broken at line {error.lineno}: {error.message}") from None
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    import jinja2.ext
-    import jinja2.nodes
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(jinja2.ext.Extension):
-        """{% generation %} marks the assistant's part for training; here it is its body."""
-
-        tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-        def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-    return environment
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:  # fmt: skip
-    # jinja2's own filter escapes < > & for HTML, which would change the prompt
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+    except (RecursionError, SyntaxError, MemoryError):  # of Python's compiler
+        raise ChatTemplateError("the chat template nests expressions or blocks too deeply") from None

@@ -14,14 +14,16 @@ PARTS = "_parts"  # of a message with images: texts and images as they follow on
 @lru_cache(maxsize=64)
 def iterates_over_content(template: str) -> bool:
     """Whether the template loops over a message's content: it then takes a list of parts (``{"type": "text", "text"}``,
-    ``{"type": "image"}``). False for a template that is broken."""
+    ``{"type": "image"}``). False for a template that is broken or too large."""
     from jinja2 import TemplateSyntaxError, nodes
 
     from octavo.text.chat_template import parse
+    from octavo.text.template_meter import Meter, UsedUpError, metered
 
     try:
-        tree = parse(template)
-    except TemplateSyntaxError:
+        with metered(Meter()):  # of its own: what is found is kept
+            tree = parse(template)
+    except (TemplateSyntaxError, UsedUpError):
         return False
     names = {"content"}  # of macros' arguments, and of variables that hold a content
 

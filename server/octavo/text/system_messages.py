@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
-from octavo.text.chat_template import ChatTemplateError
+from octavo.text.chat_template import ChatTemplateError, TemplateLimitError
 
 _ROLES = ("system", "developer")
 
@@ -22,6 +22,8 @@ def rendered(messages: list[dict[str, Any]], render: Callable[[list[dict[str, An
     ChatTemplateError for the messages as they are if it takes no form of them."""
     try:
         return render(messages)
+    except TemplateLimitError:
+        raise  # as it would in another form
     except ChatTemplateError as error:
         for form in rewritten(messages):
             with suppress(ChatTemplateError):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from octavo.engine.input_processor import Prompt
-from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.generation.answer import AnswerParser
 from octavo.entrypoints.generation.messages import (
     Conversation,
@@ -34,7 +34,7 @@ from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
 from octavo.multimodal.items import ImageFeatures
-from octavo.text.chat_template import check_variables
+from octavo.text.chat_template import TemplateLimitError, check_variables
 from octavo.text.content_format import with_parts
 from octavo.text.messages import for_template
 from octavo.text.system_messages import rendered
@@ -42,6 +42,7 @@ from octavo.text.system_messages import rendered
 _TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
 _MANY_MESSAGES = 500  # from which checking them is worth a thread
 _LONG_CHAT = 20_000  # characters from which rendering and tokenising is worth a thread
+_QUICK_STEPS, _QUICK_BYTES = 200_000, 4 << 20  # a template that takes more goes on in a thread
 
 
 @dataclass
@@ -94,13 +95,7 @@ async def prepare_chat(
     ``keep_special_tokens``: the output may hold special tokens, if the tool format needs them.
     """
     features = await _read_images(state, conversation)
-    size = sum(len(message["content"]) for message in conversation.messages)
-    salted = options.for_tenant
-    ids, plan, constraint = (
-        await state.engine.run_in_thread(interpret, state, conversation, salted, find_constraint)
-        if size > _LONG_CHAT or conversation.tools
-        else interpret(state, conversation, salted, find_constraint)
-    )
+    ids, plan, constraint = await _interpret(state, conversation, options.for_tenant, find_constraint)
     if plan is not None and plan.parser.needs_special_tokens and keep_special_tokens:
         params.skip_special_tokens = False
     if speaks_harmony(state.args, _template(state, conversation)):
@@ -123,6 +118,29 @@ async def prepare_chat(
         if state.args.reasoning_parser is not None:
             request.grammar = after_reasoning(request.grammar, inside, token_id)
     return ChatRequest(request, plan, inside)
+
+
+async def _interpret(
+    state: ServerState,
+    conversation: Conversation,
+    options: PromptOptions,
+    find_constraint: Callable[[], Constraint | None],
+) -> tuple[list[int], ToolPlan | None, Constraint | None]:
+    """`interpret`, in a thread where it may take long: for a long chat, tools, and a template that takes many steps."""
+    from octavo.text.template_meter import Meter, metered
+
+    size = sum(len(message["content"]) for message in conversation.messages)
+    if size <= _LONG_CHAT and not conversation.tools:
+        with metered(Meter(steps=_QUICK_STEPS, size=_QUICK_BYTES)) as meter:
+            try:
+                return interpret(state, conversation, options, find_constraint)
+            except (ValueError, APIError):
+                if meter.why is None:
+                    raise
+    found: tuple[list[int], ToolPlan | None, Constraint | None] = await state.engine.run_in_thread(
+        interpret, state, conversation, options, find_constraint
+    )
+    return found
 
 
 async def _read_images(state: ServerState, conversation: Conversation) -> list[ImageFeatures]:
@@ -232,7 +250,11 @@ def _render(state: ServerState, conversation: Conversation, options: PromptOptio
     def text_of(messages: list[dict[str, Any]]) -> str:
         return apply(with_parts(messages, template, state.engine.input_processor.images.placeholder))
 
-    text = rendered(messages, text_of)
+    try:
+        text = rendered(messages, text_of)
+    except TemplateLimitError as error:
+        own = "chat_template" if conversation.chat_template is not None else None
+        raise bad_request(error, own or ("chat_template_kwargs" if given else "messages")) from None
     ids = state.engine.input_processor.tokenize(
         text, options.add_special_tokens, options.truncate_prompt_tokens, options.cache_salt
     )

@@ -39,6 +39,9 @@ _TOOLS = [
     {"type": "function", "function": {"name": name, "description": name, "parameters": schema}}
     for name, schema in _SCHEMAS.items()
 ]
+# Of all renderings that find a format: a few calls take a hundredth of it.
+_PROBE_STEPS, _PROBE_BYTES = 3_000_000, 32 << 20
+_MAX_TURN = 100_000  # characters that a turn with a call or two may take
 _USER = {"role": "user", "content": "Look it up."}
 
 # What the text of a template shows that tells of a format, but writes no calls; the most specific first.
@@ -114,7 +117,19 @@ def format_of(template: str, flag: str | None = None) -> CallFormat:
 
 @lru_cache(maxsize=64)
 def own_format(template: str) -> CallFormat | None:
-    """The format of the calls that a template writes or describes; None if no format here is its."""
+    """The format of the calls that a template writes or describes; None if no format here is its, or if it takes too
+    much for a few calls."""
+    from octavo.text.template_meter import Meter, metered
+
+    with metered(Meter(steps=_PROBE_STEPS, size=_PROBE_BYTES)) as meter:
+        found = _own_format(template)
+    if meter.why is None:
+        return found
+    logger.warning("chat template: it %s for a few calls of tools, so their format is not looked for", meter.why)
+    return None
+
+
+def _own_format(template: str) -> CallFormat | None:
     writes_calls = False
     for probes, as_text in ((_TURNS, False), (_TURNS, True), (_PLAIN_TURNS, False), (_PLAIN_TURNS, True)):
         turns = list(_written_turns(template, probes, as_text))
@@ -140,7 +155,7 @@ def _written_turns(
                 whole = _rendered(template, [_USER, _turn(calls, as_text)])
                 shared = _shared(whole, before)
                 tail, prompt = whole[shared:], opened[shared:]
-                if all(name in tail for name, _ in calls):
+                if len(tail) <= _MAX_TURN and all(name in tail for name, _ in calls):
                     yield list(calls), [tail, tail[_shared(tail, prompt) :]]
 
 
