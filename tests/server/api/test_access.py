@@ -100,6 +100,11 @@ def test_options_that_vllms_users_know(start, tmp_path):
         return server.post("/detokenize", {"tokens": answer["prompt_token_ids"]}).json()["prompt"]
 
     assert prompt(**tools) == "xloud" and prompt(chat_template_kwargs={"tone": "soft"}) == "xsoft"
+    asked = {"input": "x", "text": {"verbosity": "low"}}
+    for given in ({}, {"tone": "soft"}, {"tone": "very soft"}):
+        said = prompt(chat_template_kwargs=given)
+        counted = server.post("/v1/responses/input_tokens", {**asked, "chat_template_kwargs": given}).json()
+        assert counted["input_tokens"] == len(server.post("/tokenize", {"prompt": said}).json()["tokens"]), given
     plain = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
     for path, body in (("/v1/chat/completions", chat), ("/v1/completions", plain)):
         events = server.post(path, {**body, "stream": True}).text.split("\n\n")

@@ -265,6 +265,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "tools": {"tools": [NOW, NOW]},
     "tool_choice": {"tool_choice": "required"},
     "background": {"background": True},
+    "chat_template_kwargs": {"chat_template_kwargs": {"messages": []}},
     "enable_response_messages": {"enable_response_messages": True},
     "conversation": {"conversation": "conv_1"},
     "truncation": {"truncation": "left"},

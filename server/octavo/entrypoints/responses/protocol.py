@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from octavo.entrypoints.blocks import OrText, known_types
 from octavo.entrypoints.generation.messages import MAX_MESSAGES
 from octavo.entrypoints.generation.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
-from octavo.entrypoints.openai.protocol import Count, Index, ReasoningEffort, RequestBody, Seed
+from octavo.entrypoints.openai.protocol import Count, Index, ReasoningEffort, RequestBody, Seed, TemplateVariables
 from octavo.entrypoints.openai.unsupported_fields import UnsupportedFields
 
 _MAX_METADATA = 16
@@ -305,7 +305,7 @@ _UNSUPPORTED = UnsupportedFields(
     {
         **dict.fromkeys(("conversation", "prompt", "context_management", "moderation", "messages", "functions"), ()),
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "stop"), ()),
-        **dict.fromkeys(("chat_template", "chat_template_kwargs", "documents", "logit_bias", "structured_outputs"), ()),
+        **dict.fromkeys(("chat_template", "documents", "logit_bias", "structured_outputs"), ()),
         "background": (False,),
         "enable_response_messages": (False,),
         "n": (1,),
@@ -341,6 +341,7 @@ class InputTokensRequest(RequestBody):
     reasoning: ReasoningConfigParam | None = None
     text: TextConfigParam | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: TemplateVariables = None  # vLLM's
 
 
 class ResponsesRequest(InputTokensRequest):

@@ -38,7 +38,7 @@ _SEAL = "octavo:"
 def conversation_of(body: InputTokensRequest, items: Sequence[Item], tools: Toolbox) -> Conversation:
     """The conversation of all ``items``, those of earlier responses too, its messages not checked yet."""
     choice = body.tool_choice
-    verbosity = body.text.verbosity if body.text is not None else None
+    verbosity = {"verbosity": body.text.verbosity} if body.text is not None and body.text.verbosity is not None else {}
     if isinstance(choice, ToolReferenceParam):
         named: Any = {"type": "function", "function": {"name": tools.function_of(choice.name)}}
     elif isinstance(choice, AllowedToolsParam):
@@ -52,7 +52,7 @@ def conversation_of(body: InputTokensRequest, items: Sequence[Item], tools: Tool
         named,
         body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
-        chat_template_kwargs={"verbosity": verbosity} if verbosity is not None else None,
+        chat_template_kwargs={**verbosity, **(body.chat_template_kwargs or {})},
         fields=FieldNames("", choice="tool_choice.name", allowed="tool_choice", tools=tools.paths),
     )
 
