@@ -103,5 +103,30 @@ def test_the_load_of_leaders_scales_groups(
     operator.restart()
 
 
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_quota_that_is_used_up_is_told_of_groups(
+    cluster: Cluster, namespace: str, operator: Any, group_controller: None, fake_nodes: Callable[..., None], room: int
+) -> None:
+    """Leaders are refused, or their workers, which another StatefulSet makes. With a larger quota the group runs."""
+    fake_nodes(2, gpus=1)
+    quota(cluster, namespace, room)
+    cluster.apply(on_fake_nodes(namespace), namespace=namespace)
+    eventually(lambda: condition(cluster, namespace, "Degraded").get("reason") == "QuotaExceeded", 60)
+    message = condition(cluster, namespace, "Degraded")["message"]
+    assert "exceeded quota" in message and "raise it" in message
+    assert len(pods(cluster, namespace)) == room
+    quota(cluster, namespace, 2)
+    eventually(lambda: condition(cluster, namespace, "Ready").get("status") == "True", 180)
+    assert condition(cluster, namespace, "Degraded")["status"] == "False"
+
+
+def quota(cluster: Cluster, namespace: str, room: int) -> None:
+    """So many pods."""
+    hard = {"pods": str(room)}
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": hard}}
+    cluster.apply(body, namespace=namespace)
+    eventually(lambda: cluster.get("quota", "few", namespace=namespace)["status"]["hard"] == hard, 20)
+
+
 def _scale_path(namespace: str) -> str:
     return f"/apis/octavo.dev/v1alpha1/namespaces/{namespace}/llmdeployments/toy/scale"
