@@ -200,6 +200,32 @@ def test_a_gateway_goes_and_takes_nothing_of_the_models(cluster: Cluster, deploy
     assert "Paris" in (says(client(cluster, deployed), "one").choices[0].message.content or "")
 
 
+def test_a_gateway_is_ready_again_once_all_of_its_routers_are_of_the_latest_spec(
+    cluster: Cluster, installed: str
+) -> None:
+    name, cpu = "changed", "110m"
+    nobody = {"selector": {"matchLabels": {"none": "such"}}}
+    cluster.apply(llmg(name, **nobody, replicas=1), namespace=installed)
+    eventually(lambda: condition(cluster, installed, "llmg", name) == "Ready", 120)
+    eventually(lambda: condition(cluster, installed, "llmg", name, "Progressing") == "Complete", 20)
+    resources = {"resources": {"requests": {"cpu": cpu}}}
+    cluster.apply(llmg(name, **nobody, replicas=1, routing=resources), namespace=installed)
+
+    def ready_again() -> bool:
+        found = cluster.get("llmg", name, namespace=installed)
+        ready = next(one for one in found["status"]["conditions"] if one["type"] == "Ready")
+        return bool(ready["status"] == "True" and ready["observedGeneration"] == found["metadata"]["generation"])
+
+    eventually(ready_again, 120, every=0.05)
+    pods = cluster.get("pods", "-l", f"octavo.dev/llmgateway={name}", namespace=installed)["items"]
+    new = [one for one in pods if one["spec"]["containers"][0]["resources"]["requests"]["cpu"] == cpu]
+    assert any(each["type"] == "Ready" and each["status"] == "True" for each in new[0]["status"]["conditions"])
+    cluster.kubectl("scale", "llmg", name, "-n", installed, "--replicas=2")
+    eventually(ready_again, 120, every=0.05)
+    assert cluster.get("deployment", f"{name}-router", namespace=installed)["status"]["availableReplicas"] == 2
+    cluster.kubectl("delete", "llmg", name, "-n", installed, "--timeout=60s")
+
+
 def test_one_of_a_models_name_is_degraded_and_touches_nothing_of_it(cluster: Cluster, deployed: str) -> None:
     before = {one["metadata"]["uid"] for one in cluster.get("services", "-l", "octavo.dev/llmdeployment=one",
                                                             namespace=deployed)["items"]}  # fmt: skip
