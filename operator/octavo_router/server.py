@@ -40,6 +40,7 @@ _GONE_STATUS, _PREVIOUS_GONE_STATUS, _PARTIAL_STATUS = 410, 409, 406  # a 404, a
 _GONE = (
     "the pod that keeps what this request names is gone or not ready: responses, files and batches end with their pod"
 )
+_ELSEWHERE = "pods of another model, or of another backend of a split, keep what this request names"
 _MAX_REASON = 1024
 _KEY, _CLUSTER = "request.headers['x-octavo-key']", "xds.cluster_name"
 _TENANT, _TENANT_ID = "request.headers['x-octavo-tenant']", "request.headers['x-octavo-tenant-id']"
@@ -338,7 +339,7 @@ class Request:
             if keeper := keeper_of(name, replicas):
                 self._pick(said, prompt, began, keeper=keeper)
             else:
-                self._end(gone(path))
+                self._end(gone(path, keeper_of(name, self._processor.replicas()) is not None))
             return True
         if len(replicas) > 1 and (what := listed(said.get(_METHOD, ""), path)):
             text = f"each of {len(replicas)} replicas knows its own {what} alone, so none can list all: keep the ids"
@@ -395,11 +396,12 @@ def path_of(said: dict[str, str]) -> str:
     return said.get(_PATH, "").rstrip("/")
 
 
-def gone(path: str) -> bytes:
-    """The answer to a request that names a replica which is not there."""
+def gone(path: str, is_elsewhere: bool) -> bytes:
+    """The answer to a request that names a replica which is not there. `is_elsewhere`: another pool has it."""
+    text = _ELSEWHERE if is_elsewhere else _GONE
     if named_in_path(path) or path.startswith("/v1/batches"):
-        return answer(_GONE_STATUS, {}, _GONE)
-    return answer(_PREVIOUS_GONE_STATUS, {}, f"{_GONE}; send the whole conversation as input")
+        return answer(_GONE_STATUS, {}, text)
+    return answer(_PREVIOUS_GONE_STATUS, {}, f"{text}; send the whole conversation as input")
 
 
 def account_of(secret: str) -> str:

