@@ -17,11 +17,11 @@ from dataclasses import replace
 from octavo.bench.calibrate import Bench, calibrate, server_blocks
 from octavo.bench.local_server import local_server
 from octavo.engine.args import EngineArgs
+from octavo.memory.ledger import this_machine
+from octavo.memory.plan import Plan, make_plan
 from octavo.plan.model import planned_model
 from octavo.plan.speed import Speed
 from octavo.plan.workload import Workload, outlook
-from octavo.worker.memory import this_machine
-from octavo.worker.memory_plan import Plan, make_plan
 
 POINTS = ((1, 64, 128), (1, 1024, 64), (4, 256, 128), (8, 512, 64), (16, 128, 128), (16, 512, 128))
 SECONDS = 12.0  # of each point, about

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.core.kv_groups import make_layout
 from octavo.engine.args import EngineArgs
 from octavo.interface.engine_config import EngineConfig, ModelConfig
+from octavo.interface.kv_cache_layout import make_layout
 from octavo.layers.attention import ForwardContext
 from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM

@@ -20,10 +20,10 @@ from transformers import PreTrainedModel
 
 from octavo import LLM, SamplingParams
 from octavo.core.scheduler import Scheduler
+from octavo.memory.ledger import this_machine
+from octavo.memory.plan import make_plan
 from octavo.plan.measure import measure
 from octavo.worker.gpu.runner import GPURunner
-from octavo.worker.memory import this_machine
-from octavo.worker.memory_plan import make_plan
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.prediction_drafter import PredictionDrafter
 

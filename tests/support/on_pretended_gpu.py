@@ -45,10 +45,10 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.loader.load_model import load_model
 from octavo.loader.safetensors_reader import SafetensorsFile
+from octavo.memory.ledger import MemoryLedger
+from octavo.memory.plan import make_plan
 from octavo.plan.measure import measure, measure_in_numbers
 from octavo.plan.model import planned_model
-from octavo.worker.memory import MemoryLedger
-from octavo.worker.memory_plan import make_plan
 from octavo.worker.worker import Worker
 
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}

@@ -22,7 +22,7 @@ from octavo.engine.core import EngineCore
 from octavo.interface.architectures import SEES_IMAGES_WHOLE
 from octavo.interface.images import HostTensor, ImageItem
 from octavo.interface.messages import EngineCoreRequest
-from octavo.worker.image_memory import largest_image
+from octavo.memory.images import largest_image
 
 Tensors = dict[str, torch.Tensor]
 

@@ -20,9 +20,9 @@ from octavo.executor.places import Place
 from octavo.executor.ranks import Ranks
 from octavo.interface.engine_config import EngineConfig
 from octavo.layers.parallel import TensorParallel
+from octavo.memory.plan import make_plan
 from octavo.plan.measure import measure
 from octavo.system.channel import Kind
-from octavo.worker.memory_plan import make_plan
 from octavo.worker.shared_masks import FollowingGrammars
 from octavo.worker.worker import Worker
 from octavo_kernels.triton.exchange import Exchange

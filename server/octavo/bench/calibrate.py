@@ -16,8 +16,8 @@ from octavo.bench.client import RequestResult
 from octavo.bench.datasets import load_dataset
 from octavo.bench.load import find_model, find_tokenizer, measure
 from octavo.errors import ConfigError
+from octavo.memory.plan import Plan
 from octavo.plan.speed import Point, Speed, fit_speed
-from octavo.worker.memory_plan import Plan
 
 SECONDS = 60.0  # about, in all
 SHORT, MIDDLE, LONG, ANSWER = 32, 256, 1024, 64  # tokens

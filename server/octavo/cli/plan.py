@@ -19,6 +19,8 @@ from octavo.flags.parser import CommandParser
 from octavo.flags.server_flags import add_server_flags
 from octavo.flags.vllm_flags import add_vllm_flags
 from octavo.interface.engine_config import EngineConfig
+from octavo.memory.advice import refusal, suggestions
+from octavo.memory.plan import Plan, make_plan
 from octavo.plan.calibration import load_speed, save_speed
 from octavo.plan.deployment import as_yaml, deployment, left_out
 from octavo.plan.device import PlannedDevice, planned_device
@@ -29,8 +31,6 @@ from octavo.plan.report import as_json, as_text, explanation, rank_rows
 from octavo.plan.speed import Speed
 from octavo.plan.workload import Outlook, Workload, outlook
 from octavo.system import limits
-from octavo.worker.advice import refusal, suggestions
-from octavo.worker.memory_plan import Plan, make_plan
 
 _LAYOUTS = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2), (8, 1), (4, 2))  # (tensor, pipeline) parallel sizes
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from octavo.core.current_step import CurrentStep
-from octavo.core.drafts import Drafts, num_sampled_rows
+from octavo.core.drafts import Drafts
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
 from octavo.core.request import Request
-from octavo.interface.engine_config import SchedulerConfig
+from octavo.interface.engine_config import SchedulerConfig, num_sampled_rows
 
 NO_DRAFTS: list[int] = []
 NOTHING: tuple[list[int], Allocation | None] = (NO_DRAFTS, None)

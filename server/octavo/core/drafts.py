@@ -16,12 +16,6 @@ from octavo.interface.messages import SpecDecodeStats
 logger = logging.getLogger(__name__)
 
 
-def num_sampled_rows(max_num_seqs: int, num_speculative_tokens: int) -> int:
-    """Most tokens that a step samples after. Where all sequences that may run do, that leaves none for drafts: a step
-    is then so large that each further token costs its full time."""
-    return max(max_num_seqs, num_speculative_tokens + 1)
-
-
 ON_DEVICE = -1  # a draft that the device alone knows
 
 

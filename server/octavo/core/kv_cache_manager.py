@@ -60,8 +60,9 @@ class BlockTable:
 
 
 class KVCacheManager:
-    """Block tables of all sequences over one BlockPool: one for each group of layers (see `octavo.core.kv_groups`).
-    Groups know what they keep and find; here they are made to agree, and get blocks all together or not at all.
+    """Block tables of all sequences over one BlockPool, one for each group of layers
+    (`octavo.interface.kv_cache_layout`). Groups know
+    what they keep and find; here they are made to agree, and get blocks all together or not at all.
 
     Contents are written only past what other holders can see: shared full blocks are never written, a shared partial
     block is copied before its first write. Sources of copies are pinned until `begin_step`, so that no block is source

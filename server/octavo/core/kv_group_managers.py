@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from octavo.core.block_pool import BlockPool, KVCacheBlock
-from octavo.core.kv_groups import NO_BOUND, blocks_of_group
+from octavo.interface.kv_cache_layout import NO_BOUND, blocks_of_group
 
 HashOf = Callable[[int], bytes]  # the chained hash of a sequence's i-th block
 

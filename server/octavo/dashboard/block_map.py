@@ -16,7 +16,7 @@ from html import escape
 from typing import Any
 
 from octavo.interface.block_map import CACHED, PARTIAL, REFERENCES, count_cells
-from octavo.worker.memory import MIB, gib
+from octavo.memory.ledger import MIB, gib
 
 CSS = """
 .octavo-map { position: relative; margin: 0 0 .75rem; background: var(--background-fill-secondary); }

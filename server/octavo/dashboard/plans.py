@@ -16,7 +16,7 @@ from typing import Any
 
 from octavo.dashboard.block_map import ledger_html
 from octavo.errors import ConfigError, OctavoError
-from octavo.worker.memory import gib
+from octavo.memory.ledger import gib
 
 _TIMEOUT = 120.0  # seconds: the headers of a large model's files are fetched
 _IDLE_SECONDS = 300  # after which the process ends: for some models it has imported torch

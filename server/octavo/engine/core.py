@@ -28,9 +28,9 @@ from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig, KVEventsConfig, SpeculativeConfig
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
+from octavo.memory.advice import out_of_memory
 from octavo.spec_decode.ngram import NgramDrafter
 from octavo.spec_decode.suffix import SuffixDrafter
-from octavo.worker.advice import out_of_memory
 
 if TYPE_CHECKING:
     from octavo.engine.kv_events_publisher import KVEventsPublisher

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 from octavo import errors
-from octavo.core.kv_groups import KVCacheLayout
 from octavo.errors import ModelError, OctavoError
 from octavo.executor.rank_processes import RankProcesses
 from octavo.executor.ranks import WATCH_SECONDS
 from octavo.executor.uniproc import Executor, UniProcExecutor
 from octavo.interface.adapters import Adapter, AdapterAnswer
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.kv_cache_layout import KVCacheLayout
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.system.channel import Channel, Kind
 from octavo.system.heartbeat import Heartbeat

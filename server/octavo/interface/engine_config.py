@@ -142,6 +142,12 @@ class SchedulerConfig:
     mm_encoder_cache_tokens: int | None = None  # embeddings of images that are kept; None: decided by the worker
 
 
+def num_sampled_rows(max_num_seqs: int, num_speculative_tokens: int) -> int:
+    """Most tokens that a step samples after. Where all sequences that may run do, that leaves none for drafts: a step
+    is then so large that each further token costs its full time."""
+    return max(max_num_seqs, num_speculative_tokens + 1)
+
+
 @dataclass(frozen=True)
 class KVEventsConfig:
     """Where to publish what the prefix cache gains and loses. Endpoints are ZeroMQ's: tcp://HOST:PORT or ipc://PATH."""

@@ -85,7 +85,7 @@ class Attention(nn.Module):
         self.layer, self.num_heads, self.num_kv_heads, self.head_size = layer, num_heads, num_kv_heads, head_size
         self.scale = head_size**-0.5 if scale is None else scale
         self.window, self.chunked, self.softcap = window, chunked, softcap
-        self.group = 0  # of layers that share a block table: its index, see `octavo.core.kv_groups`
+        self.group = 0  # of layers that share a block table: its index, see `octavo.interface.kv_cache_layout`
         self.k_scale = self.v_scale = 1.0  # of an fp8 cache
         self.tp = tp
         values = torch.empty(num_heads, dtype=torch.float32) if sinks else None

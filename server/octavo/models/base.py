@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from octavo.core.kv_groups import KVCacheGroup
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.kv_cache_layout import KVCacheGroup
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.ranks import split_layers
 from octavo.layers.attention import Attention, ForwardContext

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from octavo.errors import ConfigError
+from octavo.memory.ledger import DeviceMemory, gib, this_machine
 from octavo.plan.gpus import CONTEXT_BYTES, find_gpu, gpu_of_driver
 from octavo.plan.speed import Speed
 from octavo.system import limits
 from octavo.system.cuda_driver import gpu_here
-from octavo.worker.memory import DeviceMemory, gib, this_machine
 
 _LEAST = 64 << 20  # less is a number whose unit was forgotten
 

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 
 from octavo.errors import ConfigError
+from octavo.memory.ledger import GIB, MIB, DeviceMemory
 from octavo.system.suggestions import did_you_mean
-from octavo.worker.memory import GIB, MIB, DeviceMemory
 
 # What the driver and a process's context take before anything is loaded.
 CONTEXT_BYTES = 512 * MIB

@@ -11,10 +11,10 @@ from operator import itemgetter
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec, latent_specs
+from octavo.memory.ledger import ModelMemory, held_in
 from octavo.plan.described import Codes
 from octavo.plan.packed import GGUF_KINDS, INT8
 from octavo.plan.shapes import Linear, Shapes
-from octavo.worker.memory import ModelMemory, held_in
 
 # How the checkpoint stores the weight of a module: as "BF16" or "Q4_1", or in a described format; None: not known.
 Stored = Callable[[str], str | Codes | None]

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.ranks import ONE_STAGE, Stage
+from octavo.memory.ledger import ModelMemory
 from octavo.plan.held import cache_specs, count_parameters, memory_of, on_device_dtype
 from octavo.plan.shapes import shapes_of
 from octavo.plan.stored import stored_types
-from octavo.worker.memory import ModelMemory
 
 
 def measure(config: EngineConfig, ranks: int, stage: Stage = ONE_STAGE) -> ModelMemory:
-    """See `octavo.worker.memory_plan.Measure`. Raises ModelError and ConfigError."""
+    """See `octavo.memory.plan.Measure`. Raises ModelError and ConfigError."""
     found = measure_in_numbers(config, ranks) if stage == ONE_STAGE else None
     if found is None:
         from octavo.worker.model_memory import measure_built

@@ -21,10 +21,10 @@ from octavo.interface.architectures import MODELS, has_recurrent_layers
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.ranks import ONE_STAGE, Stage
+from octavo.memory.ledger import ModelMemory
+from octavo.memory.plan import Measure
 from octavo.plan.measure import measure
 from octavo.system.file_reading import read_json
-from octavo.worker.memory import ModelMemory
-from octavo.worker.memory_plan import Measure
 
 # Architectures that others are planned as, by a field that config.json then has.
 _PLANNED_AS = {

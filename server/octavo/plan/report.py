@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from octavo.memory.advice import Suggestion
+from octavo.memory.ledger import ModelMemory, gib
+from octavo.memory.plan import Plan
 from octavo.plan.prices import Cost
 from octavo.plan.speed import Speed, step_seconds
 from octavo.plan.workload import Outlook
-from octavo.worker.advice import Suggestion
-from octavo.worker.memory import ModelMemory, gib
-from octavo.worker.memory_plan import Plan
 
 
 def as_json(plan: Plan, suggestions: list[Suggestion], reasons: list[str], served: bool) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from itertools import accumulate, pairwise
 from typing import Any
 
+from octavo.memory.plan import Plan
 from octavo.plan.gpus import GPU
-from octavo.worker.memory_plan import Plan
 
 # Shares of the peak that engines reach on large models; a calibration replaces them.
 BANDWIDTH_SHARE, COMPUTE_SHARE = 0.65, 0.45

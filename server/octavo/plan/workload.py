@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from octavo.memory.plan import Plan
 from octavo.plan.speed import Pace, Speed, pace
-from octavo.worker.memory_plan import Plan
 
 
 @dataclass(frozen=True)

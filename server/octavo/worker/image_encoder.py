@@ -16,9 +16,9 @@ from octavo.interface.images import HostTensor, ImageItem
 from octavo.interface.step import NewRequestData, SchedulerOutput
 from octavo.layers.attention import StepImages
 from octavo.layers.mrope import MRotaryEmbedding
+from octavo.memory.images import num_deep
 from octavo.models.image_reader import Vision
 from octavo.sample import devices
-from octavo.worker.image_memory import num_deep
 from octavo.worker.input_batch import StepInputs
 
 

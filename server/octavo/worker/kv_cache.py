@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import octavo_kernels
-from octavo.core.kv_groups import KVCacheLayout
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.kv_cache_layout import KVCacheLayout
 from octavo.interface.kv_cache_spec import KVCacheSpec, latent_specs
 from octavo.models.base import Model
 

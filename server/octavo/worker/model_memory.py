@@ -10,14 +10,14 @@ from octavo.layers.parallel import Replicas, TensorParallel
 from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import taken_weights
 from octavo.loader.weight_bytes import model_without_memory, weight_size
+from octavo.memory.ledger import ModelMemory, held_in
 from octavo.models.base import CausalLM
 from octavo.worker.device import choose_kernels, resolve_dtype
 from octavo.worker.kv_cache import kv_cache_specs
-from octavo.worker.memory import ModelMemory, held_in
 
 
 def measure_built(config: EngineConfig, ranks: int, stage: Stage = Stage()) -> ModelMemory:
-    """See `octavo.worker.memory_plan.Measure`: by building the model, or a stage of it, without memory. Raises
+    """See `octavo.memory.plan.Measure`: by building the model, or a stage of it, without memory. Raises
     ModelError and ConfigError."""
     device = torch.device(config.device)
     config = resolve_dtype(config, device)

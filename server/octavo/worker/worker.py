@@ -11,21 +11,40 @@ from functools import partial
 import torch
 
 import octavo_kernels
-from octavo.core.drafts import num_sampled_rows
-from octavo.core.kv_groups import KVCacheGroup, KVCacheLayout
 from octavo.errors import ConfigError
-from octavo.interface.engine_config import DEFAULT_ON_CPU, EngineConfig, SpeculativeConfig
+from octavo.interface.engine_config import DEFAULT_ON_CPU, EngineConfig, SpeculativeConfig, num_sampled_rows
+from octavo.interface.kv_cache_layout import KVCacheGroup, KVCacheLayout
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
+from octavo.memory.advice import out_of_memory, refusal, remembered
+from octavo.memory.capture_sizes import (
+    decode_sizes,
+    draft_sizes,
+    drafter_sizes,
+    history_bytes,
+    prefill_sizes,
+    result_bytes,
+)
+from octavo.memory.images import largest_image
+from octavo.memory.ledger import (
+    DeviceMemory,
+    MemoryLedger,
+    check_fits,
+    kv_cache_layout,
+    plan_memory,
+    plan_without_cache,
+    this_machine,
+    with_step_limits,
+)
+from octavo.memory.plan import make_plan
 from octavo.models.base import CausalLM, Model
 from octavo.models.encoder import Encoder
 from octavo.models.image_reader import ReadsImages
 from octavo.models.state_reader import StateReader
 from octavo.system import limits
 from octavo.worker.adapters import AdapterManager, make_adapters
-from octavo.worker.advice import out_of_memory, refusal, remembered
 from octavo.worker.cpu.runner import CPURunner
 from octavo.worker.device import check_ranks_on_gpus, choose_device, choose_kernels, resolve_dtype
 from octavo.worker.draft_model import DraftModel
@@ -36,19 +55,7 @@ from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.gpu.warm_up import warm_up
 from octavo.worker.grammar import SequenceGrammars
 from octavo.worker.image_encoder import ImageEncoder
-from octavo.worker.image_memory import largest_image
 from octavo.worker.kv_cache import KVCache, allocate_kv_cache, kv_cache_specs
-from octavo.worker.memory import (
-    DeviceMemory,
-    MemoryLedger,
-    check_fits,
-    kv_cache_layout,
-    plan_memory,
-    plan_without_cache,
-    this_machine,
-    with_step_limits,
-)
-from octavo.worker.memory_plan import make_plan
 from octavo.worker.model_memory import measure_built
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.pooler import PoolingHead, classify
@@ -57,14 +64,6 @@ from octavo.worker.request_states import RequestStates
 from octavo.worker.shared_masks import MakeGrammars
 from octavo.worker.stage import Pipes
 from octavo.worker.stage_runner import StageRunner
-from octavo.worker.step_sizes import (
-    decode_sizes,
-    draft_sizes,
-    drafter_sizes,
-    history_bytes,
-    prefill_sizes,
-    result_bytes,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +209,7 @@ class Worker:
         return self._agree((own,))[0] if self.tp.stage.size > 1 else own
 
     def _check_fits(self, config: EngineConfig) -> int:
-        """See `octavo.worker.memory.check_fits`."""
+        """See `octavo.memory.ledger.check_fits`."""
         measure, device = remembered(partial(measure_built, stage=self.tp.stage)), self._device_memory()
         memory = measure(config, self.tp.size)
         try:

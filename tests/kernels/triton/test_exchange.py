@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from octavo.layers.parallel import best_in_order, sum_in_order
-from octavo.worker.memory import MAPPED_BYTES
+from octavo.memory.ledger import MAPPED_BYTES
 from octavo_kernels import triton as backend
 from octavo_kernels.triton.exchange import Exchange, all_gather, all_reduce_, best_of_ranks, region_bytes
 

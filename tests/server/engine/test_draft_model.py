@@ -20,9 +20,9 @@ from octavo.core.scheduler import Scheduler
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.structured_output import StructuredOutputsParams
+from octavo.memory.ledger import this_machine
+from octavo.memory.plan import make_plan
 from octavo.plan.measure import measure
-from octavo.worker.memory import this_machine
-from octavo.worker.memory_plan import make_plan
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.worker import Worker
 

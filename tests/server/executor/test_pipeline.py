@@ -21,12 +21,12 @@ from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams, StructuredOutputsParams
 from octavo.cli.main import main
-from octavo.core.kv_groups import groups_of_stage, make_groups
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.executor.places import create_memory, local_place
 from octavo.executor.ranks import Ranks, send_results
 from octavo.interface.engine_config import ParallelConfig
+from octavo.interface.kv_cache_layout import groups_of_stage, make_groups
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.ranks import split_layers
 from octavo.interface.step import ModelRunnerOutput, NewRequestData

@@ -16,11 +16,11 @@ from octavo.engine.args import EngineArgs
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import ModelRunnerOutput
+from octavo.memory.ledger import DeviceMemory
+from octavo.memory.plan import Plan, make_plan
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
 from octavo.plan.speed import Speed, pace, step_seconds
-from octavo.worker.memory import DeviceMemory
-from octavo.worker.memory_plan import Plan, make_plan
 
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,

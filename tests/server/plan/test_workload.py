@@ -24,13 +24,13 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.flags.fields import from_flags
 from octavo.flags.parser import CommandParser
+from octavo.memory.plan import Plan, make_plan
 from octavo.plan.gpus import CONTEXT_BYTES, GPUS, find_gpu
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
 from octavo.plan.speed import Point, Speed, fit_speed, pace, step_seconds
 from octavo.plan.workload import Workload, outlook
 from octavo.system.cuda_driver import gpu_here
-from octavo.worker.memory_plan import Plan, make_plan
 
 ROOT = Path(__file__).parents[3]
 LLAMA_8B = {

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import octavo_kernels
-from octavo.core.kv_groups import KVCacheLayout
 from octavo.interface.engine_config import SchedulerConfig
+from octavo.interface.kv_cache_layout import KVCacheLayout
 from octavo.layers.attention import ForwardContext
 from octavo.loader.adapters import ModelAdapters
 from octavo.models.base import CausalLM

@@ -21,6 +21,7 @@ from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import SchedulerOutput
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import DeferredHidden
+from octavo.memory.capture_sizes import decode_sizes, draft_sizes, drafter_sizes, prefill_sizes
 from octavo.models.base import CausalLM, Model
 from octavo.models.state_reader import StateReader
 from octavo.sample import devices
@@ -41,7 +42,6 @@ from octavo.worker.host_copy import HostCopy
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.request_states import RequestStates
 from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
-from octavo.worker.step_sizes import decode_sizes, draft_sizes, drafter_sizes, prefill_sizes
 from octavo.worker.verification import rounds_of
 
 DrafterParts = tuple[Model, list[Tensor]]

@@ -15,8 +15,8 @@ from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import NewRequestData, SchedulerOutput
 from octavo.layers.moe import FusedMoE
 from octavo.layers.quantization.base import LinearBase
+from octavo.memory.capture_sizes import PREFILL_SIZES
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.step_sizes import PREFILL_SIZES
 
 # Attention has a kernel variant for each number of new tokens up to this, and one for longer chunks of prompts.
 SHORT_STEPS = 8

@@ -21,10 +21,10 @@ from support.quantized_files import awq, quantize_checkpoint
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, SamplingParams
-from octavo.core.kv_groups import make_layout
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig, EngineConfig
+from octavo.interface.kv_cache_layout import make_layout
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase, Shard
@@ -33,11 +33,12 @@ from octavo.layers.quantization.checkpoint import CodesLinearMethod
 from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, weight_size
+from octavo.memory import ledger
+from octavo.memory.advice import refusal as refusal_of
+from octavo.memory.ledger import PROCESS_BYTES, DeviceMemory, MemoryLedger, plan_cpu_memory, this_machine
+from octavo.memory.plan import make_plan
 from octavo.system import limits
-from octavo.worker import memory, worker
-from octavo.worker.advice import refusal as refusal_of
-from octavo.worker.memory import PROCESS_BYTES, DeviceMemory, MemoryLedger, plan_cpu_memory, this_machine
-from octavo.worker.memory_plan import make_plan
+from octavo.worker import worker
 from octavo.worker.model_memory import measure_built, model_memory
 
 GIB = 1 << 30
@@ -186,7 +187,7 @@ def test_prefixes_of_ended_requests_take_no_more_than_their_share(
     """One after the other touches no further memory of the cache than that, many at once what they need."""
     del tiny["num_gpu_blocks_override"]
     monkeypatch.setattr(limits, "memory_limit", lambda: GIB)
-    monkeypatch.setattr(memory, "PREFIX_CACHE_SHARE", 400_000 / GIB)
+    monkeypatch.setattr(ledger, "PREFIX_CACHE_SHARE", 400_000 / GIB)
     llm = LLM(**tiny, max_model_len=128)
     batch = llm.engine.executor.worker.runner.requests.batch  # type: ignore[attr-defined]
     most = llm.engine.executor.prefix_cache_blocks

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from octavo.cli.main import main
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
+from octavo.memory.advice import refusal, suggestions
+from octavo.memory.ledger import DeviceMemory
+from octavo.memory.plan import Plan, make_plan
 from octavo.plan.gpus import GPUS
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
-from octavo.worker.advice import refusal, suggestions
-from octavo.worker.memory import DeviceMemory
-from octavo.worker.memory_plan import Plan, make_plan
 from octavo.worker.worker import Worker
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from octavo.core.kv_groups import NO_BOUND, KVCacheLayout, make_layout
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from octavo.interface.kv_cache_layout import NO_BOUND, KVCacheLayout, make_layout
 from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec
 from octavo.interface.ranks import ONE_STAGE, Stage
+from octavo.memory.images import encoder_bytes, encoder_cache_bytes, recorded_bytes, with_images
 from octavo.system import limits
-from octavo.worker.image_memory import encoder_bytes, encoder_cache_bytes, recorded_bytes, with_images
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -15,8 +15,8 @@ from octavo import LLM
 from octavo.cli.main import main
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
+from octavo.memory.images import _largest, encoder_bytes, largest_image
 from octavo.models.image_reader import ReadsImages
-from octavo.worker.image_memory import _largest, encoder_bytes, largest_image
 from octavo.worker.worker import Worker
 
 GIB = 1 << 30

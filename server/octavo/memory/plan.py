@@ -9,7 +9,7 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES
 from octavo.interface.ranks import ONE_STAGE, Stage, split_layers
-from octavo.worker.memory import (
+from octavo.memory.ledger import (
     DeviceMemory,
     MemoryLedger,
     ModelMemory,
@@ -21,7 +21,7 @@ from octavo.worker.memory import (
     plan_without_cache,
     with_step_limits,
 )
-from octavo.worker.step_estimate import graph_bytes, history_bytes, step_bytes
+from octavo.memory.steps import graph_bytes, history_bytes, step_bytes
 
 
 class Measure(Protocol):

@@ -7,8 +7,8 @@ from typing import Any
 
 from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES
-from octavo.worker import step_sizes
-from octavo.worker.image_memory import num_deep
+from octavo.memory import capture_sizes
+from octavo.memory.images import num_deep
 
 _LOGITS_ROWS = 256  # at least: of prompts' log-probabilities
 _CHUNKS_OF_A_SEQUENCE, _MOST_CHUNKS = 256 << 10, 24 << 20  # bytes, about: by the number of a device's processors
@@ -32,19 +32,21 @@ def graph_bytes(config: EngineConfig) -> int:
     """Captured steps; 0 with enforce_eager."""
     if config.enforce_eager:
         return 0
-    sizes, prefills = step_sizes.decode_sizes(config, 8), step_sizes.prefill_sizes(config)
-    drafts = step_sizes.draft_sizes(config, 8)
+    sizes, prefills = capture_sizes.decode_sizes(config, 8), capture_sizes.prefill_sizes(config)
+    drafts = capture_sizes.draft_sizes(config, 8)
     most = max(sizes + drafts)
     largest = _step(config, most, most)
     if prefills:
         largest = max(largest, _step(config, prefills[-1], 1))
-    return largest + step_sizes.result_bytes(config, sizes + drafts, prefills, step_sizes.drafter_sizes(config, 8))
+    return largest + capture_sizes.result_bytes(
+        config, sizes + drafts, prefills, capture_sizes.drafter_sizes(config, 8)
+    )
 
 
 def history_bytes(config: EngineConfig) -> int:
     """Tokens of requests with penalties."""
     scheduler = config.scheduler
-    return step_sizes.history_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
+    return capture_sizes.history_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
 
 
 def _step(config: EngineConfig, tokens: int, sampled: int) -> int:

@@ -21,10 +21,10 @@ from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.flags.fields import parse_int
 from octavo.layers.parallel import Replicas, TensorParallel
+from octavo.memory.ledger import EXCHANGED_BYTES, DeviceMemory
+from octavo.memory.plan import make_plan
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
-from octavo.worker.memory import EXCHANGED_BYTES, DeviceMemory
-from octavo.worker.memory_plan import make_plan
 from octavo.worker.worker import Worker
 from octavo_kernels.cpu.collectives import shared_memory_bytes
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.core.drafts import num_sampled_rows
-from octavo.interface.engine_config import EngineConfig
+from octavo.interface.engine_config import EngineConfig, num_sampled_rows
 
 GRAPH_BYTES = 2 << 20  # that the driver takes for each captured graph
 # Numbers of tokens that steps with prompts are captured for. Padding is at most a third from 33 tokens on; below, a

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
-from octavo.core.drafts import num_sampled_rows
 from octavo.errors import ConfigError
 from octavo.interface.architectures import M_ROPE, SEES_IMAGES_WHOLE
-from octavo.interface.engine_config import EngineConfig, ModelConfig, SchedulerConfig
+from octavo.interface.engine_config import EngineConfig, ModelConfig, SchedulerConfig, num_sampled_rows
 from octavo.interface.kv_cache_spec import DTYPE_BYTES
 from octavo.interface.qwen_vision_config import qwen_vision_config
 from octavo.interface.vision_config import MOST_PATCHES, tower_table

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.core.kv_cache_manager import KVCacheManager
-from octavo.core.kv_groups import KVCacheGroup, make_groups, make_layout
+from octavo.interface.kv_cache_layout import KVCacheGroup, make_groups, make_layout
 from octavo.interface.kv_cache_spec import KVCacheSpec
 
 LENGTH = 1000
