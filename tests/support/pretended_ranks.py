@@ -23,7 +23,7 @@ from octavo.layers.parallel import TensorParallel
 from octavo.memory.plan import make_plan
 from octavo.plan.measure import measure
 from octavo.system.channel import Kind
-from octavo.worker.shared_masks import FollowingGrammars
+from octavo.worker.grammars.shared_masks import FollowingGrammars
 from octavo.worker.worker import Worker
 from octavo_kernels.triton.exchange import Exchange
 

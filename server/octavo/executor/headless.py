@@ -80,7 +80,7 @@ def run_headless(config: EngineConfig, state: NodeState) -> None:
 def _join(config: EngineConfig, state: NodeState, pages: list[Heartbeat], local: RankProcesses | None) -> None:
     from octavo.executor.worker_proc import Inbox, run
     from octavo.system.torch_import import import_torch
-    from octavo.worker.shared_masks import FollowingGrammars
+    from octavo.worker.grammars.shared_masks import FollowingGrammars
     from octavo.worker.stage import Pipes
 
     parallel, token = config.parallel, cluster_token()

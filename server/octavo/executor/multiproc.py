@@ -91,7 +91,7 @@ class MultiprocExecutor(UniProcExecutor):
     def _start(self, config: EngineConfig) -> None:
         import msgspec
 
-        from octavo.worker.shared_masks import LeadingGrammars
+        from octavo.worker.grammars.shared_masks import LeadingGrammars
         from octavo.worker.stage import Pipes
 
         self._encode = msgspec.msgpack.Encoder().encode

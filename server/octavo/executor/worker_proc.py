@@ -163,7 +163,7 @@ def _serve(rank: int, sock: socket.socket, heartbeat: Heartbeat) -> None:
     from octavo.executor.remote import serve
     from octavo.interface.engine_config import EngineConfig
     from octavo.system.logging_setup import setup_logging
-    from octavo.worker.shared_masks import FollowingGrammars
+    from octavo.worker.grammars.shared_masks import FollowingGrammars
     from octavo.worker.stage import Pipes
 
     setup_logging(message["level"], message["log_format"], process=f"rank {rank}")

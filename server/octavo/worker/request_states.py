@@ -15,12 +15,12 @@ from octavo.interface.step import ModelRunnerOutput, NewRequestData
 from octavo.sample import devices
 from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.states import SamplingStates
-from octavo.worker.grammar import SequenceGrammars
-from octavo.worker.grammar_pool import GrammarPool
+from octavo.worker.grammars.pool import GrammarPool
+from octavo.worker.grammars.sequences import SequenceGrammars
+from octavo.worker.grammars.shared_masks import MakeGrammars
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.pooler import Pooler, PoolingHead
 from octavo.worker.prompt_logprobs import PromptLogprobs
-from octavo.worker.shared_masks import MakeGrammars
 from octavo.worker.step import SampledRows, SampledTokens
 
 NOTHING_TO_SAMPLE = (

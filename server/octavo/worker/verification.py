@@ -29,7 +29,7 @@ def verify(
     draft_mask: Callable[[list[str], int], Tensor | None],
 ) -> SampledTokens:
     """Sample in rounds, each the sequences whose drafts were right so far, and count the others' rejected ones.
-    ``draft_mask``: what grammars allow after so many drafts, see `octavo.worker.grammar.SequenceGrammars`.
+    ``draft_mask``: what grammars allow after so many drafts, see `octavo.worker.grammars.sequences.SequenceGrammars`.
 
     In a later round, rows that nothing could be sampled from do not count: the next step comes back to them.
     """

@@ -53,7 +53,8 @@ from octavo.worker.gpu.graphs import CudaCapture, run_eagerly
 from octavo.worker.gpu.memory_profile import DummySteps, peak_of
 from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.gpu.warm_up import warm_up
-from octavo.worker.grammar import SequenceGrammars
+from octavo.worker.grammars.sequences import SequenceGrammars
+from octavo.worker.grammars.shared_masks import MakeGrammars
 from octavo.worker.image_encoder import ImageEncoder
 from octavo.worker.kv_cache import KVCache, allocate_kv_cache, kv_cache_specs
 from octavo.worker.model_memory import measure_built
@@ -61,7 +62,6 @@ from octavo.worker.model_runner import ModelRunner
 from octavo.worker.pooler import PoolingHead, classify
 from octavo.worker.prediction_drafter import PredictionDrafter
 from octavo.worker.request_states import RequestStates
-from octavo.worker.shared_masks import MakeGrammars
 from octavo.worker.stage import Pipes
 from octavo.worker.stage_runner import StageRunner
 

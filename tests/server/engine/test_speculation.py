@@ -226,7 +226,7 @@ def test_answers_to_200_schemas_are_the_same(embedded: tuple[LLM, LLM]) -> None:
 @pytest.mark.model
 def test_what_a_grammar_forbids_is_not_computed(embedded: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     plain, llm = embedded
-    monkeypatch.setattr("octavo.worker.grammar.CUT_SECONDS", 30.0)
+    monkeypatch.setattr("octavo.worker.grammars.sequences.CUT_SECONDS", 30.0)
     choice = StructuredOutputsParams(choice=["whales sing in the cold and dark sea"])
     params = SamplingParams(temperature=0, max_tokens=12, structured_outputs=choice)
     expected = plain.generate(PROMPTS[2], params, use_tqdm=False)

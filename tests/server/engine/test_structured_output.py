@@ -13,8 +13,8 @@ import pytest
 
 from octavo import LLM, SamplingParams
 from octavo.interface.structured_output import StructuredOutputsParams
-from octavo.worker.grammar_process import GrammarProcess
-from octavo.worker.grammar_worker import MEMORY_BYTES
+from octavo.worker.grammars.child import MEMORY_BYTES
+from octavo.worker.grammars.process import GrammarProcess
 
 PERSON = {
     "type": "object",
@@ -225,7 +225,7 @@ def test_a_grammars_process_has_no_secrets_and_can_gain_no_rights(llm: LLM, monk
 def test_a_program_that_no_longer_forks_is_replaced(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped, or hanging: the request that finds out ends with an error that blames no grammar, the next is served."""
     llm.generate("Answer:", params(choice=["started"]), use_tqdm=False)
-    monkeypatch.setattr("octavo.worker.grammar_pool.FORK_SECONDS", 1.0)
+    monkeypatch.setattr("octavo.worker.grammars.pool.FORK_SECONDS", 1.0)
     program = llm.engine.executor.worker.runner.requests.grammar_pool._program  # type: ignore[attr-defined]
     os.kill(program.pid, signal.SIGSTOP)
     with pytest.raises(ValueError, match="does not answer"):
@@ -237,7 +237,7 @@ def test_a_program_that_no_longer_forks_is_replaced(llm: LLM, monkeypatch: pytes
 @pytest.mark.parametrize(("limit", "most"), [("MAX_PROCESSES", 3), ("MAX_BYTES", MEMORY_BYTES + (1 << 20))])
 def test_many_grammars_take_turns(llm: LLM, monkeypatch: pytest.MonkeyPatch, limit: str, most: int) -> None:
     """More than there may be processes or memory: every request is served, and what nobody uses makes room."""
-    monkeypatch.setattr(f"octavo.worker.grammar_pool.{limit}", most)
+    monkeypatch.setattr(f"octavo.worker.grammars.pool.{limit}", most)
     pool = llm.engine.executor.worker.runner.requests.grammar_pool  # type: ignore[attr-defined]
     start, running, taken = pool._start, [], []
 

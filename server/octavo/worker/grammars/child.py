@@ -1,6 +1,6 @@
 """The process of a grammar: compiles it and computes masks, isolated so that it can be limited and killed.
 
-    octavo.worker.grammar_worker CONTROL MASKS TOKENIZER VOCABULARY DRAFTS   (confined, by octavo.worker.grammar_pool)
+    octavo.worker.grammars.child CONTROL MASKS TOKENIZER VOCABULARY DRAFTS   (confined, by octavo.worker.grammars.pool)
 
 This program loads the model's vocabulary for llguidance once and forks a process for every grammar that arrives: a
 byte on the inherited socket CONTROL, with the socket on which the new process talks. There, lines of JSON: first the
@@ -220,7 +220,7 @@ def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int, num_draft
     mask_bytes = -(-vocab_size // 32) * 4
     problem = None
     try:
-        from octavo.worker.grammar_tokenizer import load_tokenizer
+        from octavo.worker.grammars.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(Path(folder), vocab_size)
     except Exception as error:

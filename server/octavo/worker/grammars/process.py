@@ -9,7 +9,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
-from octavo.worker.grammar_worker import IDLE_SECONDS
+from octavo.worker.grammars.child import IDLE_SECONDS
 
 SLOW_MASK_SECONDS = 0.01  # CPU time of a mask after which no step waits for this grammar's next
 PATIENCE = 16  # masks

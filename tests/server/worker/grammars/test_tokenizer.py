@@ -17,7 +17,7 @@ from octavo.entrypoints.generation.structured import with_tokens
 from octavo.entrypoints.generation.tools.grammars import call_grammar
 from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
-from octavo.worker.grammar_tokenizer import load_tokenizer
+from octavo.worker.grammars.tokenizer import load_tokenizer
 
 SPECIAL = ["<|im_end|>", "<s>", "</s>", "[INST]", "ab", '{"', "\n", "é<|x|>", "<tool_call>", "▁a", "name", "true"]
 WORDS = ["ab", "name", "<|", "|>", "im", '":', ' "', '{"', "tool", "_call", "</s>", "rue", "▁a"]

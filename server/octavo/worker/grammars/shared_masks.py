@@ -9,8 +9,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import numpy as np
 import torch
 
-from octavo.worker.grammar import SequenceGrammars
-from octavo.worker.grammar_pool import GrammarPool
+from octavo.worker.grammars.pool import GrammarPool
+from octavo.worker.grammars.sequences import SequenceGrammars
 
 
 def _guessed(grammars: Container[str], req_ids: list[str], drafts: Mapping[str, list[int]]) -> list[tuple[str, int]]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from octavo.interface.step import SchedulerOutput
-from octavo.worker.grammar_pool import TOO_SLOW, GrammarPool
-from octavo.worker.grammar_process import GrammarProcess, GrammarSequence
+from octavo.worker.grammars.pool import TOO_SLOW, GrammarPool
+from octavo.worker.grammars.process import GrammarProcess, GrammarSequence
 
 STEP_SECONDS = 0.05  # CPU time of all masks that a step waits for
 CUT_SECONDS = 0.002  # longest wait, before a step, for what grammars say of its drafts

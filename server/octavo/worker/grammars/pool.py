@@ -21,8 +21,8 @@ import numpy as np
 from octavo.interface.engine_config import ModelConfig
 from octavo.system.confined import confined_command
 from octavo.system.environment import process_environment
-from octavo.worker.grammar_process import GrammarProcess, GrammarSequence
-from octavo.worker.grammar_worker import COMPILE_SECONDS, MASK_SECONDS, MEMORY_BYTES
+from octavo.worker.grammars.child import COMPILE_SECONDS, MASK_SECONDS, MEMORY_BYTES
+from octavo.worker.grammars.process import GrammarProcess, GrammarSequence
 
 MAX_PROCESSES = 64
 MAX_BYTES = 1 << 30  # of all processes; one that compiles counts with its limit
@@ -253,7 +253,7 @@ class GrammarPool:
         with theirs:
             inherited = theirs.fileno(), self._masks_fd
             command = confined_command(
-                "octavo.worker.grammar_worker", *map(str, inherited),
+                "octavo.worker.grammars.child", *map(str, inherited),
                 str(self._config.files.tokenizer_path), str(self._config.vocab_size), str(self._mask_shape[1] - 1),
             )  # fmt: skip
             # Own process group: Ctrl-C in a terminal must not reach it. One arena: the processes limit their memory.
