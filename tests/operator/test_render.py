@@ -17,7 +17,7 @@ from support.llmd import FULL, parsed
 from support.llmd_strategies import specs
 
 from octavo.engine.args import EngineArgs
-from octavo.engine.speculative_config import parse_speculative_config
+from octavo.engine.spec_decode.config import parse_speculative_config
 from octavo.entrypoints.args import ServerArgs
 from octavo.flags.fields import from_flags
 from octavo.flags.serve_flags import add_serve_flags

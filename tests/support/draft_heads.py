@@ -25,7 +25,7 @@ from octavo.memory.plan import make_plan
 from octavo.plan.measure import measure
 from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.model_runner import ModelRunner
-from octavo.worker.prediction_drafter import PredictionDrafter
+from octavo.worker.spec_decode.prediction_drafter import PredictionDrafter
 
 HEADS, KV_HEADS, MIDDLE = 4, 2, 72
 

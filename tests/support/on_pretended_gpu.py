@@ -37,9 +37,9 @@ from support.quantized_files import RECIPES, gpt_oss_as_released, quantize_check
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, LoRARequest, SamplingParams
-from octavo.core.drafts import Drafts
 from octavo.core.scheduler import Scheduler
-from octavo.core.worker_drafts import WorkerDrafts
+from octavo.core.spec_decode.drafts import Drafts
+from octavo.core.spec_decode.worker_drafts import WorkerDrafts
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig

@@ -10,8 +10,8 @@ import gguf
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from octavo import LLM
-from octavo.core.drafts import Drafts
 from octavo.core.scheduler import Scheduler
+from octavo.core.spec_decode.drafts import Drafts
 from octavo.interface.outputs import RequestOutput
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.core.drafts import Drafts
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import Request, RequestStatus
 from octavo.core.sample_groups import SampleGroups
+from octavo.core.spec_decode.drafts import Drafts
 from octavo.interface.messages import EngineCoreOutput, LogprobsLists
 from octavo.interface.step import ModelRunnerOutput
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from octavo.engine.draft_check import check_draft, prediction_layers
-from octavo.engine.draft_heads import draft_head
 from octavo.engine.kv_events_config import parse_kv_events_config
-from octavo.engine.speculative_config import parse_speculative_config
+from octavo.engine.spec_decode.check import check_draft, prediction_layers
+from octavo.engine.spec_decode.config import parse_speculative_config
+from octavo.engine.spec_decode.heads import draft_head
 from octavo.errors import ConfigError, ModelError
 from octavo.executor.ray_placement import check_ray
 from octavo.fetch.description import stored_dtype

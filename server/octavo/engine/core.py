@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.core.adapters import AdapterSlots
-from octavo.core.draft_lengths import DraftLengths
-from octavo.core.drafts import Drafter, Drafts
 from octavo.core.encoder_cache import EncoderCacheManager
 from octavo.core.encoder_scheduler import EncoderScheduler
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.kv_events import KVEventLog
 from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
-from octavo.core.worker_drafts import WorkerDrafts
+from octavo.core.spec_decode.drafts import Drafter, Drafts
+from octavo.core.spec_decode.lengths import DraftLengths
+from octavo.core.spec_decode.worker_drafts import WorkerDrafts
 from octavo.errors import ConfigError, DeviceLostError, OctavoError
 from octavo.executor.multiproc import make_executor
 from octavo.executor.ranks import Ranks

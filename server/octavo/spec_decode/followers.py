@@ -95,5 +95,5 @@ def most_probable(token: int, nexts: Sequence[tuple[int, int]], followers: Seque
 
 
 def evidence_of(prob: float) -> int:
-    """A number for guesses that seem about so probable, see `octavo.core.drafts.WeighingDrafter`."""
+    """A number for guesses that seem about so probable, see `octavo.core.spec_decode.drafts.WeighingDrafter`."""
     return 1 + bisect(_STEPS, prob)

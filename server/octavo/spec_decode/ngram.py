@@ -16,14 +16,14 @@ class NgramDrafter:
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
         self._places: dict[str, Places] = {}
-        self.evidence: list[int] = []  # see `octavo.core.drafts.WeighingDrafter`
+        self.evidence: list[int] = []  # see `octavo.core.spec_decode.drafts.WeighingDrafter`
 
     def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
-        """See `octavo.core.drafts.Drafter`."""
+        """See `octavo.core.spec_decode.drafts.Drafter`."""
         self._places[req_id] = Places(self._shortest)
 
     def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
-        """See `octavo.core.drafts.Drafter`."""
+        """See `octavo.core.spec_decode.drafts.Drafter`."""
         places, found = self._places[req_id], list[tuple[int, int]]()
         places.read(token_ids)
         best = best_length = 0
@@ -51,5 +51,5 @@ class NgramDrafter:
         return drafts
 
     def forget(self, req_id: str) -> None:
-        """See `octavo.core.drafts.Drafter`."""
+        """See `octavo.core.spec_decode.drafts.Drafter`."""
         self._places.pop(req_id, None)

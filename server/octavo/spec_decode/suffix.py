@@ -80,14 +80,14 @@ class SuffixDrafter:
         self._max_depth, self._factor, self._min_prob = max_depth, max_spec_factor, min_token_prob
         self.recent = RecentAnswers(MAX_STORED_TOKENS, max_answers) if max_answers else None
         self._sequences: dict[str, _Sequence] = {}
-        self.evidence: list[int] = []  # see `octavo.core.drafts.WeighingDrafter`
+        self.evidence: list[int] = []  # see `octavo.core.spec_decode.drafts.WeighingDrafter`
 
     def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
-        """See `octavo.core.drafts.Drafter`."""
+        """See `octavo.core.spec_decode.drafts.Drafter`."""
         self._sequences[req_id] = _Sequence(scope, num_prompt_tokens)
 
     def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
-        """See `octavo.core.drafts.Drafter`."""
+        """See `octavo.core.spec_decode.drafts.Drafter`."""
         sequence = self._sequences[req_id]
         own = sequence.text
         own.token_ids = token_ids
@@ -135,7 +135,7 @@ class SuffixDrafter:
         return text[position + offset] if position + offset < len(text) else _BETWEEN
 
     def forget(self, req_id: str) -> None:
-        """See `octavo.core.drafts.Drafter`."""
+        """See `octavo.core.spec_decode.drafts.Drafter`."""
         sequence = self._sequences.pop(req_id, None)
         if sequence is not None and self.recent is not None and sequence.text.token_ids:
             self.recent.add(sequence.scope, sequence.text.token_ids[sequence.num_prompt_tokens :])

@@ -47,7 +47,6 @@ from octavo.system import limits
 from octavo.worker.adapters import AdapterManager, make_adapters
 from octavo.worker.cpu.runner import CPURunner
 from octavo.worker.device import check_ranks_on_gpus, choose_device, choose_kernels, resolve_dtype
-from octavo.worker.draft_model import DraftModel
 from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.gpu.graphs import CudaCapture, run_eagerly
 from octavo.worker.gpu.memory_profile import DummySteps, peak_of
@@ -60,8 +59,9 @@ from octavo.worker.kv_cache import KVCache, allocate_kv_cache, kv_cache_specs
 from octavo.worker.model_memory import measure_built
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.pooler import PoolingHead, classify
-from octavo.worker.prediction_drafter import PredictionDrafter
 from octavo.worker.request_states import RequestStates
+from octavo.worker.spec_decode.draft_model import DraftModel
+from octavo.worker.spec_decode.prediction_drafter import PredictionDrafter
 from octavo.worker.stage import Pipes
 from octavo.worker.stage_runner import StageRunner
 

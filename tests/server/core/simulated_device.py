@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from core_helpers import EOS
 
-from octavo.core.drafts import ON_DEVICE
-from octavo.core.worker_drafts import WorkerDrafts
+from octavo.core.spec_decode.drafts import ON_DEVICE
+from octavo.core.spec_decode.worker_drafts import WorkerDrafts
 from octavo.interface.images import key_token_ids
 from octavo.interface.messages import EngineCoreRequest, LogprobsLists
 from octavo.interface.step import ModelRunnerOutput, NewRequestData, SchedulerOutput

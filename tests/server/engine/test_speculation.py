@@ -15,9 +15,9 @@ from support.speculation import Oracle, accepted, all_of, drafts_of, speculate
 from support.tiny_models import FAMILIES, VOCAB_SIZE
 
 from octavo import LLM, SamplingParams
-from octavo.core.draft_lengths import StepTimes
-from octavo.core.drafts import Drafts
 from octavo.core.scheduler import Scheduler
+from octavo.core.spec_decode.drafts import Drafts
+from octavo.core.spec_decode.lengths import StepTimes
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import SpeculativeConfig

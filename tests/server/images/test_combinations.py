@@ -88,7 +88,7 @@ def test_a_model_guesses_beside_images(
 @pytest.fixture
 def drafted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Tokens that were guessed."""
-    from octavo.core.drafts import Drafts
+    from octavo.core.spec_decode.drafts import Drafts
 
     found: list[int] = []
     plain = Drafts.propose

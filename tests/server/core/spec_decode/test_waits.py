@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from octavo.core.draft_waits import FIRST_STEPS, TRY, DraftWaits
+from octavo.core.spec_decode.waits import FIRST_STEPS, TRY, DraftWaits
 
 
 def serve(waits: DraftWaits, users: int, gain: float, host: float, device: float, steps: int) -> tuple[float, int]:

@@ -9,9 +9,9 @@ from core_helpers import core_request, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.drafts import Drafts
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.scheduler import Scheduler
+from octavo.core.spec_decode.drafts import Drafts
 from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.messages import LogprobsLists

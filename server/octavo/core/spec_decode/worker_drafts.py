@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class WorkerDrafts:
-    """Hands on what came with the last step's results; see `octavo.core.drafts.Drafter`."""
+    """Hands on what came with the last step's results; see `octavo.core.spec_decode.drafts.Drafter`."""
 
     def __init__(self) -> None:
         self._drafts: dict[str, list[int]] = {}
@@ -14,12 +14,12 @@ class WorkerDrafts:
         self._drafts = drafts
 
     def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
-        """See `octavo.core.drafts.Drafter`."""
+        """See `octavo.core.spec_decode.drafts.Drafter`."""
 
     def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
-        """See `octavo.core.drafts.Drafter`."""
+        """See `octavo.core.spec_decode.drafts.Drafter`."""
         return self._drafts.pop(req_id, [])[:most]
 
     def forget(self, req_id: str) -> None:
-        """See `octavo.core.drafts.Drafter`."""
+        """See `octavo.core.spec_decode.drafts.Drafter`."""
         self._drafts.pop(req_id, None)

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from octavo.core.draft_lengths import NO_EVIDENCE, DraftLengths
-from octavo.core.draft_waits import DraftWaits
 from octavo.core.prefix_hash import root_of
 from octavo.core.request import Request
-from octavo.core.worker_drafts import WorkerDrafts
+from octavo.core.spec_decode.lengths import NO_EVIDENCE, DraftLengths
+from octavo.core.spec_decode.waits import DraftWaits
+from octavo.core.spec_decode.worker_drafts import WorkerDrafts
 from octavo.interface.messages import SpecDecodeStats
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.core.draft_lengths import NO_EVIDENCE, DraftLengths, StepTimes
+from octavo.core.spec_decode.lengths import NO_EVIDENCE, DraftLengths, StepTimes
 
 
 def nothing(count: int) -> tuple[int, ...]:

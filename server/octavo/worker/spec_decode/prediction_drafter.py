@@ -17,9 +17,9 @@ from torch import Tensor
 
 from octavo.models.state_reader import StateReader
 from octavo.sample.sampler import Sampler
-from octavo.worker.cpu.reader_steps import ReaderSteps
-from octavo.worker.draft_model import DraftStates
 from octavo.worker.request_states import RequestStates
+from octavo.worker.spec_decode.draft_model import DraftStates
+from octavo.worker.spec_decode.reader_steps import ReaderSteps
 from octavo.worker.step import Logits, SampledRows
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ apart into steps of few sequences each. Pure: times are given.
 
 from __future__ import annotations
 
-from octavo.core.draft_lengths import StepTimes
+from octavo.core.spec_decode.lengths import StepTimes
 
 MARGIN = 1.1  # waiting has to bring more than it takes by this factor: both are estimates
 FIRST_STEPS = 8  # that are observed of each kind before there is a choice
