@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from octavo.engine.kv_events_config import parse_kv_events_config
+from octavo.engine.kv_events.config import parse_kv_events_config
 from octavo.engine.spec_decode.check import check_draft, prediction_layers
 from octavo.engine.spec_decode.config import parse_speculative_config
 from octavo.engine.spec_decode.heads import draft_head

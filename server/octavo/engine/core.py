@@ -33,7 +33,7 @@ from octavo.spec_decode.ngram import NgramDrafter
 from octavo.spec_decode.suffix import SuffixDrafter
 
 if TYPE_CHECKING:
-    from octavo.engine.kv_events_publisher import KVEventsPublisher
+    from octavo.engine.kv_events.publisher import KVEventsPublisher
     from octavo.executor.lock_step import LockStep
 
 logger = logging.getLogger(__name__)
@@ -340,7 +340,7 @@ def _make_publisher(config: KVEventsConfig) -> KVEventsPublisher | None:
     if not config.is_on:
         return None
     try:
-        from octavo.engine.kv_events_publisher import KVEventsPublisher
+        from octavo.engine.kv_events.publisher import KVEventsPublisher
     except ImportError as error:
         raise ConfigError(f"kv_events_config needs {error.name}: pip install 'octavo[server]'") from None
     return KVEventsPublisher(config)

@@ -17,8 +17,8 @@ from octavo import LLM, SamplingParams
 from octavo.core.kv_events import LogEntry
 from octavo.core.prefix_hash import block_hash, root_hash
 from octavo.engine.args import EngineArgs
-from octavo.engine.kv_events_config import binds, parse_kv_events_config
-from octavo.engine.kv_events_publisher import KVEventsPublisher
+from octavo.engine.kv_events.config import binds, parse_kv_events_config
+from octavo.engine.kv_events.publisher import KVEventsPublisher
 from octavo.errors import ConfigError
 
 

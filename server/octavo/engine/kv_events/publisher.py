@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from octavo.core.kv_events import LogEntry
-from octavo.engine.kv_events_config import binds
-from octavo.engine.kv_events_messages import encode_batch
+from octavo.engine.kv_events.config import binds
+from octavo.engine.kv_events.messages import encode_batch
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import KVEventsConfig
 

@@ -1,0 +1,1 @@
+"""KV events: their configuration, messages and the publisher, as vLLM has them."""
