@@ -18,7 +18,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.adapters import AdapterTable, RowTiles, SlotMemory, SlotTable
 from octavo_kernels.attention_metadata import AttentionMetadata, DecodeStep
 from octavo_kernels.dense import DenseWeight
 from octavo_kernels.dispatch import (
@@ -33,6 +32,7 @@ from octavo_kernels.dispatch import (
     select_backend,
 )
 from octavo_kernels.group_weight import GroupWeight
+from octavo_kernels.lora import AdapterTable, RowTiles, SlotMemory, SlotTable
 from octavo_kernels.moe import Experts, ExpertTable, StackedWeight
 from octavo_kernels.quant import PackedLinear, QuantizedRows
 from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows, SamplingTable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from octavo_router import adapters, calls, management, peers, rejections, replicas, rooms, tenants
+from octavo_router import calls, lora, management, peers, rejections, replicas, rooms, tenants
 from octavo_router.admission import Tenants
 from octavo_router.hold import Hold
 from octavo_router.server import Processor, Request
@@ -34,7 +34,7 @@ async def serve(args: argparse.Namespace) -> None:
     managing.append(await management.start(asked, address, args.control_port))
     tasks = [
         asyncio.create_task(replicas.follow(args.admin_port, processor.set_replicas)),
-        asyncio.create_task(adapters.follow(processor.replicas, args.engine_port, processor.set_adapters)),
+        asyncio.create_task(lora.follow(processor.replicas, args.engine_port, processor.set_adapters)),
     ]
     if args.rejections:
         tasks.append(asyncio.create_task(rejections.follow(args.admin_port, args.rejections, rejected)))

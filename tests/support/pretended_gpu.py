@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from octavo.loader import load_model
 from octavo.loader.dummy import DummyWeight
-from octavo.worker import adapters
+from octavo.worker import lora
 
 TARGET = GPUTarget("cuda", 90, 32)
 MEMORY = 80 << 30
@@ -178,7 +178,7 @@ class PretendedGpu(TorchDispatchMode):
             stack.enter_context(patch(driver, "_active", _Hopper()))
             # Other threads know nothing of this mode: files are read by this one, dummy weights by none.
             stack.enter_context(patch(load_model, "ThreadPoolExecutor", _ThisThread))
-            stack.enter_context(patch(adapters, "ThreadPoolExecutor", _ThisThread))
+            stack.enter_context(patch(lora, "ThreadPoolExecutor", _ThisThread))
             stack.enter_context(patch(DummyWeight, "load_into", lambda weight, target: None))
             for name, stand_in in self._cuda().items():
                 stack.enter_context(patch(torch.cuda, name, stand_in, create=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.cpu.adapters import lora_expand_, lora_gather, lora_shrink, lora_tiles
 from octavo_kernels.cpu.attention import (
     attention_problem,
     copy_blocks,
@@ -30,6 +29,7 @@ from octavo_kernels.cpu.elementwise import (
 )
 from octavo_kernels.cpu.latent import latent_attention, latent_queries
 from octavo_kernels.cpu.library import unavailable_reason
+from octavo_kernels.cpu.lora import lora_expand_, lora_gather, lora_shrink, lora_tiles
 from octavo_kernels.cpu.moe import fused_moe, topk_route
 from octavo_kernels.cpu.prefault import Prefault
 from octavo_kernels.cpu.quant import (

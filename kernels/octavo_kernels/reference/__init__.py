@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.reference.adapters import lora_expand_, lora_gather, lora_shrink, lora_tiles
 from octavo_kernels.reference.attention import copy_blocks, paged_attention, rope_and_cache
 from octavo_kernels.reference.decode_step import decode_inputs
 from octavo_kernels.reference.dense import dense_embedding, dense_linear
@@ -23,6 +22,7 @@ from octavo_kernels.reference.elementwise import (
 )
 from octavo_kernels.reference.group_weight import group_dequantize, group_linear, group_row_counts
 from octavo_kernels.reference.latent import latent_attention, latent_queries
+from octavo_kernels.reference.lora import lora_expand_, lora_gather, lora_shrink, lora_tiles
 from octavo_kernels.reference.moe import fused_moe, moe_row_counts, topk_route
 from octavo_kernels.reference.quant import (
     gated_linear_quantize,

@@ -26,7 +26,6 @@ from octavo_kernels.reference import (
     take_columns,
 )
 from octavo_kernels.triton.activation import activate
-from octavo_kernels.triton.adapters import lora_expand_, lora_gather, lora_shrink, lora_tiles
 from octavo_kernels.triton.attention import attention_problem, paged_attention
 from octavo_kernels.triton.block_copies import copy_blocks
 from octavo_kernels.triton.decode_step import decode_inputs
@@ -41,6 +40,7 @@ from octavo_kernels.triton.elementwise import (
 )
 from octavo_kernels.triton.group_weight import group_dequantize, group_linear, group_row_counts
 from octavo_kernels.triton.latent import latent_attention, latent_queries
+from octavo_kernels.triton.lora import lora_expand_, lora_gather, lora_shrink, lora_tiles
 from octavo_kernels.triton.moe import fused_moe, moe_row_counts
 from octavo_kernels.triton.moe_route import topk_route
 from octavo_kernels.triton.rope import rope_, rope_and_cache

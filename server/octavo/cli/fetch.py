@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fetch_adapter(args: argparse.Namespace) -> int:
-    from octavo.fetch.adapters import fetch_adapter
+    from octavo.fetch.lora import fetch_adapter
 
     if args.model is None:
         raise ConfigError("--adapter: say where the adapter is, as hf://org/name")

@@ -100,7 +100,7 @@ def _fetched(module: str, download_dir: str | None) -> str:
     name, path, base = parse_module(module)
     if "://" not in path:
         return module
-    from octavo.fetch.adapters import fetch_adapter
+    from octavo.fetch.lora import fetch_adapter
 
     try:
         folder = fetch_adapter(path, download_dir=download_dir)

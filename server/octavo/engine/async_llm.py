@@ -17,8 +17,8 @@ from octavo.engine.data_parallel import CoreClients
 from octavo.engine.input_processor import InputProcessor, Prompt
 from octavo.engine.output_processor import OutputProcessor, RequestState
 from octavo.errors import EngineDeadError, ModelError
-from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.lora import Adapter
 from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.interface.outputs import RequestOutput
 from octavo.interface.sampling_params import SamplingParams

@@ -10,11 +10,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.core.adapters import AdapterSlots
 from octavo.core.encoder_cache import EncoderCacheManager
 from octavo.core.encoder_scheduler import EncoderScheduler
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.kv_events import KVEventLog
+from octavo.core.lora import AdapterSlots
 from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
 from octavo.core.spec_decode.drafts import Drafter, Drafts
@@ -24,8 +24,8 @@ from octavo.errors import ConfigError, DeviceLostError, OctavoError
 from octavo.executor.multiproc import make_executor
 from octavo.executor.ranks import Ranks
 from octavo.executor.uniproc import Executor, UniProcExecutor
-from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig, KVEventsConfig, SpeculativeConfig
+from octavo.interface.lora import Adapter
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.memory.advice import out_of_memory

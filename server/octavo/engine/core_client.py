@@ -17,9 +17,9 @@ from octavo.engine.block_map import read_block_map
 from octavo.engine.core_launcher import CoreProcess
 from octavo.engine.output_codec import decode_outputs
 from octavo.errors import EngineDeadError, OctavoError
-from octavo.interface.adapters import Adapter, AdapterAnswer
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.images import ImageItem
+from octavo.interface.lora import Adapter, AdapterAnswer
 from octavo.interface.memory_file import send_file
 from octavo.interface.messages import EngineCoreOutputs, EngineCoreRequest
 from octavo.system.channel import Frames, Kind, frame

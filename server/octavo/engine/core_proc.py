@@ -39,9 +39,9 @@ from octavo.system.parent import die_with_parent, read_line_from_stdin
 if TYPE_CHECKING:
     from octavo.engine.core import EngineCore
     from octavo.executor.lock_step import LockStep
-    from octavo.interface.adapters import Adapter
     from octavo.interface.engine_config import ParallelConfig
     from octavo.interface.images import ImageItem
+    from octavo.interface.lora import Adapter
     from octavo.interface.messages import EngineCoreOutputs
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class CoreProc:
         import msgspec
 
         from octavo.engine.output_codec import encode_outputs
-        from octavo.interface.adapters import Adapter
+        from octavo.interface.lora import Adapter
         from octavo.interface.messages import EngineCoreRequest
 
         self._core, self._links = core, links
@@ -126,7 +126,7 @@ class CoreProc:
 
     def _answer_adapters(self, wait: bool) -> None:
         """Tell of adapters that have been read; wait a little for the next one if there is nothing else to do."""
-        from octavo.interface.adapters import AdapterAnswer
+        from octavo.interface.lora import AdapterAnswer
 
         if wait:
             wait_for([self._adapters[0][1]], 0.01)

@@ -12,7 +12,7 @@ from functools import partial
 from octavo.engine.core_client import CoreClient, CoreReady
 from octavo.engine.core_launcher import CoreProcesses
 from octavo.errors import OctavoError
-from octavo.interface.adapters import Adapter, AdapterAnswer
+from octavo.interface.lora import Adapter, AdapterAnswer
 from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 from octavo.system.heartbeat import Heartbeat
 

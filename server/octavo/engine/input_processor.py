@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.images import ImageInputs
-from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.lora import Adapter
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import RequestOutputKind, SamplingParams

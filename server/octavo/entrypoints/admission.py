@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from octavo.entrypoints.adapters import current_adapter
 from octavo.entrypoints.errors import APIError, bad_request
+from octavo.entrypoints.lora.served import current_adapter
 from octavo.entrypoints.state import Phase, ServerState
 from octavo.metrics.prometheus import REJECTED_QUEUE_FULL
 

@@ -15,13 +15,13 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from octavo.entrypoints import health, models, pages
-from octavo.entrypoints.adapter_list import AdapterReport
 from octavo.entrypoints.anthropic import messages
 from octavo.entrypoints.anthropic.answers import AnthropicMessage, TokenCount
 from octavo.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from octavo.entrypoints.batches import routes as batches
 from octavo.entrypoints.batches.answers import BatchAnswer, BatchList, FileAnswer, FileDeleted, FileList
 from octavo.entrypoints.errors import AnthropicErrorResponse, OllamaErrorResponse, on_http_exception, on_unexpected
+from octavo.entrypoints.lora.listed import AdapterReport
 from octavo.entrypoints.ollama import embed, generate
 from octavo.entrypoints.ollama import models as ollama_models
 from octavo.entrypoints.ollama import protocol as ollama_bodies

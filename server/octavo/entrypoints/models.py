@@ -9,10 +9,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from octavo.entrypoints.adapters import ServedAdapter
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.anthropic.models import AnthropicModel, anthropic_model, page_of
 from octavo.entrypoints.errors import APIError, bad_request, is_anthropic
+from octavo.entrypoints.lora.served import ServedAdapter
 from octavo.entrypoints.openai.responses import ModelCard, ModelList
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body

@@ -13,11 +13,11 @@ from pathlib import Path
 from starlette.requests import Request
 
 from octavo.engine.async_llm import AsyncLLM
-from octavo.entrypoints.adapter_list import AdapterList
-from octavo.entrypoints.adapters import Adapters, current_adapter
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.bodies import Bodies
 from octavo.entrypoints.images import ImageReader
+from octavo.entrypoints.lora.listed import AdapterList
+from octavo.entrypoints.lora.served import Adapters, current_adapter
 from octavo.entrypoints.replica import tag_of
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig

@@ -16,8 +16,8 @@ from octavo.executor.ray_placement import Placement
 from octavo.executor.remote import RemoteExecutor
 from octavo.executor.token_sums import TokenSum
 from octavo.executor.uniproc import Executor, UniProcExecutor
-from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.lora import Adapter
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.system.channel import Kind
 

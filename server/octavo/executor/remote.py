@@ -19,9 +19,9 @@ from octavo.errors import ModelError, OctavoError
 from octavo.executor.rank_processes import RankProcesses
 from octavo.executor.ranks import WATCH_SECONDS
 from octavo.executor.uniproc import Executor, UniProcExecutor
-from octavo.interface.adapters import Adapter, AdapterAnswer
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_layout import KVCacheLayout
+from octavo.interface.lora import Adapter, AdapterAnswer
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.system.channel import Channel, Kind
 from octavo.system.heartbeat import Heartbeat

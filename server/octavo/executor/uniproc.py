@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_layout import KVCacheLayout
+from octavo.interface.lora import Adapter
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ def run(
 
     from octavo.executor.ranks import send_results
     from octavo.executor.token_sums import TokenSum
-    from octavo.interface.adapters import Adapter
+    from octavo.interface.lora import Adapter
     from octavo.interface.step import SchedulerOutput
 
     decode, encode = msgspec.msgpack.Decoder(SchedulerOutput).decode, msgspec.msgpack.Encoder().encode

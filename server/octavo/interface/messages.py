@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from octavo.interface.adapters import Adapter
 from octavo.interface.images import ImageItem
+from octavo.interface.lora import Adapter
 from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams
 

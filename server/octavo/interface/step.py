@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from octavo.interface.adapters import Adapter
 from octavo.interface.images import ImageItem
+from octavo.interface.lora import Adapter
 from octavo.interface.messages import LogprobsLists
 from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams

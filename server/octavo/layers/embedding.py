@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.layers.adapters import LayerAdapters
+from octavo.layers.lora import LayerAdapters
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
 from octavo.layers.quantization.base import LinearBase, Shard

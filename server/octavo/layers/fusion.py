@@ -12,9 +12,9 @@ from functools import partial
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.layers.adapters import RowsTwice
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import PreNormDecoderLayer
+from octavo.layers.lora import RowsTwice
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quantization.base import LinearBase

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from octavo.layers.activation import activation, gated_activation
-from octavo.layers.adapters import RowsTwice
 from octavo.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
+from octavo.layers.lora import RowsTwice
 from octavo.layers.parallel import TensorParallel
 from octavo_kernels.quant import QuantizedRows
 

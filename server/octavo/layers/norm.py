@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo_kernels
-from octavo.layers.adapters import RowsTwice
+from octavo.layers.lora import RowsTwice
 from octavo.layers.weights import WeightSlot, WeightSource, copy_slot, fill_tensor
 from octavo_kernels.quant import QuantizedRows
 

@@ -53,7 +53,7 @@ def match_length(text: list[int], position: int, end: list[int], most: int) -> i
 
 
 def evidence(length: int, others: int, agreeing: int) -> int:
-    """Evidence of a guess as a number (`octavo.core.spec_decode.drafts.WeighingDrafter`): how many tokens match before it,
+    """Evidence of a guess as a number (`octavo.core.spec_decode.drafts.WeighingDrafter`): how many tokens match before,
     and whether none of the ``others`` places where as many do, or one less, has another token next, or some do."""
     seen = 1 if not others else 2 if agreeing == others else 0
     return 1 + seen + 3 * min(length, MOST_MATCHING)

@@ -15,10 +15,10 @@ from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOut
 from octavo.layers.attention import StepImages
 from octavo.models.base import CausalLM
 from octavo.sample import devices
-from octavo.worker.adapters import AdapterManager
 from octavo.worker.image_encoder import ImageEncoder
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.kv_cache import KVCache
+from octavo.worker.lora import AdapterManager
 from octavo.worker.request_states import RequestStates, add_logprobs
 from octavo.worker.spec_decode.draft_model import DraftModel
 from octavo.worker.spec_decode.prediction_drafter import PredictionDrafter, StepStates

@@ -44,7 +44,6 @@ from octavo.models.encoder import Encoder
 from octavo.models.image_reader import ReadsImages
 from octavo.models.state_reader import StateReader
 from octavo.system import limits
-from octavo.worker.adapters import AdapterManager, make_adapters
 from octavo.worker.cpu.runner import CPURunner
 from octavo.worker.device import check_ranks_on_gpus, choose_device, choose_kernels, resolve_dtype
 from octavo.worker.encoder_runner import EncoderRunner
@@ -56,6 +55,7 @@ from octavo.worker.grammars.sequences import SequenceGrammars
 from octavo.worker.grammars.shared_masks import MakeGrammars
 from octavo.worker.image_encoder import ImageEncoder
 from octavo.worker.kv_cache import KVCache, allocate_kv_cache, kv_cache_specs
+from octavo.worker.lora import AdapterManager, make_adapters
 from octavo.worker.model_memory import measure_built
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.pooler import PoolingHead, classify

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo_kernels import SlotMemory, SlotTable, reference
 from octavo_kernels import triton as backend
-from octavo_kernels.triton import adapters
+from octavo_kernels.triton import lora
 
 RANK = 11  # the highest
 Pair = tuple[Tensor, Tensor]
@@ -22,8 +22,8 @@ Pair = tuple[Tensor, Tensor]
 def short_parts(monkeypatch):
     """So that few columns are cut in parts."""
     if backend.INTERPRETED:
-        monkeypatch.setattr(adapters, "SPLIT_COLUMNS", 64)
-        monkeypatch.setattr(adapters, "BLOCK_N", 32)
+        monkeypatch.setattr(lora, "SPLIT_COLUMNS", 64)
+        monkeypatch.setattr(lora, "BLOCK_N", 32)
 
 
 def adapter(rank: int, parts: int, inputs: int, outputs: int, seed: int) -> Pair:
@@ -132,5 +132,5 @@ def test_embeddings_take_columns_of_what_the_rank_holds(device, dtype, rows):
 
 
 def test_parts_of_k_are_the_same_for_any_number_of_rows():
-    assert {adapters.num_splits(4096, width) for width in (16, 48)} == {8}
-    assert [adapters.num_splits(*one) for one in ((64, 16), (4096, 512), (14336, 128))] == [1, 1, 4]
+    assert {lora.num_splits(4096, width) for width in (16, 48)} == {8}
+    assert [lora.num_splits(*one) for one in ((64, 16), (4096, 512), (14336, 128))] == [1, 1, 4]

@@ -17,7 +17,7 @@ from support.adapters import write_adapter
 from support.hub_server import Hub, Repo
 from support.serving import Engine
 
-from octavo.entrypoints.adapter_list import Entry, parse_list, read_credentials
+from octavo.entrypoints.lora.listed import Entry, parse_list, read_credentials
 from octavo.errors import ConfigError
 
 WEIGHTS = "adapter_model.safetensors"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from core_helpers import core_request, tokens_for
 
-from octavo.core.adapters import PATIENCE, AdapterSlots
 from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.lora import PATIENCE, AdapterSlots
 from octavo.core.scheduler import Scheduler
-from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import SchedulerConfig
+from octavo.interface.lora import Adapter
 from octavo.interface.step import SchedulerOutput
 
 

@@ -20,19 +20,19 @@ from simulated_device import (
 )
 from support.kv_events import CacheMirror
 
-from octavo.core.adapters import AdapterSlots
 from octavo.core.block_pool import BlockPool
 from octavo.core.encoder_cache import EncoderCacheManager
 from octavo.core.kv_cache_manager import KVCacheManager
+from octavo.core.lora import AdapterSlots
 from octavo.core.prefix_hash import root_of
 from octavo.core.request import Request, RequestStatus
 from octavo.core.scheduler import Scheduler
 from octavo.core.spec_decode.drafts import Drafts
 from octavo.core.spec_decode.lengths import DraftLengths
-from octavo.interface.adapters import Adapter
 from octavo.interface.block_map import BlockCounts, count_blocks
 from octavo.interface.engine_config import SchedulerConfig, num_sampled_rows
 from octavo.interface.images import HostTensor, ImageItem
+from octavo.interface.lora import Adapter
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 

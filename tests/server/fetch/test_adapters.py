@@ -13,8 +13,8 @@ from support.web_server import Web
 
 from octavo.cli.main import main
 from octavo.errors import ModelError
-from octavo.fetch.adapters import FILES, fetch_adapter
 from octavo.fetch.installed import installed
+from octavo.fetch.lora import FILES, fetch_adapter
 
 CONFIG, WEIGHTS = b'{"r": 1}', b"w" * 20_000
 CONTENT = dict(zip(FILES, (CONFIG, WEIGHTS), strict=True))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import ConfigError
-from octavo.layers.adapters import LayerAdapters, RowsTwice
+from octavo.layers.lora import LayerAdapters, RowsTwice
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.weights import WeightSlot
 

@@ -15,11 +15,11 @@ from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
 from octavo.models.state_reader import StateReader
 from octavo.sample.sampler import Sampler
-from octavo.worker.adapters import AdapterManager, slots_at
-from octavo.worker.cpu.adapted_steps import AdaptedSteps
+from octavo.worker.cpu.lora_steps import AdaptedSteps
 from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo.worker.input_batch import StepInputs
 from octavo.worker.kv_cache import KVCache
+from octavo.worker.lora import AdapterManager, slots_at
 from octavo.worker.request_states import RequestStates
 from octavo.worker.stage import StageLink
 from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens, pad_indices

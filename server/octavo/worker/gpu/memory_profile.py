@@ -13,7 +13,7 @@ import octavo_kernels
 from octavo.interface.engine_config import SchedulerConfig
 from octavo.interface.kv_cache_layout import KVCacheLayout
 from octavo.layers.attention import ForwardContext
-from octavo.loader.adapters import ModelAdapters
+from octavo.loader.lora import ModelAdapters
 from octavo.models.base import CausalLM
 from octavo.models.state_reader import StateReader
 from octavo.worker.image_encoder import ImageEncoder

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import DeferredHidden
-from octavo.loader.adapters import ModelAdapters
+from octavo.loader.lora import ModelAdapters
 from octavo.models.base import CausalLM
 from octavo.worker.gpu.graphs import Capture, Captured
 from octavo.worker.input_batch import InputBatch, StepInputs

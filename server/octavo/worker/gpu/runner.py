@@ -28,7 +28,6 @@ from octavo.sample import devices
 from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.metadata import SamplerOutput, SamplingMetadata
 from octavo.sample.sampler import Sampler
-from octavo.worker.adapters import AdapterManager, slots_at
 from octavo.worker.gpu.decode_graphs import DecodeGraphs
 from octavo.worker.gpu.device_batch import DeviceBatch
 from octavo.worker.gpu.device_drafter import DeviceDrafter, ModelDrafter, StateDrafter
@@ -40,6 +39,7 @@ from octavo.worker.gpu.step_graphs import StepGraphs
 from octavo.worker.gpu.step_parts import StepParts
 from octavo.worker.host_copy import HostCopy
 from octavo.worker.input_batch import StepInputs
+from octavo.worker.lora import AdapterManager, slots_at
 from octavo.worker.request_states import RequestStates
 from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
 from octavo.worker.verification import rounds_of

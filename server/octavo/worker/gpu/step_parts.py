@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.loader.adapters import ModelAdapters
+from octavo.loader.lora import ModelAdapters
 from octavo.models.base import Model
 from octavo.sample import devices
 from octavo.sample.states import SamplingStates

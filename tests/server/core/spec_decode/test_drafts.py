@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.scheduler import Scheduler
 from octavo.core.spec_decode.drafts import Drafts
-from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import SchedulerConfig
+from octavo.interface.lora import Adapter
 from octavo.interface.messages import LogprobsLists
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 from octavo.spec_decode.suffix import SuffixDrafter

@@ -12,9 +12,9 @@ from threading import Lock
 import numpy as np
 import torch
 
-from octavo.interface.adapters import Adapter
 from octavo.interface.engine_config import EngineConfig, LoRAConfig
-from octavo.loader.adapters import LoadedAdapter, ModelAdapters
+from octavo.interface.lora import Adapter
+from octavo.loader.lora import LoadedAdapter, ModelAdapters
 from octavo.models.base import CausalLM
 from octavo.worker.slot_copies import SlotCopies
 

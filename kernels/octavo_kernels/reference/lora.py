@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from octavo_kernels.adapters import AdapterTable, RowTiles
+from octavo_kernels.lora import AdapterTable, RowTiles
 
 
 def lora_tiles(slots: Tensor, num_slots: int) -> RowTiles | None:

@@ -16,7 +16,7 @@ from itertools import chain
 
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_queue import RequestQueue
-from octavo.interface.adapters import Adapter
+from octavo.interface.lora import Adapter
 
 PATIENCE = 32  # steps
 

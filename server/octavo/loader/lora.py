@@ -12,13 +12,13 @@ from torch import Tensor, nn
 import octavo_kernels
 from octavo.errors import ConfigError, ModelError
 from octavo.interface.engine_config import LoRAConfig
-from octavo.layers.adapters import AdapterRows, LayerAdapters
 from octavo.layers.embedding import PackedTable, VocabParallelEmbedding
 from octavo.layers.fusion import fuse_neighbours
+from octavo.layers.lora import AdapterRows, LayerAdapters
 from octavo.layers.quantization.base import ExpertsBase, LinearBase, Shard
 from octavo.layers.weights import WeightSource
-from octavo.loader.adapter_files import read_adapter
 from octavo.loader.base_copies import check_copies
+from octavo.loader.lora_files import read_adapter
 from octavo.loader.matrices import Matrices
 from octavo.models.base import CausalLM
 from octavo_kernels import AdapterTable, SlotMemory

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from octavo.entrypoints.args import ADAPTER_NAME, parse_module
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.errors import ConfigError, OctavoError
-from octavo.interface.adapters import Adapter
+from octavo.interface.lora import Adapter
 
 if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncLLM

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.adapters import AdapterTable, RowTiles, SlotTable
+from octavo_kernels.lora import AdapterTable, RowTiles, SlotTable
 from octavo_kernels.triton.dependent_launch import pdl_options, wait_for_previous_kernel
 from octavo_kernels.triton.moe import moe_sort
 

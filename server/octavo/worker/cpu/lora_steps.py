@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from octavo.models.base import CausalLM
-from octavo.worker.adapters import AdapterManager
 from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo.worker.input_batch import InputBatch
+from octavo.worker.lora import AdapterManager
 from octavo.worker.step import Logits
 from octavo_kernels.cpu import Arena
 

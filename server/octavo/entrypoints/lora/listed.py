@@ -22,9 +22,9 @@ from typing import Any
 
 import msgspec
 
-from octavo.entrypoints.adapters import Adapters
 from octavo.entrypoints.args import ADAPTER_NAME
 from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.lora.served import Adapters
 from octavo.errors import ConfigError, OctavoError
 
 logger = logging.getLogger(__name__)

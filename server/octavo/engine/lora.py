@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.engine.core import EngineCore
-from octavo.interface.adapters import Adapter, LoRARequest
+from octavo.interface.lora import Adapter, LoRARequest
 
 
 class OfflineAdapters:
@@ -17,7 +17,7 @@ class OfflineAdapters:
 
     def find(self, request: LoRARequest) -> Adapter:
         """Raises ValueError where the engine takes no adapters, ModelError for one that it cannot use."""
-        from octavo.loader.adapter_files import signature
+        from octavo.loader.lora_files import signature
 
         if self._engine.config.lora is None:
             raise ValueError(f"lora_request {request.lora_name!r} needs LLM(..., enable_lora=True)")
@@ -33,7 +33,7 @@ class OfflineAdapters:
         if "://" not in path:
             return path
         if path not in self._folders:
-            from octavo.fetch.adapters import fetch_adapter
+            from octavo.fetch.lora import fetch_adapter
 
             self._folders[path] = str(fetch_adapter(path, download_dir=self._download_dir))
         return self._folders[path]

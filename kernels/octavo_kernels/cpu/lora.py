@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from octavo_kernels import reference
-from octavo_kernels.adapters import AdapterTable, RowTiles
 from octavo_kernels.cpu.library import DTYPES, get_library, threads_for
+from octavo_kernels.lora import AdapterTable, RowTiles
 
 
 def lora_tiles(slots: Tensor, num_slots: int) -> RowTiles | None:

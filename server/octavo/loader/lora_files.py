@@ -19,7 +19,7 @@ from pathlib import Path
 from octavo.errors import ModelError
 from octavo.gguf.header import GGUFFile
 from octavo.layers.weights import WeightSource
-from octavo.loader.gguf_adapter import gguf_matrices
+from octavo.loader.lora_gguf import gguf_matrices
 from octavo.loader.matrices import Matrices
 from octavo.loader.peft_config import AdapterConfig, parse_config, short
 from octavo.loader.safetensors_reader import SafetensorsFile
