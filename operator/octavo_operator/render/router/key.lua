@@ -199,22 +199,24 @@ end
 
 -- Bytes of bodies of the requests that this thread has under way, whole or not: what Envoy keeps of them has to fit into
 -- its memory, or all streams end. A handle lives as long as its stream; that it is gone the garbage collector tells.
-local claims, claimed, swept = setmetatable({}, {__mode = "k"}), 0, 0
+local claims, claimed, swept, grown = setmetatable({}, {__mode = "k"}), 0, 0, 0
 local shares = {}  -- bytes by tenant, where there are several
 
 local function claim(handle, tenant, bytes)
-  claims[handle], claimed = {bytes, tenant}, claimed + bytes
+  claims[handle], claimed, grown = {bytes, tenant}, claimed + bytes, grown + bytes
   if tenant then shares[tenant] = (shares[tenant] or 0) + bytes end
 end
 
+-- Once a second, and whenever so much has come that what has gone since the last time may be in its way.
 local function sweep()
-  if os.time() == swept then return end
+  if os.time() == swept and grown < ALL_BYTES / 8 then return end
   swept = os.time()
   collectgarbage()
   collectgarbage()  -- what has a finalizer leaves a table in the second cycle
   local left = claims
   claims, claimed, shares = setmetatable({}, {__mode = "k"}), 0, {}
   for handle, one in pairs(left) do claim(handle, one[2], one[1]) end
+  grown = 0
 end
 
 -- Why there is no room for so many more; nil: there is. No tenant has more than it leaves free: one alone half of all,
