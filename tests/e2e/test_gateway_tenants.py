@@ -14,6 +14,7 @@ from clusterrig.fixtures import Cluster, eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 MODEL, DOOR = "dozer", "door"
+NEWCOMER = "n"  # which YAML may read as no
 IDLE_SECONDS, PATIENCE, TOKENS = 30, 240, 400
 Answer = tuple[int, dict[str, Any], httpx.Headers]
 
@@ -61,8 +62,8 @@ def condition(cluster: Cluster, namespace: str, kind: str, name: str, which: str
     return next((one for one in found if one["type"] == which), {"status": "Unknown", "reason": ""})
 
 
-def ask(url: str, tenant: str, text: str, max_tokens: int = 4) -> Answer:
-    body = {"model": MODEL, "prompt": text, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+def ask(url: str, tenant: str, text: str, max_tokens: int = 4, model: str = MODEL) -> Answer:
+    body = {"model": model, "prompt": text, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     headers = {"Authorization": f"Bearer sk-{tenant}"}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=PATIENCE)
     return answer.status_code, answer.json(), answer.headers
@@ -104,3 +105,31 @@ def test_a_model_behind_a_gateway_goes_to_zero_and_wakes(cluster: Cluster, insta
         answers = list(users.map(lambda number: ask(door, "blue", f"User {number} asks:"), range(10)))
     assert [one[0] for one in answers] == [200] * 10
     print(f"\n10 answers from zero after {time.monotonic() - began:.1f} s", end="")
+
+
+def test_fifty_requests_wake_a_model_that_never_ran(cluster: Cluster, installed: str, door: str) -> None:
+    """Nobody has seen how many requests a replica of it handles at once; its queue takes 32 more than four."""
+    manifest: dict[str, Any] = {
+        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": NEWCOMER},
+        "spec": {
+            "model": {"uri": "smollm2-135m-instruct"}, "replicas": 0,
+            "engine": {"maxModelLen": 512, "maxNumSeqs": 4},
+            "autoscaling": {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": IDLE_SECONDS},
+        },
+    }  # fmt: skip
+    cluster.apply(manifest, namespace=installed)
+    try:
+        reason = lambda: condition(cluster, installed, "llmd", NEWCOMER, "Available")["reason"]  # noqa: E731
+        eventually(lambda: reason() == "ScaledToZero", 60)
+        listed = lambda: cluster.get("llmg", DOOR, namespace=installed)["status"]["models"]  # noqa: E731
+        eventually(lambda: NEWCOMER in [one["name"] for one in listed()], 30)
+        time.sleep(10)  # routers' files are mounted anew
+        began = time.monotonic()
+        with ThreadPoolExecutor(50) as users:
+            answers = list(
+                users.map(lambda number: ask(door, "blue", f"User {number} asks:", model=NEWCOMER), range(50))
+            )
+        assert [one[0] for one in answers] == [200] * 50
+        print(f"\n50 answers of a model that never ran after {time.monotonic() - began:.1f} s", end="")
+    finally:
+        cluster.kubectl("delete", "llmd", NEWCOMER, "-n", installed, "--timeout=60s", timeout=90)
