@@ -33,6 +33,7 @@ from octavo.text.template_operations import (
 MAX_SOURCE = 256 << 10  # characters of a template; the longest known have a fifth of it
 _PARSE_STEPS = 10  # of a character
 _DICT_NAMES = frozenset(dir(dict))
+_LOOP_NAMES = frozenset({"first", "last", "index", "index0", "length", "previtem", "nextitem"})
 _OF_THE_COMPILER = ("_loop_vars", "_block_vars")
 
 
@@ -82,11 +83,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 return obj[attribute]
             except KeyError:
                 return self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _LOOP_NAMES:  # as jinja2, which asks first whether it may
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if type(argument) is not str and type(argument) is not int:
-            current_meter().weigh(argument)  # it is hashed, or named in an error
+        if type(argument) is str or type(argument) is int:
+            try:
+                return obj[argument]
+            except (TypeError, LookupError):
+                return super().getitem(obj, argument)
+        current_meter().weigh(argument)  # it is hashed, or named in an error
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:

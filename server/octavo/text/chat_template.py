@@ -72,10 +72,14 @@ def render(
         "messages": chat, "tools": _plain(tools), "documents": _plain(documents),
         "add_generation_prompt": add_generation_prompt,
     }  # fmt: skip
-    meter = given_meter() or Meter(lambda: weight_of(values, sys.maxsize))
+    given = given_meter()
+    meter = given or Meter(lambda: weight_of(values, sys.maxsize))
     try:
-        with metered(meter):
+        if given is not None:
             text = _compile(template).render(values)
+        else:
+            with metered(meter):
+                text = _compile(template).render(values)
     except ChatTemplateError:
         raise
     except Exception as error:  # a template is a program of the model's author: it may raise anything

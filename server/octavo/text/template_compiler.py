@@ -27,6 +27,7 @@ _STEPS: dict[type[nodes.Node], int] = {
     nodes.Getitem: 4,
 }
 _ROUND = 4
+_VALUES = 2
 _BRANCHES = (nodes.If, nodes.CondExpr)
 _DEPTH = 400  # of expressions and blocks in one another; Python's own compiler refuses 200 brackets
 
@@ -37,6 +38,7 @@ class MeteredCodeGenerator(CodeGenerator):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._meter = current_meter()
+        self._written: nodes.Node | None = None
         self._rounds: dict[int, tuple[int, int]] = {}  # costs of bodies
         self._tests: dict[int, int] = {}  # of loops' conditions
 
@@ -76,13 +78,29 @@ class MeteredCodeGenerator(CodeGenerator):
         return super()._output_child_to_const(node, frame, finalize)
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self._written = node  # which is counted as text
         self.write("escaped(" if _escapes(frame) else "text(")
 
     def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
         self.write(f", {_escapes(frame)})" if _escapes(frame) else ")")
 
     def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
-        self._call("plus", frame, node.left, node.right)
+        if _is_short_sum(node):
+            self.write("(" if node is self._written else "made(")
+            self._write_sum(node, frame)
+            self.write(")")
+        else:
+            self._call("plus", frame, node.left, node.right)
+
+    def _write_sum(self, node: nodes.Expr, frame: Frame) -> None:
+        if not isinstance(node, nodes.Add):
+            self.visit(node, frame)
+            return
+        self.write("(")
+        self._write_sum(node.left, frame)
+        self.write(" + ")
+        self._write_sum(node.right, frame)
+        self.write(")")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("joined((")
@@ -157,6 +175,18 @@ def _escapes(frame: Frame) -> str:
     if frame.eval_ctx.volatile:
         return "context.eval_ctx.autoescape"
     return "True" if frame.eval_ctx.autoescape else ""
+
+
+def _is_short_sum(node: nodes.Expr) -> bool:
+    """Whether a sum has two values at most besides constants: it is then as large as they are, and counted once."""
+    values, waiting = 0, [node]
+    while waiting and values <= _VALUES:
+        part = waiting.pop()
+        if isinstance(part, nodes.Add):
+            waiting += [part.left, part.right]
+        else:
+            values += not isinstance(part, nodes.Const)
+    return values <= _VALUES
 
 
 def _is_const(node: nodes.Node) -> bool:

@@ -22,6 +22,7 @@ BYTES = 256 << 20
 SECONDS = 2.0  # of the thread's processor time, which a busy machine does not use up
 _STEPS_PER_BYTE = 4  # of the input
 _BYTES_PER_BYTE = 16
+_SHORT = 4096  # bytes that are written in no time
 _LOOK_STEPS = 50_000  # between two looks at the clock
 _BITS = 1 << 16  # of a number in arithmetic
 
@@ -121,7 +122,7 @@ class Meter:
         """The value, once what is new in it is counted; of an iterator, as it goes on."""
         kind = type(value)
         if kind is str:
-            self.toll(0, len(value) if value.isascii() else 4 * len(value))
+            self.text(value)
         elif kind in _SCALARS:
             if kind is int and value.bit_length() > _BITS:
                 self._stop(f"makes numbers of more than {_BITS:,} bits")
@@ -143,7 +144,10 @@ class Meter:
     def text(self, value: Any) -> str:
         """``str(value)``."""
         if type(value) is str:
-            self.toll(0, len(value) if value.isascii() else 4 * len(value))
+            size = len(value) if value.isascii() else 4 * len(value)
+            self.size -= size
+            if size > _SHORT or self.size < 0:
+                self.toll(size >> 8)
             return value
         if type(value) not in _SCALARS:
             self.afford(_REPR_GROWTH * self.weigh(value))

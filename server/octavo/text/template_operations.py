@@ -19,6 +19,7 @@ from markupsafe import Markup
 from octavo.text.template_meter import Meter, current_meter
 
 _ENDLESS = 1 << 62
+_SHORT = 4096  # characters that are read in no time
 _ITEM = 64  # bytes of a small object
 _LINES = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _REPR_GROWTH = 12  # \ud83d\ude00 of one character
@@ -340,11 +341,14 @@ def metered_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
     if name in _PASS_ON and check is None:
         return function
     at = 0 if _PassArg.from_obj(function) is None else 1  # where the value stands
+    reads = check is _filter_text
     takes_all, passes = name in _TAKE_ALL, name in _PASS_ON
 
     @wraps(function)
     def metered(*args: Any, **named: Any) -> Any:
         meter = current_meter()
+        if reads and len(args) == at + 1 and type(args[at]) is str and len(args[at]) < _SHORT:
+            return meter.made(function(*args, **named))
         if takes_all:
             args = (*args[:at], _items(meter, args[at]), *args[at + 1 :])
         if check is not None:
