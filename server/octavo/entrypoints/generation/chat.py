@@ -126,11 +126,12 @@ async def _interpret(
     options: PromptOptions,
     find_constraint: Callable[[], Constraint | None],
 ) -> tuple[list[int], ToolPlan | None, Constraint | None]:
-    """`interpret`, in a thread where it may take long: for a long chat, tools, and a template that takes many steps."""
+    """`interpret`, in a thread where it may take long: for a long chat, tools, a template of the request's own, which
+    is to be compiled, and one that takes many steps."""
     from octavo.text.template_meter import Meter, metered
 
     size = sum(len(message["content"]) for message in conversation.messages)
-    if size <= _LONG_CHAT and not conversation.tools:
+    if size <= _LONG_CHAT and not conversation.tools and conversation.chat_template is None:
         with metered(Meter(steps=_QUICK_STEPS, size=_QUICK_BYTES)) as meter:
             try:
                 return interpret(state, conversation, options, find_constraint)
