@@ -45,6 +45,7 @@ _MAX_REASON = 1024
 _KEY, _CLUSTER = "request.headers['x-octavo-key']", "xds.cluster_name"
 _TENANT, _TENANT_ID = "request.headers['x-octavo-tenant']", "request.headers['x-octavo-tenant-id']"
 _METHOD, _PATH, _UPLOAD = "request.method", "request.url_path", "/v1/files"
+_LIMITS = "limits"  # by the filter that asks for a tenant
 _SALT, _LOAD_FACTOR = "request.headers['x-octavo-cache-salt']", "load-factor"  # percent
 logger = logging.getLogger(__name__)
 
@@ -303,24 +304,13 @@ class Request:
     def received(self, message: bytes) -> None:
         """All that comes before the request has ended."""
         began = time.perf_counter()
+        if self._place:  # trailers of its answer: there is nothing to say of them
+            return self._stream.finish()
         said, body = read(message)
+        if _LIMITS in said:
+            return self._begin(said.get(_TENANT, ""), account_of(said.get(_TENANT_ID, "")))
         self._pool, self._head = said.get(_CLUSTER, ""), body is None
         prompt = read_prompt(body or b"", said.get(_SALT, ""))  # who waits keeps this, and no body of many megabytes
-        account = said.get(_TENANT, ""), account_of(said.get(_TENANT_ID, ""))
-        if not account[0]:
-            return self._go(said, prompt, began)
-
-        def decided(refusal: Refusal | None) -> None:
-            if refusal:
-                told = {"retry-after": str(refusal.retry_after)}
-                self._end(answer(_LIMITED_STATUS, told, refusal.text))
-            else:
-                self._go(said, prompt, began)
-
-        self._place = self._processor.place(account, decided)
-        self._processor.tenants.begin(self._place, time.monotonic())
-
-    def _go(self, said: dict[str, str], prompt: Prompt, began: float) -> None:
         if path_of(said) == _UPLOAD and not said.get(_KEY):
             said[_KEY] = secrets.token_hex(8)  # a file is a batch to come: as even as conversations, not the first idle
         if self._is_kept(said, prompt, began):
@@ -329,6 +319,19 @@ class Request:
             self._wait(said, prompt)
         else:
             self._pick(said, prompt, began)
+
+    def _begin(self, tenant: str, account: str) -> None:
+        """Its tenant's limits, which another stream asks for, before there is a body."""
+
+        def decided(refusal: Refusal | None) -> None:
+            if refusal:
+                told = {"retry-after": str(refusal.retry_after)}
+                self._end(answer(_LIMITED_STATUS, told, refusal.text))
+            else:
+                self._stream.send(go_on("", head=True))
+
+        self._place = self._processor.place((tenant, account), decided)
+        self._processor.tenants.begin(self._place, time.monotonic())
 
     def _is_kept(self, said: dict[str, str], prompt: Prompt, began: float) -> bool:
         """Whether the request is about what one replica keeps, and has been sent there or answered."""

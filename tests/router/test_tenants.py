@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import re
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -271,10 +273,11 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway,
     """Two emulated engines behind one of two routers; red may have 3,000 tokens a minute,
     many 5 requests at once."""
     folder = tmp_path_factory.mktemp("limited")
-    files = keys_of(folder, "red", "many", "blue")
+    files = keys_of(folder, "red", "many", "few", "blue")
     tenants = (
         Tenant("red", files["red"], tokens_per_minute=3000),
         Tenant("many", files["many"], max_concurrent=5),
+        Tenant("few", files["few"], requests_per_minute=4),
         Tenant("blue", files["blue"]),
     )
     (folder / "gateway").mkdir()
@@ -339,6 +342,87 @@ def test_a_tenant_has_so_many_requests_at_once(limited: tuple[Gateway, PickerPro
 
 
 @needs_envoy
+def test_a_limit_is_said_before_the_body_is_sent(limited: tuple[Gateway, PickerProcess]) -> None:
+    """And what is refused, or is no request of the tenant, is not counted."""
+    gateway, picker = limited
+
+    def in_flight() -> float:
+        return picker.by_label("octavo_router_tenant_in_flight", "tenant")["many"]
+
+    within(30, lambda: in_flight() == 0)
+
+    def only_the_head(key: str) -> bytes:
+        with socket.create_connection(("127.0.0.1", gateway.spec.port), timeout=30) as connection:
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: 31000000"
+            )
+            connection.sendall(f"{head}\r\n\r\n".encode())
+            return connection.recv(2**16)
+
+    assert complete(gateway, "few", "x", path="/v1/nothing")[0] == 404
+    assert gateway.ask("GET", "/v1/models", authorization="Bearer sk-few")[0] == 200
+    assert [complete(gateway, "few", "x")[0] for _ in range(2)] == [200, 200], "its share of one router of two"
+    for _ in range(2):
+        told = only_the_head("sk-few")
+        assert told.startswith(b"HTTP/1.1 429 ") and b"begun 2 requests here" in told
+    assert only_the_head("sk-nobody").startswith(b"HTTP/1.1 401 ")
+    client = gateway.openai("sk-many")
+    streams = [client.completions.create(model="m", prompt="z", max_tokens=3000, stream=True) for _ in range(2)]
+    for one in streams:
+        next(one)
+    told = only_the_head("sk-many")
+    assert told.startswith(b"HTTP/1.1 429 ") and b"2 requests under way" in told
+    for one in streams:
+        one.close()
+    within(30, lambda: in_flight() == 0)
+
+
+@pytest.mark.slow
+@needs_envoy
+def test_two_routers_keep_one_limit(tmp_path: Path) -> None:
+    """Two of them, Envoy and picker each, as two pods would be: on addresses of their own, with one port."""
+    files = keys_of(tmp_path, "red", "many")
+    tenants = (Tenant("red", files["red"], requests_per_minute=20), Tenant("many", files["many"], max_concurrent=3))
+    port = str(free_port())
+    with contextlib.ExitStack() as stack:
+        engines = stack.enter_context(EmulatedEngines([free_port()], token_seconds=0.01))
+        pools = {"pool": Endpoint("127.0.0.1", engines.ports[0], engines.ports[0])}
+        routers: list[tuple[Gateway, PickerProcess]] = []
+        for number in (1, 2):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            made = Gateway(folder, pools, {"m": ("pool", "tiny")}, with_picker=True, tenants=tenants, replicas=2)
+            flags = ("--tenants", str(folder / "tenants.json"), "--engine-port", "0", "--peers", "127.0.0.1,127.0.0.2",
+                     "--peer-address", f"127.0.0.{number}", "--peer-port", port)  # fmt: skip
+            routers.append((stack.enter_context(made), stack.enter_context(PickerProcess(made, *flags))))
+        for made, picker in routers:
+            made.wait_for(1)
+            picker.wait_for_replicas(1)
+        time.sleep(3)  # they have found each other
+        answers = [complete(routers[number % 3 == 0][0], "red", "x")[0] for number in range(24)]
+        assert answers == [200] * 20 + [429] * 4
+        clients = [made.openai("sk-many") for made, _ in routers]
+        streams = [clients[number].completions.create(model="m", prompt="z", max_tokens=3000, stream=True)
+                   for number in (0, 1, 1)]  # fmt: skip
+        for one in streams:
+            next(one)
+        for made, _ in routers:
+            refused_with(complete(made, "many", "y"), "3 requests under way")
+        streams[1].close()
+        within(10, lambda: complete(routers[0][0], "many", "y")[0] == 200)
+        for made, _ in routers:  # one after the other, each when the one before has ended
+            within(10, lambda made=made: complete(made, "many", "y")[0] == 200)  # type: ignore[misc]
+        routers[1][1].process.kill()
+        routers[1][1].process.wait()
+        began = time.monotonic()
+        assert complete(routers[0][0], "many", "y")[0] == 429, "its share is one, and it has one under way"
+        assert time.monotonic() - began < 2
+        for one in streams:
+            one.close()
+        within(10, lambda: complete(routers[0][0], "many", "y")[0] == 200)
+
+
+@needs_envoy
 def test_a_tenants_tokens_are_limited_while_a_stream_still_runs(limited: tuple[Gateway, PickerProcess]) -> None:
     """429 within 10 s of the excess, at whichever model; nobody else's tokens count, though they have its name."""
     gateway, _ = limited
@@ -390,7 +474,9 @@ def test_names_that_clients_make_up_are_no_labels() -> None:
     processor.tenants.limits = {"red": Limits()}
     for name in ["red", "red", *(f"{number}" + "z" * 2000 for number in range(100))]:
         message = ProcessingRequest()
-        message.attributes.add(key="x").value.fields["request.headers['x-octavo-tenant']"].string_value = name
+        told = message.attributes.add(key="x").value.fields
+        told["request.headers['x-octavo-tenant']"].string_value = name
+        told["'limits=true'"].string_value = "limits=true"
         request = Request(processor, Stream())  # type: ignore[arg-type]
         request.received(message.SerializeToString())
         request.closed()

@@ -21,6 +21,7 @@ Json = dict[str, Any]
 KEY_HEADER = "x-octavo-key"
 PICK_SPACE, PICK = "envoy.lb", "x-gateway-destination-endpoint"  # metadata of requests: "ADDRESS:PORT,..." in order
 RETRIES, RETRIED = "octavo-retries", "octavo-retried"  # there, too: how often, and after which status
+LIMITS = "limits"  # a constant that the picker is told by the filter which asks for a tenant
 MISSING = "x-octavo-missing-adapter"  # of an engine's 404: another replica may have the adapter by now
 CALLER_HEADERS = ("x-octavo-tenant", "x-octavo-tenant-id", "x-octavo-cache-salt")  # a gateway's alone
 # Of hashes alone, unless told otherwise. Found with benchmarks/routing: 125 leaves one of four replicas with 1.3 times
@@ -212,16 +213,10 @@ def _kept(route: Json) -> list[Json]:
 
 
 def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[Json]) -> Json:
-    """A listener for clients. `script`: key.lua; `filters` come where the picker has answered."""
-    lua = {
-        "name": f"{_FILTER}.lua",
-        "typed_config": {
-            "@type": f"{_EXTENSION}.lua.v3.Lua",
-            "default_source_code": {"filename": f"{spec.directory}/key.lua"},
-        },
-    }
+    """A listener for clients. `script`: key.lua; `filters` come before it."""
+    lua = lua_filter({"filename": f"{spec.directory}/key.lua"})
     picker = [_picker(spec), _whole_bodies(), _tried_again()] if spec.picker_port else []
-    manager = _manager("clients", routes, [lua, *picker, *filters, _router()])
+    manager = _manager("clients", routes, [*filters, lua, *picker, _router()])
     manager["typed_config"] |= {
         "stream_idle_timeout": "600s",
         "request_headers_timeout": "30s",
@@ -240,6 +235,12 @@ def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[J
         "metadata": {"filter_metadata": {"octavo": {"key.lua": digest(script)}}},
         "filter_chains": [{"filters": [manager]}],
     }
+
+
+def lua_filter(source: Json) -> Json:
+    """A filter that runs a script."""
+    config = {"@type": f"{_EXTENSION}.lua.v3.Lua", "default_source_code": source}
+    return {"name": f"{_FILTER}.lua", "typed_config": config}
 
 
 def cluster(spec: RouterSpec, pool: Pool) -> Json:
@@ -312,6 +313,31 @@ def _picker(spec: RouterSpec) -> Json:
     """The filter that asks the picker: it gets the body of a request, with what it has to know of the head, in one
     message, and sees no answer. When it is dead, slow or wrong, the request goes on without."""
     told = [f"'load-factor={spec.load_factor}'"] if spec.load_factor else []
+    names = (KEY_HEADER, *CALLER_HEADERS)
+    asked = _asks_the_picker("BUFFERED", [*map(_header, names), "request.method", "request.url_path",
+                                          "xds.cluster_name", *told])  # fmt: skip
+    asked["typed_config"] |= {
+        "max_message_timeout": f"{spec.hold_seconds + 10}s",  # where the picker asks for it: it holds the request
+        "metadata_options": {"receiving_namespaces": {"untyped": [PICK_SPACE]}},
+    }
+    return asked
+
+
+def limits_of_tenants() -> Json:
+    """The filter that asks the picker with the head of a request whether its tenant may begin one. A request counts
+    until the stream of this ends, which is when its own does."""
+    asked = _asks_the_picker("NONE", [*map(_header, CALLER_HEADERS[:2]), f"'{LIMITS}=true'"])
+    # Engines send no trailers, but Envoy keeps the stream while some could come.
+    asked["typed_config"]["processing_mode"]["response_trailer_mode"] = "SEND"
+    return {**asked, "name": f"{_FILTER}.ext_proc.limits"}
+
+
+def _header(name: str) -> str:
+    return f"request.headers['{name}']"
+
+
+def _asks_the_picker(body: str, attributes: list[str]) -> Json:
+    """`attributes`: expressions in CEL; what is told of the router is a constant."""
     return {
         "name": f"{_FILTER}.ext_proc",
         "typed_config": {
@@ -319,16 +345,12 @@ def _picker(spec: RouterSpec) -> Json:
             "grpc_service": {"envoy_grpc": {"cluster_name": _PICKER}},
             "failure_mode_allow": True,
             "message_timeout": "1s",
-            "max_message_timeout": f"{spec.hold_seconds + 10}s",  # where the picker asks for it: it holds the request
-            "metadata_options": {"receiving_namespaces": {"untyped": [PICK_SPACE]}},
             "processing_mode": {
-                "request_header_mode": "SKIP", "request_body_mode": "BUFFERED", "request_trailer_mode": "SKIP",
-                "response_header_mode": "SKIP", "response_body_mode": "NONE", "response_trailer_mode": "SKIP",
+                "request_header_mode": "SEND" if body == "NONE" else "SKIP", "request_body_mode": body,
+                "request_trailer_mode": "SKIP", "response_header_mode": "SKIP", "response_body_mode": "NONE",
+                "response_trailer_mode": "SKIP",
             },
-            "request_attributes": [  # expressions in CEL; what is told of the router is a constant
-                *(f"request.headers['{name}']" for name in (KEY_HEADER, *CALLER_HEADERS)),
-                "request.method", "request.url_path", "xds.cluster_name", *told,
-            ],
+            "request_attributes": attributes,
         },
     }  # fmt: skip
 

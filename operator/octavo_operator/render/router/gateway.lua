@@ -17,6 +17,7 @@ local KINDS = {
   [400] = {"invalid_request_error", "invalid_request_error"}, [401] = {"authentication_error", "authentication_error"},
   [404] = {"invalid_request_error", "not_found_error"},
 }
+local NO_KEY = "Send a valid API key: Authorization: Bearer KEY, X-Api-Key: KEY or Api-Key: KEY"
 local state = {checked = 0, models = {}, names = {}, keys = {}, texts = {}}
 
 local function content(path)
@@ -254,11 +255,16 @@ local function route(ask)
   affinity(ask.handle)
 end
 
-function envoy_on_request(handle)
-  look_again()
+local function asked(handle)
   local headers = handle:headers()
   local path, method = match(headers:get(":path"), "^[^?]*"), headers:get(":method")
-  local ask = {handle = handle, path = path, anthropic = headers:get("anthropic-version") ~= nil}
+  return {handle = handle, path = path, method = method, anthropic = headers:get("anthropic-version") ~= nil}
+end
+
+-- What the head of a request tells; nil: it has been answered. A body may still be on its way.
+local function enter(handle)
+  local headers, ask = handle:headers(), asked(handle)
+  local path, method = ask.path, ask.method
   headers:remove(SETTINGS.pool_header)
   for _, name in ipairs({"x-octavo-tenant", "x-octavo-tenant-id", "x-octavo-cache-salt"}) do headers:remove(name) end
   if OPEN[path] and (method == "GET" or method == "HEAD") then
@@ -266,10 +272,7 @@ function envoy_on_request(handle)
   end
   if #SETTINGS.tenants > 0 then
     ask.tenant = tenant_of(headers)
-    if not ask.tenant then
-      local way = "Send a valid API key: Authorization: Bearer KEY, X-Api-Key: KEY or Api-Key: KEY"
-      return refuse(ask, 401, "invalid_api_key", way)
-    end
+    if not ask.tenant then return refuse(ask, 401, "invalid_api_key", NO_KEY) end
     headers:add("x-octavo-tenant", ask.tenant.name)
     headers:add("x-octavo-tenant-id", ask.tenant.id)
     if ask.tenant.salt then headers:add("x-octavo-cache-salt", ask.tenant.salt) end
@@ -280,5 +283,29 @@ function envoy_on_request(handle)
     local what = shown(method .. " " .. path)
     return refuse(ask, 404, "not_found", format("a gateway has no %s: ask the model's own Service", what))
   end
-  if has_room(handle, #SETTINGS.tenants > 1 and ask.tenant.name) then route(ask) end
+  if is_short_enough(handle) then return ask end
+end
+
+local function go_on(ask)
+  if has_room(ask.handle, #SETTINGS.tenants > 1 and ask.tenant.name) then route(ask) end
+end
+
+-- With tenants two filters run this, and what limits tenants stands between them, so that nobody waits for a body to be
+-- refused: the first one (DOOR) reads the head. It tells the second one whose request it is where no client can.
+function envoy_on_request(handle)
+  look_again()
+  if #SETTINGS.tenants == 0 then
+    local ask = enter(handle)
+    if ask then go_on(ask) end
+  elseif DOOR then
+    local ask = enter(handle)
+    if ask then handle:streamInfo():dynamicMetadata():set("octavo", "tenant", ask.tenant.name) end
+  else
+    local ask, told = asked(handle), handle:streamInfo():dynamicMetadata():get("octavo")
+    for _, tenant in ipairs(SETTINGS.tenants) do
+      if told and tenant.name == told.tenant then ask.tenant = tenant end
+    end
+    if not ask.tenant then return refuse(ask, 401, "invalid_api_key", NO_KEY) end
+    go_on(ask)
+  end
 end

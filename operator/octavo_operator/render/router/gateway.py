@@ -32,6 +32,8 @@ from octavo_operator.render.router.envoy import (
     client_listener,
     cluster,
     key_lua,
+    limits_of_tenants,
+    lua_filter,
     to_a_replica,
 )
 
@@ -167,11 +169,21 @@ def listener(gateway: GatewaySpec) -> Json:
             {"name": one.name, "headers": [{"name": TENANT_HEADER, "string_match": {"exact": one.name}}]}
             for one in gateway.tenants
         ]
-    limits = [_limit(gateway)] if any(one.requests_per_minute for one in gateway.tenants) else []
-    made = client_listener(gateway.router, gateway_lua(gateway), {"virtual_hosts": [host]}, limits)
+    made = client_listener(gateway.router, gateway_lua(gateway), {"virtual_hosts": [host]}, _before_bodies(gateway))
     if gateway.tls_directory:
         made["filter_chains"][0]["transport_socket"] = _tls(gateway)
     return made
+
+
+def _before_bodies(gateway: GatewaySpec) -> list[Json]:
+    """The filters that know the tenant of a request and may refuse it, before its body is read."""
+    if not gateway.tenants:
+        return []
+    script = f'DOOR = true; assert(loadfile("{gateway.router.directory}/key.lua"))()'
+    found = [lua_filter({"inline_string": script})]
+    if gateway.router.picker_port:
+        found.append(limits_of_tenants())
+    return [*found, _limit(gateway)] if any(one.requests_per_minute for one in gateway.tenants) else found
 
 
 def _limit(gateway: GatewaySpec) -> Json:

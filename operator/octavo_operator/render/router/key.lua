@@ -227,16 +227,21 @@ local function without_room(bytes, tenant)
   if claimed > 0 and bytes > free then return "of requests" end
 end
 
+-- Whether the body of a request may be so long, as its head announces it; otherwise it has been refused.
+local function is_short_enough(handle)
+  local length = tonumber(handle:headers():get("content-length") or "")
+  if not length or length <= MOST_BYTES then return true end
+  handle:respond({[":status"] = "413"}, "")
+  return false
+end
+
 -- Whether there is room for the body of a request, as its head announces it; otherwise it has been refused. `tenant`:
 -- whose request it is, where there are several.
 local function has_room(handle, tenant)
   local headers = handle:headers()
   local length = tonumber(headers:get("content-length") or "")
   if not length and headers:get(":method") == "GET" then return true end
-  if length and length > MOST_BYTES then
-    handle:respond({[":status"] = "413"}, "")
-    return false
-  end
+  if not is_short_enough(handle) then return false end
   local bytes = length or MOST_BYTES
   if bytes <= SMALL_BYTES then return true end
   if without_room(bytes, tenant) then sweep() end
