@@ -148,6 +148,7 @@ FLAGS = (
     "--pt-load-map-location",
     "--quantization",
     "--reasoning-parser",
+    "--replica-address",
     "--response-role",
     "--return-tokens-as-token-ids",
     "--revision",
