@@ -10,16 +10,16 @@ import sys
 from typing import Any
 
 from octavo_operator import __version__, health
-from octavo_operator.adapter_reader import AdapterReader
 from octavo_operator.autoscaling.autoscaler import Autoscaler
 from octavo_operator.autoscaling.zero_scaler import ZeroScaler
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.controller import Controller
+from octavo_operator.gateway.rejection_reader import RejectionReader
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.credentials import CredentialsError
 from octavo_operator.kube.lease import LeaderElector
 from octavo_operator.kube.watches import Watches
-from octavo_operator.rejection_reader import RejectionReader
+from octavo_operator.lora.reader import AdapterReader
 
 logger = logging.getLogger("octavo.operator")
 

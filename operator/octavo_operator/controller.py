@@ -9,34 +9,34 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from octavo_operator import reconcile_gateway
-from octavo_operator.adapters import Said
 from octavo_operator.api import KIND, InvalidLLMDeployment, LLMDeployment, Owner, gateway
 from octavo_operator.api.common import gateway_key, gateway_name
 from octavo_operator.api.gateway import InvalidLLMGateway
-from octavo_operator.apply import Applier, NotLeaderError
 from octavo_operator.autoscaling.condition import Scaling
-from octavo_operator.children import pods_of
-from octavo_operator.claims import Claims, claimant
+from octavo_operator.claims.claims import Claims, claimant
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import Events, Problem
-from octavo_operator.gateway_links import GatewayLinks
-from octavo_operator.group_rivals import rivals
-from octavo_operator.hanging import makers
-from octavo_operator.image_rollout import ImageRollout
+from octavo_operator.deployment.image_rollout import ImageRollout
+from octavo_operator.deployment.reconcile import Outcome, parse, reconcile, reconcile_invalid
+from octavo_operator.deployment.status import events
+from octavo_operator.gateway import reconcile as reconcile_gateway
+from octavo_operator.gateway.links import GatewayLinks
+from octavo_operator.groups.rivals import rivals
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.lease import LeaderElector
 from octavo_operator.kube.resources import RESOURCES
 from octavo_operator.kube.store import OWNER_KINDS, Key, Observed, Store
 from octavo_operator.kube.workqueue import WorkQueue
+from octavo_operator.lora.summary import Said
 from octavo_operator.metrics import Metrics, OperatorState, Snapshot
-from octavo_operator.plan import Plan
-from octavo_operator.pod_events import PodEvents
-from octavo_operator.pod_starts import PodStarts
-from octavo_operator.reconcile import Outcome, parse, reconcile, reconcile_invalid
-from octavo_operator.rejections import is_transient, rejection
+from octavo_operator.observed.children import pods_of
+from octavo_operator.observed.diagnosis import Event, Events, Problem
+from octavo_operator.observed.hanging import makers
+from octavo_operator.observed.pod_events import PodEvents
+from octavo_operator.observed.pod_starts import PodStarts
 from octavo_operator.render import names
-from octavo_operator.status import Event, events
+from octavo_operator.writes.apply import Applier, NotLeaderError
+from octavo_operator.writes.plan import Plan
+from octavo_operator.writes.rejections import is_transient, rejection
 
 logger = logging.getLogger("octavo.operator")
 

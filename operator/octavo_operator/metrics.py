@@ -27,7 +27,7 @@ from octavo_operator import __version__
 from octavo_operator.api import InvalidLLMDeployment, LLMDeployment
 from octavo_operator.autoscaling.decision import Decision
 from octavo_operator.kube.store import Key
-from octavo_operator.pod_starts import PHASES
+from octavo_operator.observed.pod_starts import PHASES
 from octavo_operator.times import parse_time
 
 RESULTS = ("done", "retried", "failed")  # failed: an internal error of the operator

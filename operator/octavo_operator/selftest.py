@@ -7,7 +7,7 @@ import sys
 import time
 
 from octavo_operator.api import KIND
-from octavo_operator.claims import claimant
+from octavo_operator.claims.claims import claimant
 from octavo_operator.config import ConfigError, OperatorConfig
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.credentials import CredentialsError

@@ -15,8 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.llmd import parsed, store_of
 
-from octavo_operator.adapter_reader import AdapterReader
-from octavo_operator.adapters import (
+from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.reconcile import reconcile
+from octavo_operator.deployment.status import events
+from octavo_operator.kube.store import Observed
+from octavo_operator.lora.reader import AdapterReader
+from octavo_operator.lora.summary import (
     PATIENCE_SECONDS,
     AdapterState,
     PodAdapters,
@@ -26,13 +30,9 @@ from octavo_operator.adapters import (
     summarize,
     wanted_entries,
 )
-from octavo_operator.config import OperatorConfig
-from octavo_operator.kube.store import Observed
-from octavo_operator.plan import Annotate, Apply, pod_spec_digest
-from octavo_operator.reconcile import reconcile
 from octavo_operator.render import expected_template, render
 from octavo_operator.render.adapters import LISTED, adapter_list, list_digest, listed
-from octavo_operator.status import events
+from octavo_operator.writes.plan import Annotate, Apply, pod_spec_digest
 
 CONFIG = OperatorConfig(engine_image="example.com/engine:1")
 SQL = {"name": "sql", "uri": "hf://org/sql", "revision": "abc"}

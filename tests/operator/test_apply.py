@@ -10,15 +10,15 @@ import jsonpatch
 import pytest
 from support.llmd import parsed
 
-from octavo_operator.apply import Applier, NotLeaderError, StaleObjectError
 from octavo_operator.config import OperatorConfig
-from octavo_operator.contests import IMMEDIATE_REVERTS
-from octavo_operator.diagnosis import CLAIM_GRACE_SECONDS, claim_pending
+from octavo_operator.deployment.reconcile import parse, reconcile, reconcile_invalid
 from octavo_operator.kube.client import ApiError
 from octavo_operator.kube.store import Observed, Store
-from octavo_operator.plan import compute_plan, with_digest
-from octavo_operator.reconcile import parse, reconcile, reconcile_invalid
+from octavo_operator.observed.diagnosis import CLAIM_GRACE_SECONDS, claim_pending
 from octavo_operator.render import render
+from octavo_operator.writes.apply import Applier, NotLeaderError, StaleObjectError
+from octavo_operator.writes.contests import IMMEDIATE_REVERTS
+from octavo_operator.writes.plan import compute_plan, with_digest
 
 CONFIG = OperatorConfig()
 

@@ -18,9 +18,9 @@ from clusterrig.fixtures import Cluster, eventually
 from support.llmd import toy
 
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.reconcile import parse, reconcile
 from octavo_operator.diff import first_difference
 from octavo_operator.kube.resources import CHILD_KINDS, OPTIONAL_KINDS
-from octavo_operator.reconcile import parse, reconcile
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -10,12 +10,12 @@ import pytest
 from support.llmd import parsed, store_of
 
 from octavo_operator.autoscaling.load_reader import LoadReader
-from octavo_operator.children import child, pods_of
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.reconcile import Outcome, reconcile
+from octavo_operator.deployment.rollout import MAKE_ROOM
 from octavo_operator.kube.store import Observed
-from octavo_operator.plan import Apply
-from octavo_operator.reconcile import Outcome, reconcile
-from octavo_operator.rollout import MAKE_ROOM
+from octavo_operator.observed.children import child, pods_of
+from octavo_operator.writes.plan import Apply
 
 Json = dict[str, Any]
 LONG_AGO = "2026-01-01T00:00:00Z"

@@ -14,7 +14,7 @@ from support.llmd import manifest
 
 from octavo_operator.api import KIND
 from octavo_operator.autoscaling.load_reader import LoadReader
-from octavo_operator.claims import Claims, claimant, selects, serves
+from octavo_operator.claims.claims import Claims, claimant, selects, serves
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
 from octavo_operator.kube.client import ApiError

@@ -13,10 +13,10 @@ from support.llmd import manifest, parsed
 from octavo_operator.api import API_VERSION, KIND
 from octavo_operator.config import OperatorConfig
 from octavo_operator.controller import Controller
+from octavo_operator.deployment.reconcile import Outcome, reconcile
 from octavo_operator.kube.client import ApiError
 from octavo_operator.kube.store import Observed
-from octavo_operator.plan import Apply, Delete
-from octavo_operator.reconcile import Outcome, reconcile
+from octavo_operator.writes.plan import Apply, Delete
 
 Json = dict[str, Any]
 

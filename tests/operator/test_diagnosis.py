@@ -19,12 +19,12 @@ from octavo.errors import ModelError
 from octavo.fetch.sources import resolve_model
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import diagnose
-from octavo_operator.hanging import waiting_since
-from octavo_operator.pod_events import PodEvents
+from octavo_operator.deployment.rollout import make_room
+from octavo_operator.deployment.status import Observation, expected_status
+from octavo_operator.observed.diagnosis import diagnose
+from octavo_operator.observed.hanging import waiting_since
+from octavo_operator.observed.pod_events import PodEvents
 from octavo_operator.render import expected_template
-from octavo_operator.rollout import make_room
-from octavo_operator.status import Observation, expected_status
 
 Json = dict[str, Any]
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.llmd import parsed
 
-from octavo_operator.group_places import (
+from octavo_operator.groups.places import (
     HELD,
     TURN_SECONDS,
     UNSCHEDULABLE,
@@ -22,10 +22,10 @@ from octavo_operator.group_places import (
     find_places,
     partly_placed_since,
 )
-from octavo_operator.group_rivals import rivals
+from octavo_operator.groups.rivals import rivals
 from octavo_operator.kube.store import Observed, Store
+from octavo_operator.observed.workload import Group, groups
 from octavo_operator.render.workload import KIND
-from octavo_operator.workload import Group, groups
 
 Json = dict[str, Any]
 INDEX = "leaderworkerset.sigs.k8s.io/group-index"

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from support.llmd import parsed
 
 from octavo.cli import serve
-from octavo_operator.apply import Applier
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.reconcile import Outcome, reconcile
 from octavo_operator.kube.client import ApiError
 from octavo_operator.kube.store import Observed, Store
-from octavo_operator.plan import Apply, CreateToken, Delete, Evict, Plan
-from octavo_operator.reconcile import Outcome, reconcile
+from octavo_operator.observed.workload import Workload
 from octavo_operator.render import render
 from octavo_operator.render.restricted import violations
 from octavo_operator.render.workload import KIND, expected_workload
-from octavo_operator.workload import Workload
+from octavo_operator.writes.apply import Applier
+from octavo_operator.writes.plan import Apply, CreateToken, Delete, Evict, Plan
 
 Json = dict[str, Any]
 CONFIG = OperatorConfig(engine_image="example.com/engine:1")

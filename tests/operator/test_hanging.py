@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from octavo_operator.diagnosis import Problem, diagnose
 from octavo_operator.kube.client import ApiError
-from octavo_operator.pod_events import PodEvents
+from octavo_operator.observed.diagnosis import Problem, diagnose
+from octavo_operator.observed.pod_events import PodEvents
 
 Json = dict[str, Any]
 PULLING = 'Pulling image "example.com/engine:1"'

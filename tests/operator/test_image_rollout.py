@@ -14,10 +14,10 @@ from support.llmd import manifest, parsed
 from octavo_operator.api import API_VERSION, KIND, LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.defaults import Defaults
-from octavo_operator.image_rollout import ImageRollout, Member, members_before
+from octavo_operator.deployment.image_rollout import ImageRollout, Member, members_before
+from octavo_operator.deployment.reconcile import Outcome, reconcile
 from octavo_operator.kube.store import Observed, Store
-from octavo_operator.plan import Apply
-from octavo_operator.reconcile import Outcome, reconcile
+from octavo_operator.writes.plan import Apply
 
 Json = dict[str, Any]
 

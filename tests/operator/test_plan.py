@@ -14,10 +14,12 @@ from support.llmd_strategies import specs
 from octavo_operator.api.resources import Shm
 from octavo_operator.config import OperatorConfig
 from octavo_operator.defaults import Defaults
+from octavo_operator.deployment.reconcile import reconcile
 from octavo_operator.diff import digest
 from octavo_operator.kube.resources import IMAGE_VOLUMES
 from octavo_operator.kube.store import Observed
-from octavo_operator.plan import (
+from octavo_operator.render import expected_template, render
+from octavo_operator.writes.plan import (
     Apply,
     RemoveForeignFields,
     compute_plan,
@@ -27,8 +29,6 @@ from octavo_operator.plan import (
     template_annotation,
     with_digest,
 )
-from octavo_operator.reconcile import reconcile
-from octavo_operator.render import expected_template, render
 
 CONFIG = OperatorConfig(engine_image="example.com/engine:1", management_namespaces=("monitoring",))
 APIS = frozenset({"PodMonitor", "ServiceMonitor", IMAGE_VOLUMES})

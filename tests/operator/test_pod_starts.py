@@ -10,10 +10,10 @@ import pytest
 from support.llmd import parsed
 
 from octavo_operator.autoscaling.metrics_page import startup_seconds
+from octavo_operator.deployment.status import Observation, expected_status
 from octavo_operator.kube.client import ApiError
 from octavo_operator.metrics import Metrics, OperatorState, Snapshot
-from octavo_operator.pod_starts import PodStarts, ready_at, start_of
-from octavo_operator.status import Observation, expected_status
+from octavo_operator.observed.pod_starts import PodStarts, ready_at, start_of
 
 Json = dict[str, Any]
 KEY = ("default", "toy")

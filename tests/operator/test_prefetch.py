@@ -13,17 +13,17 @@ from support.llmd import manifest, parsed
 from support.llmd_strategies import specs
 
 from octavo_operator import api
-from octavo_operator.children import pods_of
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.reconcile import reconcile
+from octavo_operator.deployment.status import events
 from octavo_operator.kube.resources import IMAGE_VOLUMES
 from octavo_operator.kube.store import Observed
-from octavo_operator.plan import Apply, Delete, pod_spec_digest
-from octavo_operator.reconcile import reconcile
+from octavo_operator.observed.children import pods_of
 from octavo_operator.render import expected_template
 from octavo_operator.render.names import PREFETCH
 from octavo_operator.render.prefetch import expected_prefetch
 from octavo_operator.render.restricted import violations
-from octavo_operator.status import events
+from octavo_operator.writes.plan import Apply, Delete, pod_spec_digest
 
 Json = dict[str, Any]
 NOW = 1.9e9

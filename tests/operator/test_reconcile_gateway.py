@@ -12,17 +12,17 @@ from octavo_operator.api import API_VERSION, KIND, Key, LLMDeployment
 from octavo_operator.api import gateway as api
 from octavo_operator.api.gateway import InvalidLLMGateway, LLMGateway
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import Problem
+from octavo_operator.deployment.reconcile import reconcile as reconcile_deployment
 from octavo_operator.diff import digest
-from octavo_operator.gateway_links import GatewayLinks
+from octavo_operator.gateway.links import GatewayLinks
+from octavo_operator.gateway.reconcile import Outcome, parse, reconcile, reconcile_invalid
 from octavo_operator.kube.store import Observed, Store
-from octavo_operator.plan import Annotate, Apply, Delete, Plan
-from octavo_operator.reconcile import reconcile as reconcile_deployment
-from octavo_operator.reconcile_gateway import Outcome, parse, reconcile, reconcile_invalid
+from octavo_operator.observed.diagnosis import Problem
 from octavo_operator.render.network import GATEWAYS
 from octavo_operator.render.router.objects import FILES
 from octavo_operator.render.router.served import Candidate
 from octavo_operator.times import parse_time
+from octavo_operator.writes.plan import Annotate, Apply, Delete, Plan
 
 Json = dict[str, Any]
 

@@ -11,12 +11,12 @@ from octavo_operator.api import API_VERSION
 from octavo_operator.api import gateway as api
 from octavo_operator.api.gateway import LLMGateway
 from octavo_operator.config import OperatorConfig
-from octavo_operator.hanging import makers
+from octavo_operator.deployment.reconcile import Outcome, reconcile
+from octavo_operator.gateway.reconcile import reconcile as reconcile_gateway
 from octavo_operator.kube.store import Observed
-from octavo_operator.plan import Apply
-from octavo_operator.reconcile import Outcome, reconcile
-from octavo_operator.reconcile_gateway import reconcile as reconcile_gateway
+from octavo_operator.observed.hanging import makers
 from octavo_operator.render import names
+from octavo_operator.writes.plan import Apply
 
 Json = dict[str, Any]
 CONFIG = OperatorConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo_operator.kube.client import ApiError
-from octavo_operator.rejections import NameConflictError, is_transient, rejection
+from octavo_operator.writes.rejections import NameConflictError, is_transient, rejection
 
 CLAIM = {"kind": "persistentvolumeclaims"}
 

@@ -24,9 +24,9 @@ from octavo.flags.serve_flags import add_serve_flags
 from octavo_operator import __version__
 from octavo_operator.config import OperatorConfig
 from octavo_operator.defaults import Defaults
+from octavo_operator.deployment.reconcile import reconcile
 from octavo_operator.diff import quantity
 from octavo_operator.kube.resources import IMAGE_VOLUMES
-from octavo_operator.reconcile import reconcile
 from octavo_operator.render import InvalidTemplateError, expected_template, render
 from octavo_operator.render.pod_patches import InvalidPodPatchError
 from octavo_operator.render.restricted import violations

@@ -13,7 +13,7 @@ from support.llmd import parsed
 from support.llmd_strategies import specs
 
 from octavo_operator.config import OperatorConfig
-from octavo_operator.reconcile import reconcile
+from octavo_operator.deployment.reconcile import reconcile
 from octavo_operator.render import InvalidTemplateError, expected_template
 from octavo_operator.render.restricted import violations
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.llmd import parsed
 
-from octavo_operator.rollout import MAKE_ROOM, Room, make_room
+from octavo_operator.deployment.rollout import MAKE_ROOM, Room, make_room
 
 
 def pod(name: str, revision: str, created: str, waiting: str | None = None, ready: bool = True) -> dict[str, Any]:

@@ -11,15 +11,15 @@ from support.llmd import manifest
 
 from octavo_operator import api
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import Problem
-from octavo_operator.image_rollout import ImageTurn
+from octavo_operator.deployment.image_rollout import ImageTurn
+from octavo_operator.deployment.reconcile import reconcile
+from octavo_operator.deployment.routing import NOT_READY, OPEN_SECONDS
+from octavo_operator.deployment.status import events
 from octavo_operator.kube.resources import IMAGE_VOLUMES
 from octavo_operator.kube.store import Observed
-from octavo_operator.plan import Apply, Delete
-from octavo_operator.reconcile import reconcile
+from octavo_operator.observed.diagnosis import Problem
 from octavo_operator.render.names import PICKER, ROUTER
-from octavo_operator.routing import NOT_READY, OPEN_SECONDS
-from octavo_operator.status import events
+from octavo_operator.writes.plan import Apply, Delete
 
 Json = dict[str, Any]
 NOW = 1.9e9
@@ -211,7 +211,7 @@ def test_another_operator_replaces_no_router(monkeypatch: pytest.MonkeyPatch) ->
     cluster = Cluster(**PREFIX).settle(2)
     changed = {"envoy.yaml": "newer", "lds.yaml": "", "cds.yaml": "", "key.lua": ""}
     cluster.config = dataclasses.replace(CONFIG, router_image="router:2")
-    monkeypatch.setattr("octavo_operator.reconcile.expected_files", lambda *_: changed)
+    monkeypatch.setattr("octavo_operator.deployment.reconcile.expected_files", lambda *_: changed)
     assert cluster.step() == set(), "files for another Envoy might be rejected by this one"
     cluster.objects["ConfigMap toy-router"]["data"]["key.lua"] = "theirs"
     assert cluster.step() == {"ConfigMap toy-router"}, "what others change is written anew"

@@ -13,10 +13,10 @@ from support.llmd import parsed
 
 from octavo_operator.api.gateway import LLMGateway
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.reconcile import reconcile as reconcile_deployment
+from octavo_operator.gateway.reconcile import reconcile
 from octavo_operator.kube.store import Observed
-from octavo_operator.plan import Apply, Delete, Plan
-from octavo_operator.reconcile import reconcile as reconcile_deployment
-from octavo_operator.reconcile_gateway import reconcile
+from octavo_operator.writes.plan import Apply, Delete, Plan
 
 Json = dict[str, Any]
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.llmd import parsed
 
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
-from octavo_operator.status import Observation, events, expected_status
+from octavo_operator.deployment.status import Observation, events, expected_status
 
 
 def test_times_of_conditions_change_with_their_status_alone() -> None:

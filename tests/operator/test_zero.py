@@ -25,9 +25,9 @@ from octavo_operator.autoscaling.metrics_page import Load
 from octavo_operator.autoscaling.zero import Idle, RouterLoad, Sample, may_stop, sample_seconds, watch_idle
 from octavo_operator.autoscaling.zero_scaler import ZeroScaler
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.reconcile import reconcile
 from octavo_operator.kube.client import ApiError
 from octavo_operator.kube.store import Observed, Store
-from octavo_operator.reconcile import reconcile
 from octavo_operator.render import names, render
 
 Json = dict[str, Any]

@@ -26,13 +26,13 @@ from octavo_operator.api import gateway as api
 from octavo_operator.api.common import gateway_key
 from octavo_operator.api.gateway import LLMGateway
 from octavo_operator.config import OperatorConfig
+from octavo_operator.gateway.reconcile import reconcile
+from octavo_operator.gateway.rejection_reader import RejectionReader
 from octavo_operator.kube.store import Observed, Store
-from octavo_operator.plan import Apply
-from octavo_operator.reconcile_gateway import reconcile
-from octavo_operator.rejection_reader import RejectionReader
 from octavo_operator.render import names
 from octavo_operator.render.router.envoy import Endpoint, Pool
 from octavo_operator.render.router.objects import script
+from octavo_operator.writes.plan import Apply
 from octavo_router.rejections import KINDS, Counters, Rejections, parse_counters, parse_log
 
 Json = dict[str, Any]

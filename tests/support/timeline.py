@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.reconcile import parse, reconcile
 from octavo_operator.kube.store import Observed
-from octavo_operator.reconcile import parse, reconcile
 
 Json = dict[str, Any]
 _KINDS = {"Pod": "v1", "Deployment": "apps/v1", "PersistentVolumeClaim": "v1", "LLMDeployment": "octavo.dev/v1alpha1"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
-from octavo_operator.diagnosis import Problem
+from octavo_operator.observed.diagnosis import Problem
 
 Json = dict[str, Any]
 

@@ -18,13 +18,13 @@ import aiohttp
 from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.autoscaling.decision import Decision, decide, estimate_capacity, rounded_capacity, update_capacity
 from octavo_operator.autoscaling.metrics_page import MAX_BYTES, Load, MetricsPageError, parse, startup_seconds
-from octavo_operator.children import pods_of
-from octavo_operator.diagnosis import Problem, diagnose, is_finished
-from octavo_operator.group_places import num_held
+from octavo_operator.claims.own_deployments import OwnDeployments
+from octavo_operator.groups.places import num_held
 from octavo_operator.kube.store import Key, Store
-from octavo_operator.own_deployments import OwnDeployments
+from octavo_operator.observed.children import pods_of
+from octavo_operator.observed.diagnosis import Problem, diagnose, is_finished
+from octavo_operator.observed.workload import live_of
 from octavo_operator.render import names
-from octavo_operator.workload import live_of
 
 logger = logging.getLogger("octavo.operator.autoscaling")
 

@@ -24,9 +24,9 @@ from octavo_operator.autoscaling import API_SERVICE, GROUP, VERSION, certificate
 from octavo_operator.autoscaling.front_proxy import FrontProxy, FrontProxyConfigError
 from octavo_operator.autoscaling.metrics_api import MetricsApi
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import Problem
 from octavo_operator.diff import first_difference
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
+from octavo_operator.observed.diagnosis import Problem
 
 logger = logging.getLogger("octavo.operator.autoscaling")
 

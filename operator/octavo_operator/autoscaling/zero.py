@@ -16,8 +16,8 @@ from typing import Any
 
 from octavo_operator.api import LLMDeployment
 from octavo_operator.autoscaling.decision import Decision
+from octavo_operator.observed.workload import Workload
 from octavo_operator.render import TEMPLATE_PROBLEMS, names
-from octavo_operator.workload import Workload
 
 Json = dict[str, Any]
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import aiohttp
 
-from octavo_operator import workload
 from octavo_operator.api import FIELD_MANAGER, KIND, LLMDeployment
 from octavo_operator.autoscaling.condition import NOTHING_HOLDS
 from octavo_operator.autoscaling.load_reader import LoadReader, MetricUnavailableError
@@ -30,9 +29,10 @@ from octavo_operator.autoscaling.zero import (
     start_failure,
     watch_idle,
 )
-from octavo_operator.children import pods_of
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.store import Key, Store
+from octavo_operator.observed import workload
+from octavo_operator.observed.children import pods_of
 from octavo_operator.render import names
 
 Json = dict[str, Any]

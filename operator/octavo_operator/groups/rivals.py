@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from octavo_operator.children import pods_of
-from octavo_operator.group_places import Held, Rivals, partly_placed_since
+from octavo_operator.groups.places import Held, Rivals, partly_placed_since
 from octavo_operator.kube.store import Key, Store
+from octavo_operator.observed.children import pods_of
+from octavo_operator.observed.workload import groups
 from octavo_operator.render import names
 from octavo_operator.render.workload import KIND
-from octavo_operator.workload import groups
 
 
 def rivals(store: Store, key: Key) -> Rivals:

@@ -12,13 +12,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.api import API_VERSION, FIELD_MANAGER, Key, Owner
-from octavo_operator.contests import Contests
 from octavo_operator.diff import digest
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.rejected_writes import RejectedWrites
 from octavo_operator.kube.resources import RESOURCES
 from octavo_operator.kube.store import ObjectRef, Observed, Store
-from octavo_operator.plan import (
+from octavo_operator.observed.diagnosis import Event
+from octavo_operator.render.names import TOKEN_KEY
+from octavo_operator.writes.contests import Contests
+from octavo_operator.writes.plan import (
     APPLIED,
     Action,
     Annotate,
@@ -30,9 +32,7 @@ from octavo_operator.plan import (
     RemoveForeignFields,
     ownership_of,
 )
-from octavo_operator.rejections import NameConflictError, is_transient
-from octavo_operator.render.names import TOKEN_KEY
-from octavo_operator.status import Event
+from octavo_operator.writes.rejections import NameConflictError, is_transient
 
 logger = logging.getLogger("octavo.operator.apply")
 

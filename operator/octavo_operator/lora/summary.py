@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
-from octavo_operator.diagnosis import is_finished
+from octavo_operator.observed.diagnosis import is_finished
 from octavo_operator.render.adapters import listed
 
 Json = dict[str, Any]

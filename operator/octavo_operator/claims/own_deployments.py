@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment, SpecError
-from octavo_operator.claims import claimant
+from octavo_operator.claims.claims import claimant
 from octavo_operator.kube.store import Key, Store
 
 

@@ -16,6 +16,15 @@ Events = Mapping[str, list[Json]]  # of pods, by uid
 
 
 @dataclass(frozen=True)
+class Event:
+    """An event of an LLMDeployment, as `kubectl describe` shows it."""
+
+    kind: str  # Normal | Warning
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Problem:
     """Reason and message of a condition."""
 

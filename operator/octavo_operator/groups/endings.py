@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
-from octavo_operator.diagnosis import DOWNLOAD, Problem, diagnose, most_severe
+from octavo_operator.observed.diagnosis import DOWNLOAD, Problem, diagnose, most_severe
 
 Json = dict[str, Any]
 

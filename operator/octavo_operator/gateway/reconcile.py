@@ -9,27 +9,16 @@ from typing import Any
 from octavo_operator.api import SpecError, stable_json
 from octavo_operator.api.engine import FOLLOW
 from octavo_operator.api.gateway import KIND, InvalidLLMGateway, LLMGateway
-from octavo_operator.children import child, pods_of
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import Events, Problem, is_finished
+from octavo_operator.deployment.reconcile import Outcome
+from octavo_operator.deployment.routing import router_problem
+from octavo_operator.deployment.status import degraded, make_condition, set_times
 from octavo_operator.diff import digest
-from octavo_operator.gateway_links import is_available, ready_adapters
+from octavo_operator.gateway.links import is_available, ready_adapters
 from octavo_operator.kube.store import Observed
-from octavo_operator.plan import (
-    Action,
-    Annotate,
-    Apply,
-    Delete,
-    Plan,
-    PodFields,
-    compute_plan,
-    kept_annotation,
-    ownership_of,
-    pinned,
-    record_annotation,
-    recorded_image,
-)
-from octavo_operator.reconcile import Outcome
+from octavo_operator.observed.children import child, pods_of
+from octavo_operator.observed.diagnosis import Events, Problem, is_finished
+from octavo_operator.observed.workload import Workload
 from octavo_operator.render import names, snippets
 from octavo_operator.render.exposure import external_url, refusal, refused_ingress, render_exposure
 from octavo_operator.render.gateway import (
@@ -44,9 +33,20 @@ from octavo_operator.render.gateway import (
 from octavo_operator.render.router.gateway import MODEL_FILES, ModelName, files
 from octavo_operator.render.router.objects import FILES, has_peers, unchanged_files
 from octavo_operator.render.router.served import Candidate, Served, gateway_spec, served_models
-from octavo_operator.routing import router_problem
-from octavo_operator.status import degraded, make_condition, set_times
-from octavo_operator.workload import Workload
+from octavo_operator.writes.plan import (
+    Action,
+    Annotate,
+    Apply,
+    Delete,
+    Plan,
+    PodFields,
+    compute_plan,
+    kept_annotation,
+    ownership_of,
+    pinned,
+    record_annotation,
+    recorded_image,
+)
 
 Json = dict[str, Any]
 

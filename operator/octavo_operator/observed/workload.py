@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
-from octavo_operator.children import child, pods_of
-from octavo_operator.diagnosis import is_finished
 from octavo_operator.kube.store import Observed
+from octavo_operator.observed.children import child, pods_of
+from octavo_operator.observed.diagnosis import is_finished
 from octavo_operator.render import names
 from octavo_operator.render.workload import INDEX_LABEL, KIND, TEMPLATE_HASH
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from octavo_operator.diagnosis import NODE_NOT_READY, Events
-from octavo_operator.hanging import SILENT_AFTER_SECONDS, Subject, hanging_pods, node_remark, silence_remark
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.resources import RESOURCES
 from octavo_operator.kube.store import Key
+from octavo_operator.observed.diagnosis import NODE_NOT_READY, Events
+from octavo_operator.observed.hanging import SILENT_AFTER_SECONDS, Subject, hanging_pods, node_remark, silence_remark
 
 logger = logging.getLogger("octavo.operator")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from octavo_operator.api import KIND
-from octavo_operator.diagnosis import Problem
 from octavo_operator.kube.client import ApiError
+from octavo_operator.observed.diagnosis import Problem
 
 
 class NameConflictError(Exception):

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.children import pods_of
-from octavo_operator.diagnosis import GATES_NOT_READY, NODE_NOT_READY, Events, is_finished, last_event
 from octavo_operator.kube.store import Observed
+from octavo_operator.observed.children import pods_of
+from octavo_operator.observed.diagnosis import GATES_NOT_READY, NODE_NOT_READY, Events, is_finished, last_event
 from octavo_operator.render import names
 from octavo_operator.render.workload import KIND as GROUPS
 from octavo_operator.times import parse_time

@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.api import GROUP, LLMDeployment
-from octavo_operator.diagnosis import Problem
+from octavo_operator.observed.diagnosis import Problem
+from octavo_operator.observed.workload import Group
 from octavo_operator.render.workload import KIND
 from octavo_operator.times import parse_time
-from octavo_operator.workload import Group
 
 HELD = f"{GROUP}/held-groups"  # annotation of the LeaderWorkerSet
 UNSCHEDULABLE = "GroupUnschedulable"  # reason of a condition

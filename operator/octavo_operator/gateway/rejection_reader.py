@@ -12,11 +12,11 @@ from typing import Any
 import aiohttp
 
 from octavo_operator.autoscaling.zero import picker_addresses
-from octavo_operator.children import pods_of
-from octavo_operator.diagnosis import Problem
+from octavo_operator.deployment.routing import CONFIG_REJECTED
 from octavo_operator.kube.store import Key, Store
+from octavo_operator.observed.children import pods_of
+from octavo_operator.observed.diagnosis import Problem
 from octavo_operator.render import names
-from octavo_operator.routing import CONFIG_REJECTED
 
 Json = dict[str, Any]
 Rejected = Mapping[str, str]  # when and why, by kind

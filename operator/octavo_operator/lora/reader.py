@@ -1,4 +1,4 @@
-"""Asks pods which LoRA adapters they have, and those that lack some to read their list: adapters.py says whom."""
+"""Asks pods which LoRA adapters they have, and those that lack some to read their list: summary.py says whom."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import aiohttp
 
-from octavo_operator.adapters import PodAdapters, Said, is_behind, next_to_ask, parse_report, serving_uids
 from octavo_operator.api import LLMDeployment
 from octavo_operator.autoscaling.load_reader import management_url
-from octavo_operator.children import pods_of
+from octavo_operator.claims.own_deployments import OwnDeployments
 from octavo_operator.kube.store import Key, Store
-from octavo_operator.own_deployments import OwnDeployments
+from octavo_operator.lora.summary import PodAdapters, Said, is_behind, next_to_ask, parse_report, serving_uids
+from octavo_operator.observed.children import pods_of
 from octavo_operator.render.adapters import list_digest
 
 Json = dict[str, Any]

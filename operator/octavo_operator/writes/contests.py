@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo_operator.diagnosis import Problem
 from octavo_operator.kube.store import Key, ObjectRef
+from octavo_operator.observed.diagnosis import Problem
 
 IMMEDIATE_REVERTS = 5  # of the same object, before backoff begins
 _FORGET_AFTER_SECONDS = 600.0  # without a change by others

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from octavo_operator.diagnosis import Problem, event_time
+from octavo_operator.observed.diagnosis import Problem, event_time
 
 Json = dict[str, Any]
 

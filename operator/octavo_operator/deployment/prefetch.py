@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
-from octavo_operator.children import child, pods_of
-from octavo_operator.diagnosis import Events, Problem, diagnose, most_severe
-from octavo_operator.hanging import said_by
 from octavo_operator.kube.store import Observed
-from octavo_operator.plan import recorded_template
-from octavo_operator.refusals import refused_in_events
+from octavo_operator.observed.children import child, pods_of
+from octavo_operator.observed.diagnosis import Events, Problem, diagnose, most_severe
+from octavo_operator.observed.hanging import said_by
+from octavo_operator.observed.refusals import refused_in_events
 from octavo_operator.render.names import PREFETCH
 from octavo_operator.render.prefetch import expected_prefetch, fetched_model
 from octavo_operator.times import parse_time
+from octavo_operator.writes.plan import recorded_template
 
 Json = dict[str, Any]
 

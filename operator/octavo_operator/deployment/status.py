@@ -18,14 +18,22 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from octavo_operator.adapters import KIND as ADAPTERS_READY
-from octavo_operator.adapters import LOADING, AdapterSummary
 from octavo_operator.api import InvalidLLMDeployment, LLMDeployment, Owner
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
 from octavo_operator.autoscaling.decision import rounded_capacity
-from octavo_operator.diagnosis import (
+from octavo_operator.deployment.image_rollout import ImageTurn
+from octavo_operator.deployment.prefetch import Prefetch
+from octavo_operator.deployment.rollout import revision
+from octavo_operator.deployment.routing import KIND as ROUTER_READY
+from octavo_operator.deployment.routing import NOT_READY, Routers, router_ready
+from octavo_operator.groups.endings import ending
+from octavo_operator.groups.places import Places
+from octavo_operator.lora.summary import KIND as ADAPTERS_READY
+from octavo_operator.lora.summary import LOADING, AdapterSummary
+from octavo_operator.observed.diagnosis import (
     DOWNLOAD,
     NO_PLACE,
+    Event,
     Events,
     Problem,
     diagnose,
@@ -34,29 +42,13 @@ from octavo_operator.diagnosis import (
     is_finished,
     most_severe,
 )
-from octavo_operator.group_endings import ending
-from octavo_operator.group_places import Places
-from octavo_operator.hanging import said_by
-from octavo_operator.image_rollout import ImageTurn
-from octavo_operator.prefetch import Prefetch
-from octavo_operator.refusals import refused_in_events, refused_pods
+from octavo_operator.observed.hanging import said_by
+from octavo_operator.observed.refusals import refused_in_events, refused_pods
+from octavo_operator.observed.workload import Workload
 from octavo_operator.render import names
 from octavo_operator.render.workload import KIND as GROUPS
-from octavo_operator.rollout import revision
-from octavo_operator.routing import KIND as ROUTER_READY
-from octavo_operator.routing import NOT_READY, Routers, router_ready
-from octavo_operator.workload import Workload
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Event:
-    """An event of an LLMDeployment, as `kubectl describe` shows it."""
-
-    kind: str  # Normal | Warning
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True)

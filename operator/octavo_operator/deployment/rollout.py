@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.api import GROUP, LLMDeployment
-from octavo_operator.diagnosis import is_finished
+from octavo_operator.observed.diagnosis import is_finished
+from octavo_operator.observed.workload import Workload
 from octavo_operator.render.deployment import has_exclusive_cache
 from octavo_operator.render.workload import KIND as GROUPS
 from octavo_operator.times import parse_time
-from octavo_operator.workload import Workload
 
 MAKE_ROOM = f"{GROUP}/make-room"  # annotation of the Deployment: the rollout in which old pods are stopped first
 _REVISION = "deployment.kubernetes.io/revision"  # counted by the Deployment controller

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
-from octavo_operator.children import child, pods_of
-from octavo_operator.diagnosis import Events, Problem, diagnose, is_finished, most_severe
 from octavo_operator.kube.store import ObjectRef, Observed
-from octavo_operator.refusals import refused_pods
+from octavo_operator.observed.children import child, pods_of
+from octavo_operator.observed.diagnosis import Events, Problem, diagnose, is_finished, most_severe
+from octavo_operator.observed.refusals import refused_pods
 from octavo_operator.render import names
 from octavo_operator.render.network import GATEWAYS, router_peer
 from octavo_operator.render.router.objects import Stage

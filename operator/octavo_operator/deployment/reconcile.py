@@ -8,18 +8,39 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from octavo_operator.adapters import Said, summarize
 from octavo_operator.api import KIND, InvalidLLMDeployment, LLMDeployment
 from octavo_operator.api.schema import SpecError
 from octavo_operator.autoscaling.condition import Scaling
-from octavo_operator.children import child, pods_of
 from octavo_operator.config import OperatorConfig
-from octavo_operator.diagnosis import Events, Problem, claim_pending
-from octavo_operator.group_places import HELD, Places, Rivals, find_places
-from octavo_operator.image_rollout import ImageTurn
+from octavo_operator.deployment.image_rollout import ImageTurn
+from octavo_operator.deployment.prefetch import Prefetch
+from octavo_operator.deployment.prefetch import observe as observe_prefetch
+from octavo_operator.deployment.rollout import MAKE_ROOM, Room, make_room
+from octavo_operator.deployment.routing import Routers, kept_objects, observe
+from octavo_operator.deployment.status import Observation, expected_status, invalid_status
+from octavo_operator.groups.places import HELD, Places, Rivals, find_places
 from octavo_operator.kube.resources import IMAGE_VOLUMES
 from octavo_operator.kube.store import ObjectRef, Observed
-from octavo_operator.plan import (
+from octavo_operator.lora.summary import Said, summarize
+from octavo_operator.observed.children import child, pods_of
+from octavo_operator.observed.diagnosis import Events, Problem, claim_pending
+from octavo_operator.observed.workload import Workload, groups, live_of
+from octavo_operator.render import InvalidTemplateError, expected_template, names, render
+from octavo_operator.render.adapters import LISTED, list_digest
+from octavo_operator.render.autoscaling import autoscaler_kind
+from octavo_operator.render.group_token import expected_token, needs_token
+from octavo_operator.render.router.objects import (
+    RouterPods,
+    expected_files,
+    expected_router_template,
+    unchanged_files,
+)
+from octavo_operator.render.snippets import SNIPPET, refused_service
+from octavo_operator.render.template_checks import GROUPS_NOT_INSTALLED
+from octavo_operator.render.workload import KIND as GROUPS
+from octavo_operator.render.workload import is_grouped
+from octavo_operator.times import parse_time
+from octavo_operator.writes.plan import (
     Action,
     Annotate,
     CreateToken,
@@ -35,27 +56,6 @@ from octavo_operator.plan import (
     template_annotation,
     workload_refs,
 )
-from octavo_operator.prefetch import Prefetch
-from octavo_operator.prefetch import observe as observe_prefetch
-from octavo_operator.render import InvalidTemplateError, expected_template, names, render
-from octavo_operator.render.adapters import LISTED, list_digest
-from octavo_operator.render.autoscaling import autoscaler_kind
-from octavo_operator.render.group_token import expected_token, needs_token
-from octavo_operator.render.router.objects import (
-    RouterPods,
-    expected_files,
-    expected_router_template,
-    unchanged_files,
-)
-from octavo_operator.render.snippets import SNIPPET, refused_service
-from octavo_operator.render.template_checks import GROUPS_NOT_INSTALLED
-from octavo_operator.render.workload import KIND as GROUPS
-from octavo_operator.render.workload import is_grouped
-from octavo_operator.rollout import MAKE_ROOM, Room, make_room
-from octavo_operator.routing import Routers, kept_objects, observe
-from octavo_operator.status import Observation, expected_status, invalid_status
-from octavo_operator.times import parse_time
-from octavo_operator.workload import Workload, groups, live_of
 
 Json = dict[str, Any]
 

@@ -15,14 +15,14 @@ from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.api.engine import FOLLOW
 from octavo_operator.api.resources import Accelerator
 from octavo_operator.api.schema import SpecError, from_json
-from octavo_operator.children import pods_of
-from octavo_operator.claims import claimant
+from octavo_operator.claims.claims import claimant
 from octavo_operator.config import OperatorConfig
 from octavo_operator.kube.store import Store
-from octavo_operator.plan import recorded_image, replaced_image
+from octavo_operator.observed.children import pods_of
+from octavo_operator.observed.workload import Workload
 from octavo_operator.render import TEMPLATE_PROBLEMS, names
 from octavo_operator.render.workload import KIND as GROUPS
-from octavo_operator.workload import Workload
+from octavo_operator.writes.plan import recorded_image, replaced_image
 
 Json = dict[str, Any]
 

@@ -1,0 +1,1 @@
+"""Which operator answers for which deployments, where several run."""

@@ -1,0 +1,1 @@
+"""An LLMDeployment: reconciliation, status, rollouts of models and images, prefetch, routing."""

@@ -1,0 +1,1 @@
+"""An LLMGateway: reconciliation, the links to its models, and the updates that its Envoys reject."""

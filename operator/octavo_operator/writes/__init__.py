@@ -1,0 +1,1 @@
+"""Writes: their plan, its application, fields that others hold, what the API server rejects."""
