@@ -15,7 +15,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from octavo.entrypoints import health, models, pages
-from octavo.entrypoints.anthropic import messages
+from octavo.entrypoints.anthropic import routes
 from octavo.entrypoints.anthropic.answers import AnthropicMessage, TokenCount
 from octavo.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from octavo.entrypoints.batches import routes as batches
@@ -37,8 +37,8 @@ from octavo.entrypoints.ollama.answers import (
 )
 from octavo.entrypoints.ollama.dialect import NDJSON, not_built
 from octavo.entrypoints.openai import chat, completions, embed_by_type, embeddings, scoring, tokenization
+from octavo.entrypoints.openai.answers import ChatCompletion, Completion, ModelCard, ModelList
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
-from octavo.entrypoints.openai.responses import ChatCompletion, Completion, ModelCard, ModelList
 from octavo.entrypoints.openapi import Operation, document
 from octavo.entrypoints.responses import routes as responses
 from octavo.entrypoints.responses.answers import DeletedResponse, InputTokenCount, ResponseItems, ResponseObject
@@ -155,11 +155,11 @@ WORK_OPERATIONS = (
         answer=ResponseItems, query=responses.ITEMS_QUERY,
     ),
     Operation(
-        "POST", "/v1/messages", messages.create_message, "Answer a conversation, in Anthropic's dialect",
+        "POST", "/v1/messages", routes.create_message, "Answer a conversation, in Anthropic's dialect",
         body=MessagesRequest, answer=AnthropicMessage, error=AnthropicErrorResponse, streams="text/event-stream",
     ),
     Operation(
-        "POST", "/v1/messages/count_tokens", messages.count_message_tokens, "Tokens that such a conversation has",
+        "POST", "/v1/messages/count_tokens", routes.count_message_tokens, "Tokens that such a conversation has",
         body=CountTokensRequest, answer=TokenCount, error=AnthropicErrorResponse,
     ),
     Operation(

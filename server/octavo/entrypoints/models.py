@@ -13,7 +13,7 @@ from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.anthropic.models import AnthropicModel, anthropic_model, page_of
 from octavo.entrypoints.errors import APIError, bad_request, is_anthropic
 from octavo.entrypoints.lora.served import ServedAdapter
-from octavo.entrypoints.openai.responses import ModelCard, ModelList
+from octavo.entrypoints.openai.answers import ModelCard, ModelList
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON

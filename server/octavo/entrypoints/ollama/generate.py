@@ -41,8 +41,8 @@ from octavo.entrypoints.ollama.translation import (
     sampling_fields,
     whole_calls,
 )
+from octavo.entrypoints.openai.answers import ChatLogprob
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter
-from octavo.entrypoints.openai.responses import ChatLogprob
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, encode_json, unless_disconnected

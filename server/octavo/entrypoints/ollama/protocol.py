@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.openai import field_schemas as schemas
+from octavo.entrypoints.fields import schemas
+from octavo.entrypoints.fields.unsupported import UnsupportedFields
 from octavo.entrypoints.openai.protocol import Count, ImageText, Index, RequestBody, StopField, integral
-from octavo.entrypoints.openai.unsupported_fields import UnsupportedFields
 from octavo.interface import sampling_params as limits
 
 Name = Annotated[str, Field(min_length=1)]

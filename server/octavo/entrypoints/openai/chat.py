@@ -23,11 +23,7 @@ from octavo.entrypoints.generation.run import (
     sampling_params,
 )
 from octavo.entrypoints.generation.stream import EventStream
-from octavo.entrypoints.openai.events import DONE, ChunkEvents
-from octavo.entrypoints.openai.logprobs import LogprobsFormatter, prompt_logprobs
-from octavo.entrypoints.openai.protocol import IMAGES, NO_LIMIT, ChatCompletionRequest
-from octavo.entrypoints.openai.response_format import constraint_of
-from octavo.entrypoints.openai.responses import (
+from octavo.entrypoints.openai.answers import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -41,6 +37,10 @@ from octavo.entrypoints.openai.responses import (
     Usage,
     usage,
 )
+from octavo.entrypoints.openai.events import DONE, ChunkEvents
+from octavo.entrypoints.openai.logprobs import LogprobsFormatter, prompt_logprobs
+from octavo.entrypoints.openai.protocol import IMAGES, NO_LIMIT, ChatCompletionRequest
+from octavo.entrypoints.openai.response_format import constraint_of
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected

@@ -23,11 +23,11 @@ from octavo.entrypoints.generation.run import (
     sampling_params,
 )
 from octavo.entrypoints.generation.stream import EventStream
+from octavo.entrypoints.openai.answers import Completion, CompletionChoice, CompletionLogprobs, Usage, usage
 from octavo.entrypoints.openai.events import DONE, ChunkEvents
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter, prompt_logprobs
 from octavo.entrypoints.openai.protocol import NO_LIMIT, CompletionRequest
 from octavo.entrypoints.openai.response_format import constraint_of
-from octavo.entrypoints.openai.responses import Completion, CompletionChoice, CompletionLogprobs, Usage, usage
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.fields.unsupported import UnsupportedFields
 from octavo.entrypoints.generation.context import in_words_of
 from octavo.entrypoints.openai.embeddings import (
     MAX_INPUTS,
@@ -21,7 +22,6 @@ from octavo.entrypoints.openai.embeddings import (
     run_pooled,
 )
 from octavo.entrypoints.openai.protocol import Count, Priority, RequestBody
-from octavo.entrypoints.openai.unsupported_fields import UnsupportedFields
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected

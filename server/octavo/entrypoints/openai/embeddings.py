@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request
+from octavo.entrypoints.fields.unsupported import EMBEDDING, UnsupportedFields
 from octavo.entrypoints.generation.chat import interpret, read_messages, with_images
 from octavo.entrypoints.generation.messages import Conversation, images_of
 from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
@@ -33,7 +34,6 @@ from octavo.entrypoints.openai.protocol import (
     TruncationSide,
     prompts_in,
 )
-from octavo.entrypoints.openai.unsupported_fields import EMBEDDING, UnsupportedFields
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected

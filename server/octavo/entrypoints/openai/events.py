@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from octavo.entrypoints.errors import APIError, ErrorResponse
+from octavo.entrypoints.openai.answers import Usage
 from octavo.entrypoints.openai.protocol import GenerationRequest
-from octavo.entrypoints.openai.responses import Usage
 from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.transport.sse import event
 

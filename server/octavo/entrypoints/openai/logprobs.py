@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.entrypoints.openai.answers import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
 from octavo.entrypoints.openai.protocol import GenerationRequest
-from octavo.entrypoints.openai.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
 from octavo.entrypoints.state import ServerState
 from octavo.interface.outputs import Logprob, PositionLogprobs
 from octavo.text.detokenizer import Vocabulary

@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, WrapValidator
 
 from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.fields import schemas
+from octavo.entrypoints.fields.unsupported import CHAT, COMPLETION, HARMLESS, UnsupportedFields
 from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.run import PromptOptions
-from octavo.entrypoints.openai import field_schemas as schemas
-from octavo.entrypoints.openai.unsupported_fields import CHAT, COMPLETION, HARMLESS, UnsupportedFields
 from octavo.entrypoints.state import REQUEST_ID
 from octavo.interface import sampling_params as limits
 from octavo.multimodal.pieces import Pieces

@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model
 from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.fields import schemas
+from octavo.entrypoints.fields.unsupported import DETOKENIZE, TOKENIZE, UnsupportedFields
 from octavo.entrypoints.generation.chat import count_prompt, read_messages
 from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.run import PromptOptions
-from octavo.entrypoints.openai import field_schemas as schemas
 from octavo.entrypoints.openai.protocol import (
     IMAGES,
     MessagesField,
@@ -23,7 +24,6 @@ from octavo.entrypoints.openai.protocol import (
     TemplateVariables,
     TokenIds,
 )
-from octavo.entrypoints.openai.unsupported_fields import DETOKENIZE, TOKENIZE, UnsupportedFields
 from octavo.entrypoints.state import state_of
 from octavo.entrypoints.tenants import combined_salt
 from octavo.entrypoints.transport.request_body import read_body

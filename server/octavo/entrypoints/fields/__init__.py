@@ -1,0 +1,1 @@
+"""Fields of requests in every dialect: content blocks, their JSON schemas, fields that are refused by name."""
