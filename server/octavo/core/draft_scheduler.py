@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from octavo.core.current_step import CurrentStep
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
 from octavo.core.request import Request
+from octavo.core.results import CurrentStep
 from octavo.core.spec_decode.drafts import Drafts
 from octavo.interface.engine_config import SchedulerConfig, num_sampled_rows
 

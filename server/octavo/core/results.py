@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import Request, RequestStatus
 from octavo.core.sample_groups import SampleGroups
 from octavo.core.spec_decode.drafts import Drafts
 from octavo.interface.messages import EngineCoreOutput, LogprobsLists
-from octavo.interface.step import ModelRunnerOutput
+from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewRequestData
+
+
+@dataclass
+class CurrentStep:
+    """What it has room for, and what is in it so far."""
+
+    budget: int
+    now: float
+    scheduled: dict[str, ScheduledSequence] = field(default_factory=dict)
+    new: list[NewRequestData] = field(default_factory=list)
+    changed: dict[str, CachedRequestData] = field(default_factory=dict)
+    copies: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    preempted: bool = False
+    reserved: int = 0  # blocks that admitted prompts still need
+    draft_budget: int = 0
+    drafts: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from octavo.core.current_step import CurrentStep
 from octavo.core.draft_scheduler import NO_DRAFTS, NOTHING, DraftScheduler
 from octavo.core.encoder_cache import EncoderCacheManager
 from octavo.core.integrity import check_integrity
@@ -21,7 +20,7 @@ from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
 from octavo.core.lora import AdapterQueue, AdapterSlots, check_adapters
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_queue import RequestQueue, make_request_queue
-from octavo.core.results import ResultProcessor, ScheduledSequence, make_output
+from octavo.core.results import CurrentStep, ResultProcessor, ScheduledSequence, make_output
 from octavo.core.sample_groups import SampleGroups
 from octavo.core.spec_decode.drafts import Drafts
 from octavo.interface.engine_config import SchedulerConfig, num_sampled_rows

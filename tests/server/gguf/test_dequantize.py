@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.errors import ModelError
 from octavo.gguf.dequantize import _OWN, dequantize
-from octavo.gguf.finite_blocks import _SCALES, block_check
-from octavo.gguf.header import TENSOR_TYPES
+from octavo.gguf.header import _SCALES, TENSOR_TYPES, block_check
 
 DECODABLE = sorted(kind.name for kind in quants._type_traits)
 

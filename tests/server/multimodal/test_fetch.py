@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.multimodal import fetch as module
-from octavo.multimodal.addresses import is_public
-from octavo.multimodal.fetch import FetchError, MediaRules, base64_bytes, data_url_bytes, fetch
+from octavo.multimodal.fetch import FetchError, MediaRules, base64_bytes, data_url_bytes, fetch, is_public
 
 PUBLIC = "93.184.216.34"
 RULES = MediaRules.of(["pictures.example", "other.example"])

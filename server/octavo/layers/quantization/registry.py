@@ -10,13 +10,19 @@ from octavo.errors import ConfigError, ModelError
 from octavo.interface.config_checks import Fields
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.quantizations import ALIASES, GPU_ONLINE, ONLINE, STORED
-from octavo.layers.quantization.as_stored import AsStoredConfig
 from octavo.layers.quantization.awq import AWQ
-from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
+from octavo.layers.quantization.base import ExpertsBase, LinearBase, LinearMethod, MoEMethod, QuantizationConfig
 from octavo.layers.quantization.bitsandbytes import BitsAndBytes
 from octavo.layers.quantization.checkpoint import CheckpointConfig
 from octavo.layers.quantization.compressed_tensors import CompressedTensors
-from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod, WeightTypes, has_dense_kernels, has_kernels
+from octavo.layers.quantization.dense import (
+    FLOAT_TYPES,
+    DenseConfig,
+    DenseLinearMethod,
+    WeightTypes,
+    has_dense_kernels,
+    has_kernels,
+)
 from octavo.layers.quantization.fp4 import MXFP4
 from octavo.layers.quantization.fp8 import FBGEMM, FP8
 from octavo.layers.quantization.gptq import GPTQ
@@ -25,6 +31,27 @@ from octavo.layers.quantization.modelopt import ModelOpt
 from octavo.layers.quantization.online import OnlineConfig
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
 from octavo.layers.quantization.weight_format import CheckpointFormat, StoredModule
+
+
+class AsStoredConfig(QuantizationConfig):
+    """Codes where all of a layer's tensors are quantised; values, where one of them is not, as its 16 or 32 bits were
+    wanted."""
+
+    name = "gguf"
+
+    def __init__(self, values: DenseConfig | UnquantizedConfig) -> None:
+        self._codes, self._values = Int8Config(), values
+
+    def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
+        """See `QuantizationConfig`."""
+        plain = any(qtype in FLOAT_TYPES for qtype in layer.stored_types)
+        return (self._values if plain else self._codes).linear_method(name, layer)
+
+    def moe_method(self, name: str, layer: ExpertsBase) -> MoEMethod:
+        """See `QuantizationConfig`."""
+        plain = any(qtype in FLOAT_TYPES for types in layer.stored_types for qtype in types.values())
+        return (self._values if plain else self._codes).moe_method(name, layer)
+
 
 # By quant_method of the description.
 _FORMATS: dict[str, Callable[[Fields], CheckpointFormat]] = {
