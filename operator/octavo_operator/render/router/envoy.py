@@ -185,7 +185,7 @@ def listener(spec: RouterSpec, pool: Pool) -> Json:
 
 # Engines are told how often a request was sent: one that was to another before is sent no further for want of an
 # adapter, so that a name which nobody has costs a second try and not six.
-COUNTED = {"include_request_attempt_count": True}
+COUNTED = {"include_request_attempt_count": True, "request_body_buffer_limit": MAX_BODY_BYTES}
 
 
 def adapter_headers() -> Json:
@@ -230,7 +230,8 @@ def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[J
         "@type": "type.googleapis.com/envoy.config.listener.v3.Listener",
         "name": "clients",
         "address": {"socket_address": {"address": spec.address, "port_value": spec.port}},
-        "per_connection_buffer_limit_bytes": MAX_BODY_BYTES,
+        # Envoy reads as much before it looks at a head: 40 clients at once would fill the memory with refused bodies.
+        "per_connection_buffer_limit_bytes": 2**20,
         # A file that the listener names is read with the listener: another text has to make another listener.
         "metadata": {"filter_metadata": {"octavo": {"key.lua": digest(script)}}},
         "filter_chains": [{"filters": [manager]}],
