@@ -65,6 +65,8 @@ def answering(files: dict[str, str]) -> dict[str, str]:
     answer = {"direct_response": {"status": 200}, "match": {"prefix": "/"}}
     key = {"header": {"key": "x-key", "value": f"%REQ({KEY_HEADER})%"}, "keep_empty_value": False}
     host["routes"] = [{**answer, "response_headers_to_add": [key]}]
+    # A route that answers by itself has no limit of its own for bodies: the connection's holds.
+    listeners["resources"][0]["per_connection_buffer_limit_bytes"] = MAX_BODY_BYTES
     return {**files, "lds.yaml": json.dumps(listeners)}
 
 
