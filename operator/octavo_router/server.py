@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -32,6 +32,7 @@ from octavo_router.replicas import Replicas
 
 ENVOY_MARGIN_SECONDS = 5.0  # so much longer than a hold Envoy waits
 FIRST_ROOM = 4  # of a replica that has not been asked yet
+UNKNOWN_POOL_SECONDS = 30.0  # until Envoy tells of a pool whose model is listed, or it never does
 _UNKNOWN_START_SECONDS = 10.0
 _RETRIES, _RETRIES_A_SECOND = 5, 2  # of Envoy: what a route says, and how often it tries again while it waits
 _STARTING_STATUS, _FAILED_STATUS = 425, 424  # Envoy makes a 503 of them, in the client's dialect
@@ -42,7 +43,9 @@ _GONE = (
 )
 _ELSEWHERE = "pods of another model, or of another backend of a split, keep what this request names"
 _MAX_REASON = 1024
+_TICK = 0.1  # seconds by which a timer may come early
 _KEY, _CLUSTER = "request.headers['x-octavo-key']", "xds.cluster_name"
+_POOL = "request.headers['x-octavo-pool']"  # of a gateway alone, also while Envoy does not know the cluster yet
 _TENANT, _TENANT_ID = "request.headers['x-octavo-tenant']", "request.headers['x-octavo-tenant-id']"
 _METHOD, _PATH, _UPLOAD = "request.method", "request.url_path", "/v1/files"
 _LIMITS = "limits"  # by the filter that asks for a tenant
@@ -142,11 +145,10 @@ class Processor:
         return self._pools[pool].replicas if pool in self._pools else None
 
     def pick(
-        self, said: dict[str, str], prompt: Prompt, began: float, keeper: str | None = None
+        self, pool: str, said: dict[str, str], prompt: Prompt, began: float, keeper: str | None = None
     ) -> tuple[Picker, Pick] | None:
         """The replica of a request, which counts until the picker's `end`. `said`: its attributes; `began`: of
         `time.perf_counter`, when reading the request did, or its wait was over; `keeper`: no other will do."""
-        pool = said.get(_CLUSTER, "")
         picker = self._pools.get(pool)
         if picker is None:
             return None
@@ -168,9 +170,12 @@ class Processor:
             self._release(pool)
 
     def holds(self, pool: str) -> bool:
-        """Whether a request of the pool has to wait: for a replica, or behind those that do."""
-        if not self._hold.max_requests or pool not in self._pools:
+        """Whether a request of the pool has to wait: for a replica, or behind those that do. Only a model that has just
+        come, or gone, has a pool of which Envoy has not told: its name is in another file than its cluster."""
+        if not self._hold.max_requests or self._found is None or not pool:
             return False
+        if pool not in self._pools:
+            return True
         return not self._pools[pool].replicas or (self._hold.waiting(pool) > 0 and not self._hold.is_full)
 
     def wait(self, pool: str, go: Callable[[bytes | None], None]) -> Ticket | bytes:
@@ -181,8 +186,10 @@ class Processor:
         if ticket is None:
             self.metrics.refused.labels(pool, "full").inc()
             return self._starting(pool)
-        timer = asyncio.get_running_loop().call_later(self._hold.max_seconds, self._late, ticket)
-        self._waiting[ticket.number] = _Waiting(go, timer, now)
+        seconds = self._hold.max_seconds
+        if pool not in self._pools:
+            seconds = min(seconds, UNKNOWN_POOL_SECONDS)
+        self._waiting[ticket.number] = _Waiting(go, self._timer(seconds, ticket), now)
         self._arrived.set()
         self._arrived = asyncio.Event()
         return ticket
@@ -192,9 +199,17 @@ class Processor:
         self._hold.leave(ticket)
         self._no_longer(ticket)
 
+    def _timer(self, seconds: float, ticket: Ticket) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, self._late, ticket)
+
     def _late(self, ticket: Ticket) -> None:
-        self._hold.leave(ticket)
         picker = self._pools.get(ticket.pool)
+        left = ticket.deadline - time.monotonic()
+        if picker and not picker.replicas and left > _TICK:  # it came with an unknown pool, which is known by now
+            waiting = self._waiting[ticket.number]
+            self._waiting[ticket.number] = replace(waiting, timer=self._timer(left, ticket))
+            return
+        self._hold.leave(ticket)
         if picker and picker.replicas:  # they are busy: the engine's own queue says for how long
             self._go(ticket, None)
         else:
@@ -309,7 +324,7 @@ class Request:
         said, body = read(message)
         if _LIMITS in said:
             return self._begin(said.get(_TENANT, ""), account_of(said.get(_TENANT_ID, "")))
-        self._pool, self._head = said.get(_CLUSTER, ""), body is None
+        self._pool, self._head = said.get(_POOL) or said.get(_CLUSTER, ""), body is None
         prompt = read_prompt(body or b"", said.get(_SALT, ""))  # who waits keeps this, and no body of many megabytes
         if path_of(said) == _UPLOAD and not said.get(_KEY):
             said[_KEY] = secrets.token_hex(8)  # a file is a batch to come: as even as conversations, not the first idle
@@ -380,7 +395,7 @@ class Request:
     ) -> None:
         """`deadline`: of its wait, which goes on where the replica has less room than it was thought to."""
         try:
-            self._found = self._processor.pick(said, prompt, began, keeper)
+            self._found = self._processor.pick(self._pool, said, prompt, began, keeper)
         except Exception:
             self._processor.metrics.errors.inc()
             logger.exception("a pick failed; its request goes on without")

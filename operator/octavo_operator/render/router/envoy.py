@@ -212,10 +212,12 @@ def _kept(route: Json) -> list[Json]:
     return [{**route, "match": one, "typed_per_filter_config": {f"{_FILTER}.ext_proc": asked}} for one in matches]
 
 
-def client_listener(spec: RouterSpec, script: str, routes: Json, filters: list[Json]) -> Json:
-    """A listener for clients. `script`: key.lua; `filters` come before it."""
+def client_listener(
+    spec: RouterSpec, script: str, routes: Json, filters: list[Json], told: tuple[str, ...] = ()
+) -> Json:
+    """A listener for clients. `script`: key.lua; `filters` come before it; `told`: headers, to the picker."""
     lua = lua_filter({"filename": f"{spec.directory}/key.lua"})
-    picker = [_picker(spec), _whole_bodies(), _tried_again()] if spec.picker_port else []
+    picker = [_picker(spec, told), _whole_bodies(), _tried_again()] if spec.picker_port else []
     manager = _manager("clients", routes, [*filters, lua, *picker, _router()])
     manager["typed_config"] |= {
         "stream_idle_timeout": "600s",
@@ -310,11 +312,11 @@ def _policy(name: str, kind: str, config: Json) -> Json:
     return {"policies": [{"typed_extension_config": {"name": full, "typed_config": {"@type": url, **config}}}]}
 
 
-def _picker(spec: RouterSpec) -> Json:
+def _picker(spec: RouterSpec, headers: tuple[str, ...]) -> Json:
     """The filter that asks the picker: it gets the body of a request, with what it has to know of the head, in one
     message, and sees no answer. When it is dead, slow or wrong, the request goes on without."""
     told = [f"'load-factor={spec.load_factor}'"] if spec.load_factor else []
-    names = (KEY_HEADER, *CALLER_HEADERS)
+    names = (KEY_HEADER, *CALLER_HEADERS, *headers)
     asked = _asks_the_picker("BUFFERED", [*map(_header, names), "request.method", "request.url_path",
                                           "xds.cluster_name", *told])  # fmt: skip
     asked["typed_config"] |= {

@@ -1,6 +1,7 @@
 -- A gateway's part of a request, before its key is made: who asks, for which model, and so which pool answers. Lists of
 -- models, and what is asked of a gateway alone, are answered here. Stands behind key.lua; SETTINGS stand above.
--- Models and tenants' keys are files of their own, looked at once a second: a change of them disturbs no connection.
+-- Models and tenants' keys are files of their own, looked at once a second, models also when somebody names none of
+-- them: a change disturbs no connection.
 local format, gsub, match = string.format, string.gsub, string.match
 local ror = bit.ror
 -- What is passed on, when it names a model: nothing else, however it is written. Engines have more than tenants may use.
@@ -18,7 +19,8 @@ local KINDS = {
   [404] = {"invalid_request_error", "not_found_error"},
 }
 local NO_KEY = "Send a valid API key: Authorization: Bearer KEY, X-Api-Key: KEY or Api-Key: KEY"
-local state = {checked = 0, models = {}, names = {}, keys = {}, texts = {}}
+local LOOK_MS, MISS_MS = 1000, 100  -- between two looks at files; at models, when somebody names none of them
+local state = {checked = 0, read = 0, models = {}, names = {}, keys = {}, texts = {}}
 
 local function content(path)
   local file = io.open(path, "rb")
@@ -67,10 +69,8 @@ local function sha256(text)
   return table.concat(h)
 end
 
-local function look_again()
-  local now = os.time()
-  if now == state.checked then return end
-  state.checked = now
+local function read_models(now)
+  state.read = now
   local text = content(SETTINGS.models)
   if text and text ~= state.text then
     local read = loadstring(text)
@@ -79,6 +79,13 @@ local function look_again()
       for _, model in ipairs(state.models) do state.names[model.name] = model end
     end
   end
+end
+
+local function look_again(handle)
+  local now = handle:timestamp()  -- milliseconds
+  if now - state.checked < LOOK_MS then return end
+  state.checked = now
+  read_models(now)
   local keys = {}
   for _, tenant in ipairs(SETTINGS.tenants) do
     local key = match(content(tenant.key_file) or "", "^%s*(.-)%s*$")
@@ -129,8 +136,14 @@ local function allowed(ask, model)
   return not models or models[model.name]
 end
 
+local function named(name) return state.names[name] or state.names[match(name, "^(.*):latest$")] end
+
 local function model_of(ask, name)
-  local found = state.names[name] or state.names[match(name, "^(.*):latest$")]
+  local found = named(name)
+  if not found and ask.handle:timestamp() - state.read >= MISS_MS then  -- another thread may list it already
+    read_models(ask.handle:timestamp())
+    found = named(name)
+  end
   return found and allowed(ask, found) and found or nil
 end
 
@@ -293,7 +306,7 @@ end
 -- With tenants two filters run this, and what limits tenants stands between them, so that nobody waits for a body to be
 -- refused: the first one (DOOR) reads the head. It tells the second one whose request it is where no client can.
 function envoy_on_request(handle)
-  look_again()
+  look_again(handle)
   if #SETTINGS.tenants == 0 then
     local ask = enter(handle)
     if ask then go_on(ask) end

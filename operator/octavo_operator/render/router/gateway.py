@@ -169,7 +169,8 @@ def listener(gateway: GatewaySpec) -> Json:
             {"name": one.name, "headers": [{"name": TENANT_HEADER, "string_match": {"exact": one.name}}]}
             for one in gateway.tenants
         ]
-    made = client_listener(gateway.router, gateway_lua(gateway), {"virtual_hosts": [host]}, _before_bodies(gateway))
+    before = _before_bodies(gateway)
+    made = client_listener(gateway.router, gateway_lua(gateway), {"virtual_hosts": [host]}, before, (POOL_HEADER,))
     if gateway.tls_directory:
         made["filter_chains"][0]["transport_socket"] = _tls(gateway)
     return made
