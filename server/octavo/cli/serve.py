@@ -16,7 +16,7 @@ from octavo.entrypoints.args import ServerArgs, parse_module
 from octavo.entrypoints.listening import bind, check_ports
 from octavo.errors import ConfigError, ModelError
 from octavo.executor.headless import NodeState, run_headless
-from octavo.executor.signed_channel import cluster_token
+from octavo.executor.tls_channel import cluster_token
 from octavo.fetch.cache import mark_as_served
 from octavo.fetch.model_names import check_model_name
 from octavo.flags.config_file import with_config_file

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, combinations
 from typing import IO, TYPE_CHECKING, Any
 
-from octavo.executor.signed_channel import TOKEN
+from octavo.executor.tls_channel import TOKEN
 from octavo.system.environment import RAY_SECRETS, process_environment
 from octavo.system.heartbeat import Heartbeat
 from octavo.system.temporary import temporary_file

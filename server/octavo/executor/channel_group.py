@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo.executor.signed_channel import SignedChannel
+from octavo.executor.tls_channel import TlsChannel
 from octavo.layers.parallel import GatheringGroup
 from octavo.system.channel import Kind
 
@@ -16,7 +16,7 @@ class ChannelGroup(GatheringGroup):
     """See `octavo.layers.parallel.Group`: everything is gathered, and added up in the order of ranks on each."""
 
     def __init__(
-        self, channels: Sequence[SignedChannel], rank: int, ranks: int, timeout_seconds: float, member: str = "rank"
+        self, channels: Sequence[TlsChannel], rank: int, ranks: int, timeout_seconds: float, member: str = "rank"
     ) -> None:
         """``channels``: of rank 0 to the others in their order, of another to rank 0. ``member``: what errors call one,
         where each of these speaks for a node."""
@@ -58,7 +58,7 @@ class ChannelGroup(GatheringGroup):
             if not channel.flush(self._timeout):
                 raise RuntimeError(f"{self._member} {self.rank} could not send within {self._timeout:g} s")
 
-    def _receive(self, channel: SignedChannel, rank: int) -> bytearray:
+    def _receive(self, channel: TlsChannel, rank: int) -> bytearray:
         self._late = [rank]
         try:
             while not (frames := list(channel.receive())):

@@ -13,7 +13,7 @@ from functools import partial
 from octavo.errors import OctavoError
 from octavo.executor.nodes import fingerprint, pack_beats
 from octavo.executor.rank_processes import RankProcesses
-from octavo.executor.signed_channel import ROLES, RefusedError, SignedChannel, cluster_token, connect
+from octavo.executor.tls_channel import ROLES, RefusedError, TlsChannel, cluster_token, connect
 from octavo.interface.engine_config import EngineConfig
 from octavo.system.channel import Kind
 from octavo.system.heartbeat import Heartbeat
@@ -119,14 +119,14 @@ def _join(config: EngineConfig, state: NodeState, pages: list[Heartbeat], local:
     run(worker, place, control, inbox, pages[0], local)
 
 
-def _connect(address: tuple[str, int], token: bytes, node: int, role: str, seconds: float) -> SignedChannel:
+def _connect(address: tuple[str, int], token: bytes, node: int, role: str, seconds: float) -> TlsChannel:
     try:
         return connect(address, token, node, role, seconds)
     except ConnectionError as error:
         raise RefusedError(str(error)) from None
 
 
-def _beat_forever(beats: SignedChannel, pages: list[Heartbeat]) -> None:
+def _beat_forever(beats: TlsChannel, pages: list[Heartbeat]) -> None:
     while True:
         pages[0].beat()
         beats.send(Kind.BEAT, pack_beats(pages))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from octavo.errors import ConfigError
 from octavo.executor.rank_processes import RankProcesses
 from octavo.executor.ranks import WATCH_SECONDS, Ranks, Watched
-from octavo.executor.signed_channel import ROLES, Greeted, SignedChannel, accept, cluster_token
+from octavo.executor.tls_channel import ROLES, Greeted, TlsChannel, accept, cluster_token
 from octavo.interface.engine_config import EngineConfig
 from octavo.system.channel import Channel, Kind
 from octavo.system.heartbeat import Heartbeat
@@ -132,7 +132,7 @@ class NodeRanks(Ranks):
         self._token = placement.token.encode() if placement is not None else cluster_token()
         self._fingerprint = fingerprint(config)
         self._address = config.parallel.master_addr, config.parallel.master_port
-        self._joined: dict[tuple[int, str], SignedChannel] = {}
+        self._joined: dict[tuple[int, str], TlsChannel] = {}
         self._has_said: set[int] = set()  # ranks whose configuration is as here
         self._handshakes: SimpleQueue[Greeted | None] = SimpleQueue()
         if heartbeats is None:

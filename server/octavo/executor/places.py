@@ -11,8 +11,8 @@ from pathlib import Path
 
 from octavo.executor.channel_group import ChannelGroup
 from octavo.executor.node_group import NodeGroup
-from octavo.executor.signed_channel import SignedChannel
 from octavo.executor.stage_links import ChannelLink, MemoryLink, NoLink, SpreadLink
+from octavo.executor.tls_channel import TlsChannel
 from octavo.interface.engine_config import EngineConfig, ParallelConfig
 from octavo.layers.parallel import Group, SharedMemoryGroup, TensorParallel
 from octavo.worker.stage import StageLink
@@ -107,7 +107,7 @@ def device_place(config: EngineConfig, rank: int, folder: Path, check: Callable[
 
 
 def place_of_node(
-    parallel: ParallelConfig, node: int, channels: Sequence[SignedChannel], shared: Sequence[int] | None = None
+    parallel: ParallelConfig, node: int, channels: Sequence[TlsChannel], shared: Sequence[int] | None = None
 ) -> Place:
     """That of the first rank of a node. ``channels``: see `ChannelGroup`; ``shared``: what `create_memory` has made for
     it (None: the node has no other rank)."""

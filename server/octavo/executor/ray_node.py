@@ -31,7 +31,7 @@ def run_node(line: str, node: int) -> str:
 def main() -> int:
     """Be the node that a line of JSON on stdin describes; returns the exit status."""
     from octavo.executor.headless import NodeState, run_headless
-    from octavo.executor.signed_channel import TOKEN
+    from octavo.executor.tls_channel import TOKEN
     from octavo.interface.engine_config import EngineConfig
     from octavo.system.logging_setup import setup_logging
     from octavo.system.parent import die_with_parent, read_line_from_stdin

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from octavo.executor.signed_channel import SignedChannel
+from octavo.executor.tls_channel import TlsChannel
 from octavo.system.channel import Channel, Kind
 from octavo.worker.stage import StageLink
 
@@ -127,7 +127,7 @@ class NoLink:
         raise NotImplementedError
 
 
-def _hand_on(source: SignedChannel, target: SignedChannel, timeout_seconds: float) -> None:
+def _hand_on(source: TlsChannel, target: TlsChannel, timeout_seconds: float) -> None:
     """Everything, until one of the nodes has ended, as others notice. Nobody else reads ``source`` or writes to
     ``target``; what else they do with these is another thread's."""
     readable = select.poll()
@@ -148,7 +148,7 @@ class ChannelLink:
     send."""
 
     def __init__(
-        self, channel: SignedChannel, other: int, timeout_seconds: float, nodes: Sequence[SignedChannel] = ()
+        self, channel: TlsChannel, other: int, timeout_seconds: float, nodes: Sequence[TlsChannel] = ()
     ) -> None:
         """``other``: the rank at the other end; ``nodes``: on node 0, to all others in their order."""
         self._channel, self._other, self._timeout = channel, other, timeout_seconds

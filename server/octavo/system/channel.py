@@ -118,10 +118,14 @@ class Channel:
                 data = b""
             if not data:
                 raise EOFError("the other end is closed")
-            self._frames.feed(data)
             size = len(data)
+            self._frames.feed(self._decode(data))
         while found := self._frames.take():
             yield found
+
+    def _decode(self, data: bytes) -> bytes:
+        """Return what received ``data`` means. Raises EOFError for what the other end did not send."""
+        return data
 
     def wait(self, seconds: float | None = None, others: Sequence[int] = ()) -> bool:
         """Wait for something to receive, here or from the descriptors ``others``; False after ``seconds`` without.

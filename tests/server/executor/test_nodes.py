@@ -28,8 +28,8 @@ from octavo.engine.args import EngineArgs
 from octavo.executor.channel_group import ChannelGroup
 from octavo.executor.node_group import NodeGroup
 from octavo.executor.nodes import NodeRanks, fingerprint
-from octavo.executor.signed_channel import Greeted, RefusedError, SignedChannel, accept, connect
 from octavo.executor.stage_links import ChannelLink
+from octavo.executor.tls_channel import Greeted, RefusedError, TlsChannel, accept, connect
 from octavo.interface.engine_config import ParallelConfig
 from octavo.layers.parallel import SharedMemoryGroup, sum_in_order
 from octavo.system.channel import Kind
@@ -55,7 +55,7 @@ class Listener:
         thread.start()
         return thread
 
-    def pair(self, rank: int = 1, role: str = "tensors") -> tuple[SignedChannel, SignedChannel]:
+    def pair(self, rank: int = 1, role: str = "tensors") -> tuple[TlsChannel, TlsChannel]:
         thread = self.take()
         client = connect(self.address, TOKEN, rank, role, 30)
         thread.join()
@@ -69,7 +69,7 @@ def listener() -> Listener:
     return Listener()
 
 
-def received(channel: SignedChannel) -> list[tuple[Kind, bytearray]]:
+def received(channel: TlsChannel) -> list[tuple[Kind, bytearray]]:
     channel.wait(30)
     return list(channel.receive())
 
@@ -106,7 +106,9 @@ def test_a_rank_that_is_not_expected_is_not_taken(listener: Listener) -> None:
     assert listener.greeted == [None]
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n" * 20, b"octavo-1" + bytes(37) + b"x" * 64])
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\n\r\n" * 20, b"\x16\x03\x01\x00\x20" + bytes(64), b"\x16\x03\x01\xff\xff"]
+)
 def test_a_port_scan_is_harmless(sent: bytes, listener: Listener) -> None:
     thread = listener.take()
     with socket.create_connection(listener.address) as scanner:
@@ -160,21 +162,58 @@ def test_what_was_recorded_is_refused(listener: Listener) -> None:
     assert listener.greeted[-1] is None
 
 
-@pytest.mark.parametrize("wrong", ["changed", "longer", "huge"])
+@pytest.mark.parametrize("wrong", ["changed", "cut", "left out"])
 def test_a_frame_that_was_not_sent_so_is_refused(wrong: str, listener: Listener) -> None:
     server, client = listener.pair()
     client._push = lambda: None  # type: ignore[method-assign]
     client.send(Kind.SUM, b"12345678")
     data = bytearray(client._unsent)
     if wrong == "changed":
-        data[7] ^= 1
-    elif wrong == "longer":
-        data[0] -= 1
+        data[-1] ^= 1
+    elif wrong == "cut":
+        data[4] -= 1
+        del data[-1]
     else:
-        data[3] = 0x7F
-    client._socket.sendall(data)
-    with pytest.raises(EOFError, match="too large" if wrong == "huge" else "not authentic"):
+        data.clear()
+    client._unsent.clear()
+    client.send(Kind.SUM, b"next")
+    client._socket.sendall(data + client._unsent)
+    with pytest.raises(EOFError, match="not authentic"):
         received(server)
+
+
+def test_what_crosses_the_network_cannot_be_read(listener: Listener) -> None:
+    recorder = Recorder(listener.address)
+    thread = listener.take()
+    client = connect(recorder.listener.getsockname(), TOKEN, 1, "control", 30)
+    thread.join()
+    client.send(Kind.SUM, b"a private prompt")
+    greeted = listener.greeted[-1]
+    assert greeted is not None and received(greeted.channel) == [(Kind.SUM, b"a private prompt")]
+    assert b"private" not in recorder.sent and TOKEN not in recorder.sent
+
+
+def test_one_thread_may_send_while_another_receives(listener: Listener) -> None:
+    """Each direction of a connection is whole when both are busy: node 0 hands on stages' states in such a thread."""
+    server, client = listener.pair()
+    frames = [os.urandom(size) for size in (1, 16_384, 300_000) * 30]
+
+    def send() -> None:
+        for data in frames:
+            server.send(Kind.TENSOR, data)
+            assert server.flush(60)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    sent, got, back = iter(frames), list[bytes](), list[bytes]()
+    while len(got) < len(frames) or len(back) < len(frames):
+        if data := next(sent, b""):
+            client.send(Kind.TENSOR, data)
+        client.wait(0.01)
+        got += [bytes(payload) for _, payload in client.receive()]
+        back += [bytes(payload) for _, payload in server.receive()]
+    thread.join()
+    assert got == frames and back == frames
 
 
 def test_ranks_add_up_in_order(listener: Listener) -> None:
@@ -248,7 +287,7 @@ def test_a_node_that_goes_before_all_have_come_may_come_again(tmp_path: Path, mo
     waiting = threading.Thread(target=lambda: found.append(NodeRanks(config)))
     waiting.start()
 
-    def join(rank: int, said: str) -> list[SignedChannel]:
+    def join(rank: int, said: str) -> list[TlsChannel]:
         address = "127.0.0.1", args.master_port
         channels = [connect(address, TOKEN, rank, role, 10) for role in ("control", "tensors", "beats")]
         channels[0].send(Kind.JOIN, said.encode())
