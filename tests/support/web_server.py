@@ -82,6 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         web.seen.append((path, first, len(body), self.headers.get("Authorization")))
         self.send_response(206 if partial else 200)
         self.send_header("ETag", etag)
+        self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
         self.send_header("Content-Length", str(last + 1 - first))
         if partial:
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")

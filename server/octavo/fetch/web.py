@@ -19,12 +19,14 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from octavo.errors import ModelError
+from octavo.fetch.bucket_role import files_of_bucket
 from octavo.fetch.cache import cache_dir, disk_error, locked, publish, write_json_atomically
-from octavo.fetch.download import Headers, RemoteFile, ResponseError, UnreachableError, probe, read_range, resume
+from octavo.fetch.download import Headers, RemoteFile, ResponseError, UnreachableError
 from octavo.fetch.headers import get_header
 from octavo.fetch.model_config import check_before_weights, weight_map_files
 from octavo.fetch.object_store import SCHEMES, Signer, https_address
 from octavo.fetch.progress import Progress, format_bytes
+from octavo.fetch.remote_files import RemoteFiles, WebFiles
 from octavo.gguf.file_names import all_parts
 
 _NEEDED = "config.json"
@@ -34,7 +36,6 @@ _OPTIONAL = (
     "preprocessor_config.json",
 )  # fmt: skip
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
-_TIMEOUT = 30.0
 _RECORD = "fetched.json"
 _MAX_DESCRIPTION = 16 << 20
 
@@ -144,7 +145,7 @@ def _folder(where: WebAddress, download_dir: str | None, version: str = "") -> P
 class _WebModel:
     def __init__(self, where: WebAddress, folder: Path, progress: bool, names: Sequence[str] = ()) -> None:
         self.where, self.folder, self.progress, self.names = where, folder, progress, list(names)
-        self.headers = _headers(where)
+        self.remote = _remote(where)
 
     @property
     def result(self) -> Path:
@@ -183,7 +184,7 @@ class _WebModel:
         found: dict[str, RemoteFile] = {}
         for name in names:
             try:
-                found[name] = probe(self.where.of(name), headers=self.headers, timeout=_TIMEOUT)
+                found[name] = self.remote.probe(self.where.of(name))
             except ResponseError as error:
                 if not (optional or name in _OPTIONAL) or error.status not in (403, 404, 410):
                     raise  # some stores answer 403 for what is not there
@@ -213,10 +214,7 @@ class _WebModel:
         for old in self.folder.glob(f".{name}.*.part"):
             if old != part:
                 old.unlink()  # of a version that is no longer there
-        resume(
-            self.where.of(name), part, file.size, headers=self.headers, timeout=_TIMEOUT, advance=bar.advance,
-            version=file.etag,
-        )  # fmt: skip
+        self.remote.resume(self.where.of(name), part, file, bar.advance)
         if (pin := self.where.sha256) and (found := _sha256(part)) != pin:
             part.unlink()
             raise ModelError(
@@ -257,18 +255,24 @@ def _headers(where: WebAddress) -> Headers:
     return {"Authorization": f"Bearer {token}"} if token and not where.shown.startswith("s3://") else {}
 
 
+def _remote(where: WebAddress) -> RemoteFiles:
+    headers = _headers(where)
+    files = WebFiles(headers)
+    return files if headers or where.signer is None else files_of_bucket(where.shown, files)
+
+
 def fetch_web_headers(address: str, into: Path) -> Path:
     """The description of a model at an address and its files of weights, with their headers and nothing behind them:
     of the right size, they take no room. Raises ModelError."""
     where = WebAddress.parse(address)
-    headers = _headers(where)
+    remote = _remote(where)
 
     def read(name: str) -> Callable[[int, int], bytes]:
-        return lambda first, last: read_range(where.of(name), first, last, headers=headers, timeout=_TIMEOUT)
+        return lambda first, last: remote.read_range(where.of(name), first, last)
 
     def weights(names: list[str]) -> None:
         for name in names:
-            size = probe(where.of(name), headers=headers, timeout=_TIMEOUT).size
+            size = remote.probe(where.of(name)).size
             get_header(read(name), size, into / name)
 
     try:
