@@ -48,23 +48,23 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
     group.add_argument("--dataset-name", choices=DATASETS, default="random", help="Kind of prompts (default: random)")
     group.add_argument(
         "--dataset-path",
-        help="JSON file of conversations, for sharegpt and multi_turn; for custom: JSON lines of prompt and, if you "
-        "like, output_tokens; for custom_image: of image_files, too, or of content (default: none)",
+        help="For sharegpt and multi_turn: JSON file of conversations. For custom: JSON lines of prompt and optional "
+        "output_tokens. For custom_image: also image_files, or content (default: none)",
     )
     group.add_argument(
         "--num-prompts",
         type=int,
         default=1000,
-        help="Number of requests; of multi_turn: of conversations (default: 1000)",
+        help="Number of requests; for multi_turn: of conversations (default: 1000)",
     )
     group.add_argument(
         "--no-oversample", action="store_true",
-        help="Send each request of a file once, where --num-prompts asks for more (default: send some again)",
+        help="Send each request of a file at most once, even if --num-prompts is larger (default: repeat requests)",
     )  # fmt: skip
-    group.add_argument("--disable-shuffle", action="store_true", help="Keep a file's order (default: off)")
+    group.add_argument("--disable-shuffle", action="store_true", help="Keep the order of the file (default: off)")
     group.add_argument("--seed", type=int, default=0, help="Random seed of prompts and arrivals (default: 0)")
     group.add_argument("--input-len", type=int, help="Tokens per random prompt (default: --random-input-len)")
-    group.add_argument("--output-len", type=int, help="Tokens per answer (default: as the dataset's own flag says)")
+    group.add_argument("--output-len", type=int, help="Tokens per answer (default: the dataset's own flag)")
     group.add_argument(
         "--random-input-len",
         type=int,
@@ -83,7 +83,7 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
         default=(0.0, 0.0),
         metavar="RATIO",
         help="Random lengths are within this fraction of the given ones; "
-        '{"input": RATIO, "output": RATIO} for two (default: 0)',
+        '{"input": RATIO, "output": RATIO} sets them separately (default: 0)',
     )
     group.add_argument(
         "--random-prefix-len", type=int, default=0, help="Tokens of a prefix that all random prompts share (default: 0)"
@@ -93,11 +93,11 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
     )
     group.add_argument(
         "--custom-output-len", type=int, default=256,
-        help="Tokens per answer to a custom prompt; -1: as its line says (default: 256)",
+        help="Tokens per answer to a custom prompt; -1: the line's output_tokens (default: 256)",
     )  # fmt: skip
     group.add_argument(
         "--skip-chat-template", action="store_true",
-        help="Send custom prompts as they are (default: as questions, in the model's chat template)",
+        help="Send custom prompts unchanged (default: through the model's chat template)",
     )  # fmt: skip
     group.add_argument(
         "--prefix-repetition-prefix-len", type=int, default=256, help="Tokens per shared prefix (default: 256)"
@@ -113,10 +113,13 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
     )
     group.add_argument("--prefix-repetition-output-len", type=int, default=128, help="Tokens per answer (default: 128)")
     group.add_argument(
-        "--multi-turn-num-turns", type=int, default=5, help="Questions of each conversation, at most (default: 5)"
+        "--multi-turn-num-turns", type=int, default=5, help="Maximum number of questions per conversation (default: 5)"
     )
     group.add_argument(
-        "--multi-turn-prefix-len", type=int, default=256, help="Tokens that all conversations begin with (default: 256)"
+        "--multi-turn-prefix-len",
+        type=int,
+        default=256,
+        help="Tokens of the prefix that all conversations share (default: 256)",
     )
     group.add_argument("--multi-turn-input-len", type=int, default=64, help="Tokens per question (default: 64)")
     group.add_argument("--multi-turn-output-len", type=int, default=128, help="Tokens per answer (default: 128)")

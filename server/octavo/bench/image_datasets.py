@@ -29,7 +29,7 @@ _SENT_AS_IT_IS = ("http://", "https://", "file://", "data:image/")
 def add_image_arguments(group: argparse._ArgumentGroup) -> None:
     """Add the flags that `RandomImages` and `content_of` read."""
     group.add_argument(
-        "--random-mm-base-items-per-request", type=int, default=1, help="Images of a random-mm request (default: 1)"
+        "--random-mm-base-items-per-request", type=int, default=1, help="Images per random-mm request (default: 1)"
     )
     group.add_argument(
         "--random-mm-num-mm-items-range-ratio", type=float, default=0.0, metavar="RATIO",
@@ -37,7 +37,7 @@ def add_image_arguments(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--random-mm-limit-mm-per-prompt", type=_limit, default='{"image": 255, "video": 1}', metavar="JSON",
-        help='Maximum number of images of a request (default: {"image": 255, "video": 1}; no videos are made)',
+        help='Maximum number of images per request (default: {"image": 255, "video": 1}; videos are not generated)',
     )  # fmt: skip
     group.add_argument(
         "--random-mm-bucket-config", type=_buckets, default=_BUCKETS, metavar="DICT",
@@ -45,7 +45,7 @@ def add_image_arguments(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         "--custom-ensure-client-side-data", action="store_true",
-        help="Read the images that custom_image names by files and addresses here, and send them in the requests "
+        help="Read the files and URLs of custom_image on the client and send the images in the requests "
         "(default: the server reads them)",
     )  # fmt: skip
 

@@ -59,12 +59,12 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
     server.add_argument(
         "--tokenizer",
-        help="Model whose tokenizer makes the prompts (default: --model, or what the server says it serves, where that "
-        "is here, else the embedded model)",
+        help="Model whose tokenizer makes the prompts (default: --model or the model that the server reports, if it is "
+        "available locally, else the embedded model)",
     )
     server.add_argument(
         "--request-id-prefix", default="", metavar="TEXT",
-        help="Send X-Request-Id of this and a number, for the server's log (default: none)",
+        help="Prefix of X-Request-Id; a number follows it (default: none)",
     )  # fmt: skip
     server.add_argument(
         "--ready-check-timeout-sec", type=float, default=0,
@@ -91,11 +91,14 @@ def add_arrival_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--ramp-up-end-rps", type=float, help="Request rate at the end of the ramp (default: none)")
     load.add_argument("--max-concurrency", type=int, help="Maximum number of concurrent requests (default: no limit)")
     load.add_argument(
-        "--num-warmups", type=int, default=0, help="Times to send the first request before the measurement (default: 0)"
+        "--num-warmups",
+        type=int,
+        default=0,
+        help="Number of times to send the first request before the measurement (default: 0)",
     )
     load.add_argument(
         "--ignore-eos", action="store_true",
-        help="Always generate the full length (default: off; of random prompts always on)",
+        help="Always generate the full length (default: off; always on for random prompts)",
     )  # fmt: skip
 
 

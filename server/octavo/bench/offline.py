@@ -41,14 +41,14 @@ def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         choices=("hf",),
-        help="Compare with generate of transformers, one prompt at a time and in static batches (default: off)",
+        help="Compare with generate() of transformers, one prompt at a time and in static batches (default: off)",
     )
     parser.add_argument(
         "--hf-max-batch-size", type=int, default=20, help="Prompts per batch of the baseline (default: 20)"
     )
     parser.add_argument(
         "--hf-dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
-        help="Type of the baseline's weights and activations (default: auto, as --dtype)",
+        help="Data type of the baseline (default: auto, as --dtype)",
     )  # fmt: skip
     parser.add_argument("--disable-tqdm", action="store_true", help="Show no progress bar (default: off)")
     add_vllm_flags(parser)

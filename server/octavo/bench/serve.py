@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_arrival_arguments(parser)
     add_sampling_arguments(parser)
     out = parser.add_argument_group("results")
-    out.add_argument("--label", help="Name of this run in the JSON and in its file's name (default: the backend)")
+    out.add_argument("--label", help="Name of this run in the JSON and its file name (default: the backend)")
     out.add_argument(
         "--goodput",
         nargs="+",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--metric-percentiles", default="99", help="Percentiles to print, comma separated (default: 99)")
     out.add_argument("--save-result", action="store_true", help="Write the figures as JSON (default: off)")
     out.add_argument(
-        "--save-detailed", action="store_true", help="Write every request's times and text, too (default: off)"
+        "--save-detailed", action="store_true", help="Also write the times and text of every request (default: off)"
     )
     out.add_argument("--append-result", action="store_true", help="Append to the JSON file (default: overwrite it)")
     out.add_argument(
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PNG",
         nargs="?",
         const="timeline.png",
-        help="Draw a timeline of all requests into this file, timeline.png if none is named (default: off)",
+        help="Draw a timeline of all requests into this file, timeline.png by default (default: off)",
     )
 
 

@@ -29,7 +29,7 @@ def start_once(flags: list[str]) -> tuple[float, float, list[tuple[str, str, flo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo bench startup`."""
     parser.add_argument(
-        "--num-iters", type=int, default=3, help="Starts to measure, after one that is not (default: 3)"
+        "--num-iters", type=int, default=3, help="Number of measured starts, after one warm-up (default: 3)"
     )
     parser.add_argument("--output-json", metavar="FILE", help="Write the figures to this file (default: none)")
     parser.add_argument("serve_args", nargs="*", help="Flags of `octavo serve`, after --")

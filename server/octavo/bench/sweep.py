@@ -52,13 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sweep = parser.add_argument_group("sweep")
     sweep.add_argument(
         "--param", action="append", default=[], metavar="NAME=VALUE[,VALUE...]",
-        help="A flag of `octavo serve` and the values to compare, on and off for switches, none for the default; "
-        "several --param: every combination (default: the flags after -- alone)",
+        help="A flag of `octavo serve` and the values to compare: on and off for switches, none for the default. "
+        "Several --param: every combination (default: only the flags after --)",
     )  # fmt: skip
     sweep.add_argument(
-        "--users", default="1,5,10,20", metavar="N[,N...]", help="Users at once, each load in turn (default: 1,5,10,20)"
+        "--users",
+        default="1,5,10,20",
+        metavar="N[,N...]",
+        help="Numbers of concurrent users, one load each (default: 1,5,10,20)",
     )
-    sweep.add_argument("--requests-per-user", type=int, default=3, help="Requests of each user in a load (default: 3)")
+    sweep.add_argument("--requests-per-user", type=int, default=3, help="Requests per user and load (default: 3)")
     sweep.add_argument("--repeats", type=int, default=2, help="Measurements of each configuration (default: 2)")
     sweep.add_argument(
         "--output-json", metavar="FILE", help="Write all figures to this file after each load (default: none)"

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_chat_flags(parser)
     parser.add_argument(
         "-q", "--quick", metavar="MESSAGE",
-        help="Send one message, print the answer and leave. Standard input that is no terminal is appended to it "
+        help="Send one message, print the answer and exit. Piped standard input is appended to it "
         "(default: a conversation)",
     )  # fmt: skip
 
@@ -29,11 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that `octavo run` has too."""
     parser.add_argument(
-        "--url", help="Running server to talk to instead, as http://127.0.0.1:8000/v1 (default: a server is started)"
+        "--url", help="URL of a running server to use, as http://127.0.0.1:8000/v1 (default: a server is started)"
     )
-    parser.add_argument(
-        "--model-name", help="Name of the model to ask the server for (default: the first that it lists)"
-    )
+    parser.add_argument("--model-name", help="Model name in requests (default: the first that the server lists)")
     parser.add_argument(
         "--api-key", type=str.strip, metavar="KEY", default=os.environ.get("OPENAI_API_KEY"),
         help="API key of the server (default: OPENAI_API_KEY of the environment, else none)",
@@ -44,8 +42,8 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--temperature", type=number,
-        help="Temperature of sampling (default: what the model's files recommend, with top_p and the like; where they "
-        "say nothing 0.7, with top_p 0.9 and min_p 0.05)",
+        help="Sampling temperature (default: the model's recommended sampling parameters; without any 0.7, with top_p "
+        "0.9 and min_p 0.05)",
     )  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="Print the speed of each answer (default: off)")
 

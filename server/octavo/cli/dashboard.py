@@ -19,28 +19,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"Model to start a server for (default: {DEFAULT_MODEL}, the embedded model)",
     )  # fmt: skip
     parser.add_argument(
-        "--url", help="Running server to look at instead, as http://127.0.0.1:8000/v1 (default: a server is started)"
+        "--url", help="URL of a running server to show, as http://127.0.0.1:8000/v1 (default: a server is started)"
     )
     parser.add_argument(
         "--management-url",
         help="Management port of the server at --url, as http://127.0.0.1:8001, for the tab Memory (default: none)",
     )
-    parser.add_argument(
-        "--model-name", help="Name of the model to ask the server for (default: the first that it lists)"
-    )
+    parser.add_argument("--model-name", help="Model name in requests (default: the first that the server lists)")
     parser.add_argument(
         "--api-key", type=str.strip, metavar="KEY",
         default=os.environ.get("OCTAVO_API_KEY") or os.environ.get("OPENAI_API_KEY"),
-        help="API key of the server. Where only this machine can open the page, it is used for all; else each visitor "
-        "is asked for it (default: OCTAVO_API_KEY or OPENAI_API_KEY of the environment, else visitors are asked)",
+        help="API key of the server. It is used for all visitors if only this machine can open the page; otherwise "
+        "each visitor must enter it "
+        "(default: OCTAVO_API_KEY or OPENAI_API_KEY of the environment, else visitors are asked)",
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="Address to listen on (default: 127.0.0.1)")
     parser.add_argument(
-        "--port", type=parse_int, default=7860, help="Port to listen on, 0 for a free one (default: 7860)"
+        "--port", type=parse_int, default=7860, help="Port to listen on; 0: any free one (default: 7860)"
     )
-    parser.add_argument(
-        "serve_args", nargs="*", help="Flags of `octavo serve` for the server that is started, after --"
-    )
+    parser.add_argument("serve_args", nargs="*", help="Flags of `octavo serve` for the started server, after --")
 
 
 def run(args: argparse.Namespace) -> int:

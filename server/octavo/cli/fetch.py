@@ -23,24 +23,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--download-dir", help="Folder for fetched models (default: the caches of Octavo and Hugging Face)"
     )
-    parser.add_argument("--tokenizer", help="Another model whose tokenizer is fetched, too (default: none)")
-    parser.add_argument(
-        "--refresh", action="store_true", help="Ask the hub whether there is something newer (default: off)"
-    )
+    parser.add_argument("--tokenizer", help="Another model to fetch the tokenizer from (default: none)")
+    parser.add_argument("--refresh", action="store_true", help="Check the hub for a newer version (default: off)")
     parser.add_argument(
         "--max-cache-size", type=parse_int, metavar="SIZE",
-        help="Afterwards remove the models that nobody serves and that were used longest ago, until all fetched ones "
-        "take no more than this, as 200GiB (default: remove nothing)",
+        help="Afterwards remove the least recently used models that no server uses, until the cache is no larger than "
+        "this, as 200GiB (default: remove nothing)",
     )  # fmt: skip
     parser.add_argument(
         "--adapter", action="store_true",
         help="Fetch a LoRA adapter: adapter_config.json and adapter_model.safetensors of hf://org/name, "
         "https://host/folder, s3://..., gs://... or pypi://dist==version/folder/ (default: off)",
     )  # fmt: skip
-    parser.add_argument(
-        "--digest", help="sha256:HEX that an adapter's adapter_model.safetensors must have (default: any)"
-    )
-    parser.add_argument("--json", action="store_true", help="Print where the files are as JSON (default: off)")
+    parser.add_argument("--digest", help="Required digest of adapter_model.safetensors, as sha256:HEX (default: any)")
+    parser.add_argument("--json", action="store_true", help="Print the paths of the files as JSON (default: off)")
     parser.add_argument("--quiet", action="store_true", help="Print no progress (default: off)")
 
 

@@ -41,19 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model_tag", nargs="?", metavar="MODEL",
         help=ENGINE_HELP["model"].replace("to serve", "to plan for") + ". A folder with config.json alone, or that "
-        "file, is enough; of a model on a hub, headers are read",
+        "file, is enough. Only headers are read from a hub",
     )  # fmt: skip
     parser.add_argument(
         "--config", metavar="FILE.yaml", action=ConfigFile, default=argparse.SUPPRESS,
-        help="Take flags from a YAML file whose keys are their names; the command line wins (default: none)",
+        help="Read flags from a YAML file, by their names. Flags on the command line win (default: none)",
     )  # fmt: skip
     _add_device_flags(parser.add_argument_group("device"))
     _add_workload_flags(parser.add_argument_group("workload"))
     output = parser.add_argument_group("output").add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="Print one JSON object (default: off)")
     output.add_argument("--yaml", action="store_true", help="Print an LLMDeployment to apply (default: off)")
-    output.add_argument("--explain", action="store_true", help="Print how each figure comes about (default: off)")
-    changing = "Those that change neither memory nor capacity, such as --seed, have no effect on the plan."
+    output.add_argument("--explain", action="store_true", help="Explain each figure (default: off)")
+    changing = "Flags that change neither memory nor capacity, such as --seed, have no effect on the plan."
     engine = parser.add_argument_group("engine, as octavo serve takes them", changing)
     add_engine_flags(engine, skip=("tensor_parallel_size", "pipeline_parallel_size"))
     add_server_flags(
@@ -66,43 +66,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_device_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--gpu", metavar="NAME", help=f"A GPU: {', '.join(GPUS)} (default: this machine's, if it has one)"
+        "--gpu", metavar="NAME", help=f"GPU to plan for: {', '.join(GPUS)} (default: this machine's, if it has one)"
     )
-    group.add_argument("--gpus", type=parse_int, metavar="N", help="GPUs of an engine (default: tp x pp)")
-    group.add_argument("--cpu", action="store_true", help="This machine's CPU and memory (default: if it has no GPU)")
+    group.add_argument("--gpus", type=parse_int, metavar="N", help="Number of GPUs of an engine (default: tp x pp)")
+    group.add_argument(
+        "--cpu", action="store_true", help="Plan for this machine's CPU and memory (default: if it has no GPU)"
+    )
     group.add_argument(
         "--memory", type=parse_int, metavar="SIZE",
-        help="Memory that the engine may use, as 24GiB: of a machine or container without GPUs, or beside --gpu of the "
-        "GPU (default: this machine's)",
+        help="Memory that the engine may use, as 24GiB: the GPU's with --gpu, else the machine's or the container's "
+        "(default: this machine's)",
     )  # fmt: skip
     for name, short in (("tensor", "tp"), ("pipeline", "pp")):
         group.add_argument(
             f"--{name}-parallel-size", f"-{short}", type=parse_int, metavar="N",
-            help=f"Devices that share the model by {name} parallelism, which GPUs are planned for but do not do yet "
-            "(default: 1)",
+            help=f"Devices that share the model by {name} parallelism. Plans include GPUs; engines do not run it there "
+            "yet (default: 1)",
         )  # fmt: skip
     group.add_argument(
         "--calibrate", metavar="URL",
-        help="Measure the server at this address for a minute, which serves the model on the device, and keep its "
-        "speed for later plans (default: off)",
+        help="Measure the server at this address for a minute and store its speed for later plans. It must serve the "
+        "model on the device (default: off)",
     )  # fmt: skip
 
 
 def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--context", type=parse_int, metavar="TOKENS", help="Tokens of a prompt (default: none)")
-    group.add_argument("--output", type=parse_int, metavar="TOKENS", help="Tokens of an answer (default: 256)")
-    group.add_argument("--users", type=parse_int, metavar="N", help="Requests at the same time (default: 1)")
-    group.add_argument("--rps", type=float, metavar="N", help="Requests that arrive each second (default: none)")
+    group.add_argument(
+        "--context", type=parse_int, metavar="TOKENS", help="Number of tokens of a prompt (default: none)"
+    )
+    group.add_argument(
+        "--output", type=parse_int, metavar="TOKENS", help="Number of tokens of an answer (default: 256)"
+    )
+    group.add_argument("--users", type=parse_int, metavar="N", help="Number of concurrent requests (default: 1)")
+    group.add_argument("--rps", type=float, metavar="N", help="Number of requests per second (default: none)")
     group.add_argument(
         "--prefix-share", type=float, metavar="SHARE",
-        help="Share of a prompt that all have in common, from 0 to 1 (default: 0)",
+        help="Fraction of a prompt that all prompts share, from 0 to 1 (default: 0)",
     )  # fmt: skip
-    group.add_argument("--ttft", type=_seconds, metavar="TIME", help="Time to the first token, as 500ms (default: any)")
+    group.add_argument(
+        "--ttft", type=_seconds, metavar="TIME", help="Target time to the first token, as 500ms (default: any)"
+    )
     group.add_argument(
         "--prices", metavar="FILE.toml",
-        help="What devices cost an hour, as h100 = 2.99 or cpu = 0.4: adds what is planned costs (default: none)",
+        help="Price of devices per hour, as h100 = 2.99 or cpu = 0.4. Adds costs to the plan (default: none)",
     )  # fmt: skip
-    group.add_argument("--itl", type=_seconds, metavar="TIME", help="Time between tokens, as 40ms (default: any)")
+    group.add_argument(
+        "--itl", type=_seconds, metavar="TIME", help="Target time between tokens, as 40ms (default: any)"
+    )
 
 
 def _seconds(text: str) -> float:

@@ -11,7 +11,9 @@ from octavo.fetch.progress import format_bytes
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo rm`."""
-    parser.add_argument("model", nargs="+", metavar="MODEL", help="Names of fetched models, as `octavo list` has them")
+    parser.add_argument(
+        "model", nargs="+", metavar="MODEL", help="Names of fetched models, as `octavo list` prints them"
+    )
     parser.add_argument("-y", "--yes", action="store_true", help="Do not ask (default: ask)")
     parser.add_argument(
         "--download-dir", help="Folder of fetched models (default: the caches of Octavo and Hugging Face)"

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "prompt", nargs="*", metavar="PROMPT",
-        help="Question to answer. Standard input that is no terminal is appended to it (default: a conversation)",
+        help="Question to answer. Piped standard input is appended to it (default: a conversation)",
     )  # fmt: skip
     chat.add_chat_flags(parser)
 

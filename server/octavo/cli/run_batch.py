@@ -38,15 +38,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s -i IN.jsonl -o OUT.jsonl [MODEL] [flags]"
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=ENGINE_HELP["model"])
     parser.add_argument(
-        "-i", "--input-file", required=True, metavar="IN.jsonl", help="Requests, one a line, in OpenAI's form"
+        "-i",
+        "--input-file",
+        required=True,
+        metavar="IN.jsonl",
+        help="File of requests in OpenAI's batch format, one per line",
     )
     parser.add_argument(
         "-o", "--output-file", required=True, metavar="OUT.jsonl",
-        help="Answers, one a line in the order in which they end. What an earlier run has left there stays and is not "
-        "asked again",
+        help="File for answers, one per line, in the order in which they finish. Answers of an earlier run are kept "
+        "and not computed again",
     )  # fmt: skip
     parser.add_argument(
-        "--concurrency", type=parse_int, metavar="N", help="Requests under way at once (default: twice --max-num-seqs)"
+        "--concurrency",
+        type=parse_int,
+        metavar="N",
+        help="Number of concurrent requests (default: twice --max-num-seqs)",
     )
     add_engine_flags(parser.add_argument_group("engine"))
     add_server_flags(parser.add_argument_group("answers"), only=_SERVER_FLAGS)

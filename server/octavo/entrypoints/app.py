@@ -49,48 +49,49 @@ from octavo.entrypoints.transport.middleware import ROUTE_PATH, RequestMiddlewar
 from octavo.entrypoints.transport.responses import JSON, route
 
 STATE_OPERATIONS = (
-    Operation("GET", "/health", health.health, "Alive and ready", open=True),
-    Operation("GET", "/livez", health.livez, "Making progress, or nothing to do", open=True),
-    Operation("GET", "/readyz", health.readyz, "Loaded and taking requests", open=True),
-    Operation("GET", "/ping", health.ping, "Alive and ready"),
-    Operation("GET", "/metrics", health.metrics, "Metrics in Prometheus' text format"),
-    Operation("GET", "/load", health.load, "How much is being served", answer=health.Load),
-    Operation("GET", "/version", health.version, "The server's version", answer=health.Version),
+    Operation("GET", "/health", health.health, "Check that the server is alive and ready", open=True),
+    Operation("GET", "/livez", health.livez, "Check that the engine makes progress or is idle", open=True),
+    Operation("GET", "/readyz", health.readyz, "Check that the model is loaded and requests are accepted", open=True),
+    Operation("GET", "/ping", health.ping, "Check that the server is alive and ready"),
+    Operation("GET", "/metrics", health.metrics, "Get metrics in Prometheus' text format"),
+    Operation("GET", "/load", health.load, "Get the number of requests in progress", answer=health.Load),
+    Operation("GET", "/version", health.version, "Get the server's version", answer=health.Version),
 )
-BLOCKS = Operation("GET", "/octavo/blocks", health.blocks, "The KV cache's blocks", answer=health.Blocks)
+BLOCKS = Operation("GET", "/octavo/blocks", health.blocks, "Show the blocks of the KV cache", answer=health.Blocks)
 ADAPTER_OPERATIONS = (  # of the management port alone
-    Operation("GET", "/v1/adapters", models.adapters, "LoRA adapters, and what has become of each",
+    Operation("GET", "/v1/adapters", models.adapters, "List LoRA adapters with their states",
         answer=AdapterReport,
     ),
-    Operation("POST", "/v1/adapters/reload", models.reload_adapters, "Read --lora-list now", answer=AdapterReport),
+    Operation("POST", "/v1/adapters/reload", models.reload_adapters, "Read --lora-list again", answer=AdapterReport),
 )  # fmt: skip
 OLLAMA_OPERATIONS = tuple(
     replace(operation, error=OllamaErrorResponse, name=operation.name or f"ollama_{operation.id}")
     for operation in (
-        Operation("GET", "/api/version", ollama_models.version, "The version of Ollama's API", answer=VersionAnswer),
-        Operation("GET", "/api/tags", ollama_models.tags, "The models served, for Ollama's clients", answer=Tags),
-        Operation("GET", "/api/ps", ollama_models.running, "The model that is loaded", answer=Running),
+        Operation("GET", "/api/version", ollama_models.version, "Get Ollama's API version", answer=VersionAnswer),
+        Operation("GET", "/api/tags", ollama_models.tags, "List models (Ollama format)", answer=Tags),
+        Operation("GET", "/api/ps", ollama_models.running, "Show the loaded model (Ollama format)", answer=Running),
         Operation(
-            "POST", "/api/show", ollama_models.show, "What the model is", body=ollama_bodies.ShowRequest, answer=Show
+            "POST", "/api/show", ollama_models.show, "Show the model's details (Ollama format)",
+            body=ollama_bodies.ShowRequest, answer=Show,
         ),
         Operation(
-            "POST", "/api/chat", generate.chat, "Answer a conversation, in Ollama's form",
+            "POST", "/api/chat", generate.chat, "Create a chat answer (Ollama format)",
             body=ollama_bodies.ChatRequest, answer=ChatAnswer, streams=NDJSON,
         ),
         Operation(
-            "POST", "/api/generate", generate.generate, "Answer a prompt, in Ollama's form",
+            "POST", "/api/generate", generate.generate, "Complete a prompt (Ollama format)",
             body=ollama_bodies.GenerateRequest, answer=GenerateAnswer, streams=NDJSON,
         ),
         Operation(
-            "POST", "/api/embed", embed.embed, "Vectors of texts, in Ollama's form",
+            "POST", "/api/embed", embed.embed, "Create embeddings (Ollama format)",
             body=ollama_bodies.EmbedRequest, answer=EmbedAnswer,
         ),
         Operation(
-            "POST", "/api/embeddings", embed.embeddings, "The vector of a text, in Ollama's older form",
+            "POST", "/api/embeddings", embed.embeddings, "Create one embedding (older Ollama format)",
             body=ollama_bodies.EmbeddingsRequest, answer=EmbeddingsAnswer,
         ),
         *(
-            Operation(method, f"/api/{name}", not_built, f"Refused: there is no {name}", name=f"ollama_{name}")
+            Operation(method, f"/api/{name}", not_built, f"Not supported: {name} is refused", name=f"ollama_{name}")
             for method, name in (
                 ("POST", "pull"), ("POST", "push"), ("POST", "create"), ("POST", "copy"), ("DELETE", "delete"),
             )
@@ -99,107 +100,111 @@ OLLAMA_OPERATIONS = tuple(
 )  # fmt: skip
 BATCH_OPERATIONS = (
     Operation(
-        "POST", "/v1/files", batches.upload_file, "Upload a file of requests", form=batches.FORM, answer=FileAnswer
+        "POST", "/v1/files", batches.upload_file, "Upload a file", form=batches.FORM, answer=FileAnswer
     ),
-    Operation("GET", "/v1/files", batches.list_files, "The files of batches", answer=FileList,
+    Operation("GET", "/v1/files", batches.list_files, "List files", answer=FileList,
         query=batches.FILES_QUERY,
     ),
-    Operation("GET", "/v1/files/{file_id}", batches.retrieve_file, "One of them", answer=FileAnswer),
+    Operation("GET", "/v1/files/{file_id}", batches.retrieve_file, "Retrieve a file's metadata", answer=FileAnswer),
     Operation(
-        "GET", "/v1/files/{file_id}/content", batches.file_content, "Its bytes", answer="application/octet-stream"
+        "GET", "/v1/files/{file_id}/content", batches.file_content, "Download a file", answer="application/octet-stream"
     ),
-    Operation("DELETE", "/v1/files/{file_id}", batches.delete_file, "Delete it", answer=FileDeleted),
+    Operation("DELETE", "/v1/files/{file_id}", batches.delete_file, "Delete a file", answer=FileDeleted),
     Operation(
-        "POST", "/v1/batches", batches.create_batch, "Answer the requests of a file, when there is time",
+        "POST", "/v1/batches", batches.create_batch, "Create a batch",
         body=batches.BatchRequest, answer=BatchAnswer,
     ),
-    Operation("GET", "/v1/batches", batches.list_batches, "The batches", answer=BatchList, query=batches.BATCHES_QUERY),
-    Operation("GET", "/v1/batches/{batch_id}", batches.retrieve_batch, "One of them", answer=BatchAnswer),
-    Operation("POST", "/v1/batches/{batch_id}/cancel", batches.cancel_batch, "Stop it", answer=BatchAnswer),
+    Operation(
+        "GET", "/v1/batches", batches.list_batches, "List batches", answer=BatchList, query=batches.BATCHES_QUERY
+    ),
+    Operation("GET", "/v1/batches/{batch_id}", batches.retrieve_batch, "Retrieve a batch", answer=BatchAnswer),
+    Operation("POST", "/v1/batches/{batch_id}/cancel", batches.cancel_batch, "Cancel a batch", answer=BatchAnswer),
 )  # fmt: skip
 WORK_OPERATIONS = (
-    Operation("GET", "/", pages.index, "This server at a glance", answer="text/html"),
+    Operation("GET", "/", pages.index, "Show an overview of this server", answer="text/html"),
     Operation(
-        "POST", "/v1/completions", completions.create_completion, "Complete a text",
+        "POST", "/v1/completions", completions.create_completion, "Create a completion",
         body=CompletionRequest, answer=Completion, streams="text/event-stream",
     ),
     Operation(
-        "POST", "/v1/chat/completions", chat.create_chat_completion, "Answer a conversation",
+        "POST", "/v1/chat/completions", chat.create_chat_completion, "Create a chat completion",
         body=ChatCompletionRequest, answer=ChatCompletion, streams="text/event-stream",
     ),
     Operation(
-        "POST", "/v1/responses", responses.create_response, "Answer items of a conversation",
+        "POST", "/v1/responses", responses.create_response, "Create a response",
         body=ResponsesRequest, answer=ResponseObject, streams="text/event-stream",
     ),
     Operation(
-        "POST", "/v1/responses/input_tokens", responses.count_input_tokens, "Tokens that such items have",
+        "POST", "/v1/responses/input_tokens", responses.count_input_tokens, "Count a response's input tokens",
         body=InputTokensRequest, answer=InputTokenCount,
     ),
     Operation(
-        "POST", "/v1/responses/compact", responses.compact_response, "Refused: it is not supported",
+        "POST", "/v1/responses/compact", responses.compact_response, "Not supported: compaction is refused",
         answer=ResponseObject,
     ),
     Operation(
-        "GET", "/v1/responses/{response_id}", responses.retrieve_response, "A stored response", answer=ResponseObject
+        "GET", "/v1/responses/{response_id}", responses.retrieve_response, "Retrieve a stored response",
+        answer=ResponseObject,
     ),
     Operation(
-        "DELETE", "/v1/responses/{response_id}", responses.delete_response, "Forget a stored response",
+        "DELETE", "/v1/responses/{response_id}", responses.delete_response, "Delete a stored response",
         answer=DeletedResponse,
     ),
     Operation(
         "POST", "/v1/responses/{response_id}/cancel", responses.cancel_response,
-        "Refused: no response is in the background", answer=ResponseObject,
+        "Not supported: there are no background responses", answer=ResponseObject,
     ),
     Operation(
-        "GET", "/v1/responses/{response_id}/input_items", responses.list_input_items, "What a stored response answered",
+        "GET", "/v1/responses/{response_id}/input_items", responses.list_input_items, "List a response's input items",
         answer=ResponseItems, query=responses.ITEMS_QUERY,
     ),
     Operation(
-        "POST", "/v1/messages", routes.create_message, "Answer a conversation, in Anthropic's dialect",
+        "POST", "/v1/messages", routes.create_message, "Create a message (Anthropic format)",
         body=MessagesRequest, answer=AnthropicMessage, error=AnthropicErrorResponse, streams="text/event-stream",
     ),
     Operation(
-        "POST", "/v1/messages/count_tokens", routes.count_message_tokens, "Tokens that such a conversation has",
+        "POST", "/v1/messages/count_tokens", routes.count_message_tokens, "Count input tokens (Anthropic format)",
         body=CountTokensRequest, answer=TokenCount, error=AnthropicErrorResponse,
     ),
     Operation(
-        "POST", "/v1/embeddings", embeddings.create_embeddings, "Vectors of texts",
+        "POST", "/v1/embeddings", embeddings.create_embeddings, "Create embeddings",
         body=embeddings.EmbeddingRequest, answer=embeddings.EmbeddingList,
     ),
     Operation(
-        "POST", "/v2/embed", embed_by_type.embed_by_type, "Vectors of texts, in Cohere's form",
+        "POST", "/v2/embed", embed_by_type.embed_by_type, "Create embeddings (Cohere format)",
         body=embed_by_type.EmbedByTypeRequest, answer=embed_by_type.EmbedByType,
     ),
     *(
-        Operation("POST", path, scoring.rerank, "Documents in the order of their relevance to a query",
+        Operation("POST", path, scoring.rerank, "Rank documents by relevance to a query",
                   body=scoring.RerankRequest, answer=scoring.RerankResponse, name="rerank" + path.replace("/", "_"))
         for path in ("/v1/rerank", "/rerank", "/v2/rerank")
     ),
     *(
-        Operation("POST", path, scoring.create_score, "How well texts go together",
+        Operation("POST", path, scoring.create_score, "Score text pairs",
                   body=scoring.ScoreRequest, answer=scoring.ScoreList, name="score" + path.replace("/", "_"))
         for path in ("/v1/score", "/score")
     ),
     Operation(
-        "POST", "/classify", scoring.classify, "Classes of texts",
+        "POST", "/classify", scoring.classify, "Classify texts",
         body=scoring.ClassifyRequest, answer=scoring.ClassificationList,
     ),
-    Operation("GET", "/props", models.props, "What clients of llama.cpp ask for", answer=models.Props),
-    Operation("GET", "/v1/models", models.list_models, "The models served", answer=ModelList),
-    Operation("GET", "/v1/models/{model_id:path}", models.retrieve_model, "One of them", answer=ModelCard),
+    Operation("GET", "/props", models.props, "Get server properties (llama.cpp format)", answer=models.Props),
+    Operation("GET", "/v1/models", models.list_models, "List models", answer=ModelList),
+    Operation("GET", "/v1/models/{model_id:path}", models.retrieve_model, "Retrieve a model", answer=ModelCard),
     Operation(
-        "POST", "/v1/load_lora_adapter", models.load_adapter, "Serve a LoRA adapter, if the server allows it",
+        "POST", "/v1/load_lora_adapter", models.load_adapter, "Load a LoRA adapter, if the server allows it",
         body=models.LoadAdapterRequest,
     ),
     Operation(
-        "POST", "/v1/unload_lora_adapter", models.unload_adapter, "Serve it no more", body=models.UnloadAdapterRequest
+        "POST", "/v1/unload_lora_adapter", models.unload_adapter, "Unload a LoRA adapter",
+        body=models.UnloadAdapterRequest,
     ),
     Operation(
-        "POST", "/tokenize", tokenization.tokenize, "Token ids of a text or a conversation",
+        "POST", "/tokenize", tokenization.tokenize, "Tokenize a text or a conversation",
         body=tokenization.TokenizeRequest, answer=tokenization.TokenizeResponse,
     ),
     Operation(
-        "POST", "/detokenize", tokenization.detokenize, "The text of token ids",
+        "POST", "/detokenize", tokenization.detokenize, "Detokenize token ids",
         body=tokenization.DetokenizeRequest, answer=tokenization.DetokenizeResponse,
     ),
     *BATCH_OPERATIONS,

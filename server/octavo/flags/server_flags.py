@@ -17,66 +17,69 @@ SERVER_HELP = {
     "host": "Address to listen on",
     "port": "Port to listen on; 0: any free one",
     "uds": "Unix socket to listen on instead of host and port",
-    "replica_address": "Address at which a router in front of several servers knows this one, as IP or IP:PORT: ids of "
-    "responses, files and batches then name the server, so that the router finds it again "
-    "(default: OCTAVO_REPLICA_ADDRESS of the environment, else none)",
-    "served_model_name": "Names of the model in the API; answers carry the first (default: the model as it was given)",
-    "api_key": "API keys, one of which every request must present "
-    "(default: OCTAVO_API_KEY or VLLM_API_KEY of the environment, else none)",
+    "replica_address": "Address of this server for a router in front of several servers, as IP or IP:PORT. Ids of "
+    "responses, files and batches then contain the server, so that the router finds it again (default: "
+    "OCTAVO_REPLICA_ADDRESS of the environment, else none)",
+    "served_model_name": "Names of the model in the API. Answers carry the first (default: the model as given on the "
+    "command line)",
+    "api_key": "Accepted API keys. Every request must present one of them (default: OCTAVO_API_KEY or VLLM_API_KEY of "
+    "the environment, else none)",
     "management_host": "Address of the management port (default: --host)",
-    "management_port": "Second port with health, /metrics and /load, without a key (default: none)",
-    "max_num_queued_reqs": "Maximum number of waiting sequences; more requests get 429 (default: 8 * --max-num-seqs)",
+    "management_port": "Second port for health, /metrics and /load, without a key (default: none)",
+    "max_num_queued_reqs": "Maximum number of waiting sequences. Further requests get 429 (default: 8 * "
+    "--max-num-seqs)",
     "max_request_bytes": "Maximum size of a request's body, as 4MiB or in bytes "
     "(default: 4 MiB, 32 MiB for a model that reads images, or 32 bytes per token of --max-model-len if that is more)",
-    "strict_json_schema": "JSON schemas that are silent on additionalProperties allow none; "
-    "--no-strict-json-schema: any, as the standard says",
+    "strict_json_schema": "Treat JSON schemas without additionalProperties as if they said false. "
+    "--no-strict-json-schema: allow additional properties, as the standard does",
     "max_logprobs": "Maximum number of log-probabilities per token that a request may ask for",
-    "allow_duplicate_request_ids": "Allow the id of a running request again (for meshes that pass X-Request-Id on)",
-    "shutdown_timeout": "Seconds that running requests get to finish after SIGTERM",
-    "health_stall_seconds": "Seconds of work without a step after which /health fails",
-    "headless": "Be one of the other nodes of an engine, as --node-rank says: --port answers probes and nothing else",
-    "watchdog_seconds": "Seconds of work without a step after which the engine writes its stacks and ends; 0: never",
+    "allow_duplicate_request_ids": "Accept a request with the id of a running one, for service meshes that forward "
+    "X-Request-Id",
+    "shutdown_timeout": "Seconds that running requests have to finish after SIGTERM",
+    "health_stall_seconds": "Seconds without a step, while requests are running, after which /health fails",
+    "headless": "Run as a worker node (see --node-rank). --port serves health probes only",
+    "watchdog_seconds": "Seconds without a step, while requests are running, after which the engine logs its stacks "
+    "and exits; 0: never",
     "chat_template": "Chat template: a file, or the template itself (default: the model's own)",
     "trust_request_chat_template": "Allow requests to bring their own chat template",
-    "default_chat_template_kwargs": 'Chat template variables for requests that set none, as {"enable_thinking": false}',
+    "default_chat_template_kwargs": 'Default chat template variables, as {"enable_thinking": false}',
     "exclude_tools_when_tool_choice_none": 'Leave tools out of the prompt when tool_choice is "none"',
-    "override_generation_config": 'Default sampling parameters in place of the model\'s own, as {"temperature": 0.2}',
-    "enable_force_include_usage": "Report usage in every stream, whether asked for or not",
+    "override_generation_config": 'Default sampling parameters that replace the model\'s own, as {"temperature": 0.2}',
+    "enable_force_include_usage": "Report usage in every stream, even if not requested",
     "disable_fastapi_docs": "Disable /docs and /openapi.json",
     "return_tokens_as_token_ids": 'Write tokens in log-probabilities as "token_id:123"',
     "response_role": "Role of the messages in chat answers",
-    "tool_call_parser": "Format of the model's tool calls (default: the one that its chat template shows)",
+    "tool_call_parser": "Format of the model's tool calls (default: detected from its chat template)",
     "enable_auto_tool_choice": "Let the model decide whether to call tools",
-    "reasoning_parser": "Format of the model's reasoning, which is then returned as reasoning_content "
-    "(default: none; reasoning stays in the content)",
-    "embedding_pooling": "Pooling of /v1/embeddings for requests that set none (default: as the model's own files say, "
-    "else mean)",
-    "lora_modules": "LoRA adapters to serve beside the model, each as name=folder, or name=hf://org/name and the like, "
-    'or as JSON: {"name": "sql", "path": "/adapters/sql"}',
-    "lora_dir": "Folder below which /v1/load_lora_adapter may load adapters (default: none, it loads nothing)",
-    "lora_list": 'JSON file with LoRA adapters to fetch and serve, {"adapters": [{"name": "sql", "uri": '
-    '"hf://org/name"}]}; its changes are followed (default: none)',
-    "lora_credentials": "Folder with files named HF_TOKEN, OCTAVO_HTTP_TOKEN, AWS_ACCESS_KEY_ID and so on, for "
-    "fetching what --lora-list lists (default: none)",
+    "reasoning_parser": "Format of the model's reasoning. The reasoning is returned as reasoning_content (default: "
+    "none; reasoning stays in the content)",
+    "embedding_pooling": "Default pooling of /v1/embeddings (default: from the model's files, else mean)",
+    "lora_modules": "LoRA adapters to serve, each as name=folder, as name=hf://org/name (or another address), or as "
+    'JSON: {"name": "sql", "path": "/adapters/sql"}',
+    "lora_dir": "Folder from which /v1/load_lora_adapter may load adapters (default: none; loading is refused)",
+    "lora_list": 'JSON file of LoRA adapters to fetch and serve, {"adapters": [{"name": "sql", "uri": '
+    '"hf://org/name"}]}. Changes take effect while the server runs (default: none)',
+    "lora_credentials": "Folder with credentials for --lora-list, in files named HF_TOKEN, OCTAVO_HTTP_TOKEN, "
+    "AWS_ACCESS_KEY_ID and so on (default: none)",
     "allow_runtime_lora_updating": "Allow /v1/load_lora_adapter and /v1/unload_lora_adapter "
     "(VLLM_ALLOW_RUNTIME_LORA_UPDATING sets it too)",
-    "allowed_media_domains": "Hosts from which http and https addresses of images are fetched (default: none)",
-    "allowed_local_media_path": "Folder below which file: addresses of images may be read (default: none)",
+    "allowed_media_domains": "Hosts from which images may be fetched over http and https (default: none)",
+    "allowed_local_media_path": "Folder from which images may be read by file: URLs (default: none)",
     "root_path": "Path prefix under which a proxy publishes the server",
-    "allowed_origins": "CORS: origins that browsers may call from",
-    "allowed_methods": "CORS: methods that browsers may use",
-    "allowed_headers": "CORS: headers that browsers may send",
+    "allowed_origins": "CORS: allowed origins",
+    "allowed_methods": "CORS: allowed methods",
+    "allowed_headers": "CORS: allowed headers",
     "allow_credentials": "CORS: allow credentials",
     "ssl_keyfile": "Private key of the TLS certificate",
-    "ssl_certfile": "TLS certificate; the server then speaks https",
-    "ssl_ca_certs": "Certificate authorities for client certificates",
-    "ssl_cert_reqs": "Client certificates. 0: not asked for, 1: optional, 2: required",
-    "log_level": "Least severe level that is logged",
-    "log_format": "Format of log lines: text for people, json for collectors",
-    "disable_access_log": "Disable the log line of each request",
+    "ssl_certfile": "TLS certificate. Enables https",
+    "ssl_ca_certs": "Certificate authorities that verify client certificates",
+    "ssl_cert_reqs": "Client certificates. 0: not requested, 1: optional, 2: required",
+    "log_level": "Minimum level of log messages",
+    "log_format": "Format of log lines. text: for people; json: for log collectors",
+    "disable_access_log": "Do not log each request",
     "enable_log_requests": "Log the parameters of each request, never its text",
-    "otlp_traces_endpoint": "OpenTelemetry collector that gets a span per request (OTLP over HTTP)",
-    "disable_log_stats": "Disable the log line with the load every ten seconds",
+    "otlp_traces_endpoint": "OpenTelemetry collector that receives a span for each request (OTLP over HTTP)",
+    "disable_log_stats": "Do not log the load every ten seconds",
 }
 CHOICES = {
     "log_level": LEVELS, "log_format": FORMATS, "tool_call_parser": sorted(TOOL_PARSERS),
