@@ -17,6 +17,14 @@ class ConfigError(OctavoError, ValueError):
     """An option, or a combination of options, that cannot work."""
 
 
+class FieldError(OctavoError, ValueError):
+    """A value of a request that cannot be served. ``param`` is the path of its field."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
 class EngineDeadError(OctavoError):
     """The engine core process has ended or stopped answering."""
 

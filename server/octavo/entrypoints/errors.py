@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.errors import FieldError
 from octavo.text.shown import MAX_SHOWN
 from octavo.text.shown import shown as shown
 
@@ -145,11 +146,13 @@ def is_about_length(message: str) -> bool:
 
 
 def bad_request(error: ValueError | str, param: str | None = None, code: str | None = None) -> APIError:
-    """A 400. Our messages begin with the name of the field, which becomes ``param``. Clients know a conversation that
-    has grown too long by OpenAI's code for it."""
+    """A 400. A FieldError knows its ``param``; other messages begin with the name of the field. Clients know a
+    conversation that has grown too long by OpenAI's code for it."""
     message = str(error)
     if code is None and is_about_length(message):
         code = CONTEXT_LENGTH
+    if isinstance(error, FieldError):
+        param = param or error.param
     if param is None:
         word = message.split(" ", 1)[0].rstrip(":")
         param = word if word in _FIELDS or ("_" in word and word.isidentifier()) else None

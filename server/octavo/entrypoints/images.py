@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from octavo.entrypoints.bodies import Bodies
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.errors import OctavoError
 from octavo.multimodal.fetch import MediaRules, check_length, fetch, prepare_fetching
+from octavo.multimodal.items import ImagePart
 from octavo.multimodal.pieces import Pieces
 from octavo.multimodal.pool import Checkpoint, Form, ImagePool, PoolError, PoolFullError
 
@@ -24,17 +24,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AT_ONCE = 2  # images of one request, for each process: more than the pool takes may be in one prompt
-
-
-@dataclass(eq=False)
-class ImagePart:
-    """An image in a message. ``where`` is its field, for errors; ``content`` an address, which may be a data: url, or
-    base64 alone."""
-
-    where: str
-    content: str | Pieces
-    is_base64: bool = False
-    features: ImageFeatures | None = None  # once it has been read; the content is dropped then
 
 
 class ImageReader:

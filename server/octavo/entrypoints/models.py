@@ -115,7 +115,9 @@ async def props(request: Request) -> Response:
     """Handle GET /props."""
     state = state_of(request)
     config, tokenizer = state.engine.config, state.engine.tokenizer
-    template = state.chat_template or (tokenizer.chat_templates.get("default", "") if tokenizer is not None else "")
+    template = state.chat_options.chat_template or (
+        tokenizer.chat_templates.get("default", "") if tokenizer is not None else ""
+    )
     sampling = recommended_sampling(config.model.generation_config)
     settings = {"n_ctx": config.scheduler.max_model_len, "params": sampling}
     modalities = {"vision": config.takes_images, "audio": False}

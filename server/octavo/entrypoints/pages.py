@@ -38,7 +38,7 @@ async def index(request: Request) -> Response:
         models=state.model_names,
         max_model_len=state.engine.config.scheduler.max_model_len,
         problem=state.why_not_alive() or state.why_not_ready(),
-        chats=tokenizer is not None and bool(state.chat_template or tokenizer.chat_templates),
+        chats=tokenizer is not None and bool(state.chat_options.chat_template or tokenizer.chat_templates),
         has_key=bool(state.args.api_key),
         has_docs=not state.args.disable_fastapi_docs,
     )

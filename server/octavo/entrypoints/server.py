@@ -141,7 +141,7 @@ def _find_call_format(state: ServerState) -> None:
     if tokenizer is None or "generate" not in state.engine.config.model.pooler.tasks:
         return
     with suppress(ValueError):  # the model has no chat template
-        format_of(tokenizer.get_chat_template(state.chat_template, tools=True), args.tool_call_parser)
+        format_of(tokenizer.get_chat_template(state.chat_options.chat_template, tools=True), args.tool_call_parser)
 
 
 async def become_ready(engine: AsyncLLM, state: ServerState) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from starlette.requests import Request
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.bodies import Bodies
+from octavo.entrypoints.generation.options import ChatOptions
 from octavo.entrypoints.images import ImageReader
 from octavo.entrypoints.lora.listed import AdapterList
 from octavo.entrypoints.lora.served import Adapters, current_adapter
@@ -71,7 +72,8 @@ class ServerState:
         # Of bodies that arrive at once; each takes its size two or three times until its images have been read.
         self.bodies = Bodies(max(4 * self.max_body_bytes, min(1 << 30, memory_limit() // 8)))
         self.images = ImageReader(self.engine, self.args, self.bodies)
-        self.chat_template = _read_template(self.args.chat_template)
+        shared = {option.name: getattr(self.args, option.name) for option in fields(ChatOptions)}
+        self.chat_options = ChatOptions(**shared | {"chat_template": _read_template(self.args.chat_template)})
 
     @property
     def model_name(self) -> str:

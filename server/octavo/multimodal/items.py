@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
+    from octavo.multimodal.pieces import Pieces
+
 
 @dataclass(frozen=True, eq=False)
 class ImageFeatures:
@@ -38,6 +40,17 @@ class ImageFeatures:
     def num_embeds(self) -> int:
         """Embeddings that the encoder gives for it."""
         return sum(self.is_embed)
+
+
+@dataclass(eq=False)
+class ImagePart:
+    """An image in a message. ``where`` is its field, for errors; ``content`` an address, which may be a data: url, or
+    base64 alone."""
+
+    where: str
+    content: str | Pieces
+    is_base64: bool = False
+    features: ImageFeatures | None = None  # once it has been read; the content is dropped then
 
 
 def image_digest(parameters: Mapping[str, Any], image: Image) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from octavo.errors import FieldError
 from octavo.text.content_format import PARTS
 from octavo.text.shown import shown
 
@@ -24,17 +25,9 @@ _BILLING = re.compile(rf"[ \t]*{_HEADER}(?:(?:{_PAIR};)+[ \t]*(?:{_PAIR}{_END})?
 ReadImage = Callable[[Any, str], Any]
 
 
-class MessageError(ValueError):
-    """A message that cannot be read; ``field`` says which and where."""
-
-    def __init__(self, message: str, field: str) -> None:
-        super().__init__(message)
-        self.field = field
-
-
 def read_messages(messages: Sequence[Mapping[str, Any]], read_image: ReadImage) -> list[dict[str, Any]]:
     """Each message as `read_message` makes it, without instructions that are lines for billing alone. Raises
-    MessageError."""
+    FieldError."""
     found = (read_message(message, f"messages.{at}", read_image) for at, message in enumerate(messages))
     return [message for message in found if message is not None]
 
@@ -42,15 +35,15 @@ def read_messages(messages: Sequence[Mapping[str, Any]], read_image: ReadImage) 
 def read_message(message: Mapping[str, Any], where: str, read_image: ReadImage) -> dict[str, Any] | None:
     """The message with its texts joined, what is null left out, arguments of tool calls as objects and thoughts under
     both their names. One with images has all its parts under `PARTS`. None for instructions of nothing but lines for
-    billing. ``where`` is its field. Raises MessageError."""
+    billing. ``where`` is its field. Raises FieldError."""
     role = message.get("role")
     if not isinstance(role, str):
-        raise MessageError(f"{where}.role must be a string, got {shown(role)}", f"{where}.role")
+        raise FieldError(f"{where}.role must be a string, got {shown(role)}", f"{where}.role")
     checked = _with_texts(message, where)
     calls = checked.get("tool_calls")
     if calls is not None:
         if role != "assistant":
-            raise MessageError(
+            raise FieldError(
                 f"{where}.tool_calls is allowed in assistant messages only; drop it", f"{where}.tool_calls"
             )
         checked["tool_calls"] = _read_calls(calls, f"{where}.tool_calls")
@@ -59,12 +52,10 @@ def read_message(message: Mapping[str, Any], where: str, read_image: ReadImage) 
     content = checked.get("content")
     if content is None:
         if role != "assistant":  # which may consist of calls or a refusal, or be empty
-            raise MessageError(
-                f"{where}.content is required in messages of every role but assistant", f"{where}.content"
-            )
+            raise FieldError(f"{where}.content is required in messages of every role but assistant", f"{where}.content")
         content = checked.get("refusal", "")
         if not isinstance(content, str):
-            raise MessageError(f"{where}.refusal must be a string, got {shown(content)}", f"{where}.refusal")
+            raise FieldError(f"{where}.refusal must be a string, got {shown(content)}", f"{where}.refusal")
     parts = _parts(content, f"{where}.content", read_image)
     if role in _INSTRUCTING and parts:
         parts = without_billing(parts)
@@ -82,7 +73,7 @@ def _with_texts(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     names = REASONING if message["role"] == "assistant" else ()
     for key in ("name", "tool_call_id", *names):
         if not isinstance(message.get(key), str | None):
-            raise MessageError(f"{where}.{key} must be a string, got {shown(message[key])}", f"{where}.{key}")
+            raise FieldError(f"{where}.{key} must be a string, got {shown(message[key])}", f"{where}.{key}")
     checked = {key: value for key, value in message.items() if value is not None}
     thoughts = next((text for name in names if (text := checked.get(name))), None)
     # Templates read one name or the other.
@@ -144,7 +135,7 @@ def _parts(content: Any, where: str, read_image: ReadImage) -> list[Any]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise MessageError(f"{where} must be a string or a list of parts, got {shown(content)}", where)
+        raise FieldError(f"{where} must be a string or a list of parts, got {shown(content)}", where)
     return [
         part if isinstance(part, str) else _part(part, f"{where}.{i}", read_image) for i, part in enumerate(content)
     ]
@@ -156,32 +147,32 @@ def _part(part: Any, where: str, read_image: ReadImage) -> Any:
         text = part.get("refusal" if kind == "refusal" else "text")
         if isinstance(text, str):
             return text
-        raise MessageError(f"{where}.text must be a string, got {shown(text)}", f"{where}.text")
+        raise FieldError(f"{where}.text must be a string, got {shown(text)}", f"{where}.text")
     image = read_image(part, where)
     if image is not None:
         return image
     if isinstance(kind, str):
-        raise MessageError(
+        raise FieldError(
             f"{where}.type {shown(kind)} is not supported: send parts of type text or image_url", f"{where}.type"
         )
-    raise MessageError(f'{where} must be an object with a "type", got {shown(part)}', where)
+    raise FieldError(f'{where} must be an object with a "type", got {shown(part)}', where)
 
 
 def _read_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise MessageError(f"{where} must be a list, got {shown(calls)}", where)
+        raise FieldError(f"{where} must be a list, got {shown(calls)}", where)
     return [_read_call(call, f"{where}.{i}") for i, call in enumerate(calls)]
 
 
 def _read_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise MessageError(f"{where} must be an object with function.name, got {shown(call)}", where)
+        raise FieldError(f"{where} must be an object with function.name, got {shown(call)}", where)
     arguments = function.get("arguments")
     arguments = object_of(arguments) if isinstance(arguments, str) else arguments
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
         where = f"{where}.function.arguments"
-        raise MessageError(f"{where} must be a JSON object, got {shown(function['arguments'])}", where)
+        raise FieldError(f"{where} must be a JSON object, got {shown(function['arguments'])}", where)
     return {**call, "function": {**function, "arguments": arguments}}

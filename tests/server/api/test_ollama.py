@@ -14,10 +14,10 @@ from support.envoy import program
 from support.gateways import Gateway
 from support.sdk_types import fits
 
-from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.generation.answer import CallDelta
 from octavo.entrypoints.generation.context import without_oldest
+from octavo.entrypoints.generation.options import ChatOptions
 from octavo.entrypoints.ollama.answers import durations
 from octavo.entrypoints.ollama.dialect import can_think
 from octavo.entrypoints.ollama.translation import openai_messages, whole_calls
@@ -279,7 +279,7 @@ def test_results_of_tools_get_the_ids_of_their_calls():
 def test_a_model_can_think_where_its_thoughts_are_told_from_answers(template, parser, expected):
     tokenizer = SimpleNamespace(get_chat_template=lambda given: template)
     state = SimpleNamespace(
-        args=ServerArgs(reasoning_parser=parser), engine=SimpleNamespace(tokenizer=tokenizer), chat_template=None
+        chat_options=ChatOptions(reasoning_parser=parser), engine=SimpleNamespace(tokenizer=tokenizer)
     )
     assert can_think(state) == expected
 

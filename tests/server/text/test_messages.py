@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.text.messages import MessageError, read_message, read_messages, without_billing
+from octavo.errors import FieldError
+from octavo.text.messages import read_message, read_messages, without_billing
 
 BILLING = "x-anthropic-billing-header: cc_version=2.1.280.0d9; cc_entrypoint=cli; cch=fa690;"
 lines = st.text(alphabet="ab \t;=:", max_size=8)
@@ -54,14 +55,14 @@ def test_instructions_of_nothing_but_billing_are_no_message(role: str, content: 
     assert [message["content"] for message in read] == ["A"]
     empty = {"role": role, "content": ""}
     assert len(read_messages([empty, told], lambda part, where: None)) == 2, "as the client says"
-    with pytest.raises(MessageError, match=r"messages\.1\.content"):
+    with pytest.raises(FieldError, match=r"messages\.1\.content"):
         read_messages([{"role": role, "content": content}, {"role": "user", "content": 1}], lambda *_: None)
 
 
 def test_a_message_without_a_role_is_named() -> None:
-    with pytest.raises(MessageError, match=r"messages\.0\.role must be a string, got null") as refused:
+    with pytest.raises(FieldError, match=r"messages\.0\.role must be a string, got null") as refused:
         read_message({"content": "a"}, "messages.0", lambda part, where: None)
-    assert refused.value.field == "messages.0.role"
+    assert refused.value.param == "messages.0.role"
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,6 @@ def test_thoughts_are_read_under_either_name_and_templates_find_them_under_both(
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_thoughts_that_are_no_text_are_refused_by_name(name):
-    with pytest.raises(MessageError, match=f"messages.0.{name} must be a string"):
+    with pytest.raises(FieldError, match=f"messages.0.{name} must be a string"):
         read_message({"role": "assistant", "content": "", name: {"text": "Hm."}}, "messages.0", lambda *_: None)
     read_message({"role": "user", "content": "", name: {"text": "Hm."}}, "messages.0", lambda *_: None)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.generation.messages import check_messages
+from octavo.entrypoints.generation.options import ChatOptions
 from octavo.entrypoints.generation.tools.grammars import call_grammar
 from octavo.entrypoints.generation.tools.harmony import harmony_grammar, harmony_messages, speaks_harmony
 from octavo.entrypoints.generation.tools.parsers import CallPiece, HarmonyParser, Reasoning
@@ -208,8 +208,8 @@ def test_thoughts_of_an_answer_stay_apart_from_it() -> None:
 
 
 def test_the_template_decides_unless_a_flag_names_another_format() -> None:
-    assert speaks_harmony(ServerArgs(), TEMPLATE) and not speaks_harmony(ServerArgs(), "{{ messages }}")
-    assert speaks_harmony(ServerArgs(reasoning_parser="openai_gptoss"), "{{ messages }}")
-    assert speaks_harmony(ServerArgs(tool_call_parser="openai"), "{{ messages }}")
-    assert not speaks_harmony(ServerArgs(tool_call_parser="hermes"), TEMPLATE)
-    assert not speaks_harmony(ServerArgs(reasoning_parser="qwen3"), TEMPLATE)
+    assert speaks_harmony(ChatOptions(), TEMPLATE) and not speaks_harmony(ChatOptions(), "{{ messages }}")
+    assert speaks_harmony(ChatOptions(reasoning_parser="openai_gptoss"), "{{ messages }}")
+    assert speaks_harmony(ChatOptions(tool_call_parser="openai"), "{{ messages }}")
+    assert not speaks_harmony(ChatOptions(tool_call_parser="hermes"), TEMPLATE)
+    assert not speaks_harmony(ChatOptions(reasoning_parser="qwen3"), TEMPLATE)

@@ -10,10 +10,10 @@ import jsonschema_rs
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.generation.structured import or_calls
 from octavo.entrypoints.generation.tools.grammars import call_grammar
 from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS, CallPiece
+from octavo.errors import FieldError
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
 WEATHER = {
@@ -162,9 +162,9 @@ def random_text(matcher: LLMatcher, rng: random.Random) -> str | None:
 
 
 def test_tools_that_python_cannot_call_are_refused():
-    with pytest.raises(APIError, match="rename"):
+    with pytest.raises(FieldError, match="rename"):
         grammar("pythonic", None, [{"name": "get-weather"}])
     needs = {"name": "f", "parameters": {"type": "object", "properties": {"a-b": {}}, "required": ["a-b"]}}
-    with pytest.raises(APIError, match="rename"):
+    with pytest.raises(FieldError, match="rename"):
         grammar("pythonic", None, [needs])
     assert "get-weather" not in grammar("pythonic", None, [{"name": "get-weather"}, NOW])

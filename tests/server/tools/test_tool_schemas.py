@@ -8,8 +8,8 @@ import json
 import pytest
 from llguidance import LLMatcher
 
-from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.generation.messages import Conversation
+from octavo.entrypoints.generation.options import ChatOptions
 from octavo.entrypoints.generation.tools.plan import ToolPlan, plan_tools
 from octavo.interface.structured_output import to_grammar
 
@@ -26,7 +26,7 @@ def plan_for(*parameters: dict | None, **fields) -> ToolPlan:
         for i, schema in enumerate(parameters)
     ]
     conversation = Conversation([], tools, **{"tool_choice": "required", **fields})
-    made = plan_tools(conversation, ServerArgs(), "")
+    made = plan_tools(conversation, ChatOptions(), "")
     assert made is not None
     return made
 
@@ -60,7 +60,7 @@ def test_the_standards_reading_of_tools_schemas():
     conversation = Conversation(
         [], [{"type": "function", "function": function}], {"type": "function", "function": {"name": "f"}}
     )
-    made = plan_tools(conversation, ServerArgs(strict_json_schema=False), "")
+    made = plan_tools(conversation, ChatOptions(strict_json_schema=False), "")
     assert made is not None and schema_of(made) == schema
 
 

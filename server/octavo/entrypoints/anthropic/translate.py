@@ -26,7 +26,7 @@ from octavo.entrypoints.anthropic.protocol import (
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation, FieldNames
 from octavo.entrypoints.generation.structured import Constraint, make_constraint
-from octavo.entrypoints.images import ImagePart
+from octavo.multimodal.items import ImagePart
 from octavo.text.messages import without_billing
 
 _FIELDS = FieldNames(function="", parameters="input_schema", choice="tool_choice.name", required="any")

@@ -62,13 +62,13 @@ class ChatRequest:
             harmony = HarmonyParser(names, self.plan is not None, self.continues)
             return AnswerParser(None, harmony, self.plan, show_reasoning)
         calls = self.plan.new_parser if self.plan is not None else None
-        reasoning = ReasoningParser(self.inside_reasoning, calls) if state.args.reasoning_parser else None
+        reasoning = ReasoningParser(self.inside_reasoning, calls) if state.chat_options.reasoning_parser else None
         tools = calls() if calls is not None else None
         return AnswerParser(reasoning, tools, self.plan, show_reasoning)
 
     def is_plain(self, state: ServerState) -> bool:
         """Whether all text of an answer is content."""
-        return self.plan is None and not self.harmony and state.args.reasoning_parser is None
+        return self.plan is None and not self.harmony and state.chat_options.reasoning_parser is None
 
 
 async def read_messages(state: ServerState, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ async def prepare_chat(
     ids, plan, constraint = await _interpret(state, conversation, options.for_tenant, find_constraint)
     if plan is not None and plan.parser.needs_special_tokens and keep_special_tokens:
         params.skip_special_tokens = False
-    if speaks_harmony(state.args, _template(state, conversation)):
+    if speaks_harmony(state.chat_options, _template(state, conversation)):
         return await _prepare_harmony(
             state,
             plan,
@@ -115,7 +115,7 @@ async def prepare_chat(
         token_id = state.engine.tokenizer.backend.token_to_id
         if plan is not None and plan.or_calls is not None:
             request.grammar = or_calls(request.grammar, plan.or_calls, token_id)
-        if state.args.reasoning_parser is not None:
+        if state.chat_options.reasoning_parser is not None:
             request.grammar = after_reasoning(request.grammar, inside, token_id)
     return ChatRequest(request, plan, inside)
 
@@ -204,7 +204,7 @@ def interpret(
     apply_allowed_tools(conversation)
     plan = None
     if conversation.tools or conversation.tool_choice:
-        plan = plan_tools(conversation, state.args, _template(state, conversation))
+        plan = plan_tools(conversation, state.chat_options, _template(state, conversation))
     if plan is not None:
         assert state.engine.tokenizer is not None
         constraint = combine_constraints(constraint, plan, state.engine.tokenizer.backend.token_to_id)
@@ -212,7 +212,7 @@ def interpret(
 
 
 def _ends_inside_reasoning(state: ServerState, ids: list[int]) -> bool:
-    name, tokenizer = state.args.reasoning_parser, state.engine.tokenizer
+    name, tokenizer = state.chat_options.reasoning_parser, state.engine.tokenizer
     if name is None or tokenizer is None:
         return False
     return begins_inside_reasoning(name, tokenizer.decode(ids[-_TAG_TOKENS:], skip_special_tokens=False))
@@ -223,16 +223,16 @@ def _render(state: ServerState, conversation: Conversation, options: PromptOptio
     template, messages = _template(state, conversation), conversation.messages
     given = conversation.chat_template_kwargs or {}
     check_variables(given, "chat_template_kwargs")
-    variables = {**state.args.default_chat_template_kwargs, **given}
-    harmony = speaks_harmony(state.args, template)
+    variables = {**state.chat_options.default_chat_template_kwargs, **given}
+    harmony = speaks_harmony(state.chat_options, template)
     if (effort := conversation.reasoning_effort) is not None:
         variables.setdefault("reasoning_effort", nearest_effort(effort) if harmony else effort)
     tokenizer = state.engine.tokenizer
     assert tokenizer is not None
     no_calls = conversation.tool_choice == "none"
-    tools = None if no_calls and state.args.exclude_tools_when_tool_choice_none else conversation.tools
+    tools = None if no_calls and state.chat_options.exclude_tools_when_tool_choice_none else conversation.tools
     if tools or any("tool_calls" in message for message in messages):
-        calls = format_of(template, state.args.tool_call_parser)
+        calls = format_of(template, state.chat_options.tool_call_parser)
         if tools and not no_calls and calls.generic:
             messages, tools = inject_tool_prompt(messages, tools), None
         elif calls.arguments_as_text:
@@ -272,9 +272,9 @@ def _template(state: ServerState, conversation: Conversation) -> str:
         raise bad_request(
             "messages need a tokenizer, but the engine runs without one (--skip-tokenizer-init)", "messages"
         )
-    if conversation.chat_template is not None and not state.args.trust_request_chat_template:
+    if conversation.chat_template is not None and not state.chat_options.trust_request_chat_template:
         raise bad_request(
             "chat_template in requests needs the server's --trust-request-chat-template; drop it", "chat_template"
         )
-    template = conversation.chat_template or state.chat_template
+    template = conversation.chat_template or state.chat_options.chat_template
     return tokenizer.get_chat_template(template, tools=bool(conversation.tools))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from octavo.entrypoints.errors import CONTEXT_LENGTH, APIError, bad_request, is_about_length
 from octavo.entrypoints.generation.messages import Conversation
+from octavo.errors import FieldError
 
 T = TypeVar("T")
 _CHAT_FIELD = ", or set truncate_prompt_tokens"  # which other dialects do not have
@@ -32,6 +33,8 @@ def in_words_of(
     ``field``, and have OpenAI's code for it."""
     try:
         yield
+    except FieldError as error:
+        raise _renamed_error(bad_request(error), names) from None
     except ValueError as error:
         if field is not None and is_too_long(error):
             message = _renamed(str(error), names).replace("prompt has", beginning, 1)
@@ -40,9 +43,13 @@ def in_words_of(
             raise
         raise bad_request(message) from None
     except APIError as error:
-        detail = error.detail
-        detail.message, detail.param = _renamed(detail.message, names), names.get(detail.param or "", detail.param)
-        raise
+        raise _renamed_error(error, names) from None
+
+
+def _renamed_error(error: APIError, names: Mapping[str, str]) -> APIError:
+    detail = error.detail
+    detail.message, detail.param = _renamed(detail.message, names), names.get(detail.param or "", detail.param)
+    return error
 
 
 @contextmanager
@@ -50,15 +57,21 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
     """Errors whose field is one of ``names``, at the beginning of its path, have the dialect's own name for it."""
     try:
         yield
+    except FieldError as error:
+        raise _with_own_field(bad_request(error), names) from None
     except ValueError as error:
         if (message := _with_field(str(error), names)) == str(error):
             raise
         raise bad_request(message, re.split(r"[ :]", message, maxsplit=1)[0]) from None
     except APIError as error:
-        detail = error.detail
-        detail.message = _with_field(detail.message, names)
-        detail.param = detail.param and _with_field(detail.param, names)
-        raise
+        raise _with_own_field(error, names) from None
+
+
+def _with_own_field(error: APIError, names: Mapping[str, str]) -> APIError:
+    detail = error.detail
+    detail.message = _with_field(detail.message, names)
+    detail.param = detail.param and _with_field(detail.param, names)
+    return error
 
 
 def _with_field(text: str, names: Mapping[str, str]) -> str:

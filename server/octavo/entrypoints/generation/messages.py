@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.images import ImagePart
+from octavo.errors import FieldError
+from octavo.multimodal.items import ImagePart
 from octavo.multimodal.pieces import Pieces
 from octavo.text.content_format import PARTS
-from octavo.text.messages import MessageError, read_messages
+from octavo.text.messages import read_messages
 from octavo.text.shown import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -64,21 +64,18 @@ class Conversation:
 
 
 def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as `read_messages` makes them. Raises APIError naming the message."""
+    """The messages as `read_messages` makes them. Raises FieldError naming the message."""
     if not messages:
-        raise bad_request("messages must not be empty: send at least one", "messages")
+        raise FieldError("messages must not be empty: send at least one", "messages")
     if len(messages) > MAX_MESSAGES:
-        raise bad_request(f"messages takes at most {MAX_MESSAGES}, got {len(messages)}", "messages")
+        raise FieldError(f"messages takes at most {MAX_MESSAGES}, got {len(messages)}", "messages")
     for at, message in enumerate(messages):
         if (role := message.get("role")) not in ROLES:
             field = f"messages.{at}.role"
-            raise bad_request(f"{field} must be one of {', '.join(ROLES)}, got {shown(role)}", field)
-    try:
-        read = read_messages(messages, _image)
-    except MessageError as error:
-        raise bad_request(error, error.field) from None
+            raise FieldError(f"{field} must be one of {', '.join(ROLES)}, got {shown(role)}", field)
+    read = read_messages(messages, _image)
     if not read:
-        raise bad_request("messages hold a line for billing and nothing else: send at least one message", "messages")
+        raise FieldError("messages hold a line for billing and nothing else: send at least one message", "messages")
     return read
 
 
@@ -88,17 +85,17 @@ def _image(part: Any, where: str) -> ImagePart | None:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in _OTHER_MEDIA:
         name = kind.removeprefix("input_").removesuffix("_url")
-        raise MessageError(f"{where}.type {shown(kind)} is not supported: no model reads {name} here", f"{where}.type")
+        raise FieldError(f"{where}.type {shown(kind)} is not supported: no model reads {name} here", f"{where}.type")
     if kind not in _IMAGES:
         return None
     where = f"{where}.image_url"
     given = part.get("image_url")
     url = given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str | Pieces):
-        raise MessageError(f"{where} must be a url, or an object with one, got {shown(given)}", where)
+        raise FieldError(f"{where} must be a url, or an object with one, got {shown(given)}", where)
     detail = given.get("detail") if isinstance(given, dict) else part.get("detail")
     if detail not in (None, "auto", "low", "high", "original"):
-        raise MessageError(f"{where}.detail must be auto, low or high, got {shown(detail)}", f"{where}.detail")
+        raise FieldError(f"{where}.detail must be auto, low or high, got {shown(detail)}", f"{where}.detail")
     return ImagePart(where, url)
 
 
@@ -108,8 +105,8 @@ def images_of(messages: list[dict[str, Any]]) -> list[ImagePart]:
 
 
 def check_texts(messages: list[dict[str, Any]], images: list[ImagePart], placeholder: str) -> None:
-    """Raises APIError for a text that holds what stands for an image in prompts, where there are images, too: which of
-    them is one could not be told."""
+    """Raises FieldError for a text that holds an image's placeholder where there are images too: nobody could tell
+    which of them is one."""
     if not images or not placeholder:
         return
     for message in messages:
@@ -117,6 +114,6 @@ def check_texts(messages: list[dict[str, Any]], images: list[ImagePart], placeho
             own = [part for part in message.get(PARTS, ()) if isinstance(part, ImagePart)]
             words = (own or images)[0].where.split(".")
             field = "prompt" if words[0] == "images" else f"{words[0]}.{words[1]}.content" if own else words[0]
-            raise bad_request(
+            raise FieldError(
                 f"{field} has the text {placeholder}, which stands for an image; write it in another way", field
             )

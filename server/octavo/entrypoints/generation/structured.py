@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.thought_tags import BEGIN, END
+from octavo.errors import FieldError
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
 
@@ -23,7 +23,7 @@ class Constraint:
     allows_calls: bool = False  # the output may be tool calls instead
 
     def grammar(self, strict: bool) -> str:
-        """The grammar; ``strict`` as for `to_grammar`. Raises APIError naming the client's field."""
+        """The grammar; ``strict`` as for `to_grammar`. Raises FieldError naming the client's field."""
         try:
             return to_grammar(self.params, strict=strict, lenient=self.lenient)
         except ValueError as error:
@@ -42,11 +42,11 @@ class CallGrammar:
 def _named(error: ValueError, field: str) -> Exception:
     """An error about structured_outputs.<kind>, with the client's field instead."""
     subject, _, rest = str(error).partition(" ")
-    return bad_request(f"{field} {rest}", field) if subject.startswith("structured_outputs") else error
+    return FieldError(f"{field} {rest}", field) if subject.startswith("structured_outputs") else error
 
 
 def make_constraint(field: str, **kind: Any) -> Constraint:
-    """A constraint of one kind of StructuredOutputsParams. Raises APIError naming ``field``."""
+    """A constraint of one kind of StructuredOutputsParams. Raises FieldError naming ``field``."""
     try:
         return Constraint(StructuredOutputsParams(**kind), field)
     except ValueError as error:

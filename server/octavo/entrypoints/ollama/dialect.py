@@ -22,14 +22,14 @@ def template_of(state: ServerState) -> str:
     """The chat template, '' where there is none."""
     tokenizer = state.engine.tokenizer
     try:
-        return "" if tokenizer is None else tokenizer.get_chat_template(state.chat_template)
+        return "" if tokenizer is None else tokenizer.get_chat_template(state.chat_options.chat_template)
     except ValueError:
         return ""
 
 
 def can_think(state: ServerState) -> bool:
     """Whether reasoning is told from answers."""
-    return state.args.reasoning_parser is not None or speaks_harmony(state.args, template_of(state))
+    return state.chat_options.reasoning_parser is not None or speaks_harmony(state.chat_options, template_of(state))
 
 
 def num_ctx_of(state: ServerState, options: Options | None) -> int | None:

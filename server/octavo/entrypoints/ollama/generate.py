@@ -88,7 +88,9 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         if body.tools:  # wrong ones are refused, whatever else is asked
             plan_tools(
-                Conversation([{"role": "user", "content": ""}], body.tools), state.args, template_of(state) or ""
+                Conversation([{"role": "user", "content": ""}], body.tools),
+                state.chat_options,
+                template_of(state) or "",
             )
         return _loaded(state, body)
     return await _answer(request, _Asked(state, body, began, await _prepare_chat(state, body)))

@@ -9,9 +9,9 @@ from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.answer import CallDelta
 from octavo.entrypoints.generation.messages import Conversation, check_messages
 from octavo.entrypoints.generation.structured import Constraint, make_constraint
-from octavo.entrypoints.images import ImagePart
 from octavo.entrypoints.ollama.answers import Call, CallFunction
 from octavo.entrypoints.ollama.protocol import ChatRequest, GenerateRequest, Options
+from octavo.multimodal.items import ImagePart
 from octavo.multimodal.pieces import Pieces
 
 _SAMPLING = {

@@ -9,7 +9,6 @@ from typing import Any
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation, FieldNames
 from octavo.entrypoints.generation.structured import Constraint, make_constraint
-from octavo.entrypoints.images import ImagePart
 from octavo.entrypoints.openai.response_format import schema_constraint
 from octavo.entrypoints.responses.protocol import (
     AdditionalToolsParam,
@@ -29,6 +28,7 @@ from octavo.entrypoints.responses.protocol import (
     ToolReferenceParam,
 )
 from octavo.entrypoints.responses.tools import Toolbox, custom_arguments, function_name
+from octavo.multimodal.items import ImagePart
 from octavo.text.messages import object_of
 
 _INSTRUCTING = ("system", "developer")

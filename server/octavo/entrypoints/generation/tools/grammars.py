@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.structured import CallGrammar, Constraint, quoted
 from octavo.entrypoints.generation.tools.parsers import ToolParser
 from octavo.entrypoints.generation.tools.parsers.formats import (
@@ -24,6 +23,7 @@ from octavo.entrypoints.generation.tools.parsers.harmony import HarmonyParser
 from octavo.entrypoints.generation.tools.parsers.pythonic import Lfm2Parser
 from octavo.entrypoints.generation.tools.parsers.tagged import TaggedParser
 from octavo.entrypoints.generation.tools.tagged_grammar import lark_of, parameters_of, tagged_calls
+from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
 from octavo.interface.structured_output import StructuredOutputsParams
 
@@ -35,7 +35,7 @@ def call_grammar(
     token_id: Callable[[str], int | None],
     strict: bool = True,
 ) -> CallGrammar:
-    """The grammar of calls in a parser's format. Raises APIError.
+    """The grammar of calls in a parser's format. Raises FieldError.
 
     ``token_id`` gives the id of a text that is one token of the vocabulary, else None. ``strict`` as for `to_grammar`.
     """
@@ -119,7 +119,7 @@ def _python_calls(functions: list[dict[str, Any]], more: str) -> CallGrammar:
             firsts.append('""')
         rules.append(f"args{i}: " + " | ".join(firsts))
     if not names:
-        raise bad_request(
+        raise FieldError(
             "tools must have Python identifiers as names for this model; rename them",
             "tools",
         )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.generation.options import ChatOptions
 from octavo.entrypoints.generation.structured import CallGrammar, grammar_parts, with_tokens
 from octavo.entrypoints.generation.tools.choice import own_format
 from octavo.entrypoints.generation.tools.parsers.harmony import CALL, RETURN
@@ -18,12 +18,12 @@ _MARKS = ("<|start|>", "<|channel|>final", "<|message|>")
 _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
-def speaks_harmony(args: ServerArgs, template: str) -> bool:
+def speaks_harmony(options: ChatOptions, template: str) -> bool:
     """Whether answers are in harmony: where the template is, unless flags name other formats."""
-    if args.reasoning_parser is not None:
-        return args.reasoning_parser == REASONING_PARSER
-    if args.tool_call_parser is not None:
-        return args.tool_call_parser == "openai"
+    if options.reasoning_parser is not None:
+        return options.reasoning_parser == REASONING_PARSER
+    if options.tool_call_parser is not None:
+        return options.tool_call_parser == "openai"
     if all(mark in template for mark in _MARKS):  # the form of whole answers, however the template writes calls
         return True
     found = own_format(template) if "<|channel|>" in template else None

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.errors import APIError, bad_request, shown
 from octavo.entrypoints.generation.messages import Conversation, FieldNames
+from octavo.entrypoints.generation.options import ChatOptions
 from octavo.entrypoints.generation.structured import CallGrammar, Constraint
 from octavo.entrypoints.generation.tools.choice import format_of
 from octavo.entrypoints.generation.tools.grammars import any_call, call_grammar, constraint_of
@@ -24,9 +23,11 @@ from octavo.entrypoints.generation.tools.parsers import (
 )
 from octavo.entrypoints.generation.tools.parsers.formats import MistralParser
 from octavo.entrypoints.generation.tools.tagged_grammar import parameters_of
+from octavo.errors import FieldError
 from octavo.interface.json_schema import closed, sets_engine_options
 from octavo.interface.schema_keywords import held, with_evaluated
 from octavo.interface.schema_references import resolved
+from octavo.text.shown import shown
 
 MAX_TOOLS = 1_024
 MAX_TOOL_NAME = 256  # characters
@@ -57,40 +58,40 @@ class ToolPlan:
         return made if self.short_ids else "call_" + made
 
 
-def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> ToolPlan | None:
-    """None if the answer is to have no calls. Raises APIError naming the field."""
+def plan_tools(conversation: Conversation, options: ChatOptions, template: str) -> ToolPlan | None:
+    """None if the answer is to have no calls. Raises FieldError naming the field."""
     tools = conversation.tools or []
     if len(tools) > MAX_TOOLS:
-        raise bad_request(f"tools takes at most {MAX_TOOLS}, got {len(tools)}", "tools")
+        raise FieldError(f"tools takes at most {MAX_TOOLS}, got {len(tools)}", "tools")
     fields = conversation.fields
     functions = [_function(tool, i, fields) for i, tool in enumerate(tools)]
     names = tuple(function["name"] for function in functions)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise bad_request(f"tools must have unique names, got {shown(twice)} twice", "tools")
+        raise FieldError(f"tools must have unique names, got {shown(twice)} twice", "tools")
     choice = conversation.tool_choice
     if choice is None:
         choice = "auto" if names else "none"
     if choice == "none" or (choice == "auto" and not names):
         return None
     if not names:
-        raise bad_request("tool_choice needs tools; send tools or drop it", "tool_choice")
+        raise FieldError("tool_choice needs tools; send tools or drop it", "tool_choice")
     max_calls = 1 if conversation.parallel_tool_calls is False else None
-    harmony = speaks_harmony(args, template)
-    known = "openai" if harmony else format_of(template, args.tool_call_parser).parser
+    harmony = speaks_harmony(options, template)
+    known = "openai" if harmony else format_of(template, options.tool_call_parser).parser
     short_ids = TOOL_PARSERS[known] is MistralParser
     if choice == "auto":
-        if not args.enable_auto_tool_choice:
-            raise bad_request(
+        if not options.enable_auto_tool_choice:
+            raise FieldError(
                 'tool_choice "auto" is disabled (--no-enable-auto-tool-choice); use '
                 f'"{fields.required}" or a named one',
                 "tool_choice",
             )
         return ToolPlan(
-            TOOL_PARSERS[known], names, max_calls, short_ids, functions=functions, strict=args.strict_json_schema
+            TOOL_PARSERS[known], names, max_calls, short_ids, functions=functions, strict=options.strict_json_schema
         )
     functions = [
-        _enforced(function, args.strict_json_schema, fields.of_function(at, "parameters"))
+        _enforced(function, options.strict_json_schema, fields.of_function(at, "parameters"))
         if choice == "required" or function["name"] == _named(choice)
         else function
         for at, function in enumerate(functions)
@@ -98,16 +99,16 @@ def plan_tools(conversation: Conversation, args: ServerArgs, template: str) -> T
     if choice == "required":
         constraint = constraint_of(any_call(functions, max_calls, "parameters"), "tools")
         parser: type[ToolParser] = HarmonyParser if harmony else JsonListParser
-        return ToolPlan(parser, names, max_calls, short_ids, constraint, functions, args.strict_json_schema)
+        return ToolPlan(parser, names, max_calls, short_ids, constraint, functions, options.strict_json_schema)
     name = _named(choice)
     if name not in names:
-        raise bad_request(
+        raise FieldError(
             f"{fields.choice} must be one of the tools ({', '.join(names)}), got {shown(name)}", fields.choice
         )
     index = names.index(name)
     constraint = constraint_of(parameters_of(functions[index]), fields.of_function(index, "parameters"))
     parser = HarmonyParser if harmony else NamedCallParser
-    return ToolPlan(parser, (name,), 1, short_ids, constraint, [functions[index]], args.strict_json_schema)
+    return ToolPlan(parser, (name,), 1, short_ids, constraint, [functions[index]], options.strict_json_schema)
 
 
 def combine_constraints(
@@ -115,11 +116,11 @@ def combine_constraints(
 ) -> Constraint | None:
     """The constraint of an answer with tools: a demanded call has no text to which the form of a text could apply.
 
-    Raises APIError if the client's constraint is on all of the output, and that of tool_choice is another.
+    Raises FieldError if the client's constraint is on all of the output, and that of tool_choice is another.
     """
     if asked is not None and plan.constraint is not None:
         if not asked.allows_calls:
-            raise bad_request(
+            raise FieldError(
                 f"{asked.field} cannot be combined with a tool_choice that demands a call; drop one of them",
                 asked.field,
             )
@@ -134,7 +135,7 @@ def combine_constraints(
 
 def apply_allowed_tools(conversation: Conversation) -> None:
     """Replace a `tool_choice` of type "allowed_tools" by its mode, and the tools by the allowed ones: the model is told
-    of those alone. Raises APIError."""
+    of those alone. Raises FieldError."""
     choice = conversation.tool_choice
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return
@@ -142,13 +143,13 @@ def apply_allowed_tools(conversation: Conversation) -> None:
     where = conversation.fields.allowed
     mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
     if mode not in ("auto", "required"):
-        raise bad_request(f'{where}.mode must be "auto" or "required", got {shown(mode)}', f"{where}.mode")
+        raise FieldError(f'{where}.mode must be "auto" or "required", got {shown(mode)}', f"{where}.mode")
     if not isinstance(listed, list) or not listed:
-        raise bad_request(f"{where}.tools must be a list of at least one tool, got {shown(listed)}", f"{where}.tools")
+        raise FieldError(f"{where}.tools must be a list of at least one tool, got {shown(listed)}", f"{where}.tools")
     names = {_tool_name(tool) for tool in listed}
     known = {_tool_name(tool) for tool in conversation.tools or []}
     for name in names - known:
-        raise bad_request(f"{where}.tools must name tools of the request, got {shown(name)}", f"{where}.tools")
+        raise FieldError(f"{where}.tools must name tools of the request, got {shown(name)}", f"{where}.tools")
     kept = [(at, tool) for at, tool in enumerate(conversation.tools or []) if _tool_name(tool) in names]
     conversation.fields = replace(conversation.fields, tools=[conversation.fields.tool(at) for at, _ in kept])
     conversation.tools = [tool for _, tool in kept]
@@ -156,8 +157,8 @@ def apply_allowed_tools(conversation: Conversation) -> None:
 
 
 def _enforced(function: dict[str, Any], closes: bool, field: str) -> dict[str, Any]:
-    """A function that is to be called, its parameters as a grammar holds them. Raises APIError for parameters that are
-    no schema and, where the function is strict, for a keyword that no grammar holds."""
+    """A function that is to be called, its parameters as a grammar holds them. Raises FieldError for parameters that
+    are no schema and, where the function is strict, for a keyword that no grammar holds."""
     if not function.get("parameters"):
         return function
     try:
@@ -165,7 +166,7 @@ def _enforced(function: dict[str, Any], closes: bool, field: str) -> dict[str, A
         parameters = closed(parameters) if closes else parameters
         held(parameters, strict=function.get("strict") is True)
     except ValueError as error:
-        raise bad_request(f"{field} is not valid: {error}", field) from None
+        raise FieldError(f"{field} is not valid: {error}", field) from None
     return {**function, "parameters": parameters}
 
 
@@ -173,7 +174,7 @@ def _offered(function: dict[str, Any], closes: bool) -> dict[str, Any]:
     """A function that may be called: what is wrong with it is no reason to refuse an answer without a call."""
     try:
         return _enforced({**function, "strict": False}, closes, "tools")
-    except APIError:
+    except FieldError:
         return {**function, "parameters": {"type": "object"}}
 
 
@@ -187,14 +188,14 @@ def _tool_name(tool: Any) -> str | None:
 def _function(tool: dict[str, Any], index: int, fields: FieldNames) -> dict[str, Any]:
     where = fields.tool(index)
     if tool.get("type", "function") != "function":
-        raise bad_request(f'{where}.type must be "function", got {shown(tool["type"])}', f"{where}.type")
+        raise FieldError(f'{where}.type must be "function", got {shown(tool["type"])}', f"{where}.type")
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise bad_request(f'{where}.function must be an object with a "name", got {shown(function)}', where)
+        raise FieldError(f'{where}.function must be an object with a "name", got {shown(function)}', where)
     name = function.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_NAME:
         field = fields.of_function(index, "name")
-        raise bad_request(f"{field} must be a string of 1 to {MAX_TOOL_NAME} characters, got {shown(name)}", field)
+        raise FieldError(f"{field} must be a string of 1 to {MAX_TOOL_NAME} characters, got {shown(name)}", field)
     for key, kinds, what in (
         ("description", str, "a string"),
         ("parameters", dict, "a JSON schema (an object)"),
@@ -203,10 +204,10 @@ def _function(tool: dict[str, Any], index: int, fields: FieldNames) -> dict[str,
         value = function.get(key)
         if value is not None and not isinstance(value, kinds):
             field = fields.of_function(index, key)
-            raise bad_request(f"{field} must be {what}, got {shown(value)}", field)
+            raise FieldError(f"{field} must be {what}, got {shown(value)}", field)
     if sets_engine_options(function.get("parameters")):
         field = fields.of_function(index, "parameters")
-        raise bad_request(f'{field} must not contain "x-guidance" (options of the grammar engine); remove it', field)
+        raise FieldError(f'{field} must not contain "x-guidance" (options of the grammar engine); remove it', field)
     return function
 
 
@@ -214,7 +215,7 @@ def _named(choice: Any) -> str:
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise bad_request(
+        raise FieldError(
             'tool_choice must be "none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
             '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}, '
             f"got {shown(choice)}",

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.structured import CallGrammar
 from octavo.entrypoints.generation.tools.parsers.tagged import Tags
 from octavo.entrypoints.generation.tools.parsers.values import kinds_of
+from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
 
 TokenId = Callable[[str], int | None]
@@ -51,7 +51,7 @@ def tagged_calls(
     grammar: Callable[[dict[str, Any]], str],
 ) -> CallGrammar:
     """Calls with the arguments in the order of the schema. ``more`` is "+" where several may follow one another.
-    Raises APIError for required arguments whose names cannot stand in a tag."""
+    Raises FieldError for required arguments whose names cannot stand in a tag."""
     newline = tags.newline
     rules: list[str] = []
     parts: dict[str, str] = {}
@@ -63,7 +63,7 @@ def tagged_calls(
         for j, (key, value) in enumerate((schema.get("properties") or {}).items()):
             if not _WRITABLE.fullmatch(key):
                 if key in required:
-                    raise bad_request(f"tools must have arguments with names of letters for this model, got {key!r}",
+                    raise FieldError(f"tools must have arguments with names of letters for this model, got {key!r}",
                         "tools")  # fmt: skip
                 continue
             named = f"{i}_{j}"

@@ -1,0 +1,21 @@
+"""How conversations become prompts and answers are read: what a server, or an `LLM`, is set up with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """The flags of `octavo serve` of the same names."""
+
+    chat_template: str | None = None  # the template itself; None: the model's own
+    trust_request_chat_template: bool = False
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    exclude_tools_when_tool_choice_none: bool = False
+    tool_call_parser: str | None = None  # None: the format that the chat template describes
+    enable_auto_tool_choice: bool = True
+    strict_json_schema: bool = True
+    reasoning_parser: str | None = None  # None: reasoning stays in the content
