@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from octavo.chat.offline_images import messages_with_images
+from octavo.chat.system_messages import rendered
 from octavo.engine import vllm_arguments
 from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
@@ -27,13 +29,11 @@ from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 from octavo.llm_pooling import PoolingMethods, Prompt, is_one_prompt
 from octavo.metrics.reader import Counter, Gauge, Metric, Vector
 from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
-from octavo.multimodal.offline import messages_with_images
 from octavo.system.signals import interrupts_held
 from octavo.system.torch_import import import_whole_torch
 from octavo.text.chat_template import check_variables
 from octavo.text.content_format import with_parts
 from octavo.text.messages import for_template
-from octavo.text.system_messages import rendered
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.user_tokenizer import UserTokenizer
 

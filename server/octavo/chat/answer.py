@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.entrypoints.generation.reasoning import ReasoningParser
-from octavo.entrypoints.generation.tools.parsers import Piece, Reasoning, ToolParser
-from octavo.entrypoints.generation.tools.plan import ToolPlan
+from octavo.chat.reasoning import ReasoningParser
+from octavo.chat.tools.parsers import Piece, Reasoning, ToolParser
+from octavo.chat.tools.plan import ToolPlan
 from octavo.interface.outputs import CompletionOutput
 
 

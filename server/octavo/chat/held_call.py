@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.entrypoints.generation.tools.parsers import CallPiece, Piece, ToolParser
+from octavo.chat.tools.parsers import CallPiece, Piece, ToolParser
 
 
 class HeldCall:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from octavo.entrypoints.generation.answer import AnswerDelta, CallDelta
+from octavo.chat.answer import AnswerDelta, CallDelta
 
 Kind = Literal["reasoning", "text", "call"]
 Action = Literal["open", "add", "close"]

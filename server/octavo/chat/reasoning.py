@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from octavo.entrypoints.generation.held_call import HeldCall
-from octavo.entrypoints.generation.thought_tags import BEGIN, END
-from octavo.entrypoints.generation.tools.parsers import ToolParser, overlap
+from octavo.chat.held_call import HeldCall
+from octavo.chat.thought_tags import BEGIN, END
+from octavo.chat.tools.parsers import ToolParser, overlap
 
 
 class ReasoningParser:

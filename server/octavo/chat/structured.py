@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.entrypoints.generation.thought_tags import BEGIN, END
+from octavo.chat.thought_tags import BEGIN, END
 from octavo.errors import FieldError
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 

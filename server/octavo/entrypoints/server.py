@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
+from octavo.chat.tools.choice import format_of
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.core_launcher import CoreProcess, CoreProcesses
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.generation.tools.choice import format_of
 from octavo.entrypoints.state import FAILED_SECONDS, Phase, ServerState, served_names
 from octavo.entrypoints.transport.http_server import FLUSH_SECONDS, HttpServer, make_http_server
 from octavo.entrypoints.transport.protocol import LimitedHttpProtocol

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from starlette.requests import Request
 
+from octavo.chat.options import ChatOptions
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.bodies import Bodies
-from octavo.entrypoints.generation.options import ChatOptions
 from octavo.entrypoints.images import ImageReader
 from octavo.entrypoints.lora.listed import AdapterList
 from octavo.entrypoints.lora.served import Adapters, current_adapter

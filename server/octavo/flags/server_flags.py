@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import fields
 
+from octavo.chat.reasoning import REASONING_PARSERS
+from octavo.chat.tools.parsers import TOOL_PARSERS
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.generation.reasoning import REASONING_PARSERS
-from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS
 from octavo.flags.fields import add_flags
 from octavo.interface.pooling import POOLINGS
 from octavo.system.logging_setup import FORMATS, LEVELS

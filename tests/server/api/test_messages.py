@@ -15,14 +15,14 @@ import pytest
 from anthropic.types import ErrorResponse, Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 from support.sdk_types import fits, named_events
 
+from octavo.chat.answer import AnswerParser
+from octavo.chat.messages import check_messages
+from octavo.chat.parts import PartSplitter
+from octavo.chat.reasoning import ReasoningParser
 from octavo.entrypoints.anthropic.answers import block_of, events_of, stop_of
 from octavo.entrypoints.anthropic.protocol import MessagesRequest
 from octavo.entrypoints.anthropic.translate import conversation_of
 from octavo.entrypoints.errors import APIError, in_anthropic_form
-from octavo.entrypoints.generation.answer import AnswerParser
-from octavo.entrypoints.generation.messages import check_messages
-from octavo.entrypoints.generation.parts import PartSplitter
-from octavo.entrypoints.generation.reasoning import ReasoningParser
 from octavo.interface.outputs import CompletionOutput
 
 USER = [{"role": "user", "content": "Hello"}]

@@ -14,10 +14,10 @@ from support.envoy import program
 from support.gateways import Gateway
 from support.sdk_types import fits
 
+from octavo.chat.answer import CallDelta
+from octavo.chat.options import ChatOptions
 from octavo.entrypoints.errors import APIError
-from octavo.entrypoints.generation.answer import CallDelta
 from octavo.entrypoints.generation.context import without_oldest
-from octavo.entrypoints.generation.options import ChatOptions
 from octavo.entrypoints.ollama.answers import durations
 from octavo.entrypoints.ollama.dialect import can_think
 from octavo.entrypoints.ollama.translation import openai_messages, whole_calls

@@ -10,10 +10,10 @@ import pytest
 from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
 from support.sdk_types import fits, named_events
 
-from octavo.entrypoints.generation.answer import AnswerParser
-from octavo.entrypoints.generation.messages import check_messages
-from octavo.entrypoints.generation.parts import PartSplitter
-from octavo.entrypoints.generation.reasoning import ReasoningParser
+from octavo.chat.answer import AnswerParser
+from octavo.chat.messages import check_messages
+from octavo.chat.parts import PartSplitter
+from octavo.chat.reasoning import ReasoningParser
 from octavo.entrypoints.responses.answers import ItemWriter
 from octavo.entrypoints.responses.protocol import MessageParam, ResponsesRequest
 from octavo.entrypoints.responses.store import ResponseStore, StoredResponse

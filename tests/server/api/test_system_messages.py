@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.text.system_messages import rewritten
+from octavo.chat.system_messages import rewritten
 
 TURNS = "{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}"
 # As the templates of Qwen3.5 and of Gemma 3 and Mistral do.

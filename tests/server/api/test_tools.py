@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic_core import from_json
 
-from octavo.entrypoints.generation.messages import check_messages
+from octavo.chat.messages import check_messages
 from octavo.fetch.sources import DEFAULT_MODEL
 
 USER = [{"role": "user", "content": "What is the weather in Paris?"}]

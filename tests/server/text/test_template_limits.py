@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from support import hostile_templates
 
-from octavo.entrypoints.generation.tools.choice import own_format
+from octavo.chat.system_messages import rendered
+from octavo.chat.tools.choice import own_format
 from octavo.text.bounded_sandbox import Generation, environment
 from octavo.text.chat_template import ChatTemplateError, TemplateLimitError, render
 from octavo.text.content_format import iterates_over_content, with_parts
-from octavo.text.system_messages import rendered
 from octavo.text.template_meter import STEPS
 
 ASK = [{"role": "user", "content": "hi"}]

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from octavo.entrypoints.generation.tools.choice import format_of
-from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS
+from octavo.chat.tools.choice import format_of
+from octavo.chat.tools.parsers import TOOL_PARSERS
 
 HEAD = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}"
 TAIL = "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"

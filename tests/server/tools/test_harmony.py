@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from octavo.entrypoints.generation.messages import check_messages
-from octavo.entrypoints.generation.options import ChatOptions
-from octavo.entrypoints.generation.tools.grammars import call_grammar
-from octavo.entrypoints.generation.tools.harmony import harmony_grammar, harmony_messages, speaks_harmony
-from octavo.entrypoints.generation.tools.parsers import CallPiece, HarmonyParser, Reasoning
+from octavo.chat.messages import check_messages
+from octavo.chat.options import ChatOptions
+from octavo.chat.tools.grammars import call_grammar
+from octavo.chat.tools.harmony import harmony_grammar, harmony_messages, speaks_harmony
+from octavo.chat.tools.parsers import CallPiece, HarmonyParser, Reasoning
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 from octavo.text.chat_template import render
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
-from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS, CallPiece, Reasoning
+from octavo.chat.reasoning import ReasoningParser, begins_inside_reasoning
+from octavo.chat.tools.parsers import TOOL_PARSERS, CallPiece, Reasoning
 
 
 def split(chunks: list[str], inside: bool) -> tuple[str, str]:

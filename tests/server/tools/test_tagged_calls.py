@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS, CallPiece
+from octavo.chat.tools.parsers import TOOL_PARSERS, CallPiece
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "write": {

@@ -10,9 +10,9 @@ import jsonschema_rs
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from octavo.entrypoints.generation.structured import or_calls
-from octavo.entrypoints.generation.tools.grammars import call_grammar
-from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS, CallPiece
+from octavo.chat.structured import or_calls
+from octavo.chat.tools.grammars import call_grammar
+from octavo.chat.tools.parsers import TOOL_PARSERS, CallPiece
 from octavo.errors import FieldError
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.entrypoints.generation.tools.parsers import (
+from octavo.chat.tools.parsers import (
     TOOL_PARSERS,
     CallPiece,
     JsonListParser,

@@ -8,9 +8,9 @@ import json
 import pytest
 from llguidance import LLMatcher
 
-from octavo.entrypoints.generation.messages import Conversation
-from octavo.entrypoints.generation.options import ChatOptions
-from octavo.entrypoints.generation.tools.plan import ToolPlan, plan_tools
+from octavo.chat.messages import Conversation
+from octavo.chat.options import ChatOptions
+from octavo.chat.tools.plan import ToolPlan, plan_tools
 from octavo.interface.structured_output import to_grammar
 
 NODE = {

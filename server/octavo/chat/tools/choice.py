@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS, CallPiece, ToolParser
+from octavo.chat.tools.parsers import TOOL_PARSERS, CallPiece, ToolParser
 from octavo.text.chat_template import ChatTemplateError, render
 from octavo.text.content_format import with_parts
 from octavo.text.messages import for_template

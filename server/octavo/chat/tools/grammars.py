@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from octavo.entrypoints.generation.structured import CallGrammar, Constraint, quoted
-from octavo.entrypoints.generation.tools.parsers import ToolParser
-from octavo.entrypoints.generation.tools.parsers.formats import (
+from octavo.chat.structured import CallGrammar, Constraint, quoted
+from octavo.chat.tools.parsers import ToolParser
+from octavo.chat.tools.parsers.formats import (
     CohereParser,
     GraniteParser,
     HermesParser,
@@ -19,10 +19,10 @@ from octavo.entrypoints.generation.tools.parsers.formats import (
     MistralParser,
     NemotronV2Parser,
 )
-from octavo.entrypoints.generation.tools.parsers.harmony import HarmonyParser
-from octavo.entrypoints.generation.tools.parsers.pythonic import Lfm2Parser
-from octavo.entrypoints.generation.tools.parsers.tagged import TaggedParser
-from octavo.entrypoints.generation.tools.tagged_grammar import lark_of, parameters_of, tagged_calls
+from octavo.chat.tools.parsers.harmony import HarmonyParser
+from octavo.chat.tools.parsers.pythonic import Lfm2Parser
+from octavo.chat.tools.parsers.tagged import TaggedParser
+from octavo.chat.tools.tagged_grammar import lark_of, parameters_of, tagged_calls
 from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
 from octavo.interface.structured_output import StructuredOutputsParams

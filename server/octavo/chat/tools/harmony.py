@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from octavo.entrypoints.generation.options import ChatOptions
-from octavo.entrypoints.generation.structured import CallGrammar, grammar_parts, with_tokens
-from octavo.entrypoints.generation.tools.choice import own_format
-from octavo.entrypoints.generation.tools.parsers.harmony import CALL, RETURN
+from octavo.chat.options import ChatOptions
+from octavo.chat.structured import CallGrammar, grammar_parts, with_tokens
+from octavo.chat.tools.choice import own_format
+from octavo.chat.tools.parsers.harmony import CALL, RETURN
 
 REASONING_PARSER = "openai_gptoss"  # vLLM's name
 STOPS = (RETURN, CALL)

@@ -8,21 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from octavo.entrypoints.generation.messages import Conversation, FieldNames
-from octavo.entrypoints.generation.options import ChatOptions
-from octavo.entrypoints.generation.structured import CallGrammar, Constraint
-from octavo.entrypoints.generation.tools.choice import format_of
-from octavo.entrypoints.generation.tools.grammars import any_call, call_grammar, constraint_of
-from octavo.entrypoints.generation.tools.harmony import speaks_harmony
-from octavo.entrypoints.generation.tools.parsers import (
+from octavo.chat.messages import Conversation, FieldNames
+from octavo.chat.options import ChatOptions
+from octavo.chat.structured import CallGrammar, Constraint
+from octavo.chat.tools.choice import format_of
+from octavo.chat.tools.grammars import any_call, call_grammar, constraint_of
+from octavo.chat.tools.harmony import speaks_harmony
+from octavo.chat.tools.parsers import (
     TOOL_PARSERS,
     HarmonyParser,
     JsonListParser,
     NamedCallParser,
     ToolParser,
 )
-from octavo.entrypoints.generation.tools.parsers.formats import MistralParser
-from octavo.entrypoints.generation.tools.tagged_grammar import parameters_of
+from octavo.chat.tools.parsers.formats import MistralParser
+from octavo.chat.tools.tagged_grammar import parameters_of
 from octavo.errors import FieldError
 from octavo.interface.json_schema import closed, sets_engine_options
 from octavo.interface.schema_keywords import held, with_evaluated

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from octavo.entrypoints.generation.structured import CallGrammar
-from octavo.entrypoints.generation.tools.parsers.tagged import Tags
-from octavo.entrypoints.generation.tools.parsers.values import kinds_of
+from octavo.chat.structured import CallGrammar
+from octavo.chat.tools.parsers.tagged import Tags
+from octavo.chat.tools.parsers.values import kinds_of
 from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
 

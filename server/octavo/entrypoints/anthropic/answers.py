@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from octavo.entrypoints.generation.parts import Part, Step
+from octavo.chat.parts import Part, Step
 from octavo.interface.outputs import CompletionOutput
 from octavo.text.messages import object_of
 

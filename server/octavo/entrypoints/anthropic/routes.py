@@ -8,6 +8,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.chat.answer import AnswerParser
+from octavo.chat.parts import PartSplitter, Step
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.anthropic.answers import (
     AnthropicMessage,
@@ -27,10 +29,8 @@ from octavo.entrypoints.anthropic.answers import (
 from octavo.entrypoints.anthropic.protocol import IMAGES, CountTokensRequest, MessagesRequest
 from octavo.entrypoints.anthropic.translate import constraint_of, conversation_of
 from octavo.entrypoints.errors import APIError, in_anthropic_form
-from octavo.entrypoints.generation.answer import AnswerParser
 from octavo.entrypoints.generation.chat import ChatRequest, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, naming
-from octavo.entrypoints.generation.parts import PartSplitter, Step
 from octavo.entrypoints.generation.run import (
     Generation,
     PromptOptions,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from octavo.chat.messages import Conversation, FieldNames
+from octavo.chat.structured import Constraint, make_constraint
 from octavo.entrypoints.anthropic.protocol import (
     AssistantMessage,
     ChoiceTool,
@@ -24,8 +26,6 @@ from octavo.entrypoints.anthropic.protocol import (
     UserMessage,
 )
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.generation.messages import Conversation, FieldNames
-from octavo.entrypoints.generation.structured import Constraint, make_constraint
 from octavo.multimodal.items import ImagePart
 from octavo.text.messages import without_billing
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.entrypoints.generation.messages import MAX_MESSAGES, ROLES
-from octavo.entrypoints.generation.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
+from octavo.chat.messages import MAX_MESSAGES, ROLES
+from octavo.chat.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
 from octavo.text.chat_template import RESERVED
 from octavo.text.messages import REASONING
 

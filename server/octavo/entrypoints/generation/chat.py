@@ -7,29 +7,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from octavo.engine.input_processor import Prompt
-from octavo.entrypoints.errors import APIError, bad_request
-from octavo.entrypoints.generation.answer import AnswerParser
-from octavo.entrypoints.generation.messages import (
+from octavo.chat.answer import AnswerParser
+from octavo.chat.messages import (
     Conversation,
     check_messages,
     check_texts,
     images_of,
 )
-from octavo.entrypoints.generation.reasoning import ReasoningParser, begins_inside_reasoning
-from octavo.entrypoints.generation.run import PromptOptions, prepare_request
-from octavo.entrypoints.generation.structured import Constraint, after_reasoning, or_calls
-from octavo.entrypoints.generation.tools.choice import format_of, with_arguments_as_text
-from octavo.entrypoints.generation.tools.harmony import (
+from octavo.chat.reasoning import ReasoningParser, begins_inside_reasoning
+from octavo.chat.structured import Constraint, after_reasoning, or_calls
+from octavo.chat.system_messages import rendered
+from octavo.chat.tools.choice import format_of, with_arguments_as_text
+from octavo.chat.tools.harmony import (
     STOPS,
     harmony_grammar,
     harmony_messages,
     nearest_effort,
     speaks_harmony,
 )
-from octavo.entrypoints.generation.tools.parsers import HarmonyParser
-from octavo.entrypoints.generation.tools.plan import ToolPlan, apply_allowed_tools, combine_constraints, plan_tools
-from octavo.entrypoints.generation.tools.prompt_fallback import inject_tool_prompt
+from octavo.chat.tools.parsers import HarmonyParser
+from octavo.chat.tools.plan import ToolPlan, apply_allowed_tools, combine_constraints, plan_tools
+from octavo.chat.tools.prompt_fallback import inject_tool_prompt
+from octavo.engine.input_processor import Prompt
+from octavo.entrypoints.errors import APIError, bad_request
+from octavo.entrypoints.generation.run import PromptOptions, prepare_request
 from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
@@ -37,7 +38,6 @@ from octavo.multimodal.items import ImageFeatures
 from octavo.text.chat_template import TemplateLimitError, check_variables
 from octavo.text.content_format import with_parts
 from octavo.text.messages import for_template
-from octavo.text.system_messages import rendered
 
 _TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
 _MANY_MESSAGES = 500  # from which checking them is worth a thread

@@ -9,8 +9,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from octavo.chat.messages import Conversation
 from octavo.entrypoints.errors import CONTEXT_LENGTH, APIError, bad_request, is_about_length
-from octavo.entrypoints.generation.messages import Conversation
 from octavo.errors import FieldError
 
 T = TypeVar("T")

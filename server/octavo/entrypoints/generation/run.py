@@ -14,11 +14,11 @@ from typing import Any, Literal
 from msgspec import Raw, Struct
 from starlette.requests import Request
 
+from octavo.chat.structured import Constraint
 from octavo.engine.async_llm import OutputStream
 from octavo.engine.input_processor import Prompt
 from octavo.entrypoints.admission import check_queue, check_serving, claim_id
 from octavo.entrypoints.errors import APIError, bad_request
-from octavo.entrypoints.generation.structured import Constraint
 from octavo.entrypoints.lora.served import current_adapter
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.tenants import combined_salt, current_tenant

@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.chat.tools.harmony import speaks_harmony
 from octavo.entrypoints.errors import APIError
-from octavo.entrypoints.generation.tools.harmony import speaks_harmony
 from octavo.entrypoints.ollama.protocol import Options
 from octavo.entrypoints.state import ServerState
 

@@ -12,16 +12,16 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.chat.answer import AnswerParser, CallDelta
+from octavo.chat.messages import Conversation
+from octavo.chat.tools.plan import plan_tools
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request, in_ollama_form
-from octavo.entrypoints.generation.answer import AnswerParser, CallDelta
 from octavo.entrypoints.generation.chat import ChatRequest as PreparedChat
 from octavo.entrypoints.generation.chat import prepare_chat
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
-from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.run import Generation, PromptOptions, prepare_request, sampling_params
 from octavo.entrypoints.generation.stream import EventStream
-from octavo.entrypoints.generation.tools.plan import plan_tools
 from octavo.entrypoints.ollama.answers import (
     Call,
     ChatAnswer,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from octavo.chat.answer import CallDelta
+from octavo.chat.messages import Conversation, check_messages
+from octavo.chat.structured import Constraint, make_constraint
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.generation.answer import CallDelta
-from octavo.entrypoints.generation.messages import Conversation, check_messages
-from octavo.entrypoints.generation.structured import Constraint, make_constraint
 from octavo.entrypoints.ollama.answers import Call, CallFunction
 from octavo.entrypoints.ollama.protocol import ChatRequest, GenerateRequest, Options
 from octavo.multimodal.items import ImagePart

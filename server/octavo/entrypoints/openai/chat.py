@@ -10,9 +10,9 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.chat.answer import AnswerDelta, AnswerParser
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.generation.answer import AnswerDelta, AnswerParser
 from octavo.entrypoints.generation.chat import ChatRequest, prepare_chat, read_messages
 from octavo.entrypoints.generation.run import (
     Generation,

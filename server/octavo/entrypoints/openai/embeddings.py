@@ -16,11 +16,11 @@ from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.chat.messages import Conversation, images_of
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.fields.unsupported import EMBEDDING, UnsupportedFields
 from octavo.entrypoints.generation.chat import interpret, read_messages, with_images
-from octavo.entrypoints.generation.messages import Conversation, images_of
 from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
 from octavo.entrypoints.openai.protocol import (
     IMAGES,

@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, WrapValidator
 
+from octavo.chat.messages import Conversation
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields import schemas
 from octavo.entrypoints.fields.unsupported import CHAT, COMPLETION, HARMLESS, UnsupportedFields
-from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.run import PromptOptions
 from octavo.entrypoints.state import REQUEST_ID
 from octavo.interface import sampling_params as limits

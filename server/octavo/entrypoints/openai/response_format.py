@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from octavo.chat.structured import Constraint, make_constraint
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields.schemas import KINDS, WITHOUT_EFFECT
-from octavo.entrypoints.generation.structured import Constraint, make_constraint
 from octavo.entrypoints.openai.protocol import GenerationRequest
 
 _ALIASES = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}  # vLLM's older names

@@ -9,12 +9,12 @@ from pydantic import ConfigDict, WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.chat.messages import Conversation
 from octavo.entrypoints.admission import check_model
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.fields import schemas
 from octavo.entrypoints.fields.unsupported import DETOKENIZE, TOKENIZE, UnsupportedFields
 from octavo.entrypoints.generation.chat import count_prompt, read_messages
-from octavo.entrypoints.generation.messages import Conversation
 from octavo.entrypoints.generation.run import PromptOptions
 from octavo.entrypoints.openai.protocol import (
     IMAGES,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from octavo.entrypoints.generation.parts import Part, Step
+from octavo.chat.parts import Part, Step
 from octavo.entrypoints.openai.answers import ChatLogprob
 from octavo.entrypoints.responses.logprobs import TextLogprobs
 from octavo.entrypoints.responses.protocol import (

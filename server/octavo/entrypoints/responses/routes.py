@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.chat.answer import AnswerParser
+from octavo.chat.messages import Conversation
+from octavo.chat.parts import Part, PartSplitter
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request, shown
-from octavo.entrypoints.generation.answer import AnswerParser
 from octavo.entrypoints.generation.chat import ChatRequest, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
-from octavo.entrypoints.generation.messages import Conversation
-from octavo.entrypoints.generation.parts import Part, PartSplitter
 from octavo.entrypoints.generation.run import Generation, PromptOptions, external_id, sampling_params
 from octavo.entrypoints.generation.stream import EventStream
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter

@@ -6,9 +6,9 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.chat.messages import Conversation, FieldNames
+from octavo.chat.structured import Constraint, make_constraint
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.generation.messages import Conversation, FieldNames
-from octavo.entrypoints.generation.structured import Constraint, make_constraint
 from octavo.entrypoints.openai.response_format import schema_constraint
 from octavo.entrypoints.responses.protocol import (
     AdditionalToolsParam,

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from octavo.entrypoints.generation.structured import with_tokens
-from octavo.entrypoints.generation.tools.grammars import call_grammar
-from octavo.entrypoints.generation.tools.parsers import TOOL_PARSERS
+from octavo.chat.structured import with_tokens
+from octavo.chat.tools.grammars import call_grammar
+from octavo.chat.tools.parsers import TOOL_PARSERS
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 from octavo.worker.grammars.tokenizer import load_tokenizer
 

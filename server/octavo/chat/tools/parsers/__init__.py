@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.entrypoints.generation.tools.parsers.core import CallPiece, Piece, Reasoning, ToolParser, overlap
-from octavo.entrypoints.generation.tools.parsers.formats import (
+from octavo.chat.tools.parsers.core import CallPiece, Piece, Reasoning, ToolParser, overlap
+from octavo.chat.tools.parsers.formats import (
     CohereParser,
     DeepseekV3Parser,
     DeepseekV31Parser,
@@ -16,9 +16,9 @@ from octavo.entrypoints.generation.tools.parsers.formats import (
     NamedCallParser,
     NemotronV2Parser,
 )
-from octavo.entrypoints.generation.tools.parsers.harmony import HarmonyParser
-from octavo.entrypoints.generation.tools.parsers.pythonic import Lfm2Parser, PythonicParser
-from octavo.entrypoints.generation.tools.parsers.tagged import (
+from octavo.chat.tools.parsers.harmony import HarmonyParser
+from octavo.chat.tools.parsers.pythonic import Lfm2Parser, PythonicParser
+from octavo.chat.tools.parsers.tagged import (
     DeepseekV4Parser,
     DeepseekV32Parser,
     GlmParser,

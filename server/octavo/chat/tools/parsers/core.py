@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from octavo.entrypoints.generation.tools.parsers.reader import (
+from octavo.chat.tools.parsers.reader import (
     SCALAR,
     CutOffError,
     NotACallError,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from octavo.entrypoints.generation.tools.parsers.core import Reasoning, ToolParser, overlap
-from octavo.entrypoints.generation.tools.parsers.reader import NotACallError, Steps
+from octavo.chat.tools.parsers.core import Reasoning, ToolParser, overlap
+from octavo.chat.tools.parsers.reader import NotACallError, Steps
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]*")
 _CALL_ID = re.compile(r"[A-Za-z0-9]*")

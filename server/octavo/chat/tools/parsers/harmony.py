@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 
-from octavo.entrypoints.generation.tools.parsers.core import Reasoning, ToolParser, overlap
-from octavo.entrypoints.generation.tools.parsers.reader import CutOffError, NotACallError, Steps
+from octavo.chat.tools.parsers.core import Reasoning, ToolParser, overlap
+from octavo.chat.tools.parsers.reader import CutOffError, NotACallError, Steps
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

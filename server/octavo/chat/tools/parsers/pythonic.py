@@ -9,8 +9,8 @@ import re
 import warnings
 from typing import Any
 
-from octavo.entrypoints.generation.tools.parsers.core import ToolParser
-from octavo.entrypoints.generation.tools.parsers.reader import MAX_DEPTH, CutOffError, NotACallError, Steps
+from octavo.chat.tools.parsers.core import ToolParser
+from octavo.chat.tools.parsers.reader import MAX_DEPTH, CutOffError, NotACallError, Steps
 
 MAX_CALL_CHARS = 200_000
 _NAME = re.compile(r"[A-Za-z0-9_.]*")

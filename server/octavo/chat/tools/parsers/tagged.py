@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from octavo.entrypoints.generation.tools.parsers.core import ToolParser, overlap
-from octavo.entrypoints.generation.tools.parsers.reader import CutOffError, NotACallError, Steps
-from octavo.entrypoints.generation.tools.parsers.values import json_of, kinds_of, schema_of
+from octavo.chat.tools.parsers.core import ToolParser, overlap
+from octavo.chat.tools.parsers.reader import CutOffError, NotACallError, Steps
+from octavo.chat.tools.parsers.values import json_of, kinds_of, schema_of
 
 _NAME = re.compile(r"[^\s<>\"'={}]*")
 _KEY = re.compile(r"[^<>\"\n]*")

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.entrypoints.generation.tools.parsers.pythonic import arguments_of, is_unicode
-from octavo.entrypoints.generation.tools.parsers.reader import NotACallError
+from octavo.chat.tools.parsers.pythonic import arguments_of, is_unicode
+from octavo.chat.tools.parsers.reader import NotACallError
 
 Schema = Mapping[str, Any]
 
