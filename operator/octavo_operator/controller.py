@@ -15,11 +15,13 @@ from octavo_operator.api.gateway import InvalidLLMGateway
 from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.claims.claims import Claims, claimant
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.events import events
 from octavo_operator.deployment.image_rollout import ImageRollout
 from octavo_operator.deployment.reconcile import Outcome, parse, reconcile, reconcile_invalid
-from octavo_operator.deployment.status import events
+from octavo_operator.deployment.world import DeploymentWorld
 from octavo_operator.gateway import reconcile as reconcile_gateway
 from octavo_operator.gateway.links import GatewayLinks
+from octavo_operator.gateway.world import GatewayWorld
 from octavo_operator.groups.rivals import rivals
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.lease import LeaderElector
@@ -29,7 +31,7 @@ from octavo_operator.kube.workqueue import WorkQueue
 from octavo_operator.lora.summary import Said
 from octavo_operator.metrics import Metrics, OperatorState, Snapshot
 from octavo_operator.observed.children import pods_of
-from octavo_operator.observed.diagnosis import Event, Events, Problem
+from octavo_operator.observed.diagnosis import Event, Problem
 from octavo_operator.observed.hanging import makers
 from octavo_operator.observed.pod_events import PodEvents
 from octavo_operator.observed.pod_starts import PodStarts
@@ -173,25 +175,49 @@ class Controller:
         others = [*pods_of(children, names.WORKER), *fetching, *pods_of(children, names.ROUTER)]
         pod_events, events_due = await self._pod_events.read(key, [*pods, *others], time.time(), makers(children))
         start = self.pod_starts.last(key, pods, deployment.status.get("start"))
-        return await self._carry_out(
-            deployment, lambda problem: self._compute(deployment, pod_events, start, problem), events_due
-        )
+
+        def compute(problem: Problem | None) -> Outcome:
+            world = DeploymentWorld(
+                children=self.store.children(key),
+                now=time.time(),
+                apis=self._apis,
+                write_problem=problem,
+                contested=self._applier.contests.problem(key),
+                pod_events=pod_events,
+                rejected=self.rejected(key),
+                scaling=self.scaling(deployment),
+                image_turn=self._image_rollout.turn(deployment),
+                start=start,
+                gateways=self._links.gateways_of(deployment),
+                rivals=lambda: rivals(self.store, key),
+                adapters=self.adapters(key),
+            )
+            return reconcile(deployment, world, self._config)
+
+        return await self._carry_out(deployment, compute, events_due)
 
     async def _reconcile_gateway(self, key: Key, body: Json) -> bool:
-        one = reconcile_gateway.parse(body)
-        if isinstance(one, InvalidLLMGateway):
-            return await self._report_invalid(one, reconcile_gateway.reconcile_invalid(one, time.time()))
+        owner = reconcile_gateway.parse(body)
+        if isinstance(owner, InvalidLLMGateway):
+            return await self._report_invalid(owner, reconcile_gateway.reconcile_invalid(owner, time.time()))
         pods = pods_of(self.store.children(key), names.ROUTER)
         pod_events, events_due = await self._pod_events.read(key, pods, time.time())
 
         def compute(problem: Problem | None) -> Outcome:
-            return reconcile_gateway.reconcile(
-                one, self.store.children(key), self._links.candidates(one), self._config, time.time(), problem,
-                has_namesake=self._links.has_namesake(one), contested=self._applier.contests.problem(key),
-                pod_events=pod_events, apis=self._apis, rejected=self.rejected(key),
-            )  # fmt: skip
+            world = GatewayWorld(
+                children=self.store.children(key),
+                now=time.time(),
+                apis=self._apis,
+                write_problem=problem,
+                contested=self._applier.contests.problem(key),
+                pod_events=pod_events,
+                rejected=self.rejected(key),
+                candidates=self._links.candidates(owner),
+                has_namesake=self._links.has_namesake(owner),
+            )
+            return reconcile_gateway.reconcile(owner, world, self._config)
 
-        return await self._carry_out(one, compute, events_due)
+        return await self._carry_out(owner, compute, events_due)
 
     async def _carry_out(
         self, owner: Owner, compute: Callable[[Problem | None], Outcome], events_due: float | None
@@ -282,17 +308,6 @@ class Controller:
             logger.warning("%s/%s: taken over from operator %s, which no longer serves it", *key, operator)
         self.claims.forget(key)
         return claimed
-
-    def _compute(
-        self, deployment: LLMDeployment, pod_events: Events, start: Json | None, problem: Problem | None = None
-    ) -> Outcome:
-        key = (deployment.namespace, deployment.name)
-        return reconcile(
-            deployment, self.store.children(key), self._config, self._apis, time.time(), problem,
-            self.scaling(deployment), self._image_rollout.turn(deployment), self._applier.contests.problem(key),
-            pod_events, start, self._links.gateways_of(deployment), lambda: rivals(self.store, key),
-            self.adapters(key), self.rejected(key),
-        )  # fmt: skip
 
     def _record(self, owner: Owner, status: Json) -> None:
         if isinstance(owner, LLMDeployment | InvalidLLMDeployment):

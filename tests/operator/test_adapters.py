@@ -14,10 +14,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from support.llmd import parsed, store_of
+from support.worlds import world
 
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.events import events
 from octavo_operator.deployment.reconcile import reconcile
-from octavo_operator.deployment.status import events
 from octavo_operator.kube.store import Observed
 from octavo_operator.lora.reader import AdapterReader
 from octavo_operator.lora.summary import (
@@ -234,7 +235,7 @@ def test_the_list_reaches_the_pods_without_a_new_one() -> None:
 
 def test_running_pods_are_told_at_once_and_only_once() -> None:
     deployment = parsed(adapters=[SQL])
-    first = reconcile(deployment, [], CONFIG, frozenset(), now=0.0)
+    first = reconcile(deployment, world(), CONFIG)
     live = []
     for action in first.plan.actions:
         assert isinstance(action, Apply)
@@ -249,7 +250,7 @@ def test_running_pods_are_told_at_once_and_only_once() -> None:
         return Observed.of("Pod", "v1", {"metadata": meta, "spec": template["spec"], "status": {}})
 
     children = [*live, pod("new", ""), pod("told", list_digest(deployment))]
-    actions = reconcile(deployment, children, CONFIG, frozenset(), now=1.0).plan.actions
+    actions = reconcile(deployment, world(children, now=1.0), CONFIG).plan.actions
     assert [(one.target.name, one.annotations) for one in actions if isinstance(one, Annotate)] == [
         ("new", {LISTED: list_digest(deployment)})
     ]

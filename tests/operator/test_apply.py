@@ -9,6 +9,7 @@ from typing import Any
 import jsonpatch
 import pytest
 from support.llmd import parsed
+from support.worlds import world
 
 from octavo_operator.config import OperatorConfig
 from octavo_operator.deployment.reconcile import parse, reconcile, reconcile_invalid
@@ -48,7 +49,7 @@ def carry_out(cluster: Refusing, times: int = 1, may_write: bool = True) -> list
         deployment = parsed()
         refused: list[Any] = []
         for _ in range(times):
-            refused = await applier.execute(deployment, reconcile(deployment, [], CONFIG, frozenset(), 0.0).plan)
+            refused = await applier.execute(deployment, reconcile(deployment, world(), CONFIG).plan)
         return refused
 
     return asyncio.run(run())
@@ -173,7 +174,7 @@ def test_a_write_that_comes_back_changed_is_repeated_a_few_times_and_then_later_
     def step() -> None:
         before = cluster.applied.count("NetworkPolicy")
         contested = applier.contests.problem(key)
-        outcome = reconcile(deployment, store.children(key), CONFIG, frozenset(), 0.0, contested=contested)
+        outcome = reconcile(deployment, world(store.children(key), contested=contested), CONFIG)
         asyncio.run(applier.execute(deployment, outcome.plan))
         written.extend([now[0]] * (cluster.applied.count("NetworkPolicy") - before))
         if contested:

@@ -16,6 +16,7 @@ import pytest
 from clusterrig import settings
 from clusterrig.fixtures import Cluster, eventually
 from support.llmd import toy
+from support.worlds import world
 
 from octavo_operator.config import OperatorConfig
 from octavo_operator.deployment.reconcile import parse, reconcile
@@ -75,7 +76,7 @@ def differences(cluster: Cluster, namespace: str) -> list[str]:
     expected = set()
     for item in cluster.get("llmd", namespace=namespace)["items"]:
         deployment = parse(item)
-        desired = reconcile(deployment, [], OperatorConfig(), frozenset(), time.time()).plan.actions  # type: ignore[arg-type]
+        desired = reconcile(deployment, world(now=time.time()), OperatorConfig()).plan.actions  # type: ignore[arg-type]
         if (item.get("status") or {}).get("observedGeneration") != item["metadata"]["generation"]:
             out.append(f"status of {item['metadata']['name']}")
         for action in desired:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.llmd import parsed, store_of
+from support.worlds import world
 
 from octavo_operator.autoscaling.load_reader import LoadReader
 from octavo_operator.config import OperatorConfig
@@ -40,7 +41,7 @@ def pod(name: str, component: str, **status: Any) -> Observed:
 
 def serving(*pods: Observed) -> Outcome:
     """What is said and done of one whose engine serves, beside `pods`."""
-    first = reconcile(parsed(), [], OperatorConfig(), frozenset(), NOW)
+    first = reconcile(parsed(), world(now=NOW), OperatorConfig())
     children = []
     for action in first.plan.actions:
         assert isinstance(action, Apply)
@@ -49,7 +50,7 @@ def serving(*pods: Observed) -> Outcome:
         status = {"status": {"observedGeneration": 1, **counts}} if one["kind"] == "Deployment" else {}
         meta = {**one["metadata"], "uid": one["kind"], "generation": 1, "resourceVersion": "1"}
         children.append(Observed.of(one["kind"], one["apiVersion"], {**one, **status, "metadata": meta}))
-    return reconcile(parsed(), [*children, pod("engine", "engine"), *pods], OperatorConfig(), frozenset(), NOW)
+    return reconcile(parsed(), world([*children, pod("engine", "engine"), *pods], now=NOW), OperatorConfig())
 
 
 @pytest.mark.parametrize(

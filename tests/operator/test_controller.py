@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.llmd import manifest, parsed
+from support.worlds import world
 
 from octavo_operator.api import API_VERSION, KIND
 from octavo_operator.config import OperatorConfig
@@ -79,7 +80,7 @@ def changed(serving: bool, **spec: Any) -> tuple[Controller, Answers]:
     cluster = Answers(body)
     controller = Controller(cluster, CONFIG, Lease())  # type: ignore[arg-type]
     if serving:
-        for action in reconcile(parsed(), [], CONFIG, frozenset(), 0.0).plan.actions:
+        for action in reconcile(parsed(), world(), CONFIG).plan.actions:
             assert isinstance(action, Apply)
             one = as_live(action.manifest)
             controller.store.put(Observed.of(one["kind"], one["apiVersion"], one))
@@ -243,13 +244,11 @@ def test_what_is_not_about_pods_is_done_though_the_spec_makes_none() -> None:
 
 def test_pods_that_stay_keep_their_claim_though_the_spec_makes_none() -> None:
     claim = {"model": {"uri": "hf://a/b", "cache": {"mode": "pvc", "pvc": {"size": "1Gi"}}}}
-    first = reconcile(parsed(**claim), [], CONFIG, frozenset(), 0.0)
+    first = reconcile(parsed(**claim), world(), CONFIG)
     children = [Observed.of(one["kind"], one["apiVersion"], one) for one in map(as_live, applied(first))]
     bad = parsed(podPatches=[{"op": "remove", "path": "/spec/containers/7"}])
-    assert not [
-        one for one in reconcile(bad, children, CONFIG, frozenset(), 1.0).plan.actions if isinstance(one, Delete)
-    ]
-    good = reconcile(parsed(), children, CONFIG, frozenset(), 1.0).plan.actions
+    assert not [one for one in reconcile(bad, world(children, now=1.0), CONFIG).plan.actions if isinstance(one, Delete)]
+    good = reconcile(parsed(), world(children, now=1.0), CONFIG).plan.actions
     assert [one.target.kind for one in good if isinstance(one, Delete)] == ["PersistentVolumeClaim"]
 
 

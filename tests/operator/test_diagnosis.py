@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from support.hub_server import FILES, Hub, Repo
 from support.llmd import parsed
+from support.worlds import status_of
 
 from octavo.errors import ModelError
 from octavo.fetch.sources import resolve_model
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
 from octavo_operator.deployment.rollout import make_room
-from octavo_operator.deployment.status import Observation, expected_status
 from octavo_operator.observed.diagnosis import diagnose
 from octavo_operator.observed.hanging import waiting_since
 from octavo_operator.observed.pod_events import PodEvents
@@ -58,7 +58,7 @@ def told(pods: list[Json], available: int, replicas: int = 1) -> dict[str, Json]
         "spec": {"replicas": replicas},
         "status": {**counts, "availableReplicas": available},
     }
-    status = expected_status(parsed(replicas=replicas), Observation(live, pods), "cluster.local", 0.0)
+    status = status_of(parsed(replicas=replicas), live, pods)
     return {condition["type"]: condition for condition in status["conditions"]}
 
 
@@ -128,7 +128,7 @@ def fetching(deployment: LLMDeployment, **state: Any) -> Json:
 
 def cached(deployment: LLMDeployment, *pods: Json) -> tuple[str, str]:
     template = expected_template(deployment, OperatorConfig())
-    status = expected_status(deployment, Observation(None, list(pods), template=template), "cluster.local", 0.0)
+    status = status_of(deployment, None, list(pods), template=template)
     deployment.status.update(status)
     return next((one["status"], one["reason"]) for one in status["conditions"] if one["type"] == "ModelCached")
 
@@ -279,8 +279,8 @@ def test_events_tell_why_a_pod_hangs(events: list[Json], reason: str | None, wor
 def test_a_long_pull_is_said_and_is_no_problem() -> None:
     pod, pulled = waiting(), event("Pulling", PULLING, kind="Normal")
     live = {"metadata": {"generation": 1}, "spec": {"replicas": 1}, "status": {"observedGeneration": 1, "replicas": 1}}
-    seen = Observation(live, [pod], pod_events={"p": [pulled]})
-    found = {one["type"]: one for one in expected_status(parsed(), seen, "cluster.local", 0.0)["conditions"]}
+    status = status_of(parsed(), live, [pod], pod_events={"p": [pulled]})
+    found = {one["type"]: one for one in status["conditions"]}
     assert found["Degraded"]["status"] == "False"
     for kind in ("Ready", "Available"):
         assert found[kind]["reason"] == "PullingImage"

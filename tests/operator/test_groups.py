@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.llmd import parsed
+from support.worlds import world
 
 from octavo.cli import serve
 from octavo_operator.config import OperatorConfig
@@ -198,7 +199,7 @@ def group(manifest: Json, index: int, **more: Any) -> list[Json]:
 
 
 def look(spec: Json, *children: Observed, apis: frozenset[str] = APIS, now: float = 0.0) -> Outcome:
-    return reconcile(parsed(**spec), list(children), CONFIG, apis, now)
+    return reconcile(parsed(**spec), world(list(children), now=now, apis=apis), CONFIG)
 
 
 def applied(outcome: Outcome, kind: str) -> Json:
@@ -290,7 +291,7 @@ def test_a_replica_of_one_pod_again_is_a_deployment() -> None:
 def test_another_version_of_the_operator_replaces_no_group() -> None:
     made = applied(look(GROUPED), KIND)
     newer = OperatorConfig(engine_image="example.com/engine:2")
-    outcome = reconcile(parsed(**GROUPED), [alive(made)], newer, APIS, 0.0)
+    outcome = reconcile(parsed(**GROUPED), world([alive(made)], apis=APIS), newer)
     assert not [one for one in outcome.plan.actions if isinstance(one, Apply) and one.manifest["kind"] == KIND]
 
 
@@ -321,7 +322,7 @@ def test_why_a_group_ended_is_told_until_it_serves_again() -> None:
     def later(*pods: Json, generation: int = 1) -> tuple[str, str]:
         deployment = dataclasses.replace(parsed(**GROUPED), status=ended.status, generation=generation)
         seen = [live, *first, *(Observed.of("Pod", "v1", one) for one in pods)]
-        return reason(reconcile(deployment, seen, CONFIG, APIS, 0.0), "Degraded")
+        return reason(reconcile(deployment, world(seen, apis=APIS), CONFIG), "Degraded")
 
     assert later() == ("True", "CrashLoop"), "its successor is not there yet"
     assert later(*group(made, 1)) == ("False", "AsExpected")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.llmd import manifest, parsed
+from support.worlds import world
 
 from octavo_operator.api import API_VERSION, KIND, LLMDeployment
 from octavo_operator.config import OperatorConfig
@@ -92,7 +93,7 @@ class Fleet:
         deployment = LLMDeployment.from_json(seen.body)
         turn = ImageRollout(self.store, config, lambda: self.now).turn(deployment)
         children = self.store.children(("default", name))
-        outcome = reconcile(deployment, children, config, frozenset(), self.now, image_turn=turn)
+        outcome = reconcile(deployment, world(children, now=self.now, image_turn=turn), config)
         for action in outcome.plan.actions:
             if isinstance(action, Apply) and action.manifest["kind"] == "Deployment":
                 self.put_deployment(action.manifest, ready=False)

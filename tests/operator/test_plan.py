@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from support.llmd import FULL, parsed
 from support.llmd_strategies import specs
+from support.worlds import world
 
 from octavo_operator.api.resources import Shm
 from octavo_operator.config import OperatorConfig
@@ -48,10 +49,10 @@ def as_live(manifest: dict[str, Any]) -> Observed:
 @given(specs)
 def test_what_was_applied_is_not_applied_again(spec: dict[str, Any]) -> None:
     deployment = parsed(**spec)
-    first = reconcile(deployment, [], CONFIG, APIS, now=0.0)
+    first = reconcile(deployment, world(apis=APIS), CONFIG)
     applied = [action.manifest for action in first.plan.actions if isinstance(action, Apply)]
     assert len(applied) == len(first.plan.actions)
-    second = reconcile(deployment, [as_live(manifest) for manifest in applied], CONFIG, APIS, now=1.0)
+    second = reconcile(deployment, world([as_live(manifest) for manifest in applied], now=1.0, apis=APIS), CONFIG)
     assert second.plan.actions == []
     assert second.plan.conflicts == []
 
@@ -66,7 +67,7 @@ def test_pods_change_by_the_spec_alone_never_by_the_operator(one: dict[str, Any]
         CONFIG, engine_image="example.com/engine:2", image_pull_secrets=("new",), defaults=defaults
     )
     assert pinned_template(before, live) == template
-    after = reconcile(before, [], newer, APIS, now=0.0)
+    after = reconcile(before, world(apis=APIS), newer)
     assert deployment_of([a.manifest for a in after.plan.actions])["spec"]["template"] == expected_template(
         before, newer
     )

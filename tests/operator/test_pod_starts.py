@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from support.llmd import parsed
+from support.worlds import status_of
 
 from octavo_operator.autoscaling.metrics_page import startup_seconds
-from octavo_operator.deployment.status import Observation, expected_status
 from octavo_operator.kube.client import ApiError
 from octavo_operator.metrics import Metrics, OperatorState, Snapshot
 from octavo_operator.observed.pod_starts import PodStarts, ready_at, start_of
@@ -146,9 +146,9 @@ def test_without_the_right_to_read_events_the_pull_is_left_out() -> None:
 
 def test_status_and_metrics_tell_it() -> None:
     start = {"pod": "a", "readyAt": at(20), "imagePull": 4.0, "ready": 20.0}
-    status = expected_status(parsed(), Observation(None, [], start=start), "cluster.local", 0.0)
+    status = status_of(parsed(), start=start)
     assert status["start"] == start
-    assert "start" not in expected_status(parsed(), Observation(None, []), "cluster.local", 0.0)
+    assert "start" not in status_of(parsed())
     metrics = Metrics(lambda: OperatorState(True, 0, 0, 0, None), 300.0)
     metrics.record(KEY, Snapshot.of(parsed(), status, []))
     page = metrics.expose().decode()

@@ -11,11 +11,12 @@ import yaml
 from hypothesis import given
 from support.llmd import manifest, parsed
 from support.llmd_strategies import specs
+from support.worlds import world
 
 from octavo_operator import api
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.events import events
 from octavo_operator.deployment.reconcile import reconcile
-from octavo_operator.deployment.status import events
 from octavo_operator.kube.resources import IMAGE_VOLUMES
 from octavo_operator.kube.store import Observed
 from octavo_operator.observed.children import pods_of
@@ -58,7 +59,7 @@ class Cluster:
         deployment = api.LLMDeployment.from_json({**body, "status": self.status})
         seen = [self._observed(one) for one in self.objects.values()]
         seen += [Observed.of("Pod", "v1", pod) for pod in self.pods]
-        outcome = reconcile(deployment, seen, CONFIG, frozenset({IMAGE_VOLUMES}), self.now)
+        outcome = reconcile(deployment, world(seen, now=self.now, apis={IMAGE_VOLUMES}), CONFIG)
         wrote = set()
         for action in outcome.plan.actions:
             if isinstance(action, Apply):

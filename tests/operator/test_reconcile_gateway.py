@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.llmd import manifest, parsed
+from support.worlds import gateway_world, world
 
 from octavo_operator.api import API_VERSION, KIND, Key, LLMDeployment
 from octavo_operator.api import gateway as api
@@ -79,10 +80,10 @@ def written(plan: Plan) -> list[str]:
 
 def test_a_first_reconciliation_writes_everything_and_a_second_one_nothing() -> None:
     models = [model("a"), model("b", 2, ready=False, aliases=["c"])]
-    first = reconcile(gateway(), [], models, CONFIG, 0.0)
+    first = reconcile(gateway(), gateway_world([], models), CONFIG)
     assert written(first.plan) == ["NetworkPolicy", "ConfigMap", "Deployment", "Service", "PodDisruptionBudget"]
     assert conditions(first)["Ready"][:2] == ("False", "Starting")
-    second = reconcile(gateway(), carried_out(first.plan), models, CONFIG, 0.0)
+    second = reconcile(gateway(), gateway_world(carried_out(first.plan), models), CONFIG)
     assert second.plan.actions == []
     assert conditions(second)["Ready"] == ("True", "Ready", "2 of 2 routers serve requests")
     assert conditions(second)["Degraded"][0] == "False"
@@ -98,7 +99,7 @@ def test_adapters_are_models_of_their_own() -> None:
     entries = [{"name": name, "uri": "hf://org/x"} for name in ("sql", "new", "b")]
     adapted = Candidate(parsed("a", adapters=entries), 1)
     adapted.deployment.status.update(conditions=[AVAILABLE], **told)
-    seen = reconcile(gateway(), [], [adapted, model("b", 2)], CONFIG, 0.0)
+    seen = reconcile(gateway(), gateway_world([], [adapted, model("b", 2)]), CONFIG)
     assert seen.status is not None
     ready = {one["name"]: (one["llmdeployment"], one["ready"]) for one in seen.status["models"]}
     assert ready == {"a": ("a", True), "sql": ("a", True), "new": ("a", False), "b": ("a", False)}
@@ -109,38 +110,38 @@ def test_adapters_are_models_of_their_own() -> None:
 
 
 def test_a_model_that_comes_changes_a_configmap_and_no_router() -> None:
-    objects = carried_out(reconcile(gateway(), [], [model("a")], CONFIG, 0.0).plan)
+    objects = carried_out(reconcile(gateway(), gateway_world([], [model("a")]), CONFIG).plan)
     for config in (CONFIG, LATER):
-        plan = reconcile(gateway(), [*objects, pod("of before")], [model("a"), model("b")], config, 0.0).plan
+        plan = reconcile(gateway(), gateway_world([*objects, pod("of before")], [model("a"), model("b")]), config).plan
         apply, annotate = plan.actions
         assert isinstance(apply, Apply) and apply.manifest["kind"] == "ConfigMap"
         assert "b-pods.default" in apply.manifest["data"]["cds.yaml"]
         assert isinstance(annotate, Annotate), "its kubelet must not wait for a minute"
         assert annotate.annotations == {FILES: digest(apply.manifest["data"])}
     stamp = digest(next(one.body["data"] for one in objects if one.kind == "ConfigMap"))
-    assert reconcile(gateway(), [*objects, pod(stamp)], [model("a")], CONFIG, 0.0).plan.actions == []
+    assert reconcile(gateway(), gateway_world([*objects, pod(stamp)], [model("a")]), CONFIG).plan.actions == []
 
 
 def test_an_upgrade_of_the_operator_replaces_no_router() -> None:
     models = [model("a")]
-    objects = carried_out(reconcile(gateway(), [], models, CONFIG, 0.0).plan)
-    assert reconcile(gateway(), objects, models, LATER, 0.0).plan.actions == []
+    objects = carried_out(reconcile(gateway(), gateway_world([], models), CONFIG).plan)
+    assert reconcile(gateway(), gateway_world(objects, models), LATER).plan.actions == []
     follows = OperatorConfig(router_image="router:2", image_policy="Follow")
-    assert written(reconcile(gateway(), objects, models, follows, 0.0).plan) == ["Deployment"]
-    more = reconcile(gateway(replicas=3), objects, models, LATER, 0.0).plan
+    assert written(reconcile(gateway(), gateway_world(objects, models), follows).plan) == ["Deployment"]
+    more = reconcile(gateway(replicas=3), gateway_world(objects, models), LATER).plan
     deployment = next(
         one.manifest for one in more.actions if isinstance(one, Apply) and one.manifest["kind"] == "Deployment"
     )
     images = {one["image"] for one in deployment["spec"]["template"]["spec"]["containers"]}
     assert (deployment["spec"]["replicas"], images) == (3, {"router:1"})
-    changed = reconcile(gateway(routing={"loadFactor": 200}), objects, models, LATER, 0.0).plan
+    changed = reconcile(gateway(routing={"loadFactor": 200}), gateway_world(objects, models), LATER).plan
     assert "router:2" in json.dumps([one.manifest for one in changed.actions if isinstance(one, Apply)])
 
 
 def test_files_of_another_version_of_envoy_stay_but_for_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = carried_out(reconcile(gateway(), [], [model("a")], CONFIG, 0.0).plan)
+    objects = carried_out(reconcile(gateway(), gateway_world([], [model("a")]), CONFIG).plan)
     monkeypatch.setattr("octavo_operator.render.router.gateway.gateway_lua", lambda _: "of a later version")
-    (apply,) = reconcile(gateway(), objects, [model("a"), model("b")], CONFIG, 0.0).plan.actions
+    (apply,) = reconcile(gateway(), gateway_world(objects, [model("a"), model("b")]), CONFIG).plan.actions
     assert isinstance(apply, Apply)
     files = apply.manifest["data"]
     assert "of a later version" not in files["key.lua"] + files["lds.yaml"]
@@ -148,23 +149,25 @@ def test_files_of_another_version_of_envoy_stay_but_for_the_models(monkeypatch: 
 
 
 def test_an_llmdeployment_of_its_name_is_left_alone() -> None:
-    first = reconcile(gateway(), [], [], CONFIG, 0.0, has_namesake=True)
+    first = reconcile(gateway(), gateway_world(has_namesake=True), CONFIG)
     assert first.plan.actions == []
     assert conditions(first)["Degraded"][:2] == ("True", "NameConflict")
     assert conditions(first)["Ready"][:2] == ("False", "NameConflict")
-    objects = carried_out(reconcile(gateway(), [], [], CONFIG, 0.0).plan)
-    older = reconcile(gateway(), objects, [model("a")], CONFIG, 0.0, has_namesake=True)
+    objects = carried_out(reconcile(gateway(), gateway_world(), CONFIG).plan)
+    older = reconcile(gateway(), gateway_world(objects, [model("a")], has_namesake=True), CONFIG)
     assert written(older.plan) == ["ConfigMap"], "one that was there first goes on"
     assert conditions(older)["Degraded"][:2] == ("True", "NameConflict")
     assert conditions(older)["Ready"][0] == "True"
-    service = next(one for one in carried_out(reconcile_deployment(parsed("all"), [], CONFIG, frozenset(), 0.0).plan)
+    service = next(one for one in carried_out(reconcile_deployment(parsed("all"), world(), CONFIG).plan)
                    if one.kind == "Service")  # fmt: skip
-    assert reconcile(gateway(), [service], [], CONFIG, 0.0, has_namesake=True).plan.actions == []
+    assert reconcile(gateway(), gateway_world([service], has_namesake=True), CONFIG).plan.actions == []
 
 
 def test_conflicts_of_models_degrade_it_and_it_serves() -> None:
-    objects = carried_out(reconcile(gateway(), [], [model("a"), model("b", 2, aliases=["a"])], CONFIG, 0.0).plan)
-    seen = reconcile(gateway(), objects, [model("a"), model("b", 2, aliases=["a"])], CONFIG, 0.0)
+    objects = carried_out(
+        reconcile(gateway(), gateway_world([], [model("a"), model("b", 2, aliases=["a"])]), CONFIG).plan
+    )
+    seen = reconcile(gateway(), gateway_world(objects, [model("a"), model("b", 2, aliases=["a"])]), CONFIG)
     assert conditions(seen)["Ready"][0] == "True"
     assert conditions(seen)["Degraded"][:2] == ("True", "ModelNameConflict")
     assert "served by a, which is older" in conditions(seen)["Degraded"][2]
@@ -174,14 +177,14 @@ def test_too_many_models_for_a_configmap_change_nothing() -> None:
     models = [
         model(f"m{number}", aliases=[f"{'x' * 230}-{number}-{each}" for each in range(16)]) for number in range(220)
     ]
-    seen = reconcile(gateway(), [], models, CONFIG, 0.0)
+    seen = reconcile(gateway(), gateway_world([], models), CONFIG)
     assert seen.plan.actions == []
     assert conditions(seen)["Degraded"][:2] == ("True", "ConfigTooLarge")
 
 
 def test_a_missing_certificate_and_a_router_that_fails_are_named() -> None:
     spec = {"tls": {"secretRef": {"name": "cert"}}}
-    objects = carried_out(reconcile(gateway(**spec), [], [], CONFIG, 0.0).plan, available=0)
+    objects = carried_out(reconcile(gateway(**spec), gateway_world(), CONFIG).plan, available=0)
     hanging = pod().body
     hanging["status"] = {
         "phase": "Pending",
@@ -190,8 +193,8 @@ def test_a_missing_certificate_and_a_router_that_fails_are_named() -> None:
     }
     event = {"reason": "FailedMount", "type": "Warning", "lastTimestamp": "2026-01-01T00:00:30Z",
              "message": 'MountVolume.SetUp failed for volume "octavo-tls" : secret "cert" not found'}  # fmt: skip
-    seen = reconcile(gateway(**spec), [*objects, Observed.of("Pod", "v1", hanging)], [], CONFIG, 1e9,
-                     pod_events={"pod": [event]})  # fmt: skip
+    children = [*objects, Observed.of("Pod", "v1", hanging)]
+    seen = reconcile(gateway(**spec), gateway_world(children, now=1e9, pod_events={"pod": [event]}), CONFIG)
     assert conditions(seen)["Degraded"][:2] == ("True", "SecretNotFound")
     assert conditions(seen)["Ready"][:2] == ("False", "SecretNotFound")
     assert "cert" in conditions(seen)["Ready"][2]
@@ -209,22 +212,22 @@ def test_an_invalid_spec_changes_nothing_and_says_so() -> None:
 
 def test_pods_of_a_model_behind_a_gateway_are_found_and_not_rolled() -> None:
     one = parsed("a")
-    before = reconcile_deployment(one, [], CONFIG, frozenset(), 0.0).plan
+    before = reconcile_deployment(one, world(), CONFIG).plan
     objects = carried_out(before)
-    plan = reconcile_deployment(one, objects, CONFIG, frozenset(), 0.0, gateways=("all",)).plan
+    plan = reconcile_deployment(one, world(objects, gateways=("all",)), CONFIG).plan
     (service,) = [each for each in plan.actions if isinstance(each, Apply)]
     assert (service.manifest["kind"], service.manifest["metadata"]["name"]) == ("Service", "a-pods")
     assert service.manifest["spec"]["clusterIP"] == "None"
     with_it = [*objects, live(service.manifest)]
-    assert reconcile_deployment(one, with_it, CONFIG, frozenset(), 0.0, gateways=("all",)).plan.actions == []
-    assert len(reconcile_deployment(one, with_it, CONFIG, frozenset(), 0.0).plan.actions) == 1, "and goes again"
+    assert reconcile_deployment(one, world(with_it, gateways=("all",)), CONFIG).plan.actions == []
+    assert len(reconcile_deployment(one, world(with_it), CONFIG).plan.actions) == 1, "and goes again"
 
 
 @pytest.mark.parametrize(
     "spec", [{"routing": {"strategy": "prefix"}}, {"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}}]
 )
 def test_its_routers_get_through_the_policy_of_closed_pods(spec: Json) -> None:
-    plan = reconcile_deployment(parsed("a", **spec), [], CONFIG, frozenset(), 0.0, gateways=("all",)).plan
+    plan = reconcile_deployment(parsed("a", **spec), world(gateways=("all",)), CONFIG).plan
     policy = next(one.manifest for one in plan.actions
                   if isinstance(one, Apply) and one.manifest["kind"] == "NetworkPolicy")  # fmt: skip
     assert GATEWAYS in policy["spec"]["ingress"][0]["from"]
@@ -297,7 +300,9 @@ def test_a_shared_name_is_ready_when_one_of_its_models_is() -> None:
     backends = [{"llmdeployment": "a", "weight": 90}, {"llmdeployment": "b", "weight": 10}]
     for ready in (True, False):
         models = [model("a", ready=False), model("b", ready=ready)]
-        status = reconcile(gateway(splits=[{"name": "chat", "backends": backends}]), [], models, CONFIG, 0.0).status
+        status = reconcile(
+            gateway(splits=[{"name": "chat", "backends": backends}]), gateway_world([], models), CONFIG
+        ).status
         assert status is not None
         (found,) = [one for one in status["models"] if one["name"] == "chat"]
         assert found == {"name": "chat", "llmdeployment": "a", "ready": ready}
@@ -329,27 +334,27 @@ KINDS = frozenset({"HTTPRoute"})
     ],
 )
 def test_the_address_is_the_one_from_outside_once_it_leads_there(spec: Json, status: Json, url: str) -> None:
-    first = reconcile(gateway(**spec), [], [], CONFIG, 0.0, apis=KINDS)
+    first = reconcile(gateway(**spec), gateway_world(apis=KINDS), CONFIG)
     assert first.status is not None and "all.default.svc" in first.status["url"]
     made = carried_out(first.plan)
     balancer = {"loadBalancer": {"ingress": [status]} if status else {}}
     made = [live(one.body, **balancer) if one.kind == "Service" else one for one in made]
-    second = reconcile(gateway(**spec), made, [], CONFIG, 0.0, apis=KINDS)
+    second = reconcile(gateway(**spec), gateway_world(made, apis=KINDS), CONFIG)
     assert second.status is not None and second.status["url"] == url
     assert not second.plan.actions
 
 
 def test_a_route_that_cannot_be_is_told_while_the_service_serves() -> None:
     routed = gateway(httpRoute=ROUTED)
-    without = reconcile(routed, [], [], CONFIG, 0.0)
+    without = reconcile(routed, gateway_world(), CONFIG)
     assert conditions(without)["Degraded"][1] == "GatewayAPINotInstalled" and "HTTPRoute" not in written(without.plan)
-    made = carried_out(reconcile(routed, [], [], CONFIG, 0.0, apis=KINDS).plan)
-    fine = reconcile(routed, made, [], CONFIG, 0.0, apis=KINDS)
+    made = carried_out(reconcile(routed, gateway_world(apis=KINDS), CONFIG).plan)
+    fine = reconcile(routed, gateway_world(made, apis=KINDS), CONFIG)
     assert conditions(fine)["Degraded"][0] == "False"
     no = {"type": "Accepted", "status": "False", "reason": "NotAllowedByListeners", "message": "no listener"}
     parents = [{"parentRef": {"name": "edge"}, "conditions": [no]}]
     made = [live(one.body, parents=parents) if one.kind == "HTTPRoute" else one for one in made]
-    refused = reconcile(routed, made, [], CONFIG, 0.0, apis=KINDS)
+    refused = reconcile(routed, gateway_world(made, apis=KINDS), CONFIG)
     _, reason, message = conditions(refused)["Degraded"]
     assert reason == "RouteNotAccepted" and "Gateway edge: NotAllowedByListeners: no listener" in message
     assert conditions(refused)["Ready"][0] == "True"
@@ -367,7 +372,7 @@ def test_what_leads_in_from_outside_names_the_service_and_never_cuts_a_stream() 
         },
         "httpRoute": {**ROUTED, "parentRefs": [{"name": "edge", "namespace": "infra", "sectionName": "https"}]},
     }
-    plan = reconcile(gateway(**spec), [], [], CONFIG, 0.0, apis=KINDS).plan
+    plan = reconcile(gateway(**spec), gateway_world(apis=KINDS), CONFIG).plan
     made = {one.manifest["kind"]: one.manifest for one in plan.actions if isinstance(one, Apply)}
     ingress, route = made["Ingress"], made["HTTPRoute"]
     assert ingress["metadata"]["annotations"]["a"] == "b"
@@ -381,14 +386,14 @@ def test_what_leads_in_from_outside_names_the_service_and_never_cuts_a_stream() 
     (rule,) = route["spec"]["rules"]
     (backend,) = rule["backendRefs"]
     assert (backend["name"], backend["port"], rule["timeouts"]) == ("all", 81, {"request": "0s"})
-    gone = reconcile(gateway(), carried_out(plan), [], CONFIG, 0.0, apis=KINDS).plan
+    gone = reconcile(gateway(), gateway_world(carried_out(plan), apis=KINDS), CONFIG).plan
     assert sorted(one.target.kind for one in gone.actions if isinstance(one, Delete)) == ["HTTPRoute", "Ingress"]
 
 
 def deployed(status: Json, generation: int = 1, **spec: Any) -> list[Observed]:
     """The objects of a gateway, of whose Deployment the status is given."""
     out = []
-    for one in (one.manifest for one in reconcile(gateway(**spec), [], [], CONFIG, 0.0).plan.actions
+    for one in (one.manifest for one in reconcile(gateway(**spec), gateway_world(), CONFIG).plan.actions
                 if isinstance(one, Apply)):  # fmt: skip
         meta = {**one["metadata"], "uid": one["kind"], "resourceVersion": "1", "generation": generation}
         told = status if one["kind"] == "Deployment" else {}
@@ -415,21 +420,21 @@ def counts(generation: int, replicas: int, updated: int, available: int) -> Json
 def test_ready_means_that_all_routers_are_of_the_latest_spec(
     status: Json, ready: tuple[str, str], progressing: tuple[str, str]
 ) -> None:
-    found = conditions(reconcile(gateway(), deployed(status, 2), [], CONFIG, 0.0))
+    found = conditions(reconcile(gateway(), gateway_world(deployed(status, 2)), CONFIG))
     assert (found["Ready"][:2], found["Progressing"][:2]) == (ready, progressing)
 
 
 @pytest.mark.parametrize("change", [{"replicas": 3}, {"routing": {"loadFactor": 200}}, {"tenants": []}])
 def test_ready_is_false_from_the_moment_at_which_the_spec_changes(change: Json) -> None:
     objects = deployed(counts(1, 2, 2, 2))
-    seen = reconcile(gateway(**change), objects, [], CONFIG, 0.0)
+    seen = reconcile(gateway(**change), gateway_world(objects), CONFIG)
     assert conditions(seen)["Ready"][0] == ("True" if change == {"tenants": []} else "False")
-    refused = reconcile(gateway(**change), objects, [], CONFIG, 0.0, Problem("Refused", "no"))
+    refused = reconcile(gateway(**change), gateway_world(objects, write_problem=Problem("Refused", "no")), CONFIG)
     assert conditions(refused)["Ready"][:2] == conditions(refused)["Progressing"][:2] == ("False", "Refused")
 
 
 def test_status_has_what_scaling_asks_for() -> None:
-    status = reconcile(gateway(), deployed(counts(1, 2, 2, 1)), [], CONFIG, 0.0).status
+    status = reconcile(gateway(), gateway_world(deployed(counts(1, 2, 2, 1))), CONFIG).status
     assert status is not None and (status["replicas"], status["readyReplicas"]) == (2, 1)
     assert status["selector"] == "octavo.dev/llmgateway=all,app.kubernetes.io/component=router"
 
@@ -438,7 +443,7 @@ def test_a_restart_replaces_the_routers_and_nothing_else() -> None:
     objects = deployed(counts(1, 2, 2, 2))
     again = body()
     again["metadata"]["annotations"] = {"kubectl.kubernetes.io/restartedAt": "now"}
-    plan = reconcile(LLMGateway.from_json(again), objects, [], CONFIG, 0.0).plan
+    plan = reconcile(LLMGateway.from_json(again), gateway_world(objects), CONFIG).plan
     assert written(plan) == ["Deployment"]
     (apply,) = [one for one in plan.actions if isinstance(one, Apply)]
     marked = apply.manifest["spec"]["template"]["metadata"]["annotations"]
@@ -452,7 +457,7 @@ def test_a_restart_of_an_llmdeployment_replaces_all_its_pods(spec: Json) -> None
 
     def templates(annotations: Json, children: list[Observed]) -> tuple[list[Observed], Json]:
         body["metadata"]["annotations"] = annotations
-        found = reconcile_deployment(LLMDeployment.from_json(body), children, CONFIG, frozenset(), 0.0).plan
+        found = reconcile_deployment(LLMDeployment.from_json(body), world(children), CONFIG).plan
         made = [one.manifest for one in found.actions if isinstance(one, Apply)]
         marks = {one["metadata"]["name"]: one["spec"]["template"]["metadata"].get("annotations", {})
                  .get("kubectl.kubernetes.io/restartedAt") for one in made if one["kind"] == "Deployment"}  # fmt: skip
@@ -470,7 +475,7 @@ def test_nothing_holds_is_said_only_once_a_gateway_had_the_time_to_come() -> Non
     deployment, created = LLMDeployment.from_json(body), parse_time("2026-01-01T00:00:00Z")
 
     def told(age: float, *gateways: str) -> Outcome:
-        return reconcile_deployment(deployment, [], CONFIG, frozenset(), created + age, gateways=gateways)
+        return reconcile_deployment(deployment, world(now=created + age, gateways=gateways), CONFIG)
 
     assert conditions(told(2))["AutoscalerReady"][1] == "Starting"
     due = told(2).requeue_after

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.llmd import parsed
+from support.worlds import gateway_world, world
 
 from octavo_operator.api import API_VERSION
 from octavo_operator.api import gateway as api
@@ -59,8 +60,8 @@ def conditions(outcome: Outcome) -> dict[str, Json]:
 def test_routers_of_a_gateway(message: str, reason: str) -> None:
     metadata = {"name": "all", "namespace": "default", "uid": "u", "generation": 1}
     gateway = LLMGateway.from_json({"apiVersion": API_VERSION, "kind": api.KIND, "metadata": metadata, "spec": {}})
-    first = reconcile_gateway(gateway, [], [], CONFIG, 0.0)
-    found = conditions(reconcile_gateway(gateway, carried_out(first, "all-router", message), [], CONFIG, 0.0))
+    first = reconcile_gateway(gateway, gateway_world(), CONFIG)
+    found = conditions(reconcile_gateway(gateway, gateway_world(carried_out(first, "all-router", message)), CONFIG))
     for kind, status in (("Ready", "False"), ("Degraded", "True")):
         assert (found[kind]["status"], found[kind]["reason"]) == (status, reason)
         assert message in found[kind]["message"]
@@ -71,16 +72,16 @@ def test_routers_of_a_gateway(message: str, reason: str) -> None:
 @pytest.mark.parametrize(("message", "reason"), WORDS)
 def test_routers_of_an_llmdeployment(message: str, reason: str) -> None:
     deployment = parsed(routing={"strategy": "prefix"})
-    first = reconcile(deployment, [], CONFIG, frozenset(), 0.0)
-    found = conditions(reconcile(deployment, carried_out(first, "toy-router", message), CONFIG, frozenset(), 0.0))
+    first = reconcile(deployment, world(), CONFIG)
+    found = conditions(reconcile(deployment, world(carried_out(first, "toy-router", message)), CONFIG))
     assert (found["RouterReady"]["status"], found["RouterReady"]["reason"]) == ("False", reason)
     assert found["Degraded"]["reason"] == "RouterNotReady" and message in found["Degraded"]["message"]
 
 
 @pytest.mark.parametrize(("message", "reason"), WORDS)
 def test_engines(message: str, reason: str) -> None:
-    first = reconcile(parsed(), [], CONFIG, frozenset(), 0.0)
-    found = conditions(reconcile(parsed(), carried_out(first, "toy", message), CONFIG, frozenset(), 0.0))
+    first = reconcile(parsed(), world(), CONFIG)
+    found = conditions(reconcile(parsed(), world(carried_out(first, "toy", message)), CONFIG))
     assert {found[kind]["reason"] for kind in ("Ready", "Available", "Degraded")} == {reason}
 
 
@@ -91,21 +92,21 @@ def failed(message: str, seconds: int = 5, reason: str = "FailedCreate") -> Json
 @pytest.mark.parametrize(("message", "reason"), WORDS)
 def test_groups(message: str, reason: str) -> None:
     deployment, apis = parsed(parallelism={"nodes": 2, "tensor": 2}), frozenset({"LeaderWorkerSet"})
-    objects = carried_out(reconcile(deployment, [], CONFIG, apis, 0.0), "", "")
+    objects = carried_out(reconcile(deployment, world(apis=apis), CONFIG), "", "")
     (subject,) = makers(objects)
     assert subject.key == f"StatefulSet/{names.group('toy')}"
     assert subject.selector == f"involvedObject.kind=StatefulSet,involvedObject.name={names.group('toy')}"
     told = {subject.key: [failed(message)]}
-    found = conditions(reconcile(deployment, objects, CONFIG, apis, 0.0, pod_events=told))
+    found = conditions(reconcile(deployment, world(objects, apis=apis, pod_events=told), CONFIG))
     assert {found[kind]["reason"] for kind in ("Ready", "Available", "Degraded")} == {reason}
     told[subject.key].append(failed("create Pod x-0", 6, "SuccessfulCreate"))
-    found = conditions(reconcile(deployment, objects, CONFIG, apis, 0.0, pod_events=told))
+    found = conditions(reconcile(deployment, world(objects, apis=apis, pod_events=told), CONFIG))
     assert found["Degraded"]["status"] == "False", "the last attempt counts"
 
 
 def test_workers_of_a_group_are_made_by_a_set_of_the_leaders_name() -> None:
     deployment, apis = parsed(parallelism={"nodes": 2, "tensor": 2}), frozenset({"LeaderWorkerSet"})
-    objects = carried_out(reconcile(deployment, [], CONFIG, apis, 0.0), "", "")
+    objects = carried_out(reconcile(deployment, world(apis=apis), CONFIG), "", "")
     group = names.group("toy")
 
     def pod(name: str, component: str) -> Observed:

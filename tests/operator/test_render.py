@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given
 from support.llmd import FULL, parsed
 from support.llmd_strategies import specs
+from support.worlds import world
 
 from octavo.engine.args import EngineArgs
 from octavo.engine.spec_decode.config import parse_speculative_config
@@ -497,9 +498,9 @@ def test_a_cluster_that_mounts_no_images_starts_no_pods_without_the_model() -> N
     with pytest.raises(InvalidTemplateError, match="oci:// needs Kubernetes") as error:
         expected_template(parsed(**spec), CONFIG, image_volumes=False)
     assert error.value.reason == "ImageVolumesUnsupported"
-    outcome = reconcile(parsed(**spec), [], CONFIG, frozenset(), now=0.0)
+    outcome = reconcile(parsed(**spec), world(), CONFIG)
     assert not outcome.plan.actions
-    outcome = reconcile(parsed(**spec), [], CONFIG, frozenset({IMAGE_VOLUMES}), now=0.0)
+    outcome = reconcile(parsed(**spec), world(apis={IMAGE_VOLUMES}), CONFIG)
     assert outcome.plan.actions
 
 

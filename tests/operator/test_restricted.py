@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.escalations import ESCALATIONS, HARDENED
 from support.llmd import parsed
 from support.llmd_strategies import specs
+from support.worlds import world
 
 from octavo_operator.config import OperatorConfig
 from octavo_operator.deployment.reconcile import reconcile
@@ -32,7 +33,7 @@ def test_privileges_are_refused_by_their_path_unless_the_chart_allows_them(spec:
 
 def test_a_refusal_is_a_condition_and_nothing_is_applied() -> None:
     spec, path = ESCALATIONS["hostPath"]
-    outcome = reconcile(parsed(**spec), [], CONFIG, frozenset(), now=0.0)
+    outcome = reconcile(parsed(**spec), world(), CONFIG)
     assert outcome.plan.actions == []
     assert outcome.status
     degraded = next(one for one in outcome.status["conditions"] if one["type"] == "Degraded")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from support.llmd import manifest
+from support.worlds import world
 
 from octavo_operator import api
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.events import events
 from octavo_operator.deployment.image_rollout import ImageTurn
 from octavo_operator.deployment.reconcile import reconcile
 from octavo_operator.deployment.routing import NOT_READY, OPEN_SECONDS
-from octavo_operator.deployment.status import events
 from octavo_operator.kube.resources import IMAGE_VOLUMES
 from octavo_operator.kube.store import Observed
 from octavo_operator.observed.diagnosis import Problem
@@ -54,7 +55,9 @@ class Cluster:
         deployment = api.LLMDeployment.from_json({**body, "status": self.status})
         seen = [self._observed(ref, one) for ref, one in self.objects.items()]
         seen += [Observed.of("Pod", "v1", pod) for pod in self.pods]
-        outcome = reconcile(deployment, seen, self.config, APIS, self.now, image_turn=self.turn, rejected=self.rejected)
+        outcome = reconcile(
+            deployment, world(seen, now=self.now, apis=APIS, image_turn=self.turn, rejected=self.rejected), self.config
+        )
         self.due = outcome.requeue_after
         wrote = set()
         for action in outcome.plan.actions:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.llmd import parsed
+from support.worlds import gateway_world, world
 
 from octavo_operator.api.gateway import LLMGateway
 from octavo_operator.config import OperatorConfig
@@ -73,7 +74,7 @@ def degraded(status: Json | None) -> tuple[str, str, str]:
 
 @given(plain=st.dictionaries(PLAIN, PART, max_size=4))
 def test_plain_annotations_are_written_as_they_are(plain: Json) -> None:
-    found = reconcile(gateway(plain, plain), [], [], CONFIG, 0.0)
+    found = reconcile(gateway(plain, plain), gateway_world(), CONFIG)
     made = written(found.plan)
     assert own(made["Ingress"]) == own(made["Service"]) == plain
     assert degraded(found.status)[0] == "False"
@@ -90,20 +91,20 @@ def test_a_name_of_configuration_is_refused_whatever_its_prefix(key: str, plain:
 
 
 def refused_everywhere(key: str, plain: Json) -> None:
-    found = reconcile(gateway({**plain, key: "x"}), [], [], CONFIG, 0.0)
+    found = reconcile(gateway({**plain, key: "x"}), gateway_world(), CONFIG)
     made = written(found.plan)
     assert "Ingress" not in made and {"Service", "Deployment", "ConfigMap"} <= made.keys()
     state, reason, message = degraded(found.status)
     assert (state, reason) == ("True", "SnippetAnnotation")
     assert f"spec.ingress.annotations: {key} " in message and "allowSnippetAnnotations" in message
-    beside = reconcile(gateway(None, {**plain, key: "x"}), [], [], CONFIG, 0.0)
+    beside = reconcile(gateway(None, {**plain, key: "x"}), gateway_world(), CONFIG)
     assert own(written(beside.plan)["Service"]) == plain
     assert f"spec.service.annotations: {key} " in degraded(beside.status)[2]
     deployment = parsed("a", service={"annotations": {**plain, key: "x"}})
-    model = reconcile_deployment(deployment, [], CONFIG, frozenset(), 0.0)
+    model = reconcile_deployment(deployment, world(), CONFIG)
     assert own(written(model.plan)["Service"]) == plain
     assert f"spec.service.annotations: {key} " in degraded(model.status)[2]
-    allowed = reconcile(gateway({**plain, key: "x"}, {key: "x"}), [], [], ALLOWING, 0.0)
+    allowed = reconcile(gateway({**plain, key: "x"}, {key: "x"}), gateway_world(), ALLOWING)
     made = written(allowed.plan)
     assert own(made["Ingress"]) == {**plain, key: "x"} and own(made["Service"]) == {key: "x"}
     assert degraded(allowed.status)[0] == "False"
@@ -111,11 +112,11 @@ def refused_everywhere(key: str, plain: Json) -> None:
 
 def test_an_ingress_that_is_there_stays_as_it_is_until_the_spec_drops_it() -> None:
     made = []
-    for one in written(reconcile(gateway({"a": "b"}), [], [], CONFIG, 0.0).plan).values():
+    for one in written(reconcile(gateway({"a": "b"}), gateway_world(), CONFIG).plan).values():
         meta = {**one["metadata"], "uid": one["kind"], "resourceVersion": "1", "generation": 1}
         made.append(Observed.of(one["kind"], one["apiVersion"], {**one, "metadata": meta, "status": {}}))
-    refused = reconcile(gateway({"a": "c", "nginx.org/server-snippets": "x"}), made, [], CONFIG, 0.0)
+    refused = reconcile(gateway({"a": "c", "nginx.org/server-snippets": "x"}), gateway_world(made), CONFIG)
     assert refused.plan.actions == []
     assert refused.status is not None and refused.status["url"] == f"http://{HOST}/v1"
-    gone = reconcile(gateway(), made, [], CONFIG, 0.0).plan
+    gone = reconcile(gateway(), gateway_world(made), CONFIG).plan
     assert [one.target.kind for one in gone.actions if isinstance(one, Delete)] == ["Ingress"]

@@ -6,34 +6,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.llmd import parsed
+from support.worlds import status_of
 
 from octavo_operator.autoscaling.condition import Scaling, autoscaler_ready
-from octavo_operator.deployment.status import Observation, events, expected_status
+from octavo_operator.deployment.events import events
 
 
 def test_times_of_conditions_change_with_their_status_alone() -> None:
     deployment = parsed()
-    first = expected_status(deployment, Observation(None, []), "cluster.local", 0.0)
+    first = status_of(deployment)
     deployment.status.update(first)
-    assert expected_status(deployment, Observation(None, []), "cluster.local", 100.0) == first
+    assert status_of(deployment, now=100.0) == first
     assert events(first, first) == []
 
 
 def test_what_a_replica_holds_is_said_as_long_as_it_is_scaled() -> None:
     deployment = parsed(autoscaling={"maxReplicas": 4})
-    learnt = Observation(None, [], scaling=Scaling(capacity=8.2))
-    assert "replicaCapacity" not in expected_status(deployment, Observation(None, []), "cluster.local", 0.0)
-    deployment.status.update(expected_status(deployment, learnt, "cluster.local", 0.0))
+    learnt = Scaling(capacity=8.2)
+    assert "replicaCapacity" not in status_of(deployment)
+    deployment.status.update(status_of(deployment, scaling=learnt))
     assert deployment.status["replicaCapacity"] == 8
-    assert expected_status(deployment, Observation(None, []), "cluster.local", 0.0)["replicaCapacity"] == 8
-    assert "replicaCapacity" not in expected_status(parsed(), learnt, "cluster.local", 0.0)
+    assert status_of(deployment)["replicaCapacity"] == 8
+    assert "replicaCapacity" not in status_of(parsed(), scaling=learnt)
 
 
 def test_an_inference_pool_that_cannot_be_is_told_while_all_serves() -> None:
     deployment = parsed(inferencePool={"endpointPickerRef": {"name": "epp"}})
     told = {}
     for apis in (frozenset[str](), frozenset({"InferencePool"})):
-        status = expected_status(deployment, Observation(None, [], apis=apis), "cluster.local", 0.0)
+        status = status_of(deployment, apis=apis)
         told[bool(apis)] = {one["type"]: one["reason"] for one in status["conditions"]}
     assert (told[False].pop("Degraded"), told[True].pop("Degraded")) == ("InferencePoolNotInstalled", "AsExpected")
     assert told[False] == told[True]
@@ -73,7 +74,7 @@ def test_ready_never_lies(replicas: int, updated: int, available: int) -> None:
         "availableReplicas": available,
     }
     live = {"metadata": {"generation": 1}, "spec": {"replicas": replicas}, "status": counts}
-    status = expected_status(deployment, Observation(live, []), "cluster.local", 0.0)
+    status = status_of(deployment, live)
     found = {condition["type"]: condition["status"] == "True" for condition in status["conditions"]}
     assert found["Available"] is (available > 0)
     assert found["Ready"] is (0 < replicas == updated == available)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.llmd import manifest, parsed
 from support.serving import free_port
+from support.worlds import world
 
 from octavo_operator import api
 from octavo_operator.api import LLMDeployment
@@ -120,7 +121,7 @@ def test_the_autoscaler_has_replicas_from_one_on() -> None:
 
 def test_without_anybody_who_holds_requests_zero_counts_as_one() -> None:
     def condition(*gateways: str, **spec: Any) -> str:
-        status = reconcile(parsed(**spec), [], OperatorConfig(), frozenset(), 0.0, gateways=gateways).status
+        status = reconcile(parsed(**spec), world(gateways=gateways), OperatorConfig()).status
         assert status is not None
         return next(str(one["reason"]) for one in status["conditions"] if one["type"] == "AutoscalerReady")
 

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.envoy import PickerProcess, Router, program
 from support.serving import free_port
+from support.worlds import gateway_world
 
 from octavo_operator.api import gateway as api
 from octavo_operator.api.common import gateway_key
@@ -135,7 +136,7 @@ def test_what_envoy_says_makes_a_gateway_not_ready(router: Watched, monkeypatch:
     gateway, config = LLMGateway.from_json(body), OperatorConfig()
     store, key, changed = Store(), gateway_key("default", "all"), list[Any]()
     store.put(Observed.of(api.KIND, body["apiVersion"], body))
-    for action in reconcile(gateway, [], [], config, 0.0).plan.actions:
+    for action in reconcile(gateway, gateway_world(), config).plan.actions:
         assert isinstance(action, Apply)
         made = action.manifest
         counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), 1)
@@ -150,7 +151,7 @@ def test_what_envoy_says_makes_a_gateway_not_ready(router: Watched, monkeypatch:
     store.put(Observed.of("Pod", "v1", pod))
 
     def conditions(reader: RejectionReader) -> dict[str, tuple[str, str, str]]:
-        done = reconcile(gateway, store.children(key), [], config, 0.0, rejected=reader.problem(key))
+        done = reconcile(gateway, gateway_world(store.children(key), [], rejected=reader.problem(key)), config)
         assert done.status is not None
         return {one["type"]: (one["status"], one["reason"], one["message"]) for one in done.status["conditions"]}
 

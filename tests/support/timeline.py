@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from support.worlds import world
+
 from octavo_operator.config import OperatorConfig
 from octavo_operator.deployment.reconcile import parse, reconcile
 from octavo_operator.kube.store import Observed
@@ -78,7 +80,7 @@ def _truth(name: str, seen: dict[tuple[str, str], Json], now: float) -> tuple[st
     if not (body := seen.get(("LLMDeployment", name))):
         return None, None
     children = [Observed.of(kind, _KINDS[kind], one) for (kind, _), one in seen.items() if kind != "LLMDeployment"]
-    outcome = reconcile(parse(body), children, OperatorConfig(), frozenset(), now)  # type: ignore[arg-type]
+    outcome = reconcile(parse(body), world(children, now=now), OperatorConfig())  # type: ignore[arg-type]
     return next(iter(_reasons({"status": outcome.status})), None), outcome.requeue_after
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
-from octavo_operator.kube.store import Observed
+from octavo_operator.deployment.world import DeploymentWorld
 from octavo_operator.observed.children import child, pods_of
-from octavo_operator.observed.diagnosis import Events, Problem, diagnose, most_severe
+from octavo_operator.observed.diagnosis import Problem, diagnose, most_severe
 from octavo_operator.observed.hanging import said_by
 from octavo_operator.observed.refusals import refused_in_events
 from octavo_operator.render.names import PREFETCH
@@ -41,11 +41,9 @@ class Prefetch:
         return self.job is not None and not self.holds
 
 
-def observe(
-    deployment: LLMDeployment, live: Json | None, template: Json | None, children: list[Observed], events: Events,
-    now: float,
-) -> Prefetch:  # fmt: skip
-    """`template`: of the current spec; None: it yields none. `live`: the Deployment; `events`: of hanging pods."""
+def observe(deployment: LLMDeployment, live: Json | None, template: Json | None, world: DeploymentWorld) -> Prefetch:
+    """Find the state of the Job. `template`: of the current spec; None: it yields none. `live`: the Deployment."""
+    children, events, now = world.children, world.pod_events, world.now
     if not deployment.spec.model.cache.prefetch or deployment.spec.suspend or template is None:
         return Prefetch()
     running = recorded_template(live)  # None: not known, so it cannot be kept

@@ -6,15 +6,15 @@ once the Service selects the engine's pods again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.api import LLMDeployment
-from octavo_operator.kube.store import ObjectRef, Observed
-from octavo_operator.observed.children import child, pods_of
-from octavo_operator.observed.diagnosis import Events, Problem, diagnose, is_finished, most_severe
+from octavo_operator.deployment.world import DeploymentWorld
+from octavo_operator.kube.store import ObjectRef
+from octavo_operator.observed.diagnosis import Problem, diagnose, is_finished, most_severe
 from octavo_operator.observed.refusals import refused_pods
+from octavo_operator.observed.world import World
 from octavo_operator.render import names
 from octavo_operator.render.network import GATEWAYS, router_peer
 from octavo_operator.render.router.objects import Stage
@@ -50,31 +50,24 @@ class Routers:
         return count
 
 
-def observe(
-    deployment: LLMDeployment, children: list[Observed], events: Events, now: float, rejected: Problem | None = None
-) -> Routers:
-    """The routers of an LLMDeployment. `events`: of hanging pods, by uid; `rejected`: what Envoy says of an update."""
-    live = child(children, "Deployment", names.router(deployment.name))
-    pods = [pod for pod in pods_of(children, names.ROUTER) if not is_finished(pod)]
-    routers = Routers(live=live, pods=pods)
-    stage, stage_due = _stage(deployment, children, routers, now)
+def observe(deployment: LLMDeployment, world: DeploymentWorld) -> Routers:
+    """Find the stage and the problem of the routers of an LLMDeployment."""
+    live = world.child("Deployment", names.router(deployment.name))
+    pods = [pod for pod in world.router_pods if not is_finished(pod)]
+    stage, stage_due = _stage(deployment, Routers(live=live, pods=pods), world)
     if not stage.has_routers:
         return Routers(stage, live, pods, requeue_after=stage_due)
-    problem, problem_due = router_problem(live, pods, events, now, "routing.prefix.resources", rejected)
+    problem, problem_due = router_problem(live, pods, world, "routing.prefix.resources")
     due = min((one for one in (stage_due, problem_due) if one is not None), default=None)
-    return Routers(stage, live, pods, problem, due, rejected is not None)
+    return Routers(stage, live, pods, problem, due, world.rejected is not None)
 
 
 def router_problem(
-    live: Json | None,
-    pods: list[Json],
-    events: Events,
-    now: float,
-    resources: str,
-    rejected: Problem | None = None,
+    live: Json | None, pods: list[Json], world: World, resources: str
 ) -> tuple[Problem | None, float | None]:
-    """The problem of these routers, and seconds until there may be one. `live`: their Deployment; `events`: of hanging
-    pods, by uid; `resources`: the field that sets theirs; `rejected`: what Envoy says of an update."""
+    """Return the problem of these routers, and seconds until there may be one. `live`: their Deployment; `resources`:
+    the field of the spec that sets theirs."""
+    events, rejected = world.pod_events, world.rejected
     status = (live or {}).get("status") or {}
     enough = status.get("availableReplicas", 0) >= ((live or {}).get("spec") or {}).get("replicas", 1)
     counted = [pod for pod in pods if not (enough and "deletionTimestamp" in pod["metadata"])]
@@ -82,7 +75,7 @@ def router_problem(
     problem = most_severe(found)
     if problem and problem.reason == "CrashLoop" and "configuration" in problem.message:
         problem = Problem(CONFIG_REJECTED, problem.message)
-    silent, due = _not_listening(pods, now)
+    silent, due = _not_listening(pods, world.now)
     refused = refused_pods(status.get("conditions") or [], resources)
     found_first = problem or silent or refused
     if rejected and (found_first is None or found_first.reason == rejected.reason):
@@ -99,11 +92,9 @@ def kept_objects(deployment: LLMDeployment, stage: Stage) -> frozenset[ObjectRef
     return frozenset(routes if stage is Stage.DRAINING else ())
 
 
-def _stage(
-    deployment: LLMDeployment, children: Iterable[Observed], routers: Routers, now: float
-) -> tuple[Stage, float | None]:
-    """The stage, and seconds until the next one."""
-    service = child(children, "Service", deployment.name)
+def _stage(deployment: LLMDeployment, routers: Routers, world: DeploymentWorld) -> tuple[Stage, float | None]:
+    """Return the stage, and seconds until the next one."""
+    service = world.child("Service", deployment.name)
     selected = ((service or {}).get("spec") or {}).get("selector") or {}
     is_routed = selected.get(names.COMPONENT_LABEL) == names.ROUTER
     if deployment.spec.routing.routers is None:
@@ -116,7 +107,7 @@ def _stage(
         return Stage.CLOSED, None  # nobody has reached the pods yet
     if not is_routed and not routers.available:
         return Stage.STARTING, None
-    policy = child(children, "NetworkPolicy", deployment.name) or {}
+    policy = world.child("NetworkPolicy", deployment.name) or {}
     rules = (policy.get("spec") or {}).get("ingress") or [{}]
     own = router_peer(deployment)
     if rules[0].get("from") in ([own], [own, GATEWAYS]):  # the first by an operator that knew no gateways
@@ -125,7 +116,7 @@ def _stage(
     since = next((c["lastTransitionTime"] for c in conditions if (c["type"], c["status"]) == (KIND, "True")), None)
     if not is_routed or since is None:
         return Stage.ROUTED, OPEN_SECONDS
-    remaining = parse_time(since) + OPEN_SECONDS - now
+    remaining = parse_time(since) + OPEN_SECONDS - world.now
     return (Stage.ROUTED, remaining) if remaining > 0 else (Stage.CLOSED, None)
 
 

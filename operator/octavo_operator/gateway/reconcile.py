@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import MappingProxyType
 from typing import Any
 
 from octavo_operator.api import SpecError, stable_json
 from octavo_operator.api.engine import FOLLOW
 from octavo_operator.api.gateway import KIND, InvalidLLMGateway, LLMGateway
 from octavo_operator.config import OperatorConfig
+from octavo_operator.deployment.conditions import degraded, make_condition, set_times
 from octavo_operator.deployment.reconcile import Outcome
 from octavo_operator.deployment.routing import router_problem
-from octavo_operator.deployment.status import degraded, make_condition, set_times
 from octavo_operator.diff import digest
 from octavo_operator.gateway.links import is_available, ready_adapters
-from octavo_operator.kube.store import Observed
-from octavo_operator.observed.children import child, pods_of
-from octavo_operator.observed.diagnosis import Events, Problem, is_finished
+from octavo_operator.gateway.world import GatewayWorld
+from octavo_operator.observed.diagnosis import Problem, is_finished
 from octavo_operator.observed.workload import Workload
 from octavo_operator.render import names, snippets
 from octavo_operator.render.exposure import external_url, refusal, refused_ingress, render_exposure
@@ -32,7 +29,7 @@ from octavo_operator.render.gateway import (
 )
 from octavo_operator.render.router.gateway import MODEL_FILES, ModelName, files
 from octavo_operator.render.router.objects import FILES, has_peers, unchanged_files
-from octavo_operator.render.router.served import Candidate, Served, gateway_spec, served_models
+from octavo_operator.render.router.served import Served, gateway_spec, served_models
 from octavo_operator.writes.plan import (
     Action,
     Annotate,
@@ -75,87 +72,80 @@ def reconcile_invalid(gateway: InvalidLLMGateway, now: float) -> Outcome:
     return Outcome(status={"observedGeneration": gateway.generation, **kept, "conditions": conditions})
 
 
-def reconcile(
-    gateway: LLMGateway,
-    children: list[Observed],
-    candidates: Sequence[Candidate],
-    config: OperatorConfig,
-    now: float,
-    problem: Problem | None = None,
-    *,
-    has_namesake: bool = False,
-    contested: Problem | None = None,
-    pod_events: Events = MappingProxyType({}),
-    apis: frozenset[str] = frozenset(),
-    rejected: Problem | None = None,
-) -> Outcome:
-    """`children`: observed objects of the gateway; `candidates`: the LLMDeployments that it selects; `problem`: of the
-    last execution of the plan; `has_namesake`: an LLMDeployment has its name; `contested`: an object that others keep
-    changing; `pod_events`: of hanging pods; `apis`: optional kinds that the cluster has; `rejected`: what Envoy says
-    of an update of its routers."""
+def reconcile(gateway: LLMGateway, world: GatewayWorld, config: OperatorConfig) -> Outcome:
+    """Compute the writes and the status."""
     if gateway.deleting:
         return Outcome()
-    served = served_models(gateway, candidates)
-    plan, refused = Plan(), problem
-    if has_namesake:
-        text = (
-            f"an LLMDeployment is named {gateway.name}, too, and both would name their Service so; rename one of them"
-        )
-        problem = Problem("NameConflict", text)
-    if not has_namesake or _has_service(gateway, children):
-        plan, planning = _plan(gateway, children, candidates, config, apis)
-        problem = problem or planning
-    pods = [pod for pod in pods_of(children, names.ROUTER) if not is_finished(pod)]
-    live = child(children, "Deployment", names.router(gateway.name))
-    pod_problem, requeue_after = router_problem(live, pods, pod_events, now, "routing.resources", rejected)
+    plan, planning = Plan(), None
+    if not world.has_namesake or _has_service(gateway, world):
+        plan, planning = _plan(gateway, world, config)
+    pods = [pod for pod in world.router_pods if not is_finished(pod)]
+    live = world.child("Deployment", names.router(gateway.name))
+    pod_problem, requeue_after = router_problem(live, pods, world, "routing.resources")
     if plan.waits:
         requeue_after = 2.0
-    seen = Workload.of(live)
-    is_pending = any(isinstance(one, Apply) and not one.is_revert and one.manifest["kind"] == "Deployment"
-                     for one in plan.actions)  # fmt: skip
-    progressing = _progressing(gateway, seen, is_pending, refused, problem or pod_problem)
+    problem = _namesake(gateway, world) or world.write_problem or planning or pod_problem
+    return Outcome(plan, _status(gateway, world, config, plan, problem), requeue_after)
+
+
+def _status(
+    gateway: LLMGateway, world: GatewayWorld, config: OperatorConfig, plan: Plan, problem: Problem | None
+) -> Json:
+    """Return the whole status. `problem`: one that keeps routers from serving by the current spec."""
+    served = served_models(gateway, world.candidates)
+    workload = Workload.of(world.child("Deployment", names.router(gateway.name)))
+    progress = _progressing(gateway, workload, _is_pending(plan), world.write_problem, problem)
+    harmless = _conflict(served) or _unexposed(gateway, world, config) or world.contested
     conditions = [
-        _ready(gateway, seen, progressing, problem or pod_problem, rejected is not None),
-        progressing,
-        degraded(
-            problem or pod_problem or _conflict(served) or _unexposed(gateway, children, config, apis) or contested
-        ),
+        _ready(gateway, workload, progress, problem, world.rejected is not None),
+        progress,
+        degraded(problem or harmless),
     ]
-    set_times(conditions, gateway, now)
-    statuses = {one.deployment.name: one.deployment.status for one in candidates}
+    set_times(conditions, gateway, world.now)
+    statuses = {one.deployment.name: one.deployment.status for one in world.candidates}
     models = [
         {"name": one.name, "llmdeployment": one.owner, "ready": any(_is_ready(one, statuses[it]) for it in one.pools)}
         for one in served.models
     ]
-    outside = external_url(
-        gateway, *(child(children, kind, gateway.name) for kind in ("Ingress", "HTTPRoute", "Service"))
-    )
-    status = {
-        "observedGeneration": gateway.generation, "replicas": seen.replicas, "readyReplicas": seen.ready,
+    outside = external_url(gateway, *(world.child(kind, gateway.name) for kind in ("Ingress", "HTTPRoute", "Service")))
+    return {
+        "observedGeneration": gateway.generation,
+        "replicas": workload.replicas,
+        "readyReplicas": workload.ready,
         "selector": ",".join(f"{name}={value}" for name, value in selector(gateway).items()),
-        "url": outside or url(gateway, config.cluster_domain), "models": models, "conditions": conditions,
-    }  # fmt: skip
-    return Outcome(plan, status, requeue_after)
+        "url": outside or url(gateway, config.cluster_domain),
+        "models": models,
+        "conditions": conditions,
+    }
+
+
+def _namesake(gateway: LLMGateway, world: GatewayWorld) -> Problem | None:
+    if not world.has_namesake:
+        return None
+    return Problem(
+        "NameConflict",
+        f"an LLMDeployment is named {gateway.name}, too, and both would name their Service so; rename one of them",
+    )
+
+
+def _is_pending(plan: Plan) -> bool:
+    """True if the Deployment of routers is yet to be updated to the current spec."""
+    applied = (one for one in plan.actions if isinstance(one, Apply) and not one.is_revert)
+    return any(one.manifest["kind"] == "Deployment" for one in applied)
 
 
 def _is_ready(model: ModelName, status: Json) -> bool:
     return is_available(status) and (not model.parent or model.served in ready_adapters(status))
 
 
-def _has_service(gateway: LLMGateway, children: list[Observed]) -> bool:
-    """Whether the Service of the gateway's name is its own: it was there before its namesake."""
-    service = child(children, "Service", gateway.name)
+def _has_service(gateway: LLMGateway, world: GatewayWorld) -> bool:
+    """True if the Service of the gateway's name is its own: it was there before its namesake."""
+    service = world.child("Service", gateway.name)
     return service is not None and ownership_of(service, gateway) == "ours"
 
 
-def _plan(
-    gateway: LLMGateway,
-    children: list[Observed],
-    candidates: Sequence[Candidate],
-    config: OperatorConfig,
-    apis: frozenset[str],
-) -> tuple[Plan, Problem | None]:
-    pods = _choose_pods(gateway, children, candidates, config)
+def _plan(gateway: LLMGateway, world: GatewayWorld, config: OperatorConfig) -> tuple[Plan, Problem | None]:
+    pods = _choose_pods(gateway, world, config)
     size = sum(len(content.encode()) for content in pods.files.values())
     if size > MAX_FILES_BYTES:
         text = (
@@ -163,12 +153,15 @@ def _plan(
             "LLMDeployments and use several gateways. Routers go on with the last one that fitted"
         )
         return Plan(), Problem("ConfigTooLarge", text)
-    desired = [*render_gateway(gateway, candidates, config, pods), *render_exposure(gateway, config, apis)]
-    plan = compute_plan(gateway, desired, children)
+    desired = [
+        *render_gateway(gateway, world.candidates, config, pods),
+        *render_exposure(gateway, config, world.apis),
+    ]
+    plan = compute_plan(gateway, desired, world.children)
     if refused_ingress(gateway, config):
         plan.actions[:] = [one for one in plan.actions if not _deletes(one, "Ingress")]
     stamp = {FILES: digest(pods.files)}
-    for one in children:
+    for one in world.children:
         if one.kind != "Pod" or "deletionTimestamp" in one.body["metadata"]:
             continue
         annotations = one.body["metadata"].get("annotations") or {}
@@ -181,17 +174,15 @@ def _plan(
     return plan, problem
 
 
-def _choose_pods(
-    gateway: LLMGateway, children: list[Observed], candidates: Sequence[Candidate], config: OperatorConfig
-) -> GatewayPods:
-    """What the routers are made of. Running ones stay as they are until the spec changes, or, with imagePolicy Follow,
-    the operator's image of routers: files for another version of Envoy could be rejected. What names the models always
-    follows them."""
-    content = files(gateway_spec(gateway, candidates, config))
-    live = child(children, "Deployment", names.router(gateway.name))
+def _choose_pods(gateway: LLMGateway, world: GatewayWorld, config: OperatorConfig) -> GatewayPods:
+    """Return the pods and files of the routers. Running ones stay as they are until the spec changes, or, with
+    imagePolicy Follow, the operator's image of routers: another version of Envoy could reject the files. The files
+    that name the models always follow them."""
+    content = files(gateway_spec(gateway, world.candidates, config))
+    live = world.child("Deployment", names.router(gateway.name))
     fields = _pod_fields(gateway)
     template = pinned(gateway, live, fields)
-    config_map = child(children, "ConfigMap", names.router(gateway.name))
+    config_map = world.child("ConfigMap", names.router(gateway.name))
     annotations = (config_map or {}).get("metadata", {}).get("annotations") or {}
     kept = unchanged_files(config_map) if annotations.get(SETTINGS) == settings_digest(gateway) else None
     is_behind = config.image_policy == FOLLOW and live is not None and recorded_image(live) != config.router_image
@@ -254,20 +245,18 @@ def _deletes(action: Action, kind: str) -> bool:
     return isinstance(action, Delete) and action.target.kind == kind
 
 
-def _unexposed(
-    gateway: LLMGateway, children: list[Observed], config: OperatorConfig, apis: frozenset[str]
-) -> Problem | None:
-    """Why it cannot be reached as its spec wants it; in the cluster it serves all the same."""
+def _unexposed(gateway: LLMGateway, world: GatewayWorld, config: OperatorConfig) -> Problem | None:
+    """Return a problem if it cannot be reached from outside as specified; in the cluster it serves all the same."""
     if why := refused_ingress(gateway, config) or snippets.refused_service(gateway.spec.service.annotations, config):
         return Problem(snippets.SNIPPET, why)
     if gateway.spec.http_route is None:
         return None
-    if "HTTPRoute" not in apis:
+    if "HTTPRoute" not in world.apis:
         return Problem(
             "GatewayAPINotInstalled",
             "this cluster has no HTTPRoutes (gateway.networking.k8s.io/v1); install the Gateway API, or remove "
             "spec.httpRoute. The Service serves all the same",
         )
-    if why := refusal(child(children, "HTTPRoute", gateway.name)):
+    if why := refusal(world.child("HTTPRoute", gateway.name)):
         return Problem("RouteNotAccepted", f"the HTTPRoute is not accepted; correct spec.httpRoute. {why}")
     return None
