@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import octavo_kernels
-from octavo_kernels import AttentionMetadata, cpu, packing, quant
+from octavo_kernels import AttentionMetadata, AttentionOptions, cpu, packing, quant
 from octavo_kernels.cpu.library import get_library
 
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, INNER, VOCAB = 30, 9, 3, 64, 576, 1536, 49152
@@ -153,7 +153,9 @@ def attention(repeats: int, limit: dict[str, float]) -> list[dict[str, Any]]:
         for count, length, new in cases:
             size = count * length * KV_HEADS * HEAD_SIZE * 2 * dtype.itemsize
             layers = [paged(count, length, new, dtype) for _ in range(max(1, min(LAYERS, (96 << 20) // size)))]
-            ours = best(lambda a=layers: [cpu.paged_attention(*x, 0.125) for x in a], repeats) / len(layers)
+            ours = best(lambda a=layers: [cpu.paged_attention(*x, AttentionOptions(0.125)) for x in a], repeats) / len(
+                layers
+            )
             theirs = best(lambda a=layers: [gathered(*x) for x in a], max(2, repeats // 2)) / len(layers)
             what = f"prompt of {length}" if new > 1 else f"{count} x 1 row over {length}"
             line = f"  {str(dtype)[6:]:9s} {what:22s} {ours * 1e3:7.3f} ms   gather + SDPA {theirs * 1e3:7.3f} ms"
@@ -188,7 +190,7 @@ class Model:
                 k.quantized_linear(rows, qkv), positions, self.cos_sin, cache, metadata.slot_mapping,
                 HEADS, KV_HEADS, HEAD_SIZE,
             )  # fmt: skip
-            x = k.quantized_linear(k.paged_attention(q, cache, metadata, 0.125).flatten(1), out)
+            x = k.quantized_linear(k.paged_attention(q, cache, metadata, AttentionOptions(0.125)).flatten(1), out)
             rows, residual = k.rms_norm_quantize(x, self.norm, 1e-5, residual, self.terms)
             x = k.quantized_linear(k.silu_and_mul_quantize(k.quantized_linear(rows, gate_up), self.terms), down)
         return k.quantized_linear(k.fused_add_rms_norm(x, residual, self.norm, 1e-5)[0], self.head)

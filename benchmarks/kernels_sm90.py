@@ -84,7 +84,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
-    from octavo_kernels import AttentionMetadata
+    from octavo_kernels import AttentionMetadata, AttentionOptions
     from octavo_kernels import triton as backend
     from octavo_kernels.triton import attention_configs as configs
 
@@ -103,7 +103,9 @@ def attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
             num_actual_tokens=rows,
         )
         cache = empty(2, 1000, kv_heads, 16, head_size, dtype=kv_dtype)
-        backend.paged_attention(empty(rows, heads, head_size, dtype=dtype), cache, metadata, head_size**-0.5, **options)
+        backend.paged_attention(
+            empty(rows, heads, head_size, dtype=dtype), cache, metadata, AttentionOptions(head_size**-0.5, **options)
+        )
 
     # Every row of the tables in triton/attention_configs.py: 16, 32, 64 and 128 rows of a tile, and prompts.
     steps = {"decode": (32, 8, 1), "5 drafts": (32, 8, 5), "8 of 8 heads": (64, 8, 8), "71/1 heads": (71, 1, 1)}

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from measure import DEVICE, DRY, copies_for, limits, microseconds, microseconds_of_other
 
-from octavo_kernels import AttentionMetadata, reference
+from octavo_kernels import AttentionMetadata, AttentionOptions, reference
 from octavo_kernels.triton import attention
 from octavo_kernels.triton import attention_configs as configs
 
@@ -106,7 +106,7 @@ def ours(q: torch.Tensor, batches: list[tuple[torch.Tensor, AttentionMetadata]])
 def check(step: Step, q: torch.Tensor, cache: torch.Tensor, metadata: AttentionMetadata) -> None:
     """The first and the last sequence agree with plain torch in float32."""
     scale = q.shape[-1] ** -0.5
-    out = attention.paged_attention(q, cache, metadata, scale)
+    out = attention.paged_attention(q, cache, metadata, AttentionOptions(scale))
     assert out.isfinite().all(), "not finite"
     starts = metadata.query_start_loc.tolist()
     for r in {0, len(step.shapes) - 1}:
@@ -125,7 +125,7 @@ def check(step: Step, q: torch.Tensor, cache: torch.Tensor, metadata: AttentionM
         # As plain bytes: not every build of torch can pick pages of fp8.
         wide = cache.view(torch.uint8)[:, pages].view(cache.dtype).float()
         alone.block_table = torch.arange(wide.shape[1], dtype=torch.int32, device=DEVICE)[None]
-        exact = reference.paged_attention(q[rows].float(), wide, alone, scale)
+        exact = reference.paged_attention(q[rows].float(), wide, alone, AttentionOptions(scale))
         error = (out[rows].float() - exact).abs().max().item() / exact.abs().max().item()
         assert error < 0.02, f"sequence {r} of {step} is off by {error:.3g}"
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata, DecodeStep
+from octavo_kernels.attention_options import AttentionOptions
 from octavo_kernels.dense import DenseWeight
 from octavo_kernels.dispatch import (
     BackendUnavailableError,
@@ -41,6 +42,7 @@ from octavo_kernels.scaled_weight import ScaledWeight
 __all__ = [
     "AdapterTable",
     "AttentionMetadata",
+    "AttentionOptions",
     "BackendUnavailableError",
     "Constraints",
     "DecodeStep",
@@ -298,29 +300,17 @@ def paged_attention(
     q: Tensor,
     kv_cache: Tensor,
     metadata: AttentionMetadata,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    sinks: Tensor | None = None,
+    options: AttentionOptions,
     limit: Tensor | None = None,
-    chunked: bool = False,
 ) -> Tensor:
     """Causal attention of every row of ``q [T, Hq, D]`` over its sequence's blocks; returns ``[T, Hq, D]`` in q.dtype.
 
-    Row i of sequence r has position ``seq_lens[r] - query_len[r] + i`` and attends to the positions up to its own, with
-    ``window`` only to the last ``window`` of them (itself included). ``softcap`` c replaces scores by
-    ``c * tanh(score / c)``. Decode and prefill rows may be mixed. Padding rows (``metadata.num_actual_tokens`` and
-    later) give zeros. An fp8 cache holds ``k / k_scale`` and ``v / v_scale``. ``sinks`` float32 ``[Hq]``: for each head
-    one more score that takes part in the softmax and has no value (gpt-oss); neither scaled nor capped. ``limit`` int32
-    ``[T]``: the last position that a row attends to instead of its own, which it never lies before (encoders, images).
-    Those at or past the end of the sequence do not count.
-    ``chunked``: windows do not slide: a row attends to the positions from the last multiple of ``window`` on (Llama 4).
+    Row i of sequence r has position ``seq_lens[r] - query_len[r] + i`` and attends to the positions up to its own that
+    ``options`` let it see. Decode and prefill rows may be mixed. Padding rows (``metadata.num_actual_tokens`` and
+    later) give zeros. ``limit`` int32 ``[T]``: the last position that a row attends to instead of its own, which it
+    never lies before (encoders, images). Those at or past the end of the sequence do not count.
     """
-    return backend_for(q).paged_attention(
-        q, kv_cache, metadata, scale, window, softcap, k_scale, v_scale, sinks, limit, chunked
-    )
+    return backend_for(q).paged_attention(q, kv_cache, metadata, options, limit)
 
 
 def latent_queries(

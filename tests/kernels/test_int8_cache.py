@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.emulated_kernels import all_parameters
 from torch import Tensor
 
-from octavo_kernels import cpu, reference
+from octavo_kernels import AttentionOptions, cpu, reference
 from octavo_kernels.cpu.attention import kv_scale_bytes
 
 pytestmark = pytest.mark.parametrize("isa", all_parameters(), indirect=True)
@@ -140,7 +140,7 @@ def test_attention_is_right_on_what_the_cache_holds(isa, sequence_type, lay_out,
     parts = [(s, a, b) for s, (a, b) in zip(sequences, shapes, strict=True)]
     for window, softcap, block_size in [(None, None, 16), (37, None, 48), (37, 5.0, 16), (None, 20.0, 64)]:
         q, cache, metadata = lay_out_int8(lay_out, parts, block_size, padding=3, shift=2)
-        options = (metadata, head_size**-0.5, window, softcap)
+        options = (metadata, AttentionOptions(head_size**-0.5, window, softcap))
         out = cpu.paged_attention(q, cache, *options)
         rows = metadata.num_actual_tokens
         rounded = hadamard(as_int8(hadamard(q[:rows].double()), GROUP))
@@ -160,9 +160,9 @@ def test_a_sink_takes_nothing_from_the_others(isa, sequence_type, lay_out):
     sequence.q[..., :8], sequence.k[0, :, :8] = 4.0, 3.0  # 12 nats above the others
     sequence.v[0] *= 1e-6
     q, cache, metadata = lay_out_int8(lay_out, [(sequence, 190, 10)], 16)
-    out = cpu.paged_attention(q, cache, metadata, 0.125)
+    out = cpu.paged_attention(q, cache, metadata, AttentionOptions(0.125))
     rounded = hadamard(as_int8(hadamard(q.double()), GROUP))
-    expected = reference.paged_attention(rounded, dequantize(cache, 64).double(), metadata, 0.125)
+    expected = reference.paged_attention(rounded, dequantize(cache, 64).double(), metadata, AttentionOptions(0.125))
     assert expected.abs().max() < 0.01
     assert (out - expected).abs().max() <= 0.01 * expected.abs().max()
 
@@ -173,7 +173,7 @@ def test_what_is_not_finite_is_seen_by_all_that_look_at_it_and_by_nobody_else(is
     sequence = sequence_type.random(100, 4, 2, 64, seed=2)
     getattr(sequence, what)[70, 1, 5] = bad
     q, cache, metadata = lay_out_int8(lay_out, [(sequence, 0, 100)], 16)
-    spoilt = cpu.paged_attention(q, cache, metadata, 0.125).isnan()
+    spoilt = cpu.paged_attention(q, cache, metadata, AttentionOptions(0.125)).isnan()
     assert spoilt[70:, 2:].all() and not spoilt[:70].any() and not spoilt[:, :2].any()
 
 
@@ -183,7 +183,9 @@ def test_a_query_with_a_nan_spoils_its_own_result(isa, sequence_type, lay_out, c
     sequences = [sequence_type.random(computed + new, 4, 2, 64, seed=seed, dtype=torch.bfloat16) for seed in range(3)]
     sequences[1].q[computed, 2, 5] = float("nan")
     for parts in ([sequences[1]], sequences):
-        spoilt = cpu.paged_attention(*lay_out_int8(lay_out, [(s, computed, new) for s in parts], 16), 0.125).isnan()
+        spoilt = cpu.paged_attention(
+            *lay_out_int8(lay_out, [(s, computed, new) for s in parts], 16), AttentionOptions(0.125)
+        ).isnan()
         at = (len(parts) - 1) // 2 * new
         assert spoilt[at, 2].all()
         spoilt[at, 2] = False
@@ -216,7 +218,7 @@ def test_blocks_that_a_window_has_passed_may_be_any(isa, sequence_type, lay_out)
         for r, (computed, _) in enumerate(shapes):
             table[r, : max(0, computed - window + 1) // block_size] = 0
         expected, out = (
-            cpu.paged_attention(q, cache, replace(metadata, block_table=blocks), 0.125, window)
+            cpu.paged_attention(q, cache, replace(metadata, block_table=blocks), AttentionOptions(0.125, window))
             for blocks in (metadata.block_table, table)
         )
         assert expected.isfinite().all() and torch.equal(out, expected), (window, block_size)
@@ -229,7 +231,7 @@ def test_a_row_does_not_depend_on_its_company(isa, threads, sequence_type, lay_o
 
     def attend(parts, block_size, **layout):
         q, cache, metadata = lay_out_int8(lay_out, parts, block_size, **layout)
-        return cpu.paged_attention(q, cache, metadata, 0.125, *step["options"])
+        return cpu.paged_attention(q, cache, metadata, AttentionOptions(0.125, *step["options"]))
 
     parts = [
         (sequence_type.random(computed + new, *step["heads"], step["seed"] + i, step["dtype"]), computed, new)
@@ -256,7 +258,7 @@ def test_one_long_sequence_is_split_over_threads_without_a_trace(isa, threads, s
     results = []
     for count in (1, 2, 3):
         threads(count)
-        results.append(cpu.paged_attention(q, cache, metadata, 0.125))
+        results.append(cpu.paged_attention(q, cache, metadata, AttentionOptions(0.125)))
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 

@@ -13,7 +13,7 @@ from support.emulated_kernels import all_parameters
 from torch.nn import functional
 
 import octavo_kernels
-from octavo_kernels import cpu, reference
+from octavo_kernels import AttentionOptions, cpu, reference
 from octavo_kernels.cpu.attention import from_pair_layout, has_pair_layout, to_pair_layout
 
 C_ISAS = all_parameters()
@@ -22,7 +22,7 @@ FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_sco
 
 def attend(parts, lay_out, scale, window=None, softcap=None, backend=cpu, **layout):
     q, kv_cache, metadata = lay_out(parts, **layout)
-    return backend.paged_attention(q, ordered(kv_cache), metadata, scale, window, softcap)
+    return backend.paged_attention(q, ordered(kv_cache), metadata, AttentionOptions(scale, window, softcap))
 
 
 def ordered(kv_cache):
@@ -50,7 +50,10 @@ def test_blocks_that_a_window_has_passed_may_be_any(isa, sequence_type, lay_out,
         q, kv_cache, metadata = lay_out(parts, block_size, kv_dtype=getattr(torch, kv_dtype))
         passed = with_passed_blocks(metadata, parts, window, block_size, 0)
         assert not torch.equal(passed.block_table, metadata.block_table)
-        expected, out = (cpu.paged_attention(q, ordered(kv_cache), step, 0.125, window) for step in (metadata, passed))
+        expected, out = (
+            cpu.paged_attention(q, ordered(kv_cache), step, AttentionOptions(0.125, window))
+            for step in (metadata, passed)
+        )
         assert expected.isfinite().all() and torch.equal(out, expected), (window, block_size)
 
 
@@ -76,9 +79,9 @@ def test_windows_that_do_not_slide_begin_at_their_multiples(
             k, v = k.bfloat16().double(), v.bfloat16().double()
         k, v = (x.repeat_interleave(2, dim=0) for x in (k, v))
         exact.append(functional.scaled_dot_product_attention(q_of, k, v, mask).transpose(0, 1))
-    options = (0.125, chunk, None, 1.0, 1.0, None, None, True)
-    out = cpu.paged_attention(q, ordered(kv_cache), step, *options)
-    plain = reference.paged_attention(q, kv_cache, step, *options)
+    options = AttentionOptions(0.125, chunk, chunked=True)
+    out = cpu.paged_attention(q, ordered(kv_cache), step, options)
+    plain = reference.paged_attention(q, kv_cache, step, options)
     # Where pairs of bfloat16 are multiplied, queries are rounded too.
     bound = 2.0 if kv_dtype == "float32" else 1e5
     assert_close(out, torch.cat(exact), plain, bound, slack=1e-6)
@@ -111,7 +114,7 @@ def test_mixed_batch_agrees_with_plain_torch(
         (250, 5.0, 32),
     ]:
         q, kv_cache, metadata = lay_out(parts, block_size, kv_dtype=kv_dtype, padding=3, shift=2)
-        options = (metadata, head_size**-0.5, window, softcap)
+        options = (metadata, AttentionOptions(head_size**-0.5, window, softcap))
         out = cpu.paged_attention(q, ordered(kv_cache), *options)
         exact = reference.paged_attention(q.double(), kv_cache.double(), *options)
         plain = reference.paged_attention(q.to(kv_dtype) if isa == "avx512bf16" else q, kv_cache, *options)
@@ -129,12 +132,13 @@ def test_sinks_take_part_in_the_softmax_once(isa, sequence_type, lay_out, assert
     parts = [(sequence_type.random(a + b, 6, 2, 64, a, dtype), a, b) for a, b in shapes]
     q, kv_cache, metadata = lay_out(parts, 16, kv_dtype=dtype, padding=3)
     for window, softcap in [(None, None), (37, 5.0)]:
-        options = (metadata, 0.125, window, softcap, 1.0, 1.0, sinks)
+        without = AttentionOptions(0.125, window, softcap)
+        options = (metadata, replace(without, sinks=sinks))
         exact = reference.paged_attention(q.double(), kv_cache.double(), *options)
         plain = reference.paged_attention(q, kv_cache, *options)
         out = cpu.paged_attention(q, ordered(kv_cache), *options)
         assert_close(out[:-3], exact[:-3], plain[:-3], slack=1e-6)
-        assert not torch.equal(out, cpu.paged_attention(q, ordered(kv_cache), *options[:-1]))
+        assert not torch.equal(out, cpu.paged_attention(q, ordered(kv_cache), metadata, without))
         alone = lay_out(parts[:1], 16, kv_dtype=dtype)
         alone = cpu.paged_attention(alone[0], ordered(alone[1]), alone[2], *options[1:])
         assert torch.equal(alone[:1], out[:1]), "split over the threads or not"
@@ -151,7 +155,7 @@ def test_rows_attend_up_to_their_limit(isa, sequence_type, lay_out, assert_close
     ahead = torch.randint(0, 130, positions.shape, generator=torch.Generator().manual_seed(1))
     limit = torch.where(ahead < 30, positions, positions + ahead).int()
     for window, softcap in [(None, None), (37, 5.0)]:
-        options = (metadata, 0.125, window, softcap, 1.0, 1.0, None, limit)
+        options = (metadata, AttentionOptions(0.125, window, softcap), limit)
         exact = reference.paged_attention(q.double(), kv_cache.double(), *options)
         plain = reference.paged_attention(q, kv_cache, *options)
         outs = []
@@ -164,7 +168,7 @@ def test_rows_attend_up_to_their_limit(isa, sequence_type, lay_out, assert_close
     sequence, _, length = parts[0]
     whole = lay_out(parts[:1], 16, kv_dtype=dtype)
     limit = torch.full((length,), length - 1, dtype=torch.int32)
-    out = cpu.paged_attention(whole[0], ordered(whole[1]), whole[2], 0.125, limit=limit)
+    out = cpu.paged_attention(whole[0], ordered(whole[1]), whole[2], AttentionOptions(0.125), limit=limit)
     heads = [x.double().transpose(0, 1)[None] for x in (sequence.q, sequence.k, sequence.v)]
     expected = functional.scaled_dot_product_attention(*heads, enable_gqa=True, scale=0.125)[0].transpose(0, 1)
     torch.testing.assert_close(out.double(), expected, atol=1e-5 if dtype == torch.float32 else 3e-2, rtol=0)
@@ -184,22 +188,22 @@ def test_large_scores_and_far_offsets_stay_finite(isa, sequence_type, lay_out, a
     sequence = sequence_type.random(150, 2, 1, 64, seed=1)
     sequence.q *= 60
     q, kv_cache, metadata = lay_out([(sequence, 140, 10)], 16)
-    out = cpu.paged_attention(q, kv_cache, metadata, 1.0)
-    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 1.0)
-    assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 1.0), slack=1e-4)
+    out = cpu.paged_attention(q, kv_cache, metadata, AttentionOptions(1.0))
+    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, AttentionOptions(1.0))
+    assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, AttentionOptions(1.0)), slack=1e-4)
 
 
 def test_rows_without_work(isa, sequence_type, lay_out):
     """Sequences of a padded batch that have no rows, and lengths of 0, change nothing and read nothing."""
     sequence = sequence_type.random(20, 4, 2, 16, seed=3)
     q, kv_cache, metadata = lay_out([(sequence, 10, 10)], 8)
-    alone = cpu.paged_attention(q, kv_cache, metadata, 0.25)
+    alone = cpu.paged_attention(q, kv_cache, metadata, AttentionOptions(0.25))
     metadata.query_start_loc = torch.tensor([0, 10, 10, 10], dtype=torch.int32)
     metadata.seq_lens = torch.tensor([20, 0, 0], dtype=torch.int32)
     metadata.block_table = torch.cat(
         [metadata.block_table, torch.full((2, metadata.block_table.shape[1]), 99999)]
     ).int()
-    assert torch.equal(cpu.paged_attention(q, kv_cache, metadata, 0.25), alone)
+    assert torch.equal(cpu.paged_attention(q, kv_cache, metadata, AttentionOptions(0.25)), alone)
 
 
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
@@ -238,7 +242,7 @@ def test_blocks_may_lie_anywhere(isa, kv_dtype):
     qkv, results = torch.randn(70, 8 * 64), []
     for kv_cache in (beside, own):
         q = cpu.rope_and_cache(qkv, positions, None, kv_cache, slots, 4, 2, 64)
-        results.append(cpu.paged_attention(q, kv_cache, metadata, 0.125))
+        results.append(cpu.paged_attention(q, kv_cache, metadata, AttentionOptions(0.125)))
     assert torch.equal(*results) and torch.equal(beside, own) and own.any()
     assert not blocks[:, ::2].any()
 
@@ -329,7 +333,7 @@ def test_what_only_plain_torch_can_do_reads_and_writes_the_same_cache(isa, seque
     out = cpu.rope_and_cache(qkv, torch.arange(10), None, mine, *args)
     assert torch.equal(out, reference.rope_and_cache(qkv, torch.arange(10), None, expected, *args))
     assert torch.equal(mine, ordered(expected))
-    options = (metadata, 0.125, None, None, 2.0, 2.0)
+    options = (metadata, AttentionOptions(0.125, k_scale=2.0, v_scale=2.0))
     assert torch.equal(cpu.paged_attention(q, mine, *options), reference.paged_attention(q, expected, *options))
 
 
@@ -337,5 +341,6 @@ def test_module_function_dispatches_by_device(sequence_type, lay_out):
     sequence = sequence_type.random(9, 2, 1, 16, seed=0)
     q, kv_cache, metadata = lay_out([(sequence, 0, 9)], 4)
     assert torch.equal(
-        octavo_kernels.paged_attention(q, kv_cache, metadata, 0.25), cpu.paged_attention(q, kv_cache, metadata, 0.25)
+        octavo_kernels.paged_attention(q, kv_cache, metadata, AttentionOptions(0.25)),
+        cpu.paged_attention(q, kv_cache, metadata, AttentionOptions(0.25)),
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import octavo_kernels
-from octavo_kernels import AttentionMetadata, cpu, packing, quant
+from octavo_kernels import AttentionMetadata, AttentionOptions, cpu, packing, quant
 from octavo_kernels.cpu.library import get_library, use_library
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK, ROWS, LAYERS = 6, 2, 16, 8, 4, 3
@@ -70,7 +70,9 @@ class Decoder:
                 k.quantized_linear(rows, qkv), self.positions, self.cos_sin, cache, self.metadata.slot_mapping,
                 HEADS, KV_HEADS, HEAD_SIZE,
             )  # fmt: skip
-            x = k.quantized_linear(k.paged_attention(q, cache, self.metadata, 0.25).view(ROWS, -1), out)
+            x = k.quantized_linear(
+                k.paged_attention(q, cache, self.metadata, AttentionOptions(0.25)).view(ROWS, -1), out
+            )
             x, residual = k.fused_add_rms_norm(x, residual, self.norm, 1e-5)
             x = k.quantized_linear(k.silu_and_mul(k.quantized_linear(x, gate_up)), down)
         x, _ = k.fused_add_rms_norm(x, residual, self.norm, 1e-5)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo_kernels import reference
 from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.attention_options import AttentionOptions
 from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
 
 MAX_HEAD_SIZE = 576  # csrc/attention.c
@@ -160,17 +161,12 @@ def paged_attention(
     q: Tensor,
     kv_cache: Tensor,
     metadata: AttentionMetadata,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    sinks: Tensor | None = None,
+    options: AttentionOptions,
     limit: Tensor | None = None,
-    chunked: bool = False,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`. Raises ValueError for an int8 cache that needs plain torch."""
     rows, num_heads, head_size = q.shape
+    sinks = options.sinks
     library, dtype, kv_dtype = get_library(), DTYPES.get(q.dtype), _kv_dtype_code(kv_cache, q.dtype, head_size)
     if (
         library is None
@@ -178,15 +174,13 @@ def paged_attention(
         or kv_dtype is None
         or head_size > MAX_HEAD_SIZE
         or not has_dense_blocks(kv_cache)
-        or not k_scale == v_scale == 1.0
+        or not options.k_scale == options.v_scale == 1.0
         or (sinks is not None and not (sinks.dtype == torch.float32 and sinks.is_contiguous()))
         or (limit is not None and not (limit.dtype == torch.int32 and limit.is_contiguous()))
     ):
         _reject_int8(kv_cache)
         plain = from_pair_layout(kv_cache) if has_pair_layout(kv_cache) else kv_cache
-        return reference.paged_attention(
-            q, plain, metadata, scale, window, softcap, k_scale, v_scale, sinks, limit, chunked
-        )
+        return reference.paged_attention(q, plain, metadata, options, limit)
     q = as_contiguous(q)
     table = metadata.block_table
     if table.dtype != torch.int32 or table.stride(-1) != 1:
@@ -215,12 +209,12 @@ def paged_attention(
         kv_cache.shape[3],
         *_byte_strides(kv_cache),
         table.stride(0),
-        window or 0,
-        int(chunked),
+        options.window or 0,
+        int(options.chunked),
         dtype,
         kv_dtype,
-        scale,
-        softcap or 0.0,
+        options.scale_of(head_size),
+        options.softcap or 0.0,
     )
     library.run(op)
     return out

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo_kernels import reference
 from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.attention_options import AttentionOptions
 from octavo_kernels.cpu.attention import MAX_HEAD_SIZE, has_dense_blocks, paged_attention
 from octavo_kernels.cpu.library import DTYPES, Library, as_contiguous, get_library, threads_for
 
@@ -99,7 +100,7 @@ def latent_attention(
     if library is None:
         return reference.latent_attention(queries, kv_cache, metadata, scale, value_weight)
     # Keys are values, too: what is not read of the result costs an eighth of the work with values.
-    attended = paged_attention(queries, kv_cache.expand(2, -1, -1, -1, -1), metadata, scale)
+    attended = paged_attention(queries, kv_cache.expand(2, -1, -1, -1, -1), metadata, AttentionOptions(scale))
     out = queries.new_empty((*queries.shape[:2], value_weight.shape[2]))
     _head_linear(library, attended, value_weight, out)
     return out

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.attention_options import AttentionOptions
 from octavo_kernels.reference.elementwise import rms_norm
 
 
@@ -73,18 +74,13 @@ def paged_attention(
     q: Tensor,
     kv_cache: Tensor,
     metadata: AttentionMetadata,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    sinks: Tensor | None = None,
+    options: AttentionOptions,
     limit: Tensor | None = None,
-    chunked: bool = False,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`."""
     num_heads = q.shape[1]
     num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
+    scale, window, softcap = options.scale_of(q.shape[2]), options.window, options.softcap
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = torch.zeros_like(q)
     starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
@@ -95,10 +91,10 @@ def paged_attention(
         pages = metadata.block_table[r, : -(-length // block_size)].long()
         keys, values = (
             cache[pages].transpose(1, 2).reshape(-1, num_kv_heads, kv_cache.shape[4])[:length].to(wide) * factor
-            for cache, factor in zip(kv_cache, (k_scale, v_scale), strict=True)
+            for cache, factor in zip(kv_cache, (options.k_scale, options.v_scale), strict=True)
         )
         if window is not None:  # what no query sees may have been given back, and hold anything
-            passed = max(0, _first_seen(length - (starts[r + 1] - start), window, chunked))
+            passed = max(0, _first_seen(length - (starts[r + 1] - start), window, options.chunked))
             keys[:passed], values[:passed] = 0, 0
         group = num_heads // num_kv_heads
         keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
@@ -109,10 +105,10 @@ def paged_attention(
         key_positions = torch.arange(length, device=q.device)[None]
         hidden = key_positions > (query_positions if limit is None else limit[start:end, None])
         if window is not None:
-            hidden |= key_positions < _first_seen(query_positions, window, chunked)
+            hidden |= key_positions < _first_seen(query_positions, window, options.chunked)
         scores = scores.masked_fill(hidden, float("-inf"))
-        if sinks is not None:  # one more key, whose value is zeros
-            sink = sinks.to(wide)[:, None, None].expand(-1, end - start, 1)
+        if options.sinks is not None:  # one more key, whose value is zeros
+            sink = options.sinks.to(wide)[:, None, None].expand(-1, end - start, 1)
             scores = torch.cat([scores, sink], dim=-1)
         weights = scores.softmax(dim=-1)[..., :length]
         out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.attention_options import AttentionOptions
 from octavo_kernels.reference.attention import paged_attention, rotate, write_kv
 from octavo_kernels.reference.elementwise import rms_norm
 
@@ -41,5 +42,5 @@ def latent_attention(
     queries: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale: float, value_weight: Tensor
 ) -> Tensor:
     """See `octavo_kernels.latent_attention`."""
-    attended = paged_attention(queries, kv_cache.expand(2, -1, -1, -1, -1), metadata, scale)
+    attended = paged_attention(queries, kv_cache.expand(2, -1, -1, -1, -1), metadata, AttentionOptions(scale))
     return head_linear(attended[..., : value_weight.shape[1]], value_weight)

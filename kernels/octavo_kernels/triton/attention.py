@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata
+from octavo_kernels.attention_options import AttentionOptions
 from octavo_kernels.triton import attention_configs as configs
 from octavo_kernels.triton.attention_decode import decode_attention, reduce_chunks
 from octavo_kernels.triton.attention_plan import LANES, plan_decode
@@ -23,57 +23,43 @@ def paged_attention(
     q: Tensor,
     kv_cache: Tensor,
     metadata: AttentionMetadata,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    sinks: Tensor | None = None,
+    options: AttentionOptions,
     limit: Tensor | None = None,
-    chunked: bool = False,
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`. Raises ValueError for shapes and dtypes that are not supported."""
-    check_attention(q, kv_cache, scale)
-    features = Features(window, chunked, softcap, k_scale, v_scale, sinks, limit)
-    return attend_pages(q, kv_cache, metadata, scale, features)
+    check_attention(q, kv_cache, options.scale_of(q.shape[2]))
+    return attend_pages(q, kv_cache, metadata, options, limit)
 
 
-@dataclass(frozen=True)
-class Features:
-    """What attention may have beside queries, keys and values, see `octavo_kernels.paged_attention`.
+def _flags(options: AttentionOptions, limit: Tensor | None, turned: int) -> dict[str, bool | int]:
+    """The constants of kernels that attend."""
+    return {
+        "HAS_WINDOW": options.window is not None,
+        "CHUNKED": options.chunked,
+        "HAS_SOFTCAP": bool(options.softcap),
+        "HAS_SINKS": options.sinks is not None,
+        "HAS_LIMIT": limit is not None,
+        "TURNED": turned,
+        "TURNED_PAD": max(16, configs.next_power_of_2(turned)),
+    }
+
+
+def attend_pages(
+    q: Tensor,
+    kv_cache: Tensor,
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
+    limit: Tensor | None = None,
+    turned: int = 0,
+) -> Tensor:
+    """Attention of ``q [T, Hq, D]``. Reads no tensor on the host, so it can be captured in a graph.
 
     ``turned``: so many elements of keys follow those that are values, too; the cache has no values of its own.
-    """
-
-    window: int | None = None
-    chunked: bool = False
-    softcap: float | None = None
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-    sinks: Tensor | None = None
-    limit: Tensor | None = None
-    turned: int = 0
-
-    def flags(self) -> dict[str, bool | int]:
-        """For kernels that attend."""
-        return {
-            "HAS_WINDOW": self.window is not None,
-            "CHUNKED": self.chunked,
-            "HAS_SOFTCAP": bool(self.softcap),
-            "HAS_SINKS": self.sinks is not None,
-            "HAS_LIMIT": self.limit is not None,
-            "TURNED": self.turned,
-            "TURNED_PAD": max(16, configs.next_power_of_2(self.turned)),
-        }
-
-
-def attend_pages(q: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale: float, features: Features) -> Tensor:
-    """Attention of ``q [T, Hq, D]``. Reads no tensor on the host, so it can be captured in a graph.
 
     Sequences of at most `configs.MAX_DECODE_QUERIES` new tokens are for the decode kernel, which splits their keys, the
     others for the prefill kernel. Programs choose their sequences by the lengths; a step may have both kinds.
     """
-    num_rows, num_heads, head_size = *q.shape[:2], q.shape[2] - features.turned
+    num_rows, num_heads, head_size = *q.shape[:2], q.shape[2] - turned
     num_kv_heads, block_size = kv_cache.shape[2], kv_cache.shape[3]
     if q.stride(-1) != 1:
         q = q.contiguous()
@@ -86,7 +72,7 @@ def attend_pages(q: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale
     group = num_heads // num_kv_heads
     head_pad = max(16, configs.next_power_of_2(head_size))
     exact = q.dtype == torch.float32
-    kinds = (configs.LATENT if features.turned else max(64, head_pad), q.dtype, kv_cache.dtype, group)
+    kinds = (configs.LATENT if turned else max(64, head_pad), q.dtype, kv_cache.dtype, group)
     max_queries = configs.MAX_DECODE_QUERIES
     longest = metadata.max_query_len
     decode = configs.decode_config(*kinds, tokens=longest if longest <= max_queries else None)
@@ -105,8 +91,9 @@ def attend_pages(q: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale
 
     starts, seq_lens, table = metadata.query_start_loc, metadata.seq_lens, metadata.block_table
     rows = min(metadata.num_actual_tokens, num_rows)
-    window, softcap, sinks, limit = features.window, features.softcap, features.sinks, features.limit
-    factor, log2_scale = scale * features.k_scale, scale * features.k_scale * _LOG2_E
+    window, softcap, sinks = options.window, options.softcap, options.sinks
+    factor = options.scale_of(head_size) * options.k_scale
+    log2_scale = factor * _LOG2_E
     if softcap:
         factor, log2_scale = factor / softcap, softcap * _LOG2_E
     # The compiler may not fuse products and sums where results are promised bit for bit.
@@ -116,10 +103,10 @@ def attend_pages(q: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale
         **head,
         **chunk,
         "BLOCK_SIZE": block_size,
-        **features.flags(),
+        **_flags(options, limit, turned),
         "PRECISION": "ieee" if exact else "tf32",
     }
-    scales = (factor, log2_scale, features.v_scale)
+    scales = (factor, log2_scale, options.v_scale)
     sinks_of, limit_of = (q if sinks is None else sinks), (q if limit is None else limit)
     strides = (*q.stride()[:2], *kv_cache.stride()[:4], table.stride(0))
     if longest > max_queries:
@@ -137,7 +124,7 @@ def attend_pages(q: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale
         return out
     splitting = (
         ("TOKENS", decode.block_m // group), ("BLOCK_N", decode.block_n), ("NUM_KV_HEADS", num_kv_heads),
-        ("MIN_CHUNK", splits.min_chunk), ("HAS_LIMIT", limit is not None), ("CHUNKED", features.chunked),
+        ("MIN_CHUNK", splits.min_chunk), ("HAS_LIMIT", limit is not None), ("CHUNKED", options.chunked),
         *chunk.items(),
     )  # fmt: skip
     work, row_chunks = _plan(metadata, rows, max_queries, window, splits.programs, items, short_rows, splitting)
@@ -154,7 +141,7 @@ def attend_pages(q: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, scale
     reduced = (short_rows, num_kv_heads, head_pad // block_d)
     at_once, reduce_warps = configs.reduction(group_pad * block_d, math.prod(reduced), splits)
     reduce_chunks[reduced](
-        out, sums, maxima, weights, row_chunks, sinks_of, features.v_scale,
+        out, sums, maxima, weights, row_chunks, sinks_of, options.v_scale,
         GROUP_PAD=group_pad, BLOCK_D=block_d, BLOCK_C=at_once,
         HAS_SINKS=sinks is not None, num_warps=reduce_warps, **rows_of, **head,
         **chunk, **pdl_options(q.device),

@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo_kernels.attention_metadata import AttentionMetadata
-from octavo_kernels.triton.attention import Features, attend_pages, check_attention
+from octavo_kernels.attention_options import AttentionOptions
+from octavo_kernels.triton.attention import attend_pages, check_attention
 from octavo_kernels.triton.dependent_launch import pdl_options, wait_for_previous_kernel
 from octavo_kernels.triton.rope import normed, turn
 
@@ -176,7 +177,7 @@ def latent_attention(
     shared = max(count for count in range(1, min(most, heads) + 1) if heads % count == 0)
     pages = kv_cache.expand(-1, -1, heads // shared, -1, -1)  # of every tile of heads the same
     check_attention(queries[..., :size], pages, scale)
-    attended = attend_pages(queries, pages, metadata, scale, Features(turned=queries.shape[2] - size))
+    attended = attend_pages(queries, pages, metadata, AttentionOptions(scale), turned=queries.shape[2] - size)
     out = queries.new_empty((*queries.shape[:2], channels))
     if out.numel():
         head_linear(attended, value_weight, out)

@@ -14,6 +14,7 @@ from octavo.layers.quantization import LinearMethod, UnquantizedLinearMethod
 from octavo.layers.quantization.base import LinearBase, Shard
 from octavo.layers.quantization.packed_method import PackedMethod
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
+from octavo.layers.unregistered import set_unregistered
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor, unread_slot
 from octavo_kernels import SampledRows, SamplingRows
 from octavo_kernels.cpu import argmax
@@ -27,6 +28,8 @@ def _vocab_shard(vocab_size: int, hidden_size: int, tp: TensorParallel) -> Shard
 class VocabParallelEmbedding(nn.Module):
     """Rows of an embedding table ``[vocab_size, hidden_size]`` by token id."""
 
+    _packed: LinearBase | None  # filled from the same tensor
+
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
         super().__init__()
         self.tp, self.shard = tp, _vocab_shard(vocab_size, hidden_size, tp)
@@ -35,11 +38,11 @@ class VocabParallelEmbedding(nn.Module):
         self.dtype = torch.get_default_dtype()
         self.is_for_head = False  # alone: on the last stage of a pipeline, which embeds no tokens
         self.adapters: LayerAdapters | None = None  # that rows may have
-        self._packed: list[LinearBase] = []  # filled from the same tensor; in a list it is not registered
+        set_unregistered(self, _packed=None)
 
     def tie(self, head: LinearBase) -> None:
         """Fill a packed head from this table's tensor; leave the table to it, if it keeps the very same values."""
-        self._packed = [head]
+        set_unregistered(self, _packed=head)
         if self.is_for_head:
             self.weight = None
 
@@ -58,7 +61,8 @@ class VocabParallelEmbedding(nn.Module):
         if self.weight is not None:
             rows = octavo_kernels.embedding(input_ids, self.weight[skip:], first)
         else:
-            method = self._packed[0].method
+            assert self._packed is not None
+            method = self._packed.method
             assert isinstance(method, PackedMethod)
             rows = method.embed(input_ids, self.dtype, first)
         if self.adapters is not None and self.adapters.are_in_use and not skip:
@@ -68,14 +72,14 @@ class VocabParallelEmbedding(nn.Module):
     def weight_slots(self) -> Iterator[WeightSlot]:
         """The table, and what a tied head makes of the same tensor for itself."""
         yield WeightSlot(0, "weight", self.shard.shape, self._load, self._left_out)
-        for head in self._packed:
-            yield from head.method.weight_slots(head, 0, head.shards[0])
+        if self._packed is not None:
+            yield from self._packed.method.weight_slots(self._packed, 0, self._packed.shards[0])
 
     def _left_out(self, qtype: str) -> int:
         """Bytes of the table, less than 0, where the head's own is used instead; else 0."""
-        if self.weight is None or not self._packed:
+        if self.weight is None or self._packed is None:
             return 0
-        method = self._packed[0].method
+        method = self._packed.method
         return -self.weight.nbytes if isinstance(method, PackedMethod) and method.keeps_values(qtype) else 0
 
     def _load(self, source: WeightSource) -> None:
@@ -96,8 +100,11 @@ class PackedTable(LinearBase):
 class ParallelLMHead(LinearBase):
     """Logits float32 ``[R, vocab_size]`` of hidden states ``[R, hidden_size]``, times ``scale``.
 
-    A head that is ``tied_to`` an embedding uses its table. ``softcap`` c replaces logits by ``c * tanh(logit / c)``.
+    A head that is ``tied_to`` an embedding uses its table, whatever the checkpoint stores as the head's. ``softcap`` c
+    replaces logits by ``c * tanh(logit / c)``.
     """
+
+    tied_to: VocabParallelEmbedding | None
 
     def __init__(
         self,
@@ -114,28 +121,23 @@ class ParallelLMHead(LinearBase):
         self.vocab_size = vocab_size
         self.output_size = -(-vocab_size // tp.size)
         self.softcap = softcap
-        self._tied_to = [tied_to] if tied_to is not None else []  # in a list, so that it is not registered twice
-
-    @property
-    def tied_to(self) -> VocabParallelEmbedding | None:
-        """The embedding whose values these are, whatever the checkpoint stores as the head's."""
-        return self._tied_to[0] if self._tied_to else None
+        set_unregistered(self, tied_to=tied_to)
 
     @property
     def is_tied(self) -> bool:
-        """Whether there is such an embedding."""
-        return bool(self._tied_to)
+        """True if the head uses an embedding's table."""
+        return self.tied_to is not None
 
     def create_weights(self, method: LinearMethod, dtype: torch.dtype) -> None:
         """The embedding's own table where that can be; a packed head is made of the same tensor."""
         self.method = method
-        if self._tied_to and isinstance(method, UnquantizedLinearMethod):
-            assert self._tied_to[0].weight is not None
-            self.weight = self._tied_to[0].weight
+        if self.tied_to is not None and isinstance(method, UnquantizedLinearMethod):
+            assert self.tied_to.weight is not None
+            self.weight = self.tied_to.weight
             return
         method.create_weights(self, dtype)
-        for embedding in self._tied_to:
-            embedding.tie(self)
+        if self.tied_to is not None:
+            self.tied_to.tie(self)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Of a tied head none is read, but it is often stored all the same."""

@@ -11,6 +11,7 @@ from octavo.layers.linear import QKVRows
 from octavo.layers.norm import LayerNorm
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.llama import LlamaForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class CohereForCausalLM(LlamaForCausalLM):
@@ -39,7 +40,14 @@ class CohereForCausalLM(LlamaForCausalLM):
     def _attention(self, layer: int, rotary: RotaryEmbedding | None, window: int | None) -> SelfAttention:
         bias, rows = self.config.hf_config.get("attention_bias", False), QKVRows(interleaved=self.config.head_size)
         return SelfAttention(
-            self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, window=window, rows=rows
+            self.config,
+            layer,
+            self.tp,
+            rotary,
+            AttentionOptions(window=window),
+            qkv_bias=bias,
+            out_bias=bias,
+            rows=rows,
         )
 
 

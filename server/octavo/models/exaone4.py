@@ -9,6 +9,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.olmo2 import OlmoDecoderLayer
+from octavo_kernels import AttentionOptions
 
 
 class Exaone4ForCausalLM(LlamaForCausalLM):
@@ -27,4 +28,6 @@ class Exaone4ForCausalLM(LlamaForCausalLM):
         types, window = hf.get("layer_types"), hf.get("sliding_window", 4096)
         slides = types[layer] == "sliding_attention" if types else (layer + 1) % hf.get("sliding_window_pattern", 4)
         turned = rotary if slides or window is None else None
-        return SelfAttention(self.config, layer, self.tp, turned, qk_norm=True, window=window if slides else None)
+        return SelfAttention(
+            self.config, layer, self.tp, turned, AttentionOptions(window=window if slides else None), qk_norm=True
+        )

@@ -14,6 +14,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.rotary import RotaryEmbedding, rope_parameters
 from octavo.models.base import CausalLM
 from octavo.models.llama import LlamaForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class GemmaForCausalLM(LlamaForCausalLM):
@@ -71,9 +72,11 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
             qkv_bias=bias,
             out_bias=bias,
             qk_norm=self.qk_norm,
-            window=hf["sliding_window"] if hf["layer_types"][layer] == "sliding_attention" else None,
-            scale=hf["query_pre_attn_scalar"] ** -0.5,
-            softcap=hf.get("attn_logit_softcapping") if self.caps_scores else None,
+            options=AttentionOptions(
+                scale=hf["query_pre_attn_scalar"] ** -0.5,
+                window=hf["sliding_window"] if hf["layer_types"][layer] == "sliding_attention" else None,
+                softcap=hf.get("attn_logit_softcapping") if self.caps_scores else None,
+            ),
             norm_offset=self.norm_offset,
         )
 

@@ -27,6 +27,7 @@ from octavo.layers.quantization import LinearMethod
 from octavo.layers.rotary import RotaryEmbedding, rope_parameters
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo.models.gemma import Gemma2ForCausalLM
+from octavo_kernels import AttentionOptions
 
 _KEYS_AND_VALUES = re.compile(r"(.*\.layers\.(\d+)\.self_attn\.)([kv])(_(?:proj|norm)\..*)")
 
@@ -292,8 +293,7 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
             qkv_bias=bias,
             out_bias=bias,
             qk_norm=True,
-            window=hf["sliding_window"] if kind == "sliding_attention" else None,
-            scale=1.0,
+            options=AttentionOptions(1.0, hf["sliding_window"] if kind == "sliding_attention" else None),
             norm_offset=self.norm_offset,
             shares_kv_with=self.owners[kind] if shares else None,
         )

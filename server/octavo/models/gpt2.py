@@ -16,6 +16,7 @@ from octavo.layers.mlp import MLP
 from octavo.layers.norm import LayerNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.models.base import CausalLM
+from octavo_kernels import AttentionOptions
 
 
 class GPT2Decoder(Decoder):
@@ -30,7 +31,9 @@ class GPT2Decoder(Decoder):
             if hf.get("scale_attn_by_inverse_layer_idx"):
                 scale /= number + 1
             rows = QKVRows(fused=True)
-            attention = SelfAttention(config, number, tp, qkv_bias=True, out_bias=True, scale=scale, rows=rows)
+            attention = SelfAttention(
+                config, number, tp, qkv_bias=True, out_bias=True, options=AttentionOptions(scale), rows=rows
+            )
             mlp = MLP(hidden, hf["intermediate_size"], True, act, tp)
             return PreNormDecoderLayer(LayerNorm(hidden, eps), attention, LayerNorm(hidden, eps), mlp)
 

@@ -13,6 +13,7 @@ from octavo.layers.quantization.base import ExpertSettings
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.base import CausalLM
 from octavo.models.llama import LlamaForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class GptOssForCausalLM(LlamaForCausalLM):
@@ -36,7 +37,14 @@ class GptOssForCausalLM(LlamaForCausalLM):
         slides = types[layer] == "sliding_attention" if types else layer % 2 == 0
         window = hf.get("sliding_window") if slides else None
         return SelfAttention(
-            self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, window=window, sinks=True
+            self.config,
+            layer,
+            self.tp,
+            rotary,
+            AttentionOptions(window=window),
+            qkv_bias=bias,
+            out_bias=bias,
+            sinks=True,
         )
 
     def create_mlp(self) -> nn.Module:

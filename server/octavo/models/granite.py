@@ -15,6 +15,7 @@ from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.base import CausalLM
 from octavo.models.llama import LlamaForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class GraniteForCausalLM(LlamaForCausalLM):
@@ -35,7 +36,7 @@ class GraniteForCausalLM(LlamaForCausalLM):
         """The attention of layer number ``layer``."""
         hf = self.config.hf_config
         bias, scale = hf.get("attention_bias", False), hf.get("attention_multiplier", 1.0)
-        return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, scale=scale)
+        return SelfAttention(self.config, layer, self.tp, rotary, AttentionOptions(scale), qkv_bias=bias, out_bias=bias)
 
 
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):

@@ -16,7 +16,9 @@ from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.query_scale import GrowingQueryAttention, QueryScale
 from octavo.layers.rotary import RotaryEmbedding
+from octavo.layers.unregistered import set_unregistered
 from octavo.models.base import CausalLM
+from octavo_kernels import AttentionOptions
 
 
 class LlamaForCausalLM(CausalLM):
@@ -86,21 +88,24 @@ class MinistralForCausalLM(LlamaForCausalLM):
         types = hf.get("layer_types")
         slides = types[layer] == "sliding_attention" if types else True
         window = hf.get("sliding_window", 4096) if slides else None
-        return SelfAttention(self.config, layer, self.tp, rotary, window=window)
+        return SelfAttention(self.config, layer, self.tp, rotary, AttentionOptions(window=window))
 
 
 class MistralForCausalLM(LlamaForCausalLM):
     """Llama with a sliding window and no biases; Ministral 3's queries grow beyond its original context."""
 
+    _query_scale: QueryScale | None
+
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         grows = query_growth(config.hf_config)
         scaled = grows is not None and config.max_model_len > grows[0]
-        self._query_scale = [QueryScale(config, *grows) if grows and scaled else None]
+        scale = QueryScale(config, *grows) if grows and scaled else None
+        set_unregistered(self, _query_scale=scale)
         super().__init__(config, tp)
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """Every layer has the window; a config that does not speak of it means the first Mistral's, null means none."""
         window = self.config.hf_config.get("sliding_window", 4096)
-        attention = GrowingQueryAttention(self.config, layer, self.tp, rotary, window=window)
-        attention.query_scale = self._query_scale[0]
+        attention = GrowingQueryAttention(self.config, layer, self.tp, rotary, AttentionOptions(window=window))
+        attention.query_scale = self._query_scale
         return attention

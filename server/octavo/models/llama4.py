@@ -17,7 +17,9 @@ from octavo.layers.norm import RMSNorm, UnitNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.query_scale import GrowingQueryAttention, QueryScale
 from octavo.layers.rotary import RotaryEmbedding
+from octavo.layers.unregistered import set_unregistered
 from octavo.models.llama import LlamaForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class Llama4Attention(GrowingQueryAttention):
@@ -30,6 +32,7 @@ class Llama4ForCausalLM(LlamaForCausalLM):
     """Dense and sparse layers, each of them as text_config says; most attend within chunks of attention_chunk_size, the
     others to all positions, without rotary embeddings and with queries that grow."""
 
+    _query_scale: QueryScale | None
     stacked_experts: ClassVar[tuple[bool, bool]] = (True, False)
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"^(model\.)?(vision_model|multi_modal_projector)\.", None),
@@ -44,7 +47,8 @@ class Llama4ForCausalLM(LlamaForCausalLM):
         hf = config.hf_config
         floor = hf.get("floor_scale", 8192)
         scaled = hf.get("attn_temperature_tuning", True) and config.max_model_len >= floor
-        self._query_scale = [QueryScale(config, floor, hf.get("attn_scale", 0.1), first=1) if scaled else None]
+        scale = QueryScale(config, floor, hf.get("attn_scale", 0.1), first=1) if scaled else None
+        set_unregistered(self, _query_scale=scale)
         super().__init__(config, tp)
 
     def create_rotary(self) -> RotaryEmbedding:
@@ -71,13 +75,12 @@ class Llama4ForCausalLM(LlamaForCausalLM):
             qkv_bias=bias,
             out_bias=bias,
             qk_norm=norms,
-            window=chunk,
-            chunked=chunk is not None,
+            options=AttentionOptions(window=chunk, chunked=chunk is not None),
             rows=QKVRows(interleaved=self.config.head_size),
         )
         if rotary and attention.q_norm and attention.k_norm:  # which take back all of the scale but what eps sees of it
             attention.q_norm.eps = attention.k_norm.eps = attention.q_norm.eps / rotary.scale**2
-        attention.query_scale = None if turned else self._query_scale[0]
+        attention.query_scale = None if turned else self._query_scale
         return attention
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:

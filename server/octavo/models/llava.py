@@ -19,6 +19,7 @@ from octavo.models.llama import LlamaForCausalLM
 from octavo.models.pixtral import PIXTRAL_NAMES, PixtralVisionTransformer
 from octavo.models.qwen2 import layer_window
 from octavo.models.siglip import VisionTransformer
+from octavo_kernels import AttentionOptions
 
 IMAGE_NAMES: list[tuple[str, str | None]] = [
     (r"^(model\.)?vision_tower\.(vision_model\.)?", "model.vision.tower."),
@@ -118,4 +119,6 @@ class LlavaForConditionalGeneration(ReadsImages, LlamaForCausalLM):
         if kind not in ("mistral", "qwen2"):
             return super().create_attention(layer, rotary)
         window = layer_window(hf, layer) if kind == "qwen2" else hf.get("sliding_window", 4096)
-        return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=kind == "qwen2", window=window)
+        return SelfAttention(
+            self.config, layer, self.tp, rotary, AttentionOptions(window=window), qkv_bias=kind == "qwen2"
+        )

@@ -14,6 +14,7 @@ from octavo.layers.norm import RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding, rope_parameters
 from octavo.models.llama import LlamaForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class OlmoSelfAttention(SelfAttention):
@@ -23,7 +24,7 @@ class OlmoSelfAttention(SelfAttention):
         self, config: ModelConfig, layer: int, tp: TensorParallel, rotary: RotaryEmbedding | None, window: int | None
     ) -> None:
         bias, eps = config.hf_config.get("attention_bias", False), config.hf_config.get("rms_norm_eps", 1e-5)
-        super().__init__(config, layer, tp, rotary, qkv_bias=bias, out_bias=bias, window=window)
+        super().__init__(config, layer, tp, rotary, AttentionOptions(window=window), qkv_bias=bias, out_bias=bias)
         queries, keys = (shard.num_rows for shard in self.qkv_proj.shards[:2])
         copies = max(1, tp.size // config.num_kv_heads)
         parts = [Part(0, queries), Part(queries, keys, copies)]

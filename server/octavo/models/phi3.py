@@ -11,6 +11,7 @@ from octavo.layers.linear import QKVRows
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.rotary import RotaryEmbedding, rotary_size
 from octavo.models.llama import LlamaForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class Phi3ForCausalLM(LlamaForCausalLM):
@@ -28,7 +29,9 @@ class Phi3ForCausalLM(LlamaForCausalLM):
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
         window = self.config.hf_config.get("sliding_window")
-        return SelfAttention(self.config, layer, self.tp, rotary, window=window, rows=QKVRows(fused=True))
+        return SelfAttention(
+            self.config, layer, self.tp, rotary, AttentionOptions(window=window), rows=QKVRows(fused=True)
+        )
 
     def create_mlp(self) -> nn.Module:
         """The MLP of one layer."""

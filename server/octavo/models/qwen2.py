@@ -7,6 +7,7 @@ from typing import Any
 from octavo.layers.attention import SelfAttention
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.llama import LlamaForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
@@ -15,7 +16,7 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
         window = layer_window(self.config.hf_config, layer)
-        return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=True, window=window)
+        return SelfAttention(self.config, layer, self.tp, rotary, AttentionOptions(window=window), qkv_bias=True)
 
 
 def layer_window(hf_config: dict[str, Any], layer: int) -> int | None:

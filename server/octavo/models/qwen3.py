@@ -6,6 +6,7 @@ from octavo.layers.attention import SelfAttention
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.qwen2 import layer_window
+from octavo_kernels import AttentionOptions
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):
@@ -15,6 +16,5 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
         """The attention of layer number ``layer``."""
         hf = self.config.hf_config
         bias, window = hf.get("attention_bias", False), layer_window(hf, layer)
-        return SelfAttention(
-            self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, qk_norm=True, window=window
-        )
+        options = AttentionOptions(window=window)
+        return SelfAttention(self.config, layer, self.tp, rotary, options, qkv_bias=bias, out_bias=bias, qk_norm=True)

@@ -12,6 +12,7 @@ from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.qwen2 import Qwen2ForCausalLM
 from octavo.models.qwen3 import Qwen3ForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class _QwenMoe(LlamaForCausalLM):
@@ -48,7 +49,7 @@ class Qwen2MoeForCausalLM(_QwenMoe, Qwen2ForCausalLM):
             slides = layer % 2 == 0 and layer < hf.get("max_window_layers", 28)
         window = hf.get("sliding_window", 4096) if slides and hf.get("use_sliding_window", False) else None
         bias = hf.get("qkv_bias", True)
-        return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, window=window)
+        return SelfAttention(self.config, layer, self.tp, rotary, AttentionOptions(window=window), qkv_bias=bias)
 
 
 class Qwen3MoeForCausalLM(_QwenMoe, Qwen3ForCausalLM):
@@ -59,6 +60,5 @@ class Qwen3MoeForCausalLM(_QwenMoe, Qwen3ForCausalLM):
         hf = self.config.hf_config
         bias, window = hf.get("attention_bias", False), hf.get("sliding_window", 4096)
         window = window if hf.get("use_sliding_window", False) else None
-        return SelfAttention(
-            self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, qk_norm=True, window=window
-        )
+        options = AttentionOptions(window=window)
+        return SelfAttention(self.config, layer, self.tp, rotary, options, qkv_bias=bias, out_bias=bias, qk_norm=True)

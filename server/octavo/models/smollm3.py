@@ -7,6 +7,7 @@ from typing import ClassVar
 from octavo.layers.attention import SelfAttention
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.llama import LlamaForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):
@@ -22,6 +23,7 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
         bias, types = hf.get("attention_bias", False), hf.get("layer_types")
         slides = hf.get("use_sliding_window") and (types[layer] == "sliding_attention" if types else not turned)
         window = hf.get("sliding_window") if slides else None
+        options = AttentionOptions(window=window)
         return SelfAttention(
-            self.config, layer, self.tp, rotary if turned else None, qkv_bias=bias, out_bias=bias, window=window
+            self.config, layer, self.tp, rotary if turned else None, options, qkv_bias=bias, out_bias=bias
         )

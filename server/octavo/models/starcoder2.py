@@ -12,6 +12,7 @@ from octavo.layers.norm import LayerNorm
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.base import CausalLM
 from octavo.models.llama import LlamaForCausalLM
+from octavo_kernels import AttentionOptions
 
 
 class Starcoder2ForCausalLM(LlamaForCausalLM):
@@ -32,7 +33,9 @@ class Starcoder2ForCausalLM(LlamaForCausalLM):
         """The attention of layer number ``layer``."""
         hf = self.config.hf_config
         bias, window = hf.get("use_bias", True), hf.get("sliding_window")
-        return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, window=window)
+        return SelfAttention(
+            self.config, layer, self.tp, rotary, AttentionOptions(window=window), qkv_bias=bias, out_bias=bias
+        )
 
     def create_mlp(self) -> nn.Module:
         """The MLP of one layer."""

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo_kernels import AttentionMetadata, reference
+from octavo_kernels import AttentionMetadata, AttentionOptions, reference
 from octavo_kernels.triton import INTERPRETED, attention
 from octavo_kernels.triton import attention_configs as configs
 
@@ -72,8 +72,10 @@ def to_device(device, q, kv_cache, metadata):
     return q.to(device), kv_cache.to(device), metadata
 
 
-def attend(device, q, kv_cache, metadata, *options, **scales):
-    return attention.paged_attention(*to_device(device, q, kv_cache, metadata), *options, **scales).cpu()
+def attend(device, q, kv_cache, metadata, *options, limit=None, **named):
+    return attention.paged_attention(
+        *to_device(device, q, kv_cache, metadata), AttentionOptions(*options, **named), limit
+    ).cpu()
 
 
 def factor(dtype: torch.dtype) -> float:
@@ -82,10 +84,11 @@ def factor(dtype: torch.dtype) -> float:
     return 3.0 if dtype == torch.bfloat16 else 2.0
 
 
-def check(device, assert_close, q, kv_cache, metadata, *options):
-    out = attend(device, q, kv_cache, metadata, *options)
-    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, *options)
-    plain = reference.paged_attention(q, kv_cache, metadata, *options)
+def check(device, assert_close, q, kv_cache, metadata, *options, limit=None, **named):
+    out = attend(device, q, kv_cache, metadata, *options, limit=limit, **named)
+    options = AttentionOptions(*options, **named)
+    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, options, limit)
+    plain = reference.paged_attention(q, kv_cache, metadata, options, limit)
     rows = metadata.num_actual_tokens
     assert out.dtype == q.dtype
     assert_close(out[:rows], exact[:rows], plain[:rows], factor(q.dtype), slack=1e-6)
@@ -123,7 +126,7 @@ def test_sinks_take_part_in_the_softmax_once(device, sequence_type, lay_out, ass
     parts = make_parts(sequence_type, [(300, 1), (0, 1), (15, 40)], 4, 2, 32, dtype)
     q, kv_cache, metadata = lay_out(parts, 16, padding=2)
     without = attend(device, q, kv_cache, metadata, 0.2, 40)
-    out = check(device, assert_close, q, kv_cache, metadata, 0.2, 40, None, 1.0, 1.0, sinks)
+    out = check(device, assert_close, q, kv_cache, metadata, 0.2, 40, sinks=sinks)
     assert not torch.equal(out, without)
 
 
@@ -154,11 +157,11 @@ def test_windows_that_do_not_slide_begin_at_their_multiples(
     table = metadata.block_table.clone()
     for r, (computed, _) in enumerate(shapes):
         table[r, : computed // chunk * chunk // block_size] = 0
-    options = (0.2, chunk, None, 1.0, 1.0, None, None, True)
-    out = check(device, assert_close, q, kv_cache, replace(metadata, block_table=table), *options)
-    assert torch.equal(out, attend(device, q, kv_cache, metadata, *options))
+    options = {"scale": 0.2, "window": chunk, "chunked": True}
+    out = check(device, assert_close, q, kv_cache, replace(metadata, block_table=table), **options)
+    assert torch.equal(out, attend(device, q, kv_cache, metadata, **options))
     if dtype == torch.float32:
-        alone = attend(device, *lay_out(parts[1:2], block_size), *options)
+        alone = attend(device, *lay_out(parts[1:2], block_size), **options)
         assert torch.equal(alone, out[1:41])
 
 
@@ -171,14 +174,13 @@ def test_rows_attend_up_to_their_limit(device, sequence_type, lay_out, assert_cl
     positions = torch.cat([torch.arange(a, a + b) for a, b in shapes] + [torch.zeros(2, dtype=torch.int64)])
     ahead = torch.randint(0, 60, positions.shape, generator=torch.Generator().manual_seed(1))
     limit = torch.where(ahead < 15, positions, positions + ahead).int().to(device)
-    options = (window, None, 1.0, 1.0, None)
-    out = check(device, assert_close, q, kv_cache, metadata, 0.2, *options, limit)
-    assert not torch.equal(out, attend(device, q, kv_cache, metadata, 0.2, *options))
-    check(device, assert_close, q, kv_cache, metadata, 0.2, *options, torch.full_like(limit, 1000))
+    out = check(device, assert_close, q, kv_cache, metadata, 0.2, window, limit=limit)
+    assert not torch.equal(out, attend(device, q, kv_cache, metadata, 0.2, window))
+    check(device, assert_close, q, kv_cache, metadata, 0.2, window, limit=torch.full_like(limit, 1000))
     if dtype == torch.float32:
         alone = lay_out(parts[1:2], 16)
         rows = slice(40, 130)
-        assert torch.equal(attend(device, *alone, 0.2, *options, limit[rows].contiguous()), out[rows])
+        assert torch.equal(attend(device, *alone, 0.2, window, limit=limit[rows].contiguous()), out[rows])
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 160])
@@ -229,8 +231,10 @@ def test_any_step_as_a_graph_has_it(
     split_into(monkeypatch, step["programs"], 16)
     parts = make_parts(sequence_type, step["parts"], *step["heads"], 16, dtype, step["seed"])
     q, kv_cache, metadata = lay_out(parts, step["block_size"], seed=step["seed"], padding=step["padding"])
-    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 0.25, step["window"], step["softcap"])
-    plain = reference.paged_attention(q, kv_cache, metadata, 0.25, step["window"], step["softcap"])
+    exact = reference.paged_attention(
+        q.double(), kv_cache.double(), metadata, AttentionOptions(0.25, step["window"], step["softcap"])
+    )
+    plain = reference.paged_attention(q, kv_cache, metadata, AttentionOptions(0.25, step["window"], step["softcap"]))
     rows = metadata.num_actual_tokens
     stale = torch.tensor([70, 0], dtype=torch.int32)[:unused]
     table = metadata.block_table
@@ -254,8 +258,10 @@ def test_large_scores_stay_finite(device, sequence_type, lay_out, assert_close, 
         sequence.q *= 40
     q, kv_cache, metadata = lay_out(parts, 16)
     out = attend(device, q, kv_cache, metadata, 1.0)
-    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 1.0)
-    assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 1.0), factor(dtype), slack=1e-4)
+    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, AttentionOptions(1.0))
+    assert_close(
+        out, exact, reference.paged_attention(q, kv_cache, metadata, AttentionOptions(1.0)), factor(dtype), slack=1e-4
+    )
 
 
 # ---------------------------------------------------------------- memory
@@ -304,7 +310,9 @@ def test_pages_beyond_2_to_31_elements(device, sequence_type, lay_out, new):
     assert metadata.block_table[0, : -(-(40 + new) // 16)].max() * stride > 2**31
     far.copy_(kv_cache)
     near = attend(device, q, kv_cache, metadata, 0.25)
-    out = attention.paged_attention(q.to(device), far, to_device(device, q, q, metadata)[2], 0.25).cpu()
+    out = attention.paged_attention(
+        q.to(device), far, to_device(device, q, q, metadata)[2], AttentionOptions(0.25)
+    ).cpu()
     assert torch.equal(out, near)
 
 
@@ -314,8 +322,8 @@ def test_keys_and_values_in_float8(device, sequence_type, lay_out, assert_close,
     q, kv_cache, metadata = lay_out(parts, 16, kv_dtype=torch.float8_e4m3fn)
     out = attend(device, q, kv_cache, metadata, 0.2, k_scale=0.5, v_scale=3.0)
     wide = kv_cache.to(torch.float64) * torch.tensor([0.5, 3.0]).reshape(2, 1, 1, 1, 1)
-    exact = reference.paged_attention(q.double(), wide, metadata, 0.2)
-    plain = reference.paged_attention(q, kv_cache, metadata, 0.2, k_scale=0.5, v_scale=3.0)
+    exact = reference.paged_attention(q.double(), wide, metadata, AttentionOptions(0.2))
+    plain = reference.paged_attention(q, kv_cache, metadata, AttentionOptions(0.2, k_scale=0.5, v_scale=3.0))
     assert_close(out, exact, plain, factor(dtype), slack=1e-6)
 
 
@@ -358,7 +366,7 @@ def test_decode_rows_are_split_in_any_company(device, monkeypatch, sequence_type
     parts = make_parts(sequence_type, [(150, 1), (90, 1), *others], 2, 1, 16, torch.float16)
     q, kv_cache, metadata = lay_out(parts, 16)
     out = attend(device, q, kv_cache, metadata, 0.25)
-    plain = reference.paged_attention(q, kv_cache, metadata, 0.25)
+    plain = reference.paged_attention(q, kv_cache, metadata, AttentionOptions(0.25))
     torch.testing.assert_close(out[:2], plain[:2], atol=4e-3, rtol=4e-3)
     assert written.get("prompts", False) == bool(others)
     # 242 keys of one head over 12 programs are 21 each: chunks are the smallest allowed, a whole tile at least.
@@ -391,16 +399,20 @@ def test_what_cannot_run_is_refused_by_name(sequence_type, lay_out):
     (part,) = make_parts(sequence_type, [(3, 1)], 2, 1, 16, torch.float32)
     q, kv_cache, metadata = lay_out([part], 24)
     with pytest.raises(ValueError, match="block_size=24 is not a multiple of 16"):
-        attention.paged_attention(q, kv_cache, metadata, 0.25)
+        attention.paged_attention(q, kv_cache, metadata, AttentionOptions(0.25))
     q, kv_cache, metadata = lay_out([part], 16)
     with pytest.raises(ValueError, match=r"KV cache in torch\.float16 does not go with queries in torch\.float32"):
-        attention.paged_attention(q, kv_cache.half(), metadata, 0.25)
+        attention.paged_attention(q, kv_cache.half(), metadata, AttentionOptions(0.25))
     with pytest.raises(ValueError, match="head_size=544 exceeds 512"):
-        attention.paged_attention(torch.zeros(1, 1, 544), torch.zeros(2, 1, 1, 16, 544), metadata, 0.25)
+        attention.paged_attention(
+            torch.zeros(1, 1, 544), torch.zeros(2, 1, 1, 16, 544), metadata, AttentionOptions(0.25)
+        )
     with pytest.raises(ValueError, match="65 query heads of size 512 are more than 64"):
-        attention.paged_attention(torch.zeros(1, 65, 512), torch.zeros(2, 1, 1, 16, 512), metadata, 0.25)
+        attention.paged_attention(
+            torch.zeros(1, 65, 512), torch.zeros(2, 1, 1, 16, 512), metadata, AttentionOptions(0.25)
+        )
     with pytest.raises(ValueError, match=r"scale=0\.0 must be greater than 0"):
-        attention.paged_attention(q, kv_cache, metadata, 0.0)
+        attention.paged_attention(q, kv_cache, metadata, AttentionOptions(0.0))
 
 
 @needs_gpu
@@ -418,15 +430,15 @@ def test_a_captured_graph_follows_the_lengths(device, sequence_type, lay_out, dt
     static.block_table = torch.zeros(3, width, dtype=torch.int32, device=device)
     static.max_seq_len = 2001
     kv = torch.zeros(2, pages, *kv_cache.shape[2:], dtype=dtype, device=device)
-    attention.paged_attention(q, kv, static, 0.1)
+    attention.paged_attention(q, kv, static, AttentionOptions(0.1))
     static.plans.clear()  # the graph shall make its own
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = attention.paged_attention(q, kv, static, 0.1)
+        out = attention.paged_attention(q, kv, static, AttentionOptions(0.1))
     for mine, cache, its in batches:
         q.copy_(mine)
         kv[:, : cache.shape[1]].copy_(cache)
         static.block_table[:, : its.block_table.shape[1]].copy_(its.block_table)
         static.seq_lens.copy_(its.seq_lens)
         graph.replay()
-        assert torch.equal(out, attention.paged_attention(mine, cache, its, 0.1))
+        assert torch.equal(out, attention.paged_attention(mine, cache, its, AttentionOptions(0.1)))

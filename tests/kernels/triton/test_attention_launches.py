@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from octavo_kernels import AttentionOptions
 from octavo_kernels.triton import attention
 
 
@@ -51,12 +52,12 @@ def test_prompts_have_no_chunks_reduced(
     for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping"):
         setattr(metadata, name, getattr(metadata, name).to(device))
     q, kv_cache = q.to(device), kv_cache.to(device)
-    expected = attention.paged_attention(q, kv_cache, metadata, 0.125)
+    expected = attention.paged_attention(q, kv_cache, metadata, AttentionOptions(0.125))
     assert not expected.isnan().any()
     reduce, decode = Launches(attention.reduce_chunks), Launches(attention.decode_attention)
     monkeypatch.setattr(attention, "reduce_chunks", reduce)
     monkeypatch.setattr(attention, "decode_attention", decode)
     known = replace(metadata, query_start_loc_cpu=metadata.query_start_loc.cpu().numpy())
-    assert torch.equal(attention.paged_attention(q, kv_cache, known, 0.125), expected)
+    assert torch.equal(attention.paged_attention(q, kv_cache, known, AttentionOptions(0.125)), expected)
     assert [grid[0] for grid in reduce.grids] == [reduced][: bool(reduced)]
     assert len(decode.grids) == bool(reduced)

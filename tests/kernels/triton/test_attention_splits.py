@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo_kernels import reference
+from octavo_kernels import AttentionOptions, reference
 from octavo_kernels.triton import INTERPRETED, attention
 from octavo_kernels.triton import attention_configs as configs
 
@@ -42,7 +42,7 @@ def grids(monkeypatch) -> dict[str, tuple[int, ...]]:
 def attend(device, q, kv_cache, metadata, *options):
     for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping"):
         setattr(metadata, name, getattr(metadata, name).to(device))
-    return attention.paged_attention(q.to(device), kv_cache.to(device), metadata, *options).cpu()
+    return attention.paged_attention(q.to(device), kv_cache.to(device), metadata, AttentionOptions(*options)).cpu()
 
 
 def parts_of(sequence_type, shapes, dtype):
@@ -72,8 +72,8 @@ def test_short_sequences_ask_for_few_programs(device, sequence_type, lay_out, as
     parts = parts_of(sequence_type, [(length - 1, 1) for length in lengths], torch.float16)
     q, kv_cache, metadata = lay_out(parts, 16)
     out = attend(device, q, kv_cache, metadata, 0.25)
-    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 0.25)
-    assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 0.25), slack=1e-6)
+    exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, AttentionOptions(0.25))
+    assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, AttentionOptions(0.25)), slack=1e-6)
     chunks = -(-max(lengths) // 32)
     assert grids["decode_attention"] == (2 * min(len(lengths) * chunks, len(lengths) + 12 // 2),)
 
@@ -89,8 +89,8 @@ def test_a_long_sequence_has_its_many_chunks_summed(device, monkeypatch, sequenc
         parts = [(sequence_type.random(a + b, 4, 2, 128, i, torch.float16), a, b) for i, (a, b) in enumerate(shapes)]
         q, kv_cache, metadata = lay_out(parts, 16)
         out = attend(device, q, kv_cache, metadata, 0.1)
-        exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, 0.1)
-        assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, 0.1), slack=1e-6)
+        exact = reference.paged_attention(q.double(), kv_cache.double(), metadata, AttentionOptions(0.1))
+        assert_close(out, exact, reference.paged_attention(q, kv_cache, metadata, AttentionOptions(0.1)), slack=1e-6)
 
 
 @pytest.mark.parametrize("lengths", [[33], [200, 130], [150, 90, 65]], ids=str)

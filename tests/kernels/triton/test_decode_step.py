@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo_kernels import reference
+from octavo_kernels import AttentionOptions, reference
 from octavo_kernels import triton as backend
 from octavo_kernels.triton import attention_configs as configs
 from octavo_kernels.triton import decode_step
@@ -81,12 +81,12 @@ def test_attention_looks_at_no_other_page(device, dtype, scratch, lay_out, seque
     parts = [(sequence_type.random(length, 4, 2, 64, seed=length), length - 1, 1) for length in (1, 16, 17, 70)]
     parts = [(sequence_type(*(t.to(dtype) for t in (s.q, s.k, s.v))), *rest) for s, *rest in parts]
     q, cache, metadata = lay_out(parts, 16)
-    plain = reference.paged_attention(q, cache, metadata, 0.125)
-    exact = reference.paged_attention(q.double(), cache.double(), metadata, 0.125)
+    plain = reference.paged_attention(q, cache, metadata, AttentionOptions(0.125))
+    exact = reference.paged_attention(q.double(), cache.double(), metadata, AttentionOptions(0.125))
     for r, length in enumerate(metadata.seq_lens.tolist()):
         metadata.block_table[r, -(-length // 16) :] = NOWHERE
     for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping"):
         setattr(metadata, name, getattr(metadata, name).to(device))
     for window in (None, 1000):
-        out = backend.paged_attention(q.to(device), cache.to(device), metadata, 0.125, window)
+        out = backend.paged_attention(q.to(device), cache.to(device), metadata, AttentionOptions(0.125, window))
         assert_close(out.cpu(), exact, plain)

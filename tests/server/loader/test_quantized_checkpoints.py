@@ -358,7 +358,7 @@ def test_scales_of_values_are_for_fp8_caches_alone_too(llama: Path, tmp_path: Pa
     save_file(
         stored | {"model.layers.1.self_attn.v_proj.output_scale": torch.tensor(0.5)}, folder / "model.safetensors"
     )
-    assert [layer.self_attn.attn.v_scale for layer in load(folder).model.layers] == [1.0, 0.5, 1.0]
+    assert [layer.self_attn.attn.fp8_options.v_scale for layer in load(folder).model.layers] == [1.0, 0.5, 1.0]
 
 
 NAMES = ["self_attn.k_scale", "self_attn.attn.k_scale", "self_attn.k_proj.k_scale", "self_attn.k_proj.output_scale"]
@@ -371,7 +371,7 @@ def test_scales_of_keys_are_for_fp8_caches_alone(name: str, llama: Path, tmp_pat
     save_file(stored, tmp_path / "model.safetensors")
     shutil.copy(llama / "config.json", tmp_path)
     model, plain = load(tmp_path), load(llama)
-    scales = [layer.self_attn.attn.k_scale for layer in model.model.layers]
+    scales = [layer.self_attn.attn.fp8_options.k_scale for layer in model.model.layers]
     assert scales == [1.0, 0.25, 1.0]
     assert torch.equal(logits_of(model, SEQUENCES[:1])[0], logits_of(plain, SEQUENCES[:1])[0])
     octavo_kernels.select_backend("reference")
