@@ -7,7 +7,7 @@ that file's own values in float32. W8A8 is `--quantization int8` on a safetensor
 are rounded to 8 bits as well. The others are those values as quantised checkpoints, read in the default way; their
 reference is what each file says, in float32. The real Gemma 3 270M (`gemma3`, Q4_K_M) is also held against llama.cpp's
 best tokens of the same file, where `make peers` has put llama.cpp. Figures go to results/quality.json, where those of
-what does not run again are kept, with ``--page`` into docs/performance.md too.
+what does not run again are kept, with ``--page`` into docs/measurements.md too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from octavo.worker.kv_cache import allocate_kv_cache, quantized_kv_dtype, spec_i
 from octavo_kernels import AttentionMetadata
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "docs" / "measurements.md"
 CPU = torch.device("cpu")
 LENGTH, BLOCK = 256, 16  # tokens of text in one piece
 MAX_KL, MIN_AGREEMENT = 0.02, 0.97
@@ -213,7 +213,7 @@ def main() -> int:
     parser.add_argument("--positions", type=int, default=2000, help="(default: 2000)")
     parser.add_argument("--only", default=",".join(TITLES), help="(default: %(default)s)")
     parser.add_argument("--kv-cache-dtype", help="(default: what the engine takes here)")
-    parser.add_argument("--page", action="store_true", help="write the table into docs/performance.md")
+    parser.add_argument("--page", action="store_true", help="write the table into docs/measurements.md")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "quality.json")
     args = parser.parse_args()
     config = engine_config().model

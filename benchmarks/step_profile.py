@@ -5,7 +5,7 @@
 Three measurements on the embedded model, all in one run. The machine: how fast it reads memory and multiplies int8. The
 kernels: a recorded step taken apart, each kind replayed with the caches emptied of its weights. The rest: timers around
 the scheduler, the runner and the sampler of an engine that generates, and the CPU time of a server's two processes
-under that many users. ``--page`` writes the tables into docs/performance.md; figures go to results/step_profile.json.
+under that many users. ``--page`` writes the tables into docs/measurements.md; figures go to results/step_profile.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from octavo_kernels import AttentionMetadata, cpu
 from octavo_kernels.cpu.recording import Program
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "docs" / "measurements.md"
 CONTEXT, PROMPT, OUTPUT = 192, 128, 128
 LINEARS = ("linear: qkv", "linear: attention out", "linear: gate, up", "linear: down")
 GATED = LINEARS[2]
@@ -273,7 +273,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=15, help="of each replay; the fastest counts (default: 15)")
     parser.add_argument("--no-server", action="store_true", help="leave the measurements over HTTP out")
-    parser.add_argument("--page", action="store_true", help="write the tables into docs/performance.md")
+    parser.add_argument("--page", action="store_true", help="write the tables into docs/measurements.md")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "step_profile.json")
     args = parser.parse_args()
     rows_of = [int(rows) for rows in args.rows.split(",")]

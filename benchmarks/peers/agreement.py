@@ -6,7 +6,7 @@ The yardstick is the file's own values, computed in float32. Every server gives 
 position of the same texts, and 32 greedy tokens after 20 prompts, half of them questions with the chat template. A
 format that is read wrongly shows as a divergence far above that of vLLM's bfloat16 on plain weights, the last rows;
 where greedy texts part, the gap is how much likelier the yardstick's token was than the other one by its own numbers.
-Figures go to benchmarks/results/agreement.json, an engine at a time, and docs/performance.md. Nothing is timed.
+Figures go to benchmarks/results/agreement.json, an engine at a time, and docs/measurements.md. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import quality
 from sections import replace_section
 
 RESULTS = Path(__file__).parents[1] / "results" / "agreement.json"
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 FILES = ("awq", "gptq", "w8a8", "smollm2-bf16")
 TOP = 20  # tokens that a server tells of each position; the others count as one
 OUTPUT = 32
@@ -165,7 +165,7 @@ def run(file: ModelFile, root: Path, positions: int, wanted: list[str]) -> Itera
 
 
 def table(results: dict[str, Any]) -> str:
-    """Of docs/performance.md."""
+    """Of docs/measurements.md."""
     lines = [
         "| file | engine | positions | mean KL, nats | same best | same text: questions | prose | gap where parting |",
         "|---|---|---:|---:|---:|---:|---:|---:|",

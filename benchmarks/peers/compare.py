@@ -203,7 +203,7 @@ def main() -> int:  # noqa: C901 (the script, from top to bottom)
     parser.add_argument("--engines", help="names or labels to run, comma separated (default: all but what is doubled)")
     parser.add_argument("--budget-minutes", type=float, default=20, help="no engine is begun later (default: 20)")
     parser.add_argument("--output", type=Path, default=RESULTS / "comparison.json", help="(default: %(default)s)")
-    parser.add_argument("--readme", action="store_true", help="write README.md and docs/performance.md, too")
+    parser.add_argument("--readme", action="store_true", help="write README.md and docs/measurements.md, too")
     parser.add_argument("--files", action="store_true", help="instead: every file of weights, see files.py --help")
     parser.add_argument("--agreement", action="store_true", help="instead: same answers? see agreement.py --help")
     parser.add_argument("--encoders", action="store_true", help="instead: sentences a second, see encoders.py --help")
@@ -270,7 +270,7 @@ def main() -> int:  # noqa: C901 (the script, from top to bottom)
     print(f"\nwrote {args.output.name} and {plot.name} into {args.output.parent.name}/")
     if args.readme:
         report.write_pages(kinds)
-        print("wrote the tables into README.md and docs/performance.md")
+        print("wrote the tables into README.md and docs/measurements.md")
     return 1 if any("error" in record for record in results["runs"]) else 0
 
 

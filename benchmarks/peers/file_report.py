@@ -151,7 +151,7 @@ def text(results: dict[str, Any]) -> str:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The section of docs/performance.md."""
+    """The section of docs/measurements.md."""
     lines = [
         "128 tokens in and 128 out (48 of the model of 10^9 numbers), greedy, a closed loop of users, output tokens a "
         "second. CPU time is that of all of a server's processes, prompts included. llama.cpp serves the same GGUF "
@@ -179,8 +179,8 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def write_pages(results: dict[str, Any]) -> None:
-    """The tables of docs/performance.md, and the plot beside it."""
-    replace_section(DOCS / "performance.md", "files", markdown(results))
+    """The tables of docs/measurements.md, and the plot beside it."""
+    replace_section(DOCS / "measurements.md", "files", markdown(results))
     plot(results, DOCS / "files.png")
 
 

@@ -5,7 +5,7 @@
 llama.cpp serves the same GGUF file (of a checkpoint, its values as a GGUF file), vLLM the same checkpoint. A cell is
 written as soon as it is measured, into benchmarks/results/files.json under the kind of processor that it was measured
 on; what does not run again keeps its figures, date and commit. ``--resume`` leaves out what was measured at this
-commit. The tables and the plot of docs/performance.md are written at the end, or by ``--report`` alone.
+commit. The tables and the plot of docs/measurements.md are written at the end, or by ``--report`` alone.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ def text(kind: str, results: dict[str, Any]) -> str:
 
 
 def markdown(kinds: dict[str, Any]) -> str:
-    """The section of docs/performance.md: table, ratios and flags of each kind of processor."""
+    """The section of docs/measurements.md: table, ratios and flags of each kind of processor."""
     workload = latest(kinds)[1]["workload"]
     lines = [
         f"{workload['model']}, {workload['input']} tokens in and {workload['output']} out, a closed loop of users, "
@@ -265,9 +265,10 @@ def summary(kinds: dict[str, Any]) -> str:
 
 
 def write_pages(kinds: dict[str, Any]) -> None:
-    """The tables of README.md and docs/performance.md, and the plot beside the latter."""
+    """Write the tables of README.md, docs/performance.md and docs/measurements.md, and the plot."""
     replace_section(README, "comparison", summary(kinds))
-    replace_section(DOCS / "performance.md", "comparison", markdown(kinds))
+    replace_section(DOCS / "performance.md", "summary", summary({"cpus": dict([latest(kinds)])}))
+    replace_section(DOCS / "measurements.md", "comparison", markdown(kinds))
     plot(kinds, DOCS / "comparison.png")
 
 
@@ -353,7 +354,7 @@ def plot(kinds: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "comparison.json")
-    parser.add_argument("--readme", action="store_true", help="write README.md and docs/performance.md, too")
+    parser.add_argument("--readme", action="store_true", help="write README.md and docs/measurements.md, too")
     args = parser.parse_args()
     kinds = load_results(args.file)
     print("\n\n".join(text(kind, results) for kind, results in kinds["cpus"].items()))
