@@ -63,8 +63,8 @@ class RouterSpec:
     """Settings of a router. `load_factor`: percent of the mean load that one replica may have, None: the picker's own
     default, and LOAD_FACTOR without it; `key_bytes`: of a completion's prompt; `directory`: of the configuration;
     `picker_port`: on loopback, 0: there is no picker; `hold_seconds`: for so long the picker may hold requests of a
-    pool without replicas; `body_seconds`: until a request has to be here; `memory_bytes`: Envoy's limit; `workers`:
-    its threads."""
+    pool without replicas; `body_seconds`: until a request has to be here; `most_bytes`: of a body, for the engine;
+    `memory_bytes`: Envoy's limit; `workers`: its threads."""
 
     session_headers: tuple[str, ...] = ("x-session-id",)
     load_factor: int | None = None
@@ -76,6 +76,7 @@ class RouterSpec:
     picker_port: int = 0
     hold_seconds: int = 0
     body_seconds: int = 120
+    most_bytes: int = MAX_BODY_BYTES
     memory_bytes: int = 2**30
     workers: int = 2
     directory: str = "/etc/octavo-router"
@@ -96,8 +97,8 @@ def key_lua(spec: RouterSpec) -> str:
     """The Lua filter, with its settings."""
     headers = ", ".join(json.dumps(name.lower()) for name in spec.session_headers)
     most, every = MAX_BODY_BYTES, int(spec.memory_bytes * _BODIES / spec.workers)
-    values = f"{{{headers}}}, {spec.key_bytes}, {most}, {every}"
-    return f"local SESSION_HEADERS, KEY_BYTES, MOST_BYTES, ALL_BYTES = {values}\n{_lua()}"
+    values = f"{{{headers}}}, {spec.key_bytes}, {most}, {every}, {spec.most_bytes}"
+    return f"local SESSION_HEADERS, KEY_BYTES, MOST_BYTES, ALL_BYTES, MODEL_BYTES = {values}\n{_lua()}"
 
 
 @functools.cache

@@ -20,7 +20,7 @@ local KINDS = {
 }
 local NO_KEY = "Send a valid API key: Authorization: Bearer KEY, X-Api-Key: KEY or Api-Key: KEY"
 local LOOK_MS, MISS_MS = 1000, 100  -- between two looks at files; at models, when somebody names none of them
-local state = {checked = 0, read = 0, models = {}, names = {}, keys = {}, texts = {}}
+local state = {checked = 0, read = 0, models = {}, names = {}, largest = {}, keys = {}, texts = {}}
 
 local function content(path)
   local file = io.open(path, "rb")
@@ -75,7 +75,7 @@ local function read_models(now)
   if text and text ~= state.text then
     local read = loadstring(text)
     if read then
-      state.text, state.models, state.names = text, read(), {}
+      state.text, state.models, state.names, state.largest = text, read(), {}, {}
       for _, model in ipairs(state.models) do state.names[model.name] = model end
     end
   end
@@ -145,6 +145,17 @@ local function model_of(ask, name)
     found = named(name)
   end
   return found and allowed(ask, found) and found or nil
+end
+
+-- Bytes of a body that one of the models takes which the request may name.
+local function largest(ask)
+  local whose, found = ask.tenant and ask.tenant.name or "", 0
+  if state.largest[whose] then return state.largest[whose] end
+  for _, model in ipairs(state.models) do
+    if allowed(ask, model) then found = math.max(found, model.most_bytes or MOST_BYTES) end
+  end
+  state.largest[whose] = found > 0 and found or MOST_BYTES
+  return state.largest[whose]
 end
 
 local function no_such_model(ask, name)
@@ -258,6 +269,9 @@ local function route(ask)
   end
   local model = model_of(ask, name)
   if not model then return no_such_model(ask, name) end
+  if model.most_bytes and #text > model.most_bytes then
+    return too_large(ask.handle, model.most_bytes, "model " .. shown(name))
+  end
   local backend = model.backends and backend_of(ask.handle, model, text) or model
   if backend.served ~= model.name then
     local length = ask.handle:body():setBytes(renamed(text, member, backend.served))
@@ -296,11 +310,11 @@ local function enter(handle)
     local what = shown(method .. " " .. path)
     return refuse(ask, 404, "not_found", format("a gateway has no %s: ask the model's own Service", what))
   end
-  if is_short_enough(handle) then return ask end
+  if is_short_enough(handle, largest(ask)) then return ask end
 end
 
 local function go_on(ask)
-  if has_room(ask.handle, #SETTINGS.tenants > 1 and ask.tenant.name) then route(ask) end
+  if has_room(ask.handle, #SETTINGS.tenants > 1 and ask.tenant.name, MOST_BYTES) then route(ask) end
 end
 
 -- With tenants two filters run this, and what limits tenants stands between them, so that nobody waits for a body to be

@@ -61,7 +61,7 @@ class Backend:
 class ModelName:
     """A name in requests. `pool`: who serves it; `served`: its name there; `owner`: the LLMDeployment; `created`:
     seconds since the epoch; `backends`: who shares it, then the others are those of the greatest weight; (): nobody;
-    `parent`: of an adapter, the name of its model."""
+    `parent`: of an adapter, the name of its model; `most_bytes`: of a request's body, None: as many as a router's."""
 
     name: str
     pool: str
@@ -70,6 +70,7 @@ class ModelName:
     created: int = 0
     backends: tuple[Backend, ...] = ()
     parent: str = ""
+    most_bytes: int | None = None
 
     @property
     def pools(self) -> tuple[str, ...]:

@@ -227,21 +227,28 @@ local function without_room(bytes, tenant)
   if claimed > 0 and bytes > free then return "of requests" end
 end
 
--- Whether the body of a request may be so long, as its head announces it; otherwise it has been refused.
-local function is_short_enough(handle)
+-- `most`: bytes that `who` takes.
+local function too_large(handle, most, who)
+  handle:respond({[":status"] = "416"}, "the request is larger than " .. most .. " bytes, the most that " .. who ..
+    " takes (--max-request-bytes): send less")
+end
+
+-- Whether the body of a request may be so long, as its head announces it; otherwise it has been refused. `most`: bytes
+-- that the models which it may name take.
+local function is_short_enough(handle, most)
   local length = tonumber(handle:headers():get("content-length") or "")
-  if not length or length <= MOST_BYTES then return true end
-  handle:respond({[":status"] = "413"}, "")
+  if not length or length <= math.min(most, MOST_BYTES) then return true end
+  if length > MOST_BYTES then handle:respond({[":status"] = "413"}, "") else too_large(handle, most, "a model here") end
   return false
 end
 
 -- Whether there is room for the body of a request, as its head announces it; otherwise it has been refused. `tenant`:
 -- whose request it is, where there are several.
-local function has_room(handle, tenant)
+local function has_room(handle, tenant, most)
   local headers = handle:headers()
   local length = tonumber(headers:get("content-length") or "")
   if not length and headers:get(":method") == "GET" then return true end
-  if not is_short_enough(handle) then return false end
+  if not is_short_enough(handle, most) then return false end
   local bytes = length or MOST_BYTES
   if bytes <= SMALL_BYTES then return true end
   if without_room(bytes, tenant) then sweep() end
@@ -265,5 +272,6 @@ function envoy_on_request(handle)
   headers:remove("x-octavo-tenant")
   headers:remove("x-octavo-tenant-id")
   headers:remove("x-octavo-cache-salt")
-  if has_room(handle) then affinity(handle) end
+  local is_file = find(headers:get(":path"), "^/v1/files")  -- which engines limit otherwise
+  if has_room(handle, nil, is_file and MOST_BYTES or MODEL_BYTES) then affinity(handle) end
 end

@@ -22,7 +22,9 @@ from octavo_operator.api.resources import Resources
 from octavo_operator.config import OperatorConfig
 from octavo_operator.diff import digest, quantity
 from octavo_operator.render import names
+from octavo_operator.render.router.body_limits import most_bytes
 from octavo_operator.render.router.envoy import Endpoint, Pool, RouterSpec, files
+from octavo_operator.render.router.replies import MAX_BODY_BYTES
 
 Json = dict[str, Any]
 
@@ -82,7 +84,9 @@ def _settings(deployment: LLMDeployment) -> RouterSpec:
     prefix = deployment.spec.routing.routers
     assert prefix is not None
     seconds = prefix.hold.max_seconds if deployment.routers_hold else 0
-    return dataclasses.replace(router_spec(prefix), picker_port=PICKER_GRPC_PORT, hold_seconds=seconds)
+    most = most_bytes(deployment) or MAX_BODY_BYTES
+    own = dataclasses.replace(router_spec(prefix), picker_port=PICKER_GRPC_PORT, most_bytes=most)
+    return dataclasses.replace(own, hold_seconds=seconds)
 
 
 def _lifecycle(deployment: LLMDeployment) -> Lifecycle:

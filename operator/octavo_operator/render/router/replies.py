@@ -8,12 +8,15 @@ Json = dict[str, Any]
 
 MAX_BODY_BYTES = 32 * 2**20
 _STARTING, _FAILED, _LIMITED, _GONE, _PREVIOUS_GONE, _PARTIAL = 425, 424, 423, 410, 409, 406  # the picker's: a text
+_MODELS_LIMIT = 416  # Lua's, a text, too
 _TOLD = {_STARTING: 503, _FAILED: 503, _LIMITED: 429, _GONE: 404, _PREVIOUS_GONE: 400, _PARTIAL: 400}  # to clients
+_TOLD[_MODELS_LIMIT] = 413
 _TEXT = "%LOCAL_REPLY_BODY%"
 # status -> (OpenAI's type, Anthropic's type, code, message)
 _ERRORS = {
     413: ("invalid_request_error", "request_too_large", "request_too_large",
           f"the request is larger than {MAX_BODY_BYTES // 2**20} MiB, which is the router's limit"),
+    _MODELS_LIMIT: ("invalid_request_error", "request_too_large", "request_too_large", _TEXT),
     _STARTING: ("server_error", "overloaded_error", "model_starting", _TEXT),
     _FAILED: ("server_error", "api_error", "model_failed", _TEXT),
     _LIMITED: ("rate_limit_error", "rate_limit_error", "rate_limit_exceeded", _TEXT),

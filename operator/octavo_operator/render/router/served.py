@@ -12,6 +12,7 @@ from octavo_operator.api.network import Hold
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import names
 from octavo_operator.render.router import gateway as envoy
+from octavo_operator.render.router.body_limits import most_bytes
 from octavo_operator.render.router.envoy import Endpoint, Pool, RouterSpec
 from octavo_operator.render.router.gateway import Backend, GatewaySpec, ModelName
 from octavo_operator.render.router.objects import PICKER_GRPC_PORT, router_spec
@@ -61,7 +62,9 @@ def served_models(gateway: LLMGateway, candidates: Iterable[Candidate]) -> Serve
                     f"{change}, or let spec.splits share the name"
                 )
             else:
-                models[name] = ModelName(name, owner, name, owner, one.created, parent=parent)
+                models[name] = ModelName(
+                    name, owner, name, owner, one.created, parent=parent, most_bytes=most_bytes(one.deployment)
+                )
     models |= shared
     for alias in gateway.spec.aliases:
         if alias.name in models:
@@ -94,7 +97,10 @@ def _shared(split: Split, candidates: Mapping[str, Candidate], conflicts: list[s
     most = max((backend for backend, _ in found), key=lambda backend: backend.weight)
     created = min(candidate.created for _, candidate in found)
     backends = tuple(backend for backend, _ in found)
-    return ModelName(split.name, most.pool, most.served, most.pool, created, backends)
+    sizes = [most_bytes(candidate.deployment) for _, candidate in found]
+    known = [size for size in sizes if size is not None]
+    largest = max(known) if len(known) == len(sizes) else None
+    return ModelName(split.name, most.pool, most.served, most.pool, created, backends, most_bytes=largest)
 
 
 def gateway_spec(gateway: LLMGateway, candidates: Iterable[Candidate], config: OperatorConfig) -> GatewaySpec:
