@@ -293,7 +293,7 @@ class Controller:
                 self.claims.others[key] = operator
                 text = f"operator {operator} serves it, so operator {ours} ignores it"
                 logger.warning("%s/%s: %s", *key, text)
-                await self._applier.post(owner, Event("Warning", "ServedByAnother", text))
+                await self._applier.post(owner, Event("Warning", "ManagedByAnotherOperator", text))
             return None
         try:
             claimed = await self._applier.claim(body, ours)

@@ -74,7 +74,7 @@ def reasons() -> Iterator[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Tuple) and node.elts:
                 first = source.constant(node.elts[0])
-                if first in ("OOMKilled", "BadPodPatch"):  # the lists of reasons that are chosen by name elsewhere
+                if first in ("OOMKilled", "InvalidPodPatch"):  # the lists of reasons that are chosen by name elsewhere
                     nodes += node.elts
                 elif len(node.elts) == 3 and isinstance(node.elts[0], ast.Constant) and first in (True, False, None):
                     nodes.append(node.elts[1])

@@ -146,7 +146,7 @@ def test_a_broken_one_is_told_of_and_harms_nobody(cluster: Cluster, deployed: st
     eventually(lambda: everywhere(cluster, deployed, "a0"), PATIENCE)
     before = pods(cluster, deployed).keys()
     broken = {"high": "hf://org/high", "other": "hf://org/other", "absent": "hf://org/absent", "lost": "pvc://claim/x"}
-    reasons = {"high": "RankTooHigh", "other": "WrongBase", "absent": "DownloadFailed", "lost": "ClaimNotMounted"}
+    reasons = {"high": "RankTooHigh", "other": "WrongBase", "absent": "DownloadFailed", "lost": "PVCNotMounted"}
     with TokenClients(url, "a0", users=2) as users:
         began = change(cluster, deployed, "a0", **broken)
 

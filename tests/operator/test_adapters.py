@@ -164,7 +164,7 @@ def test_what_is_told() -> None:
     sql, rhyme, lost = found.adapters
     assert sql == {"name": "sql", "ready": 1, "of": 2, "reason": "WrongBase", "message": "why"}
     assert rhyme == {"name": "rhyme", "ready": 2, "of": 2}
-    assert (lost["ready"], lost["reason"]) == (0, "ClaimNotMounted")
+    assert (lost["ready"], lost["reason"]) == (0, "PVCNotMounted")
     assert found.condition[:2] == (False, "WrongBase") and "sql: 1 of 2 pods" in found.condition[2]
     assert summarize(parsed(), bodies, {}) is None
     none = summarize(parsed(adapters=[SQL]), [], {})
@@ -174,7 +174,7 @@ def test_what_is_told() -> None:
     other = AdapterState(("hf://org/sql", "abc", ""), True, digest="e")
     said = {"a": pods[0].said(), "b": PodAdapters("", {"sql": other})}
     mixed = summarize(parsed(adapters=[SQL]), bodies[:2], said)
-    assert mixed is not None and mixed.condition[1] == "DigestsDiffer"
+    assert mixed is not None and mixed.condition[1] == "DigestMismatch"
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(

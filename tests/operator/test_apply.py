@@ -181,7 +181,7 @@ def test_a_write_that_comes_back_changed_is_repeated_a_few_times_and_then_later_
             said.append(now[0])
             assert "NetworkPolicy toy: /spec/policyTypes/0 was changed" in contested.message
             found = {one["type"]: one["reason"] for one in (outcome.status or {})["conditions"]}
-            assert found["Degraded"] == "Contested" != found["Ready"], "it may serve all the same"
+            assert found["Degraded"] == "FieldConflict" != found["Ready"], "it may serve all the same"
 
     for tenth in range(36000):  # events come all the time, for an hour
         now[0] = tenth / 10

@@ -220,7 +220,7 @@ def test_a_bad_pod_costs_its_deadline_and_no_replica(
         await reader.read(KEY)
         problem = reader.problem(KEY)
         assert problem is not None
-        assert problem.reason == "PodsUnreadable"
+        assert problem.reason == "PodMetricsUnavailable"
         assert "1 of 2 pods" in problem.message
         assert "bad: " in problem.message
         assert said in problem.message

@@ -242,5 +242,5 @@ def test_an_apiservice_of_others_is_never_touched(wanted: bool) -> None:
     assert (ownership_of.write, ownership_of.delete) == (None, False)
     if wanted:
         assert ownership_of.problem
-        assert ownership_of.problem.reason == "APIServiceTaken"
+        assert ownership_of.problem.reason == "APIServiceConflict"
         assert "system/keda-operator-metrics-apiserver" in ownership_of.problem.message

@@ -173,7 +173,7 @@ def test_pods_that_cannot_be_read_take_no_replica_away(
     for replica in list(fleet.replicas.values())[:1]:
         replica.answers = "nonsense"
     fleet.rate = 0.0
-    message = becomes(api, nodes, "PodsUnreadable", 30)
+    message = becomes(api, nodes, "PodMetricsUnavailable", 30)
     assert "'lots', not a number" in message
     before = replicas(api, nodes)
     time.sleep(4 + 3 * SYNC_SECONDS)
@@ -350,7 +350,7 @@ def test_an_apiservice_of_somebody_else_is_left_alone(
     cluster.kubectl("create", "-f", "-", input=json.dumps(theirs))
     try:
         cluster.apply(scaled(fleet), namespace=nodes)
-        message = becomes(api, nodes, "APIServiceTaken")
+        message = becomes(api, nodes, "APIServiceConflict")
         assert f"{nodes}/keda-operator-metrics-apiserver" in message
         assert "provider keda" in message
         time.sleep(6)
@@ -381,7 +381,7 @@ def test_an_operator_that_does_not_serve_the_api_says_so(
     cluster: Cluster, nodes: str, fleet: Fleet, api: Api, operator: Any
 ) -> None:
     cluster.apply(scaled(fleet), namespace=nodes)
-    assert "provider keda" in becomes(api, nodes, "MetricsApiDisabled")
+    assert "provider keda" in becomes(api, nodes, "MetricsAPIDisabled")
 
 
 KEDA = {

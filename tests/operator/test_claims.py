@@ -142,7 +142,7 @@ def test_two_operators_do_not_fight() -> None:
     loser = "b" if who == "a" else "a"
     assert {by for by, _ in server.writes} == {who}, "the other one writes nothing"
     assert len(server.writes) < 12, "and nothing is written over and over"
-    assert (loser, "ServedByAnother") in server.events
+    assert (loser, "ManagedByAnotherOperator") in server.events
     policy = json.dumps(server.objects["NetworkPolicy", "toy"]["spec"])
     assert f'"kubernetes.io/metadata.name": "{who}"' in policy
 

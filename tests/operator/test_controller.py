@@ -109,9 +109,9 @@ def test_what_the_api_server_never_takes_is_said_and_the_rest_is_done(serving: b
     cluster.error = ApiError(500, {"message": WRONG_TYPE})
     assert not look_at(controller, times=2)
     found = conditions(cluster.said[-1])
-    assert found["Degraded"] == ("True", "Refused")
-    assert found["Ready"] == ("False", "Refused")
-    assert found["Progressing"] == ("False", "Refused")
+    assert found["Degraded"] == ("True", "ObjectRejected")
+    assert found["Ready"] == ("False", "ObjectRejected")
+    assert found["Progressing"] == ("False", "ObjectRejected")
     assert "expected string, got 8" in cluster.said[-1]["conditions"][0]["message"]
     assert "Service" in cluster.taken
     assert serving or "PodDisruptionBudget" in cluster.taken, "which comes after the Deployment"
@@ -224,7 +224,7 @@ def test_a_patch_that_does_not_fit_is_not_called_served() -> None:
     controller, cluster = changed(serving=True, podPatches=[{"op": "remove", "path": "/spec/containers/7"}])
     look_at(controller)
     found = conditions(cluster.said[-1])
-    assert found["Progressing"] == found["Ready"] == ("False", "BadPodPatch")
+    assert found["Progressing"] == found["Ready"] == ("False", "InvalidPodPatch")
 
 
 def test_what_is_not_about_pods_is_done_though_the_spec_makes_none() -> None:
@@ -317,6 +317,6 @@ def test_a_rollout_that_cannot_begin_does_not_last_since_the_one_before() -> Non
     body["status"], body["metadata"]["resourceVersion"] = {"conditions": before}, "2"
     controller.store.put(Observed.of(KIND, API_VERSION, body))
     look_at(controller)
-    assert conditions(cluster.said[-1])["Progressing"] == ("False", "BadPodPatch")
+    assert conditions(cluster.said[-1])["Progressing"] == ("False", "InvalidPodPatch")
     found = exposed(controller)
     assert found['octavo_llmdeployment_rollout_seconds{llmdeployment="toy",namespace="default"}'] < 60

@@ -141,14 +141,14 @@ def test_a_patch_does_not_fit_and_the_pods_stay(cluster: Cluster, namespace: str
     recovers(cluster, namespace)
     bad = ({"op": "remove", "path": "/spec/containers/7"},)
     cluster.apply(toy(IMAGE, patches=bad), namespace=namespace)
-    assert "spec.podPatches[2]: remove /spec/containers/7" in degraded("BadPodPatch")
+    assert "spec.podPatches[2]: remove /spec/containers/7" in degraded("InvalidPodPatch")
     assert conditions(cluster, namespace)["Available"]["status"] == "True", "what ran goes on running"
 
 
 def test_a_patch_makes_what_the_api_server_refuses(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
     bad = ({"op": "add", "path": "/spec/restartPolicy", "value": "Sometimes"},)
     cluster.apply(toy(IMAGE, patches=bad), namespace=namespace)
-    assert "restartPolicy" in degraded("Refused")
+    assert "restartPolicy" in degraded("ObjectRejected")
 
 
 def test_a_patch_raises_privileges_and_no_pod_has_them(cluster: Cluster, namespace: str, degraded: Degraded) -> None:
@@ -164,7 +164,7 @@ def test_a_volume_is_none(cluster: Cluster, namespace: str, degraded: Degraded) 
     recovers(cluster, namespace)
     wrong = toy(IMAGE, volumes=[{"name": "x", "emptyDir": {"sizeLimit": "much"}}])
     cluster.apply(wrong, namespace=namespace)
-    assert "quantities must match" in degraded("Refused")
+    assert "quantities must match" in degraded("ObjectRejected")
     assert conditions(cluster, namespace)["Available"]["status"] == "True"
     cluster.apply(toy(IMAGE, volumes=[{"name": "x", "emptyDir": {"sizeLimits": "1Mi"}}]), namespace=namespace)
     eventually(lambda: "sizeLimits" in conditions(cluster, namespace)["Degraded"]["message"], 30)
@@ -379,4 +379,4 @@ def test_a_rollout_goes_on_where_every_gpu_is_taken(
 
     eventually(lambda: strategy() == expected, 5)
     told = [event["reason"] for event in cluster.get("events", namespace=namespace)["items"]]
-    assert told.count("MakingRoom") == (1 if patience else 0)
+    assert told.count("StoppingOldPods") == (1 if patience else 0)

@@ -134,7 +134,7 @@ def test_a_new_image_of_the_operator_reaches_followers_one_after_the_other() -> 
     for _ in range(2):
         outcomes = {name: fleet.reconcile(name, NEW) for name in names}
     assert [fleet.image(name) for name in names] == ["engine:1", "engine:1", "engine:2", "engine:1", "mine:1"]
-    assert up_to_date(outcomes["second"])[:2] == ("False", "WaitingForOthers")
+    assert up_to_date(outcomes["second"])[:2] == ("False", "RolloutQueued")
     assert "default/canary, default/first" in up_to_date(outcomes["second"])[2]
     assert outcomes["first"].requeue_after, "nothing tells it that the canary is ready"
     fleet.become_ready("canary")

@@ -53,7 +53,7 @@ def test_a_broken_image_stops_at_the_canary(cluster: Cluster, namespace: str, fo
     before = pods()
     following.restart(OCTAVO_ENGINE_IMAGE=BROKEN)
     eventually(lambda: condition(cluster, namespace, "canary", "Degraded") == ("True", "ImagePullBackOff"), 60)
-    eventually(lambda: condition(cluster, namespace, "late", "ImageUpToDate") == ("False", "WaitingForOthers"), 30)
+    eventually(lambda: condition(cluster, namespace, "late", "ImageUpToDate") == ("False", "RolloutQueued"), 30)
     assert [image(name) for name in names] == [BROKEN, IMAGE, IMAGE]
     assert condition(cluster, namespace, "canary", "Available")[0] == "True", "the old pod serves meanwhile"
     following.restart(OCTAVO_ENGINE_IMAGE=IMAGE)

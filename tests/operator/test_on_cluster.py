@@ -198,7 +198,7 @@ def test_an_edit_that_is_put_back_is_called_no_refusal(cluster: Cluster, namespa
     ready(cluster, namespace)
     events = cluster.get("events", namespace=namespace)["items"]
     ours = [one["reason"] for one in events if one["involvedObject"]["kind"] == "LLMDeployment"]
-    assert not {"Refused", "Contested"} & set(ours)
+    assert not {"ObjectRejected", "FieldConflict"} & set(ours)
     # On a busy machine a pod of the edit may have been started: then its image could not be pulled for a while.
     assert "Recovered" not in ours or "ImagePullBackOff" in ours
 
@@ -218,7 +218,7 @@ def test_a_second_release_over_the_same_models_says_so_and_writes_nothing(
     eventually(lambda: "ignores it" in loser.log(), 10)
     time.sleep(2)
     told = [one["reason"] for one in cluster.get("events", namespace=namespace)["items"]]
-    assert told.count("ServedByAnother") == 1
+    assert told.count("ManagedByAnotherOperator") == 1
     if cluster.is_rig:
         theirs = writes(cluster, 0, loser.user, namespace, but_for=409)  # to claim it at the same time is a conflict
         assert [one for one in theirs if "/events" not in one] == []

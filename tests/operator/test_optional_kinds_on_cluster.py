@@ -62,7 +62,7 @@ def monitors_follow(cluster: Cluster, namespace: str) -> None:
     cluster.kubectl("patch", "llmd/toy", "-n", namespace, "--type=merge", "-p", change)
     eventually(lambda: cluster.get("service", "toy", namespace=namespace)["spec"]["ports"][0]["port"] == 82, 20)
     told = [event["reason"] for event in cluster.get("events", namespace=namespace)["items"]]
-    assert "Refused" not in told, "nothing is wrong with the spec when a kind goes"
+    assert "ObjectRejected" not in told, "nothing is wrong with the spec when a kind goes"
 
 
 def test_monitors_with_rights_everywhere(cluster: Cluster, namespace: str, operator: Any, _without: None) -> None:

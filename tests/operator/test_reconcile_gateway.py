@@ -429,8 +429,10 @@ def test_ready_is_false_from_the_moment_at_which_the_spec_changes(change: Json) 
     objects = deployed(counts(1, 2, 2, 2))
     seen = reconcile(gateway(**change), gateway_world(objects), CONFIG)
     assert conditions(seen)["Ready"][0] == ("True" if change == {"tenants": []} else "False")
-    refused = reconcile(gateway(**change), gateway_world(objects, write_problem=Problem("Refused", "no")), CONFIG)
-    assert conditions(refused)["Ready"][:2] == conditions(refused)["Progressing"][:2] == ("False", "Refused")
+    refused = reconcile(
+        gateway(**change), gateway_world(objects, write_problem=Problem("ObjectRejected", "no")), CONFIG
+    )
+    assert conditions(refused)["Ready"][:2] == conditions(refused)["Progressing"][:2] == ("False", "ObjectRejected")
 
 
 def test_status_has_what_scaling_asks_for() -> None:
@@ -480,5 +482,5 @@ def test_nothing_holds_is_said_only_once_a_gateway_had_the_time_to_come() -> Non
     assert conditions(told(2))["AutoscalerReady"][1] == "Starting"
     due = told(2).requeue_after
     assert due is not None and due <= 8, "it is looked at again"
-    assert conditions(told(11))["AutoscalerReady"][:2] == ("False", "NothingHolds")
+    assert conditions(told(11))["AutoscalerReady"][:2] == ("False", "ScaleToZeroUnavailable")
     assert conditions(told(11, "all"))["AutoscalerReady"][1] == "Starting"

@@ -41,7 +41,7 @@ def test_refusals_have_their_reasons() -> None:
     quota = ApiError(403, {"message": "exceeded quota: x", "reason": "Forbidden"})
     assert rejection(quota).reason == "QuotaExceeded"
     assert rejection(ApiError(403, {"message": "no"})).reason == "Forbidden"
-    assert rejection(ApiError(422, {"message": "bad"})).reason == "Refused"
+    assert rejection(ApiError(422, {"message": "bad"})).reason == "ObjectRejected"
     assert ApiError(409, {}).is_transient and ApiError(503, "down").is_transient and not ApiError(422, {}).is_transient
     assert not ApiError(500, {"message": "failed to create typed patch object (n/m; v1): unknown"}).is_transient
     wrong = "failed to convert new object (n/m; apps/v1, Kind=Deployment) to proper version: quantities must match"

@@ -123,7 +123,7 @@ def test_patience_first_then_one_after_the_other(cluster: Cluster, namespace: st
     assert first > 5, "patience was not kept"
     assert fewest == 2, "never more than one replica is missing"
     told = [event["reason"] for event in cluster.get("events", namespace=namespace)["items"]]
-    assert told.count("MakingRoom") == 1
+    assert told.count("StoppingOldPods") == 1
 
 
 def test_a_rollout_whose_pods_fit_nowhere_takes_nobody_and_is_reverted(

@@ -325,7 +325,7 @@ def test_at_zero_routers_hold_requests_and_nothing_is_wrong() -> None:
     cluster.settle(2)
     assert cluster.condition("Available") == ("False", "ScaledToZero")
     assert cluster.condition("AutoscalerReady") == ("True", "Idle")
-    assert cluster.condition("RouterReady") == ("True", "Holding")
+    assert cluster.condition("RouterReady") == ("True", "HoldingRequests")
     assert cluster.condition("Degraded") == ("False", "AsExpected")
     told = [one for one in events(before, cluster.status) if one.kind == "Warning" or "Zero" in one.reason]
     assert [(one.kind, one.reason) for one in told] == [("Normal", "ScaledToZero")]

@@ -95,7 +95,7 @@ def refused_everywhere(key: str, plain: Json) -> None:
     made = written(found.plan)
     assert "Ingress" not in made and {"Service", "Deployment", "ConfigMap"} <= made.keys()
     state, reason, message = degraded(found.status)
-    assert (state, reason) == ("True", "SnippetAnnotation")
+    assert (state, reason) == ("True", "SnippetAnnotationNotAllowed")
     assert f"spec.ingress.annotations: {key} " in message and "allowSnippetAnnotations" in message
     beside = reconcile(gateway(None, {**plain, key: "x"}), gateway_world(), CONFIG)
     assert own(written(beside.plan)["Service"]) == plain

@@ -125,8 +125,8 @@ def test_without_anybody_who_holds_requests_zero_counts_as_one() -> None:
         assert status is not None
         return next(str(one["reason"]) for one in status["conditions"] if one["type"] == "AutoscalerReady")
 
-    assert condition(**BEHIND, replicas=0) == "NothingHolds"
-    assert condition(**BEHIND, replicas=1) == "NothingHolds"
+    assert condition(**BEHIND, replicas=0) == "ScaleToZeroUnavailable"
+    assert condition(**BEHIND, replicas=1) == "ScaleToZeroUnavailable"
     assert condition("all", **BEHIND, replicas=0) == "Idle"
     assert condition(**SPEC, replicas=0) == "Idle"
     assert condition(**BEHIND, replicas=0, suspend=True) == "Suspended"
@@ -287,7 +287,7 @@ def test_a_held_request_starts_one_replica_and_rest_costs_one_connection(port: i
         await asyncio.sleep(0.6)
         assert scales.written == [1], "once, though both routers hold some"
         assert scaler.wakes == {("default", "toy"): 1}
-        assert events == ["Woken: 25 requests wait in a router: the first replica starts"]
+        assert events == ["ScaledFromZero: 25 requests wait in a router: the first replica starts"]
         assert not any(one.refused for one in pickers)
         crash = {"type": "Degraded", "status": "True", "reason": "CrashLoop", "message": "exit status 1; see its log"}
         scales.change({"conditions": [{**crash, "reason": "InsufficientGPU"}]})
@@ -392,7 +392,7 @@ def test_what_no_request_can_bring_back_is_started(port: int) -> None:
     async def work(scales: Scales, _: ZeroScaler, pickers: list[Picker], events: list[str]) -> None:
         await until(lambda: scales.written)
         await until(lambda: events)
-        assert (scales.written, events[0].partition(":")[0]) == ([1], "NothingHolds")
+        assert (scales.written, events[0].partition(":")[0]) == ([1], "ScaleToZeroUnavailable")
         assert not any(one.asked for one in pickers), "they are somebody else's"
 
     run(work, port, "nobody")

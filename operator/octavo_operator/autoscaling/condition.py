@@ -10,7 +10,7 @@ from octavo_operator.observed.diagnosis import Problem
 
 Json = dict[str, Any]
 
-NOTHING_HOLDS = (
+SCALE_TO_ZERO_UNAVAILABLE = (
     "autoscaling.minReplicas 0 counts as 1: set routing.strategy prefix, or let an LLMGateway select this "
     "LLMDeployment, so that requests are held until a replica has started"
 )
@@ -45,11 +45,11 @@ def autoscaler_ready(
             "this cluster has no ScaledObjects (keda.sh/v1alpha1); install KEDA, or use autoscaling.provider hpa",
         )  # fmt: skip
     if deployment.scales_to_zero and not scaling.holds and not deployment.spec.suspend:
-        return False, "NothingHolds", NOTHING_HOLDS
+        return False, "ScaleToZeroUnavailable", SCALE_TO_ZERO_UNAVAILABLE
     if deployment.replicas == 0:
         return _at_zero(deployment)
     found = {c["type"]: c for c in ((autoscaler or {}).get("status") or {}).get("conditions") or []}
-    if problem and not (problem.reason == "APIServiceTaken" and _is_true(found, "ScalingActive")):
+    if problem and not (problem.reason == "APIServiceConflict" and _is_true(found, "ScalingActive")):
         return False, problem.reason, problem.message
     if autoscaler is None:
         return _starting("the autoscaler is being created")

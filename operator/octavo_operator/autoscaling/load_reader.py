@@ -304,7 +304,7 @@ def _management_port(pod: Json) -> int:
 def _unreadable(failed: list[tuple[ScrapeTarget, str]], count: int) -> Problem:
     target, why = failed[0]
     return Problem(
-        "PodsUnreadable",
+        "PodMetricsUnavailable",
         f"metrics of {len(failed)} of {count} pods cannot be read, so no replica is removed; {target.name}: "
         f"{why}. See its logs, and whether a NetworkPolicy keeps the operator from the management port",
     )

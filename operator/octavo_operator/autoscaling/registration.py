@@ -36,7 +36,7 @@ PERIOD_SECONDS = 5.0
 OVERLAP_SECONDS = 15.0  # for the API server to trust a new authority
 _API_SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 _NOT_SERVED = Problem(
-    "MetricsApiDisabled",
+    "MetricsAPIDisabled",
     "this operator does not serve external.metrics.k8s.io: it watches only some namespaces and has no rights over the "
     "whole cluster, or its chart was installed with metricsApi.enabled=false; change that, or use autoscaling.provider "
     "keda",
@@ -87,7 +87,7 @@ def plan_registration(
 def _taken(named: Json) -> Problem:
     whose = f"{named.get('namespace')}/{named.get('name')}" if named else "the API server itself"
     return Problem(
-        "APIServiceTaken",
+        "APIServiceConflict",
         f"{API_SERVICE} is served by {whose}, and a cluster has only one; with KEDA use autoscaling.provider keda, "
         f"with another adapter let it serve the metric, or remove it (`kubectl get apiservice {API_SERVICE}`)",
     )
@@ -100,7 +100,7 @@ def _unavailable(live: Json) -> Problem | None:
             if datetime.now(UTC) - since < timedelta(seconds=3 * PERIOD_SECONDS):
                 return None  # it has just been registered
             return Problem(
-                "MetricsApiUnreachable",
+                "MetricsAPIUnreachable",
                 f"the API server cannot reach the operator for {API_SERVICE}: {condition.get('reason')}: "
                 f"{condition.get('message')}",
             )
@@ -180,7 +180,7 @@ class Registration:
         except FrontProxyConfigError as error:
             self.problem = Problem("NoAggregationLayer", str(error))
         except ListenError as error:
-            self.problem = Problem("MetricsApiUnreachable", str(error))
+            self.problem = Problem("MetricsAPIUnreachable", str(error))
         except ApiError as error:
             if error.status == 403:
                 self.problem = Problem(
@@ -188,7 +188,7 @@ class Registration:
                     f"the operator lacks a permission (see the chart's RBAC for metricsApi): {error.message}",
                 )
             elif not error.is_transient:
-                self.problem = Problem("Refused", f"registering {API_SERVICE} failed: {error.message}")
+                self.problem = Problem("ObjectRejected", f"registering {API_SERVICE} failed: {error.message}")
         except TRANSPORT_ERRORS as error:
             logger.warning("no response from the API server: %r", error)
         if self.problem != before:
@@ -199,7 +199,7 @@ class Registration:
     async def _register(self, wanted: bool) -> Problem | None:
         live = await self._live()
         plan = plan_registration(live, wanted, self._service(), "", None)
-        if not wanted or (plan.problem and plan.problem.reason == "APIServiceTaken"):
+        if not wanted or (plan.problem and plan.problem.reason == "APIServiceConflict"):
             if plan.delete:
                 await self._delete(live)
             self._registered = None

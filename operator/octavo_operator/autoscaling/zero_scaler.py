@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from octavo_operator.api import FIELD_MANAGER, KIND, LLMDeployment
-from octavo_operator.autoscaling.condition import NOTHING_HOLDS
+from octavo_operator.autoscaling.condition import SCALE_TO_ZERO_UNAVAILABLE
 from octavo_operator.autoscaling.load_reader import LoadReader, MetricUnavailableError
 from octavo_operator.autoscaling.zero import (
     Idle,
@@ -159,7 +159,7 @@ class ZeroScaler:
             if await self._scale(deployment, 1, seen.resource_version):
                 self.wakes[key] = self.wakes.get(key, 0) + 1
                 count = "a request waits" if held == 1 else f"{held} requests wait"
-                await self._post(deployment, "Woken", f"{count} in a router: the first replica starts")
+                await self._post(deployment, "ScaledFromZero", f"{count} in a router: the first replica starts")
             return False
         if why := start_failure(deployment):
             await self._post_to(url, "refuse", pool=key[1], reason=why)
@@ -172,7 +172,7 @@ class ZeroScaler:
                 continue
             seen = self._store.get(KIND, one.namespace, one.name)
             if seen and await self._scale(one, 1, seen.resource_version):
-                await self._post(one, "NothingHolds", NOTHING_HOLDS)
+                await self._post(one, "ScaleToZeroUnavailable", SCALE_TO_ZERO_UNAVAILABLE)
 
     # To zero.
 

@@ -112,7 +112,7 @@ def progressing(
         return make_condition(
             "Progressing",
             True,
-            "MakingRoom",
+            "StoppingOldPods",
             f"no room for an additional pod, so old pods are stopped first; {done}",
         )
     if problem and problem.reason == "ProgressDeadlineExceeded":
@@ -160,7 +160,7 @@ def image_up_to_date(turn: ImageTurn) -> Json:
         return make_condition(kind, False, "RollingOut", f"the pods are being updated to {turn.image}")
     names, more = ", ".join(turn.waits_for[:3]), len(turn.waits_for) - 3
     return make_condition(
-        kind, False, "WaitingForOthers",
+        kind, False, "RolloutQueued",
         f"{turn.image} is rolled out gradually; before this one: {names}{f' and {more} more' if more > 0 else ''}",
     )  # fmt: skip
 

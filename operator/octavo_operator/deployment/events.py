@@ -64,7 +64,7 @@ def _lost_or_regained(new: Json, old: Json | None) -> Event | None:
 
 
 def _progressing(new: Json, _: Json | None) -> Event | None:
-    kind = {"MakingRoom": "Warning", "Prefetching": "Normal"}.get(new["reason"])
+    kind = {"StoppingOldPods": "Warning", "Prefetching": "Normal"}.get(new["reason"])
     return Event(kind, new["reason"], new["message"]) if kind else None
 
 

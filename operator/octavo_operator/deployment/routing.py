@@ -157,7 +157,7 @@ def router_ready(deployment: LLMDeployment, routers: Routers, replicas: int) -> 
     if routers.is_behind and routers.problem:
         return False, routers.problem.reason, f"{count}; {routers.problem.message}"
     if not replicas and deployment.routers_hold:  # by design; why a replica does not start, Available says
-        return True, "Holding", f"{count}; requests wait in them until a replica has started"
+        return True, "HoldingRequests", f"{count}; requests wait in them until a replica has started"
     if not replicas:
         return False, "NoBackend", "no replica serves requests, so the routers answer 503"
     return True, "Ready", count

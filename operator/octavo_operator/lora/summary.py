@@ -18,7 +18,7 @@ Entry = tuple[str, str, str]  # uri, revision and pinned digest of an adapter
 
 KIND = "AdaptersReady"  # the condition
 LOADED, LOADING, NO_REPLICA, NOT_MOUNTED, DIFFERENT = (
-    "Loaded", "Loading", "NoReplica", "ClaimNotMounted", "DigestsDiffer",
+    "Loaded", "Loading", "NoReplica", "PVCNotMounted", "DigestMismatch",
 )  # fmt: skip
 PATIENCE_SECONDS = 10.0  # for a pod that loads, until the next one is asked
 _MAX_MESSAGE = 500

@@ -13,8 +13,8 @@ from octavo_operator.render.engine import expected_engine, expected_fetch
 from octavo_operator.render.pod_patches import patched
 from octavo_operator.render.restricted import violations
 from octavo_operator.render.template_checks import (
-    BAD_POD_PATCH,
     IMAGE_VOLUMES_UNSUPPORTED,
+    INVALID_POD_PATCH,
     NODE_CACHE_NOT_ALLOWED,
     PRIVILEGED_POD,
     READ_ONLY_PATH,
@@ -63,7 +63,7 @@ def expected_template(deployment: LLMDeployment, config: OperatorConfig, image_v
             )
     if spec.parallelism.nodes > 1 and names.ENGINE not in [one.get("name") for one in template["spec"]["containers"]]:
         raise InvalidTemplateError(
-            f"spec.podPatches: a group of pods needs the container {names.ENGINE}, which joins it", BAD_POD_PATCH
+            f"spec.podPatches: a group of pods needs the container {names.ENGINE}, which joins it", INVALID_POD_PATCH
         )
     for unknown in unknown_arguments(deployment, spec.engine.image or config.image(spec.accelerator)):
         raise InvalidTemplateError(unknown, UNKNOWN_ARGUMENT)

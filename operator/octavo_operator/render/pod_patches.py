@@ -11,7 +11,7 @@ import jsonpointer
 from octavo_operator.api import LLMDeployment
 from octavo_operator.api.schema import to_json
 from octavo_operator.render import names
-from octavo_operator.render.template_checks import BAD_POD_PATCH, InvalidTemplateError
+from octavo_operator.render.template_checks import INVALID_POD_PATCH, InvalidTemplateError
 
 Json = dict[str, Any]
 
@@ -20,7 +20,7 @@ class InvalidPodPatchError(InvalidTemplateError):
     """A patch of spec.podPatches that does not apply to the pod template."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, BAD_POD_PATCH)
+        super().__init__(message, INVALID_POD_PATCH)
 
 
 def patched(deployment: LLMDeployment, template: Json) -> Json:

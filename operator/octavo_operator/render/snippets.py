@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from octavo_operator.config import OperatorConfig
 
-SNIPPET = "SnippetAnnotation"  # reason of a condition
+SNIPPET = "SnippetAnnotationNotAllowed"  # reason of a condition
 
 
 def is_snippet(key: str) -> bool:

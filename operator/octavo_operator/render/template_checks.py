@@ -15,13 +15,16 @@ from octavo_operator.render.engine_flags import FLAGS
 
 Json = dict[str, Any]
 
-BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH, IMAGE_VOLUMES_UNSUPPORTED, NODE_CACHE_NOT_ALLOWED = (
-    "BadPodPatch", "PrivilegedPod", "UnknownArgument", "ReadOnlyPath", "ImageVolumesUnsupported", "NodeCacheNotAllowed",
-)  # fmt: skip
+INVALID_POD_PATCH = "InvalidPodPatch"
+PRIVILEGED_POD = "PrivilegedPod"
+UNKNOWN_ARGUMENT = "UnknownArgument"
+READ_ONLY_PATH = "ReadOnlyPath"
+IMAGE_VOLUMES_UNSUPPORTED = "ImageVolumesUnsupported"
+NODE_CACHE_NOT_ALLOWED = "NodeCacheNotAllowed"
 GROUPS_NOT_INSTALLED = "LeaderWorkerSetNotInstalled"
 TEMPLATE_PROBLEMS = frozenset(
     {
-        BAD_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH, IMAGE_VOLUMES_UNSUPPORTED,
+        INVALID_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH, IMAGE_VOLUMES_UNSUPPORTED,
         NODE_CACHE_NOT_ALLOWED, GROUPS_NOT_INSTALLED,
     }
 )  # fmt: skip

@@ -65,7 +65,7 @@ class Contests:
         if not lasting:
             return None
         return Problem(
-            "Contested",
+            "FieldConflict",
             f"{lasting[0].text}. The change came back after each revert, so the operator reverts it less often now; "
             "stop that writer, or have it leave this object alone",
         )

@@ -49,7 +49,9 @@ def rejection(error: Exception, kind: str = KIND) -> Problem:
             "Forbidden",
             f"the operator lacks a permission (see the chart's RBAC), or a policy denies it: {error.message}",
         )
-    return Problem("Refused", f"the API server rejects an object of this spec; correct the spec: {error.message}")
+    return Problem(
+        "ObjectRejected", f"the API server rejects an object of this spec; correct the spec: {error.message}"
+    )
 
 
 def _transient_problem(error: ApiError) -> Problem:
