@@ -53,8 +53,8 @@ def make_body(
 def read_result(
     exchange: Exchange, prompt_len: int, began: float, count_tokens: Callable[[str], int] | None = None
 ) -> RequestResult:
-    """What a streamed answer says, and when. ``began``: the time of `time.perf_counter` when the run began;
-    ``count_tokens`` of a text, for servers that do not tell.
+    """Parse a streamed answer and its times. ``began``: the time of `time.perf_counter` when the run began;
+    ``count_tokens`` counts the tokens of a text for servers that do not report them.
 
     Times are those of ``vllm bench serve``: every event that has choices counts once, however many tokens the server
     packed into it, and also if its text is empty; an answer ends with the last of them.

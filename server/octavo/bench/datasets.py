@@ -127,7 +127,7 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
 
 
 def _range_ratio(text: str) -> tuple[float, float]:
-    """Of prompts and of answers: ``0.3``, or ``{"input": 0.3, "output": 0.5}``."""
+    """Parse the ratios of prompts and of answers: ``0.3``, or ``{"input": 0.3, "output": 0.5}``."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -319,7 +319,7 @@ def _chain(turns: list[SampleRequest]) -> SampleRequest:
 
 
 def _read_conversations(args: argparse.Namespace) -> list[list[str]]:
-    """What is said, in turn: ``conversations`` of ``value`` (ShareGPT) or ``messages`` of ``content`` (OpenAI)."""
+    """Read the turns: ``conversations`` of ``value`` (ShareGPT) or ``messages`` of ``content`` (OpenAI)."""
     if not args.dataset_path:
         raise ConfigError(f"--dataset-name {args.dataset_name} needs --dataset-path, a JSON file of conversations")
     try:

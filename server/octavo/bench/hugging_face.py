@@ -17,7 +17,8 @@ WARM_UP_TOKENS = 2  # both sides of a comparison write so many before the clock 
 
 
 def transformers_arguments(gguf_file: Path) -> dict[str, Any]:
-    """What `from_pretrained` of transformers takes to read a GGUF file as floats; newer versions leave it quantised."""
+    """Return the arguments with which `from_pretrained` of transformers reads a GGUF file as floats; newer versions
+    leave it quantised."""
     import transformers
 
     unpack = getattr(transformers, "GgufConfig", None)
@@ -44,7 +45,7 @@ def precision(config: EngineConfig) -> dict[str, str]:
 
 
 def named(types: dict[str, str]) -> str:
-    """What `precision` found, in words."""
+    """Describe the result of `precision`."""
     found = types["weights"], types["activations"], types["kv_cache"]
     return found[0] if len(set(found)) == 1 else "{} weights, {} activations, {} KV cache".format(*found)
 
@@ -84,7 +85,7 @@ class Generated:
 
 
 class _Streamer:
-    """What `generate` calls with the prompts and then with every step's tokens."""
+    """Streamer that `generate` calls with the prompts and then with every step's tokens."""
 
     def __init__(self, started: float, on_step: Callable[[list[int]], None] | None) -> None:
         self._started, self._on_step = started, on_step

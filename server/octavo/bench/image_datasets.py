@@ -103,7 +103,7 @@ class RandomImages:
         self._shares = list(args.random_mm_bucket_config.values())
 
     def draw(self, rng: np.random.Generator) -> list[Part]:
-        """Those of the next request."""
+        """Draw the images of the next request."""
         count = int(rng.integers(self._least, self._most + 1))
         return [self._image(rng) for _ in range(count)]
 
@@ -132,7 +132,7 @@ def content_of(row: Mapping[str, Any], folder: Path, inline: bool) -> list[Part]
 
 
 def text_of(content: Sequence[Part]) -> str:
-    """What is said beside the images."""
+    """Return the text beside the images."""
     return "".join(part["text"] for part in content if part["type"] == "text")
 
 

@@ -196,7 +196,7 @@ def delays(args: argparse.Namespace, count: int) -> list[float]:
 
 
 def connection_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What every client of the server is made with."""
+    """Return the settings that all clients of the server share."""
     headers = pairs(args.header, "--header")
     if args.api_key:
         headers["Authorization"] = f"Bearer {args.api_key}"
@@ -235,8 +235,8 @@ def find_model(args: argparse.Namespace) -> tuple[str, str]:
 
 
 def find_tokenizer(args: argparse.Namespace, origin: str) -> tuple[str | None, Tokenizer]:
-    """Of --tokenizer, or of ``origin``; where that is not here, the embedded model's, and it is said. With the name of
-    whose it is, None: the embedded model."""
+    """Load the tokenizer of --tokenizer or of ``origin``; if it is not available locally, print so and use the
+    embedded model's. Also return the name of its model; None for the embedded model."""
     if args.tokenizer:
         return args.tokenizer, load_tokenizer(args.tokenizer)
     try:

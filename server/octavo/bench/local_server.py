@@ -31,7 +31,7 @@ class LocalServer:
 
     @property
     def log(self) -> str:
-        """What it has said until now."""
+        """Return the log until now."""
         return self.log_file.read_text(errors="replace")
 
 
@@ -67,7 +67,7 @@ def local_server(
 
 
 def _url(log: Path) -> str | None:
-    """Where it listens, or None until it says so."""
+    """Return the server's address, or None until it has printed it."""
     found = re.search(r"(?:listening|serving .*) (?:at|on) (http\S+)", log.read_text(errors="replace"))
     return found[1] if found else None
 

@@ -1,4 +1,4 @@
-"""From timed requests to figures: the result block and JSON keys that vLLM's users know, and a plot."""
+"""Compute figures from timed requests: the result block and JSON keys of vLLM, and a plot."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class Report:
 
 
 def about_run(args: argparse.Namespace, model: str, tokenizer_id: str | None, when: str) -> dict[str, Any]:
-    """What vLLM's JSON says of a run beside its figures, under the same names."""
+    """Return the description of a run in vLLM's JSON, under the same names."""
     about = {
         "date": when, "endpoint_type": args.backend, "backend": args.backend, "label": args.label, "model_id": model,
         "tokenizer_id": tokenizer_id or DEFAULT_MODEL, "num_prompts": args.num_prompts,

@@ -1,4 +1,4 @@
-"""What a server's speculation has guessed during a run, from its metrics before and after, under vLLM's names."""
+"""Measure a server's speculation during a run, from its metrics before and after, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SpecDecodeCounts:
 
     @classmethod
     def parse(cls, text: str) -> SpecDecodeCounts | None:
-        """From a page of metrics; None: there is no speculation."""
+        """Read the counters from a page of metrics; None without speculation."""
         found, counts = False, cls()
         for line in text.splitlines():
             match = _LINE.match(line)
@@ -37,7 +37,7 @@ class SpecDecodeCounts:
         return counts if found else None
 
     def since(self, before: SpecDecodeCounts) -> SpecDecodeCounts:
-        """What has been added."""
+        """Return the difference to earlier counters."""
         return SpecDecodeCounts(
             self.drafts - before.drafts,
             self.draft_tokens - before.draft_tokens,
@@ -57,7 +57,7 @@ class SpecDecodeCounts:
 
     @property
     def per_position_rates(self) -> list[float]:
-        """Of all drafts, the share that was right up to each position."""
+        """Return the share of drafts that were right up to each position."""
         return [self.per_position[at] / self.drafts if self.drafts else 0.0 for at in sorted(self.per_position)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class SpecDecodeCounts:
 
 
 def read_counts(connection: dict[str, Any]) -> SpecDecodeCounts | None:
-    """Of the server that a run loads; None: it tells of no speculation, or nothing at all."""
+    """Read the counters of the server under load; None if it reports no speculation."""
     try:
         with httpx.Client(**connection, trust_env=False, timeout=5) as client:
             return SpecDecodeCounts.parse(client.get("/metrics").text)

@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is to be measured."""
+    """Settings of a sweep."""
 
     configurations: tuple[dict[str, str], ...]  # values of --param, by name
     serve_args: tuple[str, ...]
@@ -113,7 +113,7 @@ class Sweep:
 
     @property
     def num_loads(self) -> int:
-        """How many loads are measured, all told."""
+        """Return the total number of loads."""
         return len(self.configurations) * len(self.users) * self.repeats
 
 
@@ -196,7 +196,7 @@ def _command(sweep: Sweep, configuration: dict[str, str]) -> str:
 
 
 def _tokenizer(sweep: Sweep) -> tuple[str | None, Tokenizer]:
-    """With the name of whose it is, None: the embedded model."""
+    """Load the tokenizer, with the name of its model; None for the embedded model."""
     if sweep.url:
         return find_tokenizer(sweep.args, find_model(sweep.args)[1])
     name = sweep.args.tokenizer or _model_of(sweep)
@@ -247,7 +247,7 @@ def _measure_load(
 
 
 class _Metrics:
-    """What the server's own metrics say of a load: the peak of its KV cache, and the share of cached prompt tokens."""
+    """The server's own metrics of a load: the peak of its KV cache, and the share of cached prompt tokens."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._client = httpx.Client(**connection_of(args), trust_env=False, timeout=5)

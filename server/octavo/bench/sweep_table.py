@@ -44,7 +44,7 @@ class Row:
         self.reports.append(report.record(about))
 
     def values(self, key: str) -> list[float]:
-        """Of all measurements, percents for shares; empty where the server does not tell."""
+        """Return the values of all measurements, shares in percent; empty if the server does not report them."""
         factor = 100.0 if key in _PERCENT else 1.0
         return [factor * report[key] for report in self.reports if key in report]
 
@@ -94,7 +94,7 @@ def table(rows: list[Row]) -> tuple[list[str], list[list[str]], list[set[int]]]:
 
 
 def print_table(rows: list[Row]) -> None:
-    """To the terminal, the best in bold; commands below, once each."""
+    """Print the table to the terminal, the best values in bold; commands follow, once each."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""Where `octavo chat` takes messages from: a person at a terminal, or lines of standard input."""
+"""Read the messages of `octavo chat`: from a person at a terminal, or from lines of standard input."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Terminal:
 
     @property
     def typed(self) -> str:
-        """What stood in the line when it was given up."""
+        """Return the text of the line when it was given up."""
         return self._session.default_buffer.text
 
     def _line(self, first: bool) -> str | None:

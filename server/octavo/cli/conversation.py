@@ -59,7 +59,7 @@ class Conversation:
 
     @property
     def _defaults(self) -> dict[str, float]:
-        """What is sent though neither the user nor the model's files say it."""
+        """Return parameters that are sent although neither the user nor the model's files set them."""
         said = self._model.sampling
         if said is None:
             return {}
@@ -212,7 +212,7 @@ _COMMANDS = ("/help", "/?", "/bye", "/exit", "/quit", "/clear", "/reset", "/set"
 
 
 def is_command(text: str) -> bool:
-    """Whether a message is a command: a slash and a word, not the path of a file."""
+    """Return whether a message is a command: a slash and a word, not the path of a file."""
     word = text.split(maxsplit=1)[0] if text.strip() else ""
     return word.startswith("/") and "/" not in word[1:]
 

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_command(command: Callable[[], int]) -> int:
-    """What every way into a command shares: no stack trace for what a person can put right."""
+    """Run a command, with one-line messages instead of stack traces for mistakes of the user."""
     try:
         return command()
     except OctavoError as error:

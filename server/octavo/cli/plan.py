@@ -124,7 +124,7 @@ def _seconds(text: str) -> float:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a command line asks for."""
+    """The request of a command line."""
 
     engine: EngineArgs
     server: ServerArgs

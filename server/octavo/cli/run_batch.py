@@ -140,7 +140,7 @@ class _Batch:
         self._answered = self._failed = 0
 
     def lines(self, limits: Limits) -> Iterator[Line]:
-        """Those without an answer. A custom_id that was there before is none."""
+        """Yield the lines without an answer. A repeated custom_id does not identify a line."""
         from dataclasses import replace
 
         from octavo.entrypoints.batches.lines import read_lines

@@ -30,7 +30,7 @@ class Reply:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the tokens after the first; None where there are none or the server does not count them."""
+        """Return the rate of the tokens after the first; None if there are none or the server does not count them."""
         count = int(self.answer.usage.get("completion_tokens") or 0)
         seconds = self.answer.elapsed - self.answer.first_token
         return (count - 1) / seconds if count > 1 and seconds > 0 else None

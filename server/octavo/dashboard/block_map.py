@@ -73,12 +73,12 @@ class CacheView:
 
     @cached_property
     def counts(self) -> Counter[int]:
-        """How many blocks have each byte."""
+        """Count the blocks of each byte."""
         return count_cells(self.cells)
 
     @property
     def sharing(self) -> dict[int, int]:
-        """How many blocks are held by so many sequences, for each number above 1."""
+        """Count the blocks by the number of sequences that hold them, above 1."""
         held: Counter[int] = Counter()
         for cell, count in self.counts.items():
             held[cell & REFERENCES] += count
@@ -122,7 +122,7 @@ def kinds_of(cells: bytes, picked: Iterable[int] = ()) -> bytes:
 
 
 def num_columns(num_blocks: int) -> int:
-    """Of the picture: four times as wide as it is high, unless that are too few."""
+    """Return the width of the picture: four times its height, but at least `_LEAST_COLUMNS`."""
     return max(1, min(num_blocks, max(_LEAST_COLUMNS, int((4 * num_blocks) ** 0.5))))
 
 
@@ -191,8 +191,8 @@ def _legend(view: CacheView) -> str:
 
 
 def counters_html(view: CacheView, blocks_of_longest: int, block_bytes: int) -> str:
-    """What sharing saves, what is wasted, and what memory reserved in one piece for each sequence would come to, for
-    which ``blocks_of_longest`` blocks hold a sequence of max_model_len."""
+    """Render the memory that sharing saves, the memory that is wasted, and the memory that contiguous reservations
+    would take; ``blocks_of_longest`` blocks hold a sequence of max_model_len."""
     contiguous = view.num_sequences * blocks_of_longest
     times = f", {contiguous / view.used:,.1f} times as much" if view.used and contiguous else ""
     fit = f"; so {len(view.cells) // blocks_of_longest:,} would fit, whatever their length"

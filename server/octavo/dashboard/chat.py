@@ -30,11 +30,11 @@ class Turn:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the server would not answer it: then neither what comes after it and has it in."""
+        """Return whether the server refused the turn. Later requests leave such a turn out."""
         return bool(self.reply.error) and not self.reply.answer.text
 
     def about(self) -> str:
-        """What stands below the answer."""
+        """Return the line below the answer."""
         if self.reply.error:
             return self.reply.error
         forgotten = f" · the context is full: without the oldest {self.forgotten}" if self.forgotten else ""
@@ -86,7 +86,7 @@ class _Buttons:
     clear: gr.Button
 
     def update(self, busy: bool, any_turn: bool) -> dict[Any, Any]:
-        """What can be pressed now."""
+        """Enable the buttons that can be pressed now."""
         idle = gr.Button(interactive=any_turn and not busy)
         return {
             self.send: gr.Button(interactive=not busy), self.stop: gr.Button(interactive=busy),
@@ -157,7 +157,7 @@ class _Chat:
 
 
 def _conversation(system: str, turns: list[Turn]) -> list[dict[str, Any]]:
-    """What the model is sent: turns with an answer, and the last one."""
+    """Return the messages for the model: turns with an answer, and the last one."""
     said: list[dict[str, Any]] = [{"role": "system", "content": system}] if system.strip() else []
     for turn in turns:
         if turn.is_refused and turn is not turns[-1]:
@@ -169,7 +169,7 @@ def _conversation(system: str, turns: list[Turn]) -> list[dict[str, Any]]:
 
 
 def _messages(turns: list[Turn]) -> list[dict[str, Any]]:
-    """What is shown."""
+    """Return the messages to display."""
     found: list[dict[str, Any]] = []
     for turn in turns:
         reply = turn.reply

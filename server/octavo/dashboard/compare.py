@@ -32,7 +32,7 @@ _ENGINE, _HUGGING_FACE = "Octavo", "Hugging Face generate"
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one side. Seconds from the request to the first token and to the last of all rows."""
+    """Times of one side: seconds from the request to the first token and to the last of all rows."""
 
     tokens: int
     ttft: float
@@ -49,7 +49,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Work:
-    """What both sides do: so many copies of a prompt at once, greedy."""
+    """The task of both sides: a number of copies of a prompt at once, greedy."""
 
     prompt: str
     rows: int
@@ -97,7 +97,7 @@ def build(session: Session) -> None:
 
 @dataclass(frozen=True)
 class _Side:
-    """What one of the two shows."""
+    """The display of one side."""
 
     badge: Any
     figures: Any

@@ -1,4 +1,4 @@
-"""What a browser may do on the page, whatever an answer of a model holds: a second wall behind Gradio's sanitiser.
+"""Restrict the page in the browser, whatever an answer of a model contains: a second wall behind Gradio's sanitiser.
 
 Nothing is loaded from elsewhere or sent there, and no script runs but those of the page itself: they carry a nonce.
 Scripts in attributes (onerror=) and javascript: addresses have none. Gradio's HTML components evaluate their own

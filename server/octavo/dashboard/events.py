@@ -1,4 +1,4 @@
-"""What the events of all tabs share."""
+"""Common parts of the events of all tabs."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def progress_html(done: int, total: int, text: str) -> str:
 
 
 def num_done(rows: list[Row], repeats: int) -> int:
-    """How many loads have figures, or will have none."""
+    """Return the number of loads that have figures or will have none."""
     return sum(len(row.reports) if not row.error else max(len(row.reports), repeats) for row in rows)
 
 

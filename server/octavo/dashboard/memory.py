@@ -25,7 +25,7 @@ _NO_PORT = (
 
 @dataclass(frozen=True)
 class Ledger:
-    """What a server says of its memory once it has started."""
+    """A server's memory ledger, printed at its start."""
 
     shares: dict[str, int]  # bytes by what they are for
     blocks_of_longest: int  # that a sequence of max_model_len takes
@@ -33,7 +33,7 @@ class Ledger:
 
     @classmethod
     def of(cls, metrics: str) -> Ledger:
-        """Of the text at /metrics."""
+        """Parse the text of /metrics."""
         shares, cache = {}, {}
         for family in text_string_to_metric_families(metrics):
             for sample in family.samples:
@@ -47,7 +47,7 @@ class Ledger:
 
     @property
     def block_bytes(self) -> int:
-        """Of one block; the null block is one more."""
+        """Return the size of a block; the null block counts as one more."""
         return self.shares.get("KV cache", 0) // (self.num_blocks + 1)
 
 

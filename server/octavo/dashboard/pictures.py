@@ -55,7 +55,7 @@ def tray() -> gr.HTML:
 
 
 def pictures_of(value: Any) -> list[Picture]:
-    """What a browser says is in the tray. Raises OctavoError."""
+    """Return the images that the browser reports in the tray. Raises OctavoError."""
     found = value.get("pictures") if isinstance(value, dict) else None
     try:
         pictures = [Picture(str(one["name"]), one["url"], one["thumbnail"]) for one in found or ()]

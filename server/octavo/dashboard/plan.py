@@ -84,7 +84,8 @@ def build(session: Session) -> None:
 
 
 def _code(language: str, text: str) -> str:
-    """With a button that copies it. Not `gr.Code`: its editor is a quarter of what a browser would load at first."""
+    """Show code with a button that copies it. `gr.Code` is not used: its editor is a quarter of the page's first
+    download."""
     return f"````{language}\n{text}\n````"
 
 

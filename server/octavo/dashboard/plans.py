@@ -52,7 +52,7 @@ while True:
 
 @dataclass(frozen=True)
 class Planned:
-    """What `octavo plan` prints."""
+    """The output of `octavo plan`."""
 
     said: dict[str, Any]  # --json
     text: str  # --explain
@@ -120,7 +120,7 @@ def _last_error(said: str) -> str:
 
 
 def plan_html(said: dict[str, Any]) -> str:
-    """Whether it fits, the memory as a bar, what that carries, and what could be changed."""
+    """Render whether the model fits, the memory as a bar, the capacity, and suggested changes."""
     verdict = "Fits" if said["fits"] else "Will not start"
     lines = "".join(f"<li>{escape(text)}</li>" for text in said["reasons"])
     changes = "".join(f"<li>{escape(one['text'])}</li>" for one in said["suggestions"])

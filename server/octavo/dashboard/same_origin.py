@@ -1,4 +1,4 @@
-"""Which requests a page for this machine alone answers: those of a browser that has opened the page itself.
+"""Restrict a page for this machine to requests of a browser that has opened the page itself.
 
 Every page that a browser shows may send requests to 127.0.0.1, and the dashboard lends its visitors the server's key.
 Their Origin tells such requests. A page may also let the name it was loaded from point to 127.0.0.1 (DNS rebinding):
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host``, a name or address without a port, is this machine whatever a DNS server says."""
+    """Return whether ``host``, a name or address without a port, is this machine, independent of DNS."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

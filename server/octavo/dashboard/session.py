@@ -1,4 +1,4 @@
-"""What the dashboard looks at: one server, its own or another's."""
+"""The server that the dashboard shows: its own or another's."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Session:
 
     @property
     def is_own(self) -> bool:
-        """Whether the dashboard has started the server."""
+        """Return whether the dashboard has started the server."""
         return self._own
 
     def api_key(self, key: str | None) -> str | None:

@@ -33,7 +33,8 @@ def load_words(users: str, **counts: float | None) -> list[str]:
 
 
 def check(words: Sequence[str], local: bool = False) -> Sweep:
-    """What `octavo bench sweep` would measure. ``local``: see `check_flags`. Raises ConfigError."""
+    """Check a sweep and return the settings of `octavo bench sweep`. ``local``: see `check_flags`. Raises
+    ConfigError."""
     parser = CommandParser(prog="octavo bench sweep")
     add_arguments(parser)
     args = parser.parse_args(list(words))

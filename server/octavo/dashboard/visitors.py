@@ -1,4 +1,4 @@
-"""What a visitor of the page may name: flags to compare, models to read. Pure but for a look whether a path exists.
+"""Limit the input of a page's visitors: flags to compare, models to read. Pure except for checks whether a path exists.
 
 A dashboard on a foreign interface has visitors who are not the one that started it: they may compare flags that cost
 time and memory, and name models of a hub; they name no file, no address and no process of this machine.

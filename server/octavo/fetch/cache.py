@@ -32,7 +32,7 @@ def cache_dir(download_dir: str | None = None) -> Path:
 
 
 def hub_cache(download_dir: str | None = None) -> Path:
-    """Where models of a hub lie: the folder that every Hugging Face tool shares, or ``download_dir``."""
+    """Return the folder of models from a hub: the one that every Hugging Face tool shares, or ``download_dir``."""
     if download_dir:
         return Path(download_dir).expanduser()
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
@@ -56,7 +56,7 @@ def find_seeded(place: str) -> Path | None:
 
 
 def disk_error(error: OSError, where: Path) -> ModelError:
-    """What went wrong while writing to ``where``, with the way out."""
+    """Describe an error while writing to ``where``, with the way out."""
     if error.errno in _FULL:
         return ModelError(
             f"no space left while writing to {where}; free some, or set OCTAVO_CACHE (models from a hub: HF_HOME) "

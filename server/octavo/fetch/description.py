@@ -1,4 +1,4 @@
-"""What a model's files say of it: kind, size, precision. Reads headers alone, no torch."""
+"""Describe a model by its files: kind, size, precision. Reads headers only; no torch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def describe(files: ModelFiles) -> Description:
 
 
 def stored_dtype(files: ModelFiles) -> str | None:
-    """What most numbers of a safetensors checkpoint that are not codes are stored in; None: there are none here."""
+    """Return the most frequent type of plain numbers in a safetensors checkpoint; None without plain numbers."""
     counts = Counter[str]()
     for path in files.weights:
         for _, kind, shape in _safetensors_header(path):

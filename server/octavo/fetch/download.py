@@ -43,7 +43,7 @@ class UnreachableError(Exception):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """What a server says of a file without sending it."""
+    """Metadata of a file, from its server."""
 
     size: int | None
     etag: str | None  # that names its bytes exactly

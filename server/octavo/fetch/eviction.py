@@ -72,7 +72,7 @@ def _evict(max_bytes: int, download_dir: str | None) -> None:
 
 
 def _is_removable(model: Installed, download_dir: str | None) -> bool:
-    """Whether it lies in a cache, and not in a container image."""
+    """Return whether the model lies in a cache, and not in a container image."""
     roots = [os.path.realpath(root) for root in (cache_dir(download_dir), hub_cache(download_dir))]
     return all(any(os.path.realpath(place).startswith(root + os.sep) for root in roots) for place in model.places)
 
@@ -93,7 +93,7 @@ def _is_in_use(model: Installed, used: dict[str, float], now: float, download_di
 
 
 def _holds(model: Installed, kept: set[str]) -> bool:
-    """Whether removing it would remove weights that are in use, of another model of its repository perhaps."""
+    """Return whether removing it would remove weights in use, also of another model in its repository."""
     places = [os.path.realpath(place) for place in model.places]
     return any(path == place or path.startswith(place + os.sep) for path in kept for place in places)
 

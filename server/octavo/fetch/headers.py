@@ -26,7 +26,8 @@ def get_header(read: Callable[[int, int], bytes], size: int | None, into: Path) 
 
 
 def _missing(file: Path, have: bytes) -> int:
-    """How many bytes more are to be read of ``file``, which begins with ``have``, for its header; 0: it is there."""
+    """Return the number of bytes still to read of ``file``, which begins with ``have``, for its header; 0 if
+    complete."""
     if file.suffix == ".safetensors":
         length = int.from_bytes(have[:8], "little")
         if length > _MAX_HEADER:

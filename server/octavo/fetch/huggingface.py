@@ -190,7 +190,7 @@ class _Repository:
             raise disk_error(error, self.cache) from None
 
     def _recorded(self, record: Path) -> Path | None:
-        """What an earlier fetch brought, when all of it is still there."""
+        """Return the result of an earlier fetch if all of it still exists."""
         try:
             known = json.loads(record.read_text(encoding="utf-8"))
             snapshot: Path = self.folder / "snapshots" / known["commit"]

@@ -35,7 +35,7 @@ class Installed:
 
     @property
     def num_bytes(self) -> int:
-        """Of the files that removing it deletes, each counted once."""
+        """Sum the sizes of the files that removing it deletes, each counted once."""
         return bytes_of(self.places)
 
 
@@ -157,7 +157,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def bytes_of(places: Iterable[Path]) -> int:
-    """Of all files below these places, each counted once."""
+    """Sum the sizes of all files below these paths, each counted once."""
     return sum(_sizes(places))
 
 

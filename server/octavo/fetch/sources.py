@@ -1,4 +1,4 @@
-"""From what a user writes after `serve` to files on this machine.
+"""Resolve the model argument of `serve` to files on this machine.
 
 A model is a local folder or .gguf file, ``hf://org/name`` (or bare ``org/name``, ``hf.co/org/name`` or the address of
 its page), ``https://host/folder`` or ``https://host/file.gguf``, ``s3://bucket/folder-or-file.gguf``, ``gs://...``,

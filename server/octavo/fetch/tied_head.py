@@ -1,4 +1,4 @@
-"""Whether a checkpoint's head is its table of tokens: what its tensors say, where config.json says otherwise."""
+"""Detect whether a checkpoint's head is its embedding table, from its tensors if config.json is wrong."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _is_equal(table: _Stored, head: _Stored) -> bool:
 
 
 def _are_equal(ours: bytearray, qtype: str, theirs: bytearray, other: str) -> bool:
-    """Whether numbers of unlike types are the same."""
+    """Return whether numbers of different types are equal."""
     import numpy as np
 
     def numbers(data: bytearray, kind: str) -> Any:

@@ -81,7 +81,7 @@ class WebAddress:
 
     @property
     def is_file(self) -> bool:
-        """Whether the address is that of one .gguf file."""
+        """Return whether the address names one .gguf file."""
         return self.base.endswith(".gguf")
 
     @property
@@ -152,7 +152,7 @@ class _WebModel:
         return self.folder / all_parts(self.where.name)[0] if self.where.is_file else self.folder
 
     def recorded(self, need_weights: bool) -> Path | None:
-        """What an earlier fetch brought, when all of it is still there."""
+        """Return the result of an earlier fetch if all of it still exists."""
         known = self._versions()
         if known.get("weights", False) < need_weights or not known.get("files"):
             return None
@@ -227,7 +227,8 @@ class _WebModel:
         publish(part, self.folder / name)
 
     def _part(self, name: str, file: RemoteFile) -> Path:
-        """Where it grows. Named by its version, so that two are never put together."""
+        """Return the path of the growing download. Its name contains the version, so that two versions are never
+        mixed."""
         return self.folder / f".{name}.{hashlib.sha256(file.version.encode()).hexdigest()[:12]}.part"
 
     def _versions(self) -> dict[str, Any]:

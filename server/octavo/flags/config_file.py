@@ -27,7 +27,7 @@ class ConfigFile(argparse.Action):
 
 
 def with_config_file(namespace: argparse.Namespace) -> argparse.Namespace:
-    """What the command line says, over what its --config says."""
+    """Merge the command line over the file of its --config."""
     said = {name: value for name, value in vars(namespace).items() if name != "config" and value is not None}
     file = vars(getattr(namespace, "config", argparse.Namespace()))
     if "model" in said or "model_tag" in said:

@@ -46,8 +46,8 @@ def add_vllm_flags(parser: argparse.ArgumentParser, skip: Collection[str] = ()) 
 
 
 def judge_unknown_flag(flag: str) -> str | None:
-    """What is to be said of ``flag``, which the parser does not know: a sentence if vLLM has it, '' if it switches off
-    what is not there anyway, None if vLLM does not have it either.
+    """Explain ``flag``, which the parser does not know: a sentence if vLLM has it, '' if it switches off a feature that
+    does not exist here, None if vLLM does not have it either.
 
     vLLM takes single keys of JSON, as in ``--eplb-config.window_size``, and ``--no-`` before most switches.
     """

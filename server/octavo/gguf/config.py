@@ -202,8 +202,8 @@ def _token(file: GGUFFile, name: str) -> int | None:
 
 
 def _eos(file: GGUFFile) -> int | list[int] | None:
-    """Where generation ends: end of text and, where the model has one, end of turn. gpt-oss goes on behind the end of a
-    message."""
+    """Return the ids that end generation: end of text and, if the model has one, end of turn. gpt-oss continues after
+    the end of a message."""
     names = ("eos",) if file.architecture == "gpt-oss" else ("eos", "eot", "eom")
     ids = [i for i in (_token(file, name) for name in names) if i is not None]
     unique = [token for at, token in enumerate(ids) if token not in ids[:at]]

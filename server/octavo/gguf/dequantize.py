@@ -83,7 +83,7 @@ def _q3_k(b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _scales_and_minima(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of Q4_K and Q5_K: eight 6-bit scales and minima in 12 bytes, times the block's two factors."""
+    """Unpack the eight 6-bit scales and minima of Q4_K and Q5_K from 12 bytes, times the block's two factors."""
     low, mid, high = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scales = torch.cat((low & 63, (high & 15) | ((low >> 2) & 48)), dim=1)
     minima = torch.cat((mid & 63, (high >> 4) | ((mid >> 2) & 48)), dim=1)

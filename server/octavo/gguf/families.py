@@ -1,4 +1,4 @@
-"""Where families differ from Llama in llama.cpp's files: names of tensors, order of rows, metadata."""
+"""Differences between families and Llama in llama.cpp's files: names of tensors, order of rows, metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the names of GGUF files say: which are models, which are parts of one, and which quantisation a file has."""
+"""Interpret names of GGUF files: models, parts of one model, and the quantisation of a file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def all_parts(name: str) -> list[str]:
 
 
 def models_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Of files' ``names``, those of models: the first part's (whether it is there or not) -> the parts that there are.
-    Towers, statistics and draft layers are none."""
+    """Select the models among ``names``: the first part's name (existing or not) -> the existing parts. Vision
+    encoders, statistics and draft layers are not models."""
     found: dict[str, list[str]] = {}
     for name in sorted(names):
         if name.lower().endswith(".gguf") and not _COMPANION.search(name.rpartition("/")[2]):
@@ -35,14 +35,14 @@ def models_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def quantised_as(names: Iterable[str], quant: str) -> list[str]:
-    """Of models, those whose name has ``quant`` as its last word (model.Q4_K_M.gguf, model-q4_k_m-00001-of-00002.gguf),
-    or whose folder is called so."""
+    """Select the models whose name ends with the word ``quant`` (model.Q4_K_M.gguf, model-q4_k_m-00001-of-00002.gguf),
+    or whose folder has that name."""
     word = re.compile(rf"(?:^|[.\-_/]){re.escape(quant)}$", re.IGNORECASE)
     return [name for name in names if word.search(_stem(name)) or _folder(name).lower() == quant.lower()]
 
 
 def by_default(models: Sequence[str]) -> str | None:
-    """Of several models the one to take where nobody has chosen; None: they are to be named."""
+    """Choose the default of several models; None if the user has to choose."""
     for quant in DEFAULT_QUANTS:
         if len(found := quantised_as(models, quant)) == 1:
             return found[0]

@@ -1,4 +1,4 @@
-"""What Gemma 3n and Gemma 4 say of their layers in GGUF headers."""
+"""Read the layers of Gemma 3n and Gemma 4 from GGUF headers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _by_layer(file: GGUFFile, key: str, layers: int) -> np.ndarray:
 
 
 def _is_double_wide(file: GGUFFile, layers: int, own: int) -> bool:
-    """Whether the MLPs of layers without keys of their own are twice as wide as the others."""
+    """Return whether the MLPs of layers without keys of their own are twice as wide as the others."""
     widths = _by_layer(file, "feed_forward_length", layers).tolist()
     first, others = widths[0], set(widths[own:])
     if set(widths[:own]) != {first} or not (others <= {first} or others == {2 * first}):

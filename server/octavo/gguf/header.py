@@ -48,7 +48,7 @@ def block_check(qtype: str, block_bytes: int, what: str) -> Callable[[memoryview
 
 
 def _scales_of_iq1_m(words: np.ndarray) -> np.ndarray:
-    """Of uint16 [blocks, 28], each block's scale: 4 bits lie in each of the last four words, on top."""
+    """Return the scale of each block of uint16 [blocks, 28]: the top 4 bits of each of the last four words."""
     four: np.ndarray = words[:, 24:28] >> 12 << np.arange(0, 16, 4, dtype=np.uint16)
     scales: np.ndarray = np.bitwise_or.reduce(four, axis=1)
     return scales

@@ -1,4 +1,4 @@
-"""Which checkpoint tensor each tensor of a GGUF file is, by the header alone."""
+"""Map each tensor of a GGUF file to its checkpoint tensor, by the header alone."""
 
 from __future__ import annotations
 
@@ -73,6 +73,6 @@ def named_tensors(file: GGUFFile) -> Iterator[tuple[str, TensorInfo]]:
 
 
 def joint_type(keys: str, values: str) -> str:
-    """How `octavo.gguf.weights.LatentProjection` is read of two tensors in these types: codes in rows of one width
-    would not be codes in rows of another."""
+    """Return how `octavo.gguf.weights.LatentProjection` reads two tensors of these types together: codes in rows of one
+    width would not be codes in rows of another."""
     return "BF16" if keys == values == "BF16" else "F32"

@@ -1,4 +1,4 @@
-"""How a GGUF file pools states to a vector, in the files that sentence-transformers has for it."""
+"""Convert the pooling of a GGUF file to the configuration files of sentence-transformers."""
 
 from __future__ import annotations
 

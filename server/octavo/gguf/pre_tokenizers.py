@@ -1,4 +1,4 @@
-"""How byte-level vocabularies of GGUF files cut a text before they merge bytes, by the name in ``tokenizer.ggml.pre``.
+"""Pre-tokenizers of byte-level vocabularies in GGUF files, by the name in ``tokenizer.ggml.pre``.
 
 A rule is one or more patterns; each cuts the pieces that those before it have left. The names, and which of them mean
 the same, are llama.cpp's (llama-vocab.cpp); a file without a name, or "default", has a rule of its own there.

@@ -50,7 +50,7 @@ class GGUFWeight:
             yield self._in_order(piece, self._info.row_bytes)[:, taken]
 
     def _bytes_of(self, columns: slice) -> slice:
-        """Of ``columns``, whole blocks, in a row."""
+        """Return the number of bytes of ``columns`` in a row; they are whole blocks."""
         first, last = (columns.start * self._info.row_bytes, columns.stop * self._info.row_bytes)
         return slice(first // self.shape[-1], last // self.shape[-1])
 

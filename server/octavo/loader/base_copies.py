@@ -1,4 +1,4 @@
-"""What an adapter's file holds of the base model: PEFT saves the tables of tokens that it has wrapped, by default."""
+"""Compare an adapter's copies of base weights: PEFT saves the embedding tables that it has wrapped, by default."""
 
 from __future__ import annotations
 

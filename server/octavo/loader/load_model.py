@@ -153,7 +153,7 @@ def _stored_type(modules: Mapping[str, StoredModule], path: str) -> str | None:
 
 
 def weight_slots(model: Model) -> dict[str, list[WeightSlot]]:
-    """Who takes each tensor, by the weight's name (see `Model`)."""
+    """Map each weight's name to the slot that takes its tensor (see `Model`)."""
     slots: dict[str, list[WeightSlot]] = {}
     packed = model.packed_modules_mapping
     for path, module in model.named_modules():
@@ -211,7 +211,7 @@ def _is_of_images(name: str) -> bool:
 
 
 def _elsewhere(model: Model) -> Callable[[str], bool]:
-    """Whether a weight is of a layer or of an expert that another rank holds."""
+    """Return whether a weight belongs to a layer or an expert of another rank."""
     layers = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, Elsewhere))
     dealt = {path: layer for path, layer in model.named_modules() if isinstance(layer, ExpertsBase)}
 
@@ -243,8 +243,8 @@ def fill(taken: Iterable[tuple[WeightSlot, WeightSource]]) -> None:
 
 
 def _as_stored(missing: Iterable[str], stored_names: Mapping[str, str]) -> list[str]:
-    """What the checkpoint would call ``missing`` tensors, by what it calls those of other layers; where no other layer
-    has one, the name here. ``stored_names``: name here -> the checkpoint's."""
+    """Return the checkpoint's names of ``missing`` tensors, derived from the names of other layers; without such a
+    layer, the name here. ``stored_names``: name here -> the checkpoint's."""
     alike = {_NUMBER.sub("#", name): (name, stored) for name, stored in stored_names.items()}
     found = []
     for name in sorted(missing):

@@ -104,7 +104,7 @@ class ModelAdapters:
 
     @property
     def num_bytes(self) -> int:
-        """What all slots take on the device."""
+        """Return the memory of all slots on the device."""
         return 0 if self.memory is None else self._config.max_loras * self.memory.num_bytes
 
     def load(self, path: str, digest: str = "") -> LoadedAdapter:
@@ -135,7 +135,7 @@ class ModelAdapters:
         )
 
     def _parts_of(self, pair: Matrices, path: str) -> Iterator[tuple[list[_Place], WeightSource]]:
-        """Where a pair's A and B belong: B in parts where the model has the checkpoint's weight in several."""
+        """Locate a pair's A and B: B is in parts if the model has the checkpoint's weight in several."""
         if ".experts." in f"{pair.module}.{self._model.weight_name(pair.module)}.":
             raise ModelError(f"{path}: {pair.module!r} is of a layer of experts: not supported yet")
         for name, b in self._model.experts_apart(f"{pair.module}.weight", pair.b, self._model.config):

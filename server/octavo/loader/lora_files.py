@@ -37,7 +37,7 @@ _OF_TRAINING = re.compile(r".*\.lora_(?:velora|monteclora)_.*")
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """What an adapter's files hold, unread. ``copies``: weights of the base, by the module's name in the checkpoint."""
+    """An adapter's files, unread. ``copies``: weights of the base, by the module's name in the checkpoint."""
 
     digest: str
     pairs: list[Matrices]
@@ -45,7 +45,7 @@ class AdapterFile:
 
 
 def read_adapter(path: str, max_rank: int, max_bytes: int, heads: tuple[int, int]) -> AdapterFile:
-    """What an adapter's files hold. Raises ModelError, of one line.
+    """Read an adapter's files. Raises ModelError, of one line.
 
     ``max_bytes``: what A and B of every module would take in float32, with ``max_rank``, and copies of tables;
     ``heads``: the model's, and those of keys and values.
@@ -73,7 +73,8 @@ def read_adapter(path: str, max_rank: int, max_bytes: int, heads: tuple[int, int
 
 
 def signature(path: str) -> tuple[tuple[int, int, int], ...]:
-    """What changes when an adapter's files do: inode, size and time of change of each. Raises ModelError."""
+    """Return a value that changes with an adapter's files: inode, size and modification time of each. Raises
+    ModelError."""
     found = map(_regular, _files_of(Path(path)))
     return tuple((stats.st_ino, stats.st_size, stats.st_mtime_ns) for stats in found)
 

@@ -76,7 +76,7 @@ _MAX_REPETITIONS = 3
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What a rank and a name make of ``alpha``: the factor of ``B A``."""
+    """Configuration of an adapter: rank and ``alpha``, from which the factor of ``B A`` follows."""
 
     rank: int
     alpha: float
@@ -85,7 +85,7 @@ class AdapterConfig:
     alphas: dict[str, float] = field(default_factory=dict)  # by a pattern for modules' names
 
     def scaling(self, module: str, rank: int) -> float:
-        """Of a module, by its name in the checkpoint, with matrices of ``rank``."""
+        """Return the factor of a module, by its name in the checkpoint, with matrices of ``rank``."""
         own = (alpha for pattern, alpha in self.alphas.items() if re.match(rf"(.*\.)?({pattern})$", module))
         return next(own, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 

@@ -1,4 +1,4 @@
-"""How many bytes a model's weights take once they are loaded, from its shapes and the headers of its files alone."""
+"""Compute the memory of a model's loaded weights, from its shapes and the headers of its files alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from octavo.models.base import Model
 
 @dataclass(frozen=True)
 class WeightSize:
-    """Of one rank. ``parameters`` counts numbers, however they are stored; ``nbytes`` is what they take in memory."""
+    """Size of one rank's weights. ``parameters`` counts numbers, however they are stored; ``nbytes`` is their
+    memory."""
 
     nbytes: int
     parameters: int
@@ -29,7 +30,7 @@ class WeightSize:
 def weight_size(
     model: Model, stored: Iterable[tuple[str, WeightSource]], device: torch.device | str = "cpu"
 ) -> WeightSize:
-    """Of ``model``, whose parameters may be without memory, filled with the checkpoint's tensors, ``stored`` (others
+    """Measure ``model``, whose parameters may be meta tensors, filled with the checkpoint's tensors ``stored`` (others
     count as float32), on ``device``."""
     slots = weight_slots(model)
     qtypes = {model.weight_name(name): source.qtype for name, source in stored}
@@ -56,6 +57,6 @@ def model_without_memory(
     tp: TensorParallel | None = None,
     stored: Sequence[tuple[str, WeightSource]] | None = None,
 ) -> Model:
-    """What `load_model` would return, of meta tensors; ``stored`` as in `build_model`. Raises ModelError and
-    ConfigError as that does."""
+    """Build the result of `load_model` from meta tensors; ``stored`` as in `build_model`. Raises ModelError and
+    ConfigError like `load_model`."""
     return build_model(config, device, tp or TensorParallel(), stored, without_memory=True)

@@ -221,7 +221,7 @@ class EngineMetrics:
     # Recording.
 
     def _count_drafts(self, speculative: SpeculativeConfig) -> None:
-        """From now on, where there are any."""
+        """Start to count drafts, if there are any."""
         if self._spec_decode or not speculative.is_on:
             return
         for name, text in SPEC_DECODE_COUNTERS.items():
@@ -244,7 +244,8 @@ class EngineMetrics:
         info.labels(**labels).set(1)
 
     def record_memory(self, weight_bytes: Mapping[str, int], shares: Mapping[str, int]) -> None:
-        """In bytes: the weights that the core has loaded, by kind, and all memory that it may use, by its use."""
+        """Record, in bytes, the weights that the core has loaded, by kind, and all memory that it may use, by
+        purpose."""
         for kind, size in weight_bytes.items():
             self._weights.labels(**self._labels, kind=kind).set(size)
         for part, size in shares.items():

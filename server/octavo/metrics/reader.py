@@ -1,4 +1,4 @@
-"""What `LLM.get_metrics` returns, in the shapes of vllm.v1.metrics.reader."""
+"""Build the result of `LLM.get_metrics`, in the shapes of vllm.v1.metrics.reader."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Outline:
 
 
 def outline(data: bytes) -> Outline:
-    """What the file is. Raises ImageError for anything but one whole PNG, JPEG, WebP or GIF."""
+    """Identify the file. Raises ImageError unless it is one whole PNG, JPEG, WebP or GIF."""
     for magic, read in _READERS:
         if data.startswith(magic):
             try:

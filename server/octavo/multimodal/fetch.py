@@ -32,8 +32,8 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is of the public internet: not loopback, private, link-local (metadata services), shared,
-    reserved or multicast, nor an IPv6 form of such an IPv4 address."""
+    """Return whether an IP address belongs to the public internet: not loopback, private, link-local (metadata
+    services), shared, reserved or multicast, nor an IPv6 form of such an IPv4 address."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -74,7 +74,7 @@ class MediaRules:
 
     @classmethod
     def of(cls, domains: Iterable[str] = (), folder: str | None = None) -> MediaRules:
-        """From what the flags say."""
+        """Build it from the flags."""
         return cls(frozenset(d.lower().rstrip(".") for d in domains), Path(folder).resolve() if folder else None)
 
 

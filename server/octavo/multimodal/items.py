@@ -1,4 +1,4 @@
-"""What an image becomes before the engine core sees it."""
+"""Turn an image into the form that the engine core sees."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class PoolError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a process needs to know of the model. ``hf_config`` is config.json."""
+    """Information about the model for a process of the pool. ``hf_config`` is config.json."""
 
     model_path: str
     tokenizer_path: str
@@ -81,7 +81,7 @@ class _Process:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more."""
+        """Return whether the process has ended."""
         return self._process.poll() is not None
 
     def ask(self, message: dict[str, Any], file: MemoryFile | None = None) -> tuple[dict[str, Any], MemoryFile | None]:

@@ -1,1 +1,1 @@
-"""What the operating system gives and limits: memory, CPUs, signals, logging, files, the import of torch."""
+"""Resources and limits of the operating system: memory, CPUs, signals, logging, files, the import of torch."""

@@ -154,7 +154,7 @@ class Channel:
         return not self._unsent
 
     def fileno(self) -> int:
-        """Of the socket."""
+        """Return the socket's file descriptor."""
         return self._socket.fileno()
 
     def close(self) -> None:

@@ -42,7 +42,8 @@ def _confine() -> None:
 
 
 def _drop_capabilities() -> None:
-    """Of root's, keep what reads a model of somebody else's: others look into processes whatever Landlock says."""
+    """Drop root's capabilities except the ones for reading other users' files: with others a process may inspect
+    further processes, regardless of Landlock."""
     library = ctypes.CDLL(None)
     head, held = struct.pack("=Ii", _CAPABILITY_VERSION, 0), ctypes.create_string_buffer(24)
     if library.capget(head, held) == 0:

@@ -1,4 +1,4 @@
-"""What the environment of a process that we start has: what its work may need, and none of the server's secrets."""
+"""Build the environment of a child process: variables that its work may need, and none of the server's secrets."""
 
 from __future__ import annotations
 

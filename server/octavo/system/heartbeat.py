@@ -61,7 +61,7 @@ class Heartbeat:
 
     @property
     def failure(self) -> str:
-        """What `fail` was told; nothing so far: ""."""
+        """Return the text that `fail` was given; "" before that."""
         size = int.from_bytes(self._page[_FAILURE : _FAILURE + 2], "little")
         return self._page[_FAILURE + 2 : _FAILURE + 2 + size].decode(errors="ignore")
 

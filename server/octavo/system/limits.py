@@ -1,4 +1,4 @@
-"""What this process may use of the machine: CPUs by affinity and cgroup quota, memory by cgroup limit (v1 and v2)."""
+"""Limits of this process: CPUs by affinity and cgroup quota, memory by cgroup limit (v1 and v2)."""
 
 from __future__ import annotations
 

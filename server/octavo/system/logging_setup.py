@@ -48,7 +48,8 @@ class _JsonFormatter(logging.Formatter):
 
 
 def logging_options() -> dict[str, str]:
-    """What `setup_logging` takes, ``process`` aside, for a child process that is to log as this one does."""
+    """Return the arguments of `setup_logging`, except ``process``, for a child process that should log like this
+    one."""
     root = logging.getLogger()
     as_json = any(isinstance(handler.formatter, _JsonFormatter) for handler in root.handlers)
     return {"level": logging.getLevelName(root.level).lower(), "log_format": "json" if as_json else "text"}

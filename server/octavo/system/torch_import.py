@@ -81,7 +81,7 @@ def _torch_folder() -> Path | None:
 
 
 def _lacks_cuda_libraries() -> bool:
-    """Whether torch is linked with NVIDIA's libraries and their packages are not installed."""
+    """Return whether torch is linked with NVIDIA's libraries and their packages are not installed."""
     folder = _torch_folder()
     if folder is None or not (folder / "lib" / "libtorch_cuda.so").exists():
         return False
@@ -89,7 +89,7 @@ def _lacks_cuda_libraries() -> bool:
 
 
 def _may_have_gpu() -> bool:
-    """Whether there is a driver: NVIDIA's library of that, or AMD's device."""
+    """Return whether there is a driver: NVIDIA's library, or AMD's device."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether a chat template reads a message's content as a text or as a list of parts."""
+"""Detect whether a chat template reads a message's content as a text or as a list of parts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PARTS = "_parts"  # of a message with images: texts and images as they follow on
 
 @lru_cache(maxsize=64)
 def iterates_over_content(template: str) -> bool:
-    """Whether the template loops over a message's content: it then takes a list of parts (``{"type": "text", "text"}``,
-    ``{"type": "image"}``). False for a template that is broken or too large."""
+    """Return whether the template loops over a message's content: it then takes a list of parts (``{"type": "text",
+    "text"}``, ``{"type": "image"}``). False for a template that is broken or too large."""
     from jinja2 import TemplateSyntaxError, nodes
 
     from octavo.text.chat_template import parse
@@ -43,7 +43,7 @@ def iterates_over_content(template: str) -> bool:
 
 
 def takes_text_too(template: str) -> bool:
-    """Whether a template that loops over contents asks first whether one is a text."""
+    """Return whether a template that loops over contents first checks for a text."""
     return "is string" in template or "is not string" in template or "is iterable" in template
 
 

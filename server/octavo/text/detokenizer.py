@@ -37,7 +37,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 class Vocabulary:
-    """What a tokenizer's tokens look like as bytes and text; shared by all requests, filled as tokens turn up."""
+    """Bytes and texts of a tokenizer's tokens; shared by all requests, filled as tokens turn up."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.backend = tokenizer.backend
@@ -123,7 +123,7 @@ class _Decoder(Protocol):
         """Text that is certain once this token is known."""
 
     def flush(self) -> str:
-        """What was held back for the rest of a character that never came."""
+        """Return the bytes held back for the rest of a character that never came."""
 
 
 class _TableDecoder:
@@ -202,7 +202,7 @@ def _new_decoder(vocabulary: Vocabulary, params: SamplingParams, prompt_token_id
 
 
 class TextOffsets:
-    """Where in a text each of its tokens begins, in characters; the tokens may come in pieces. A token that shows no
+    """Positions in a text, in characters, at which its tokens begin; the tokens may come in pieces. A token without
     text (a special one, the first bytes of a character) begins where the next one does."""
 
     def __init__(
@@ -222,7 +222,8 @@ class TextOffsets:
 
 
 def prompt_offsets(vocabulary: Vocabulary, token_ids: Sequence[int], text: str) -> list[int]:
-    """Where in ``text`` each token of a prompt begins. What the tokenizer itself has added (BOS) is not in the text."""
+    """Return the positions in ``text`` at which the tokens of a prompt begin. Tokens that the tokenizer adds (BOS) are
+    not in the text."""
     decoder = _new_decoder(vocabulary, SamplingParams(skip_special_tokens=False), ())
     offsets, at = [], 0
     for token_id in token_ids:

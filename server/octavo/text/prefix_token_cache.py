@@ -81,7 +81,7 @@ class PrefixTokens:
 
 
 def _common(a: str, b: str, least: int) -> int:
-    """How many characters two texts have in common at their beginnings; 0 when they are fewer than ``least``."""
+    """Return the length of the common prefix of two texts, in characters; 0 if it is shorter than ``least``."""
     if a[:least] != b[:least]:
         return 0
     low, high = min(least, len(a), len(b)), min(len(a), len(b))  # the first `low` are equal
@@ -95,7 +95,8 @@ def _common(a: str, b: str, least: int) -> int:
 
 
 def _last_cut(text: str, least: int, end: int) -> int:
-    """Where the last space behind a letter in ``text[:end]`` is, if it is not before ``least`` and not far; else 0."""
+    """Return the position of the last space after a letter in ``text[:end]``; 0 if it is before ``least`` or too far
+    back."""
     at, least = end, max(least, end - _LOOK_BACK)
     while (at := text.rfind(" ", least, max(least, at))) > 0:
         if text[at - 1].isalpha():
@@ -104,7 +105,7 @@ def _last_cut(text: str, least: int, end: int) -> int:
 
 
 def _state(part: Any) -> dict[str, Any]:
-    """What tokenizer.json says about a part of a tokenizer."""
+    """Return tokenizer.json's description of a part of a tokenizer."""
     return {} if part is None else json.loads(part.__getstate__())
 
 
@@ -113,8 +114,8 @@ def _parts(state: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _cuts_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether the tokens of ``a + b`` are those of ``a`` and those of ``b`` wherever ``a`` ends with a letter and ``b``
-    begins with a space."""
+    """Return whether the tokens of ``a + b`` are those of ``a`` and those of ``b`` whenever ``a`` ends with a letter
+    and ``b`` begins with a space."""
     backend = tokenizer.backend
     if type(backend.model).__name__ != "BPE" or backend.model.dropout:
         return False
@@ -140,7 +141,7 @@ def _cuts_at_spaces(tokenizer: Tokenizer) -> bool:
 
 
 def _may_cross(token: AddedToken) -> bool:
-    """Whether an added token could reach over a cut, or be found on one side of it and not in the whole text."""
+    """Return whether an added token could span a cut, or match on one side of it and not in the whole text."""
     content = str(token.content)
     spaced = not content.isspace() and any(map(str.isspace, content))
     changed = token.normalized and not content.isascii()  # into what, another part decides

@@ -54,8 +54,8 @@ def _missing(
     named: Mapping[str, Token],
     extra: Iterable[Token],
 ) -> list[AddedToken]:
-    """What the tokenizer lacks, in the order of ids: tokens that have one in a file, those with a role, the others. Of
-    two with one text the second's flags count."""
+    """Return the tokens that the tokenizer lacks, in the order of ids: tokens with an id in a file, tokens with a role,
+    the others. If two have the same text, the second's flags count."""
     as_they_are = {repr(token) for token in present.values()}
     found: list[Token] = [token for _, token in sorted(with_id.items())]
     known = {str(token) for token in [*present.values(), *found]}

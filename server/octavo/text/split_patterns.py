@@ -1,4 +1,4 @@
-r"""How byte-level vocabularies cut a text into words before they merge bytes: the patterns of the models we know.
+r"""Patterns by which byte-level vocabularies split a text into words before they merge bytes.
 
 All of them cut between a letter and a space, whatever stands further left or right: no match goes on from a letter over
 a space, and one that begins with the space depends on nothing before it.

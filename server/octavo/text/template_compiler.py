@@ -171,14 +171,15 @@ class _Weighed:
 
 
 def _escapes(frame: Frame) -> str:
-    """What tells in the written code whether autoescape is on; nothing where it is off."""
+    """Return an expression that says whether autoescape is on; empty where it is off."""
     if frame.eval_ctx.volatile:
         return "context.eval_ctx.autoescape"
     return "True" if frame.eval_ctx.autoescape else ""
 
 
 def _is_short_sum(node: nodes.Expr) -> bool:
-    """Whether a sum has two values at most besides constants: it is then as large as they are, and counted once."""
+    """Return whether a sum has at most two values besides constants: its size is then theirs, and it is counted
+    once."""
     values, waiting = 0, [node]
     while waiting and values <= _VALUES:
         part = waiting.pop()

@@ -1,4 +1,4 @@
-"""What a chat template may use up: a meter that counts its steps, the bytes that it makes, and its processor time.
+"""Limit the resources of a chat template: a meter counts its steps, the bytes that it makes, and its processor time.
 
 The counts come first and are the same on any machine; the time is there for what they misjudge. A template that has
 used up its share gets a further one in proportion to its input, so long conversations pass as before.
@@ -167,7 +167,7 @@ class Meter:
         return made
 
     def joined(self, values: tuple[Any, ...], escapes: bool) -> str:
-        """What ``~`` makes."""
+        """Return the result of ``~``."""
         if escapes:
             self.afford(6 * sum(map(self._written, values)))
             return self.made(markup_join(values))  # type: ignore[no-any-return]

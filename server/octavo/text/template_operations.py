@@ -1,4 +1,4 @@
-"""What operators, methods and filters of a chat template would make, asked before they make it.
+"""Compute the size of the results of a chat template's operators, methods and filters before they run.
 
 Each check takes the meter and the values; it counts their reading and asks the meter whether their result, of at
 most so many bytes, may be made. What is not here makes no more than it is given.
@@ -51,7 +51,7 @@ def arithmetic(meter: Meter, sign: str, left: Any, right: Any) -> Any:
 
 
 def check_format(meter: Meter, pattern: Any, values: Any) -> None:
-    """Of ``pattern % values``."""
+    """Check the size of ``pattern % values``."""
     weight = meter.weigh(values)
     text = pattern if isinstance(pattern, str) else pattern.decode("latin-1")
     growth = _REPR_GROWTH * (_ESCAPE_GROWTH if isinstance(pattern, Markup) else 1)
@@ -71,7 +71,7 @@ def _sized(value: Any) -> bool:
 
 
 def _number(value: Any) -> int:
-    """How often, how wide: a value's size if it is a number, else nothing."""
+    """Return a count or a width: the magnitude of an integer, 0 for other values."""
     return abs(value) if isinstance(value, int) else 0
 
 
@@ -87,7 +87,7 @@ def _lines(text: str | bytes) -> int:
 
 
 def check_method(meter: Meter, owner: Any, name: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-    """Of ``owner.name(*args, **named)``; what to call it with."""
+    """Check ``owner.name(*args, **named)``, and return the arguments to call it with."""
     if isinstance(owner, (str, bytes)):
         if name == "join" and len(args) == 1:
             args = (_items(meter, args[0]),)

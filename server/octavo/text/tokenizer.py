@@ -193,8 +193,8 @@ class Tokenizer:
 
 
 def _called(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What the library returns. Its panics are no Exception, which no handler would take: a pattern of tokenizer.json
-    that backtracks without end on a text is one. Raises ValueError for them."""
+    """Call the library and return its result. Its panics are no Exception, so handlers would miss them: one cause is a
+    pattern of tokenizer.json that backtracks without end. Raises ValueError for them."""
     try:
         return method(*args, **options)
     except BaseException as error:

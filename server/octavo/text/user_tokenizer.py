@@ -1,5 +1,5 @@
-"""What `LLM.get_tokenizer` gives: the model's tokenizer under the names and defaults of transformers, for scripts that
-were written for those."""
+"""Provide the result of `LLM.get_tokenizer`: the model's tokenizer under the names and defaults of transformers, for
+scripts written for those."""
 
 from __future__ import annotations
 

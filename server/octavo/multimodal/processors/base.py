@@ -1,4 +1,4 @@
-"""What every family's image processor does: pixels for the encoder, tokens for the prompt."""
+"""Common parts of every family's image processor: pixels for the encoder, tokens for the prompt."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ImageProcessor(ABC):
 
     @cached_property
     def table(self) -> np.ndarray:
-        """What becomes of each byte, see `pixels.value_table`."""
+        """Return the value of each byte, see `pixels.value_table`."""
         image = self.settings.image
         normalize = bool(image["do_normalize"])
         return pixels.value_table(
@@ -77,11 +77,12 @@ class ImageProcessor(ABC):
 
     @abstractmethod
     def outline(self, width: int, height: int) -> dict[str, np.ndarray]:
-        """What `tensors` gives for an image of that many pixels, with pixels that are 0 and take no memory."""
+        """Return the shape of the result of `tensors` for an image of that many pixels, filled with zeros that take no
+        memory."""
 
     @abstractmethod
     def expansion(self, width: int, height: int) -> Expansion:
-        """What an image of that many pixels puts in place of its placeholder."""
+        """Return the tokens that replace the placeholder of an image of that many pixels."""
 
     def parts(self, image: ImageFeatures) -> list[ImageFeatures]:
         """The pieces of an image that the encoder takes one by one; their tokens follow each other."""

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say about its image processor."""
+"""Read the settings of an image processor from a checkpoint's files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Settings:
         return vision if isinstance(vision, Mapping) else {}
 
     def tower(self, kinds: tuple[str, ...]) -> VisionConfig:
-        """What config.json says of the encoder of images, one of ``kinds``. Raises ModelError."""
+        """Return config.json's section of the vision encoder, one of ``kinds``. Raises ModelError."""
         return vision_config(self.model, self.source, kinds)
 
     def agree(self, name: str, stated: Any, expected: Any) -> None:
@@ -118,7 +118,7 @@ def read_settings(
 
 
 def why_no_settings(folder: str | Path) -> str | None:
-    """What to say of a checkpoint without files of an image processor; None where there are some."""
+    """Explain why a checkpoint has no settings of an image processor; None if it has them."""
     path = Path(folder)
     if (path / _OWN).exists() or isinstance(_read(path / _JOINED).get("image_processor"), dict):
         return None
