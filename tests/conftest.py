@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from support.examples import FACTOR, examples_of
+from support.sampling import Case, sample
 from support.turns import turn
 
 # Triton's kernels run on the CPU in tests, in its interpreter; tests on a GPU set 0. Triton reads this when it is first
@@ -29,7 +30,36 @@ settings.register_profile("long", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_to_long(items)
+    multiply_examples(items)
+
+
+def leave_to_long(items: list[pytest.Item]) -> None:
+    """Mark as `long` what the samples of tests that are `sampled` leave out."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        strength = cases[0].get_closest_marker("sampled").kwargs.get("strength", 1)
+        chosen = sample({item.nodeid: case_of(item) for item in cases}, strength)
+        for item in cases:
+            if item.nodeid not in chosen:
+                item.add_marker(pytest.mark.long)
+
+
+def case_of(item: pytest.Item) -> Case:
+    """What is chosen for each list of parameters: those that are listed together are one choice."""
+    params = {name: repr(value) for name, value in item.callspec.params.items()}
+    lists = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    together = [[name.strip() for name in (names.split(",") if isinstance(names, str) else names)] for names in lists]
+    case = {",".join(names): ",".join(params.pop(name, "") for name in names) for names in together}
+    return case | params
+
+
+def multiply_examples(items: list[pytest.Item]) -> None:
     """Multiply every property's examples by FACTOR, also where the test names its own number."""
     if FACTOR == 1:
         return

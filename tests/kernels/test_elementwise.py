@@ -15,6 +15,7 @@ INF, NAN = float("inf"), float("nan")
 WIDTHS = [1, 7, 16, 576, 1000, 4096]
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rms_norm_is_the_one_of_transformers(isa, assert_close, width, dtype):
@@ -88,6 +89,7 @@ def test_silu_of_extreme_gates(isa):
     torch.testing.assert_close(out, torch.nn.functional.silu(gate), atol=1e-35, rtol=2e-7)
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("affine", [True, False])
@@ -105,6 +107,7 @@ def test_layer_norm(isa, assert_close, affine, width, dtype):
     assert torch.equal(alone, out) and same is total
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("kind", ["relu", "silu", "gelu", "gelu_tanh"])

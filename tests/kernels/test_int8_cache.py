@@ -126,6 +126,7 @@ def test_a_write_leaves_its_neighbours_alone(isa, data):
 # ---------------------------------------------------------------- reading
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "heads, kv_heads, head_size", [(9, 3, 64), (4, 4, 96), (5, 1, 32), (16, 2, 128), (2, 2, 256), (8, 1, 64)]

@@ -15,6 +15,7 @@ PARTS = [(299, 1), (0, 40), (63, 66), (250, 50)]
 SIZES = [(3, 8, 4, 20, 12), (16, 128, 64, 512, 128), (130, 16, 8, 32, 40)]
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("isa", all_parameters(), indirect=True)
 @pytest.mark.parametrize("dtype, kv_dtype", [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")])
 @pytest.mark.parametrize("sizes", SIZES)

@@ -57,6 +57,7 @@ def test_blocks_that_a_window_has_passed_may_be_any(isa, sequence_type, lay_out,
         assert expected.isfinite().all() and torch.equal(out, expected), (window, block_size)
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("kv_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("chunk, block_size", [(37, 16), (16, 16), (1, 16), (100, 7), (64, 48), (1000, 16)])
 def test_windows_that_do_not_slide_begin_at_their_multiples(
@@ -88,6 +89,7 @@ def test_windows_that_do_not_slide_begin_at_their_multiples(
     assert_close(plain, torch.cat(exact), plain)
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
 @pytest.mark.parametrize("dtype, kv_dtype", [("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")])
 @pytest.mark.parametrize(

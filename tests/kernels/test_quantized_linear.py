@@ -111,6 +111,7 @@ def test_weights_that_cannot_be_held_are_refused():
         cpu.quantized_linear(torch.ones(1, 32), packing.pack_w8(torch.ones(4, 64)))
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("terms", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
@@ -338,6 +339,7 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, kind, dtype, terms):
     assert torch.equal(plain, cpu.silu_and_mul(wide))
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("inner", [32, 160, 80])  # the last one in separate steps
 @pytest.mark.parametrize("kind", ["w8", "Q4_0", "Q4_1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -27,6 +27,7 @@ def run(
     return q, from_pair_layout(kv_cache) if backend is cpu and has_pair_layout(kv_cache) else kv_cache
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("head_size, rot_dim", [(64, 64), (128, 128), (80, 32), (8, 8), (24, 20), (6, 2)])
 @pytest.mark.parametrize(
     "dtype, kv_dtype",

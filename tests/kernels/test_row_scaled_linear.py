@@ -132,6 +132,7 @@ def test_fused_steps_have_the_bits_of_separate_ones(isa, dtype):
     assert torch.equal(cpu.quantized_linear(fused, packed), cpu.quantized_linear(cpu.silu_and_mul(wide), packed))
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("inner", [32, 160, 80])  # the last one in separate steps
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("by_row", [(True, True), (True, False), (False, True)], ids=str)

@@ -12,6 +12,7 @@ from octavo_kernels import cpu, reference
 DTYPES = [torch.float32, torch.bfloat16]
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 16, 37])
 @pytest.mark.parametrize("second, depth", [(0, 0), (2, 0), (0, 3), (1, 3)])

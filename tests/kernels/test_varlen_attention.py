@@ -25,6 +25,7 @@ def rows_of(lengths: list[int], heads: int, kv_heads: int, size: int, dtype: tor
     return (torch.randn(sum(lengths), (heads + 2 * kv_heads) * size, generator=generator) * 1.5).to(dtype)
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), SHAPES)

@@ -99,6 +99,7 @@ def check(device, assert_close, q, kv_cache, metadata, *options, limit=None, **n
 # ---------------------------------------------------------------- right
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "heads, kv_heads, head_size, block_size, window, softcap",
     [
@@ -130,6 +131,7 @@ def test_sinks_take_part_in_the_softmax_once(device, sequence_type, lay_out, ass
     assert not torch.equal(out, without)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("window, block_size", [(37, 16), (1, 16), (16, 16), (50, 48)])
 def test_blocks_that_a_window_has_passed_may_be_any(device, sequence_type, lay_out, dtype, window, block_size):
     """Their entries in tables are the null block, or what they were before they were given back: here one of NaN."""
@@ -146,6 +148,7 @@ def test_blocks_that_a_window_has_passed_may_be_any(device, sequence_type, lay_o
     assert expected.isfinite().all() and torch.equal(out, expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("chunk, block_size", [(37, 16), (16, 16), (1, 16), (50, 48), (1000, 16)])
 def test_windows_that_do_not_slide_begin_at_their_multiples(
     device, sequence_type, lay_out, assert_close, dtype, chunk, block_size
@@ -183,12 +186,14 @@ def test_rows_attend_up_to_their_limit(device, sequence_type, lay_out, assert_cl
         assert torch.equal(attend(device, *alone, 0.2, window, limit=limit[rows].contiguous()), out[rows])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 160])
 def test_decode_at_the_edges_of_pages_and_chunks(device, sequence_type, lay_out, assert_close, dtype, length):
     parts = make_parts(sequence_type, [(length - 1, 1), (40, 1)], 2, 1, 32, dtype, seed=length)
     check(device, assert_close, *lay_out(parts, 16), 0.2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("count", range(1, 9))
 def test_several_queries_of_a_sequence(device, sequence_type, lay_out, assert_close, dtype, count):
     """Drafts to verify: 1 to 8 queries a sequence, also where a window begins within them."""
