@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.autoscaling.decision import Decision, decide, estimate_capacity, rounded_capacity, update_capacity
-from octavo_operator.autoscaling.metrics_page import MAX_BYTES, Load, MetricsPageError, parse, startup_seconds
+from octavo_operator.autoscaling.metrics_page import MAX_BYTES, Load, parse, startup_seconds
 from octavo_operator.claims.own_deployments import OwnDeployments
 from octavo_operator.groups.places import num_held
+from octavo_operator.kube.pod_client import PodClient, PodUnreadableError
 from octavo_operator.kube.store import Key, Store
 from octavo_operator.observed.children import pods_of
 from octavo_operator.observed.diagnosis import Problem, diagnose, is_finished
@@ -35,7 +34,6 @@ CACHE_SECONDS = 1.0  # of a decision
 RECHECK_SECONDS = 0.25  # before scaling up: requests may have waited for one step only
 REPORT_AFTER_SECONDS = 5.0  # of failing scrapes of a pod
 IDLE_INTERVAL_SECONDS = 20.0  # of scrapes for the status while no autoscaler asks
-MAX_CONCURRENT_SCRAPES = 100
 
 
 class MetricUnavailableError(Exception):
@@ -82,9 +80,8 @@ class LoadReader:
         """`operator`: our name in claims; LLMDeployments of other operators are left out. None: there are none."""
         self._store, self._changed, self._clock = store, changed, clock
         self._memory: dict[Key, _Memory] = {}
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT_SCRAPES)
+        self._client = PodClient(TIMEOUT_SECONDS, MAX_BYTES)
         self._deployments = OwnDeployments(store, "autoscaling", operator)
-        self._session: aiohttp.ClientSession | None = None
 
     def deployment(self, key: Key) -> LLMDeployment | None:
         """The LLMDeployment if it has spec.autoscaling and is ours."""
@@ -100,12 +97,12 @@ class LoadReader:
         return memory.problem if memory else None
 
     def capacity(self, key: Key) -> float | None:
-        """How many requests a replica handles at once, as observed."""
+        """Return how many requests a replica handles at once, as observed."""
         memory = self._memory.get(key)
         return memory.capacity if memory else None
 
     def needed(self, key: Key) -> int | None:
-        """How many replicas the load of the last scrape needs; None: unknown."""
+        """Return how many replicas the load of the last scrape needs; None: unknown."""
         memory = self._memory.get(key)
         return memory.decision.needed if memory and memory.decision else None
 
@@ -126,11 +123,10 @@ class LoadReader:
     async def read_startup(self, pod: Json) -> dict[str, float]:
         """Seconds of the phases in which the engine of a pod started; {} where its page cannot be read."""
         url = metrics_url(pod)
-        async with self._slots:
-            try:
-                return startup_seconds(await self._fetch(url)) if url else {}
-            except (MetricsPageError, TimeoutError, aiohttp.ClientError, OSError, ValueError):
-                return {}
+        try:
+            return startup_seconds(await self._fetch(url)) if url else {}
+        except ValueError:
+            return {}
 
     async def run(self, leading: asyncio.Event) -> None:
         """Scrapes what no autoscaler has asked for lately. Until cancelled."""
@@ -150,8 +146,7 @@ class LoadReader:
         for memory in self._memory.values():
             if memory.running:
                 memory.running.cancel()
-        if self._session:
-            await self._session.close()
+        await self._client.close()
 
     def _finished(self, memory: _Memory, task: asyncio.Task[Decision]) -> None:
         memory.running = None
@@ -186,7 +181,7 @@ class LoadReader:
                 self._changed(key)
 
     def _exceeds(self, key: Key) -> bool:
-        """Whether the load needs more than maxReplicas."""
+        """True if the load needs more than maxReplicas."""
         deployment, needed = self.deployment(key), self.needed(key)
         limits = deployment.spec.autoscaling if deployment else None
         return limits is not None and needed is not None and needed > limits.max_replicas
@@ -222,36 +217,14 @@ class LoadReader:
 
     async def _scrape_pod(self, target: ScrapeTarget) -> Load | Exception:
         if target.url is None:
-            return MetricsPageError("it has no IP address yet")
-        async with self._slots:
-            try:
-                return parse(await self._fetch(target.url))
-            except MetricsPageError as error:
-                return error
-            except TimeoutError:
-                return MetricsPageError(f"no response within {TIMEOUT_SECONDS:g} s")
-            except aiohttp.ClientConnectorError as error:
-                return MetricsPageError(
-                    f"connecting to {target.url} failed: {error.os_error.strerror or error.os_error}"
-                )
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                return MetricsPageError(str(error) or type(error).__name__)
+            return PodUnreadableError("it has no IP address yet")
+        try:
+            return parse(await self._fetch(target.url))
+        except ValueError as error:
+            return error
 
     async def _fetch(self, url: str) -> bytes:
-        if self._session is None:
-            # Connections are not kept: an IP address may soon be another pod's.
-            connector = aiohttp.TCPConnector(limit=MAX_CONCURRENT_SCRAPES, force_close=True)
-            self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": "octavo-operator"})
-        limits = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-        async with self._session.get(url, timeout=limits, allow_redirects=False) as response:
-            if response.status != 200:
-                raise MetricsPageError(f"HTTP status {response.status}")
-            out = bytearray()
-            async for chunk in response.content.iter_any():
-                out += chunk
-                if len(out) > MAX_BYTES:
-                    raise MetricsPageError(f"its metrics page is larger than {MAX_BYTES // 2**20} MiB")
-            return bytes(out)
+        return await self._client.call(url)
 
 
 def scrape_targets(deployment: LLMDeployment, pods: list[Json], live: Json | None) -> tuple[list[ScrapeTarget], bool]:
@@ -281,13 +254,13 @@ def scrape_targets(deployment: LLMDeployment, pods: list[Json], live: Json | Non
 
 
 def metrics_url(pod: Json) -> str | None:
-    """Where the engine of a pod has its metrics; None: it has no address yet."""
+    """Return the URL of a pod's metrics; None if the pod has no address yet."""
     url = management_url(pod)
     return f"{url}/metrics" if url else None
 
 
 def management_url(pod: Json) -> str | None:
-    """Where the engine of a pod has its management port; None: it has no address yet."""
+    """Return the URL of a pod's management port; None if the pod has no address yet."""
     address = (pod.get("status") or {}).get("podIP")
     host = f"[{address}]" if address and ":" in address else address
     return f"http://{host}:{_management_port(pod)}" if host else None

@@ -7,13 +7,12 @@ and nothing in the data path has rights on the API server. What is decided: zero
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import aiohttp
 
 from octavo_operator.api import FIELD_MANAGER, KIND, LLMDeployment
 from octavo_operator.autoscaling.condition import SCALE_TO_ZERO_UNAVAILABLE
@@ -30,6 +29,7 @@ from octavo_operator.autoscaling.zero import (
     watch_idle,
 )
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
+from octavo_operator.kube.pod_client import PodClient, PodUnreadableError
 from octavo_operator.kube.store import Key, Store
 from octavo_operator.observed import workload
 from octavo_operator.observed.children import pods_of
@@ -45,12 +45,9 @@ PAUSE_SECONDS = 30  # until routers know that the replicas are gone; an operator
 TIMEOUT_SECONDS = 2.0  # of everything but waiting
 _RETRY_SECONDS = 0.25
 _PERIOD_SECONDS = 1.0
+_MAX_BYTES = 1 << 20  # of an answer
 
 Post = Callable[[LLMDeployment, str, str], Awaitable[None]]  # an event: its reason and message
-
-
-class _UnreadableError(Exception):
-    """A router does not answer."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class ZeroScaler:
         self._idle: dict[Key, Idle | None] = {}
         self._due: dict[Key, float] = {}  # of the next sample
         self._addresses: dict[Key, tuple[tuple[tuple[str, str], ...], dict[str, str | None]]] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._http = PodClient(TIMEOUT_SECONDS, _MAX_BYTES, max_concurrent=0)
 
     async def run(self, leading: asyncio.Event) -> None:
         """Runs until cancelled."""
@@ -102,8 +99,7 @@ class ZeroScaler:
 
     async def close(self) -> None:
         """Closes connections."""
-        if self._session:
-            await self._session.close()
+        await self._http.close()
 
     def _keep(self, known: set[Key], gateways: set[Key]) -> None:
         memories: list[dict[Key, Any]] = [self._idle, self._due, self.wakes]
@@ -143,7 +139,7 @@ class ZeroScaler:
                     since = -1
                     await asyncio.sleep(_RETRY_SECONDS)
                 await asyncio.sleep(0.02)
-            except _UnreadableError:  # it starts, or ends
+            except PodUnreadableError:  # it starts, or ends
                 since = -1
                 await asyncio.sleep(_PERIOD_SECONDS)
             except Exception:
@@ -166,7 +162,7 @@ class ZeroScaler:
         return True
 
     async def _start_unheld(self, found: list[LLMDeployment]) -> None:
-        """What no request can bring back, because nobody holds one, is not left at zero."""
+        """Start a replica where no router holds requests: no request could start it."""
         for one in found:
             if not one.is_woken_by_requests or one.routers_hold or self._gateways(one):
                 continue
@@ -227,14 +223,14 @@ class ZeroScaler:
             return None
         try:
             found = await self._ask(url, pool, -1, 0)
-        except _UnreadableError:
+        except PodUnreadableError:
             return None
         return RouterLoad(found.held.get(pool, 0), found.in_flight.get(pool, 0))
 
     # The API server and routers.
 
     async def _scale(self, deployment: LLMDeployment, replicas: int, version: str) -> bool:
-        """Whether it was written."""
+        """True if it was written."""
         if not self._may_write():
             return False
         key = (deployment.namespace, deployment.name)
@@ -267,34 +263,26 @@ class ZeroScaler:
             held, under_way = dict(answer["held"]), dict(answer["in_flight"])
             return _Held(int(answer["arrivals"]), held, under_way)
         except (KeyError, TypeError, ValueError) as error:
-            raise _UnreadableError(str(error)) from error
+            raise PodUnreadableError(str(error)) from error
 
     async def _post_to(self, url: str, what: str, **params: str) -> Json:
         return await self._call("POST", f"{url}/{what}", params, 0)
 
     async def _call(self, method: str, url: str, params: dict[str, str], wait: float) -> Json:
-        if self._session is None:
-            # Connections are not kept: an IP address may soon be another pod's.
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": "octavo-operator"})
-        limits = aiohttp.ClientTimeout(total=wait + TIMEOUT_SECONDS, sock_connect=TIMEOUT_SECONDS)
+        text = await self._http.call(url, method, params, wait)
         try:
-            async with self._session.request(
-                method, url, params=params, timeout=limits, allow_redirects=False
-            ) as response:
-                if response.status != 200:
-                    raise _UnreadableError(f"HTTP status {response.status}")
-                answer = await response.json()
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _UnreadableError(str(error)) from error
+            answer = json.loads(text)
+        except ValueError as error:
+            raise PodUnreadableError(f"the answer is no JSON: {error}") from error
         if not isinstance(answer, dict):
-            raise _UnreadableError("no object")
+            raise PodUnreadableError("the answer is no JSON object")
         return answer
 
 
 def _known(deployment: LLMDeployment) -> dict[str, str]:
-    """What a router is told of the replicas that it waits for: how long the last start took, for its Retry-After while
-    it has seen none, and how many requests one handles at once: as was seen, but never more than the spec allows."""
+    """Return what a router needs to know of the replicas that it waits for: the duration of the last start, for its
+    Retry-After until it has seen one itself, and how many requests a replica handles at once: as observed, and at most
+    as the spec allows."""
     seconds = (deployment.status.get("start") or {}).get("ready")
     rooms = [one for one in (deployment.status.get("replicaCapacity"), deployment.spec.engine.max_num_seqs) if one]
     start = {} if seconds is None else {"start": f"{seconds:g}"}

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import aiohttp
-
 from octavo_operator.autoscaling.zero import picker_addresses
 from octavo_operator.deployment.routing import CONFIG_REJECTED
+from octavo_operator.kube.pod_client import PodClient, PodUnreadableError
 from octavo_operator.kube.store import Key, Store
 from octavo_operator.observed.children import pods_of
 from octavo_operator.observed.diagnosis import Problem
@@ -28,11 +27,10 @@ TIMEOUT_SECONDS = 2.0
 _KINDS = ("clusters", "listeners")
 _MAX_WORDS = 600
 _MAX_BYTES = 1 << 16
-_MAX_CONCURRENT = 100
 
 
 def parse_rejected(answer: Any) -> Rejected:
-    """From a picker's answer. Raises ValueError."""
+    """Parse a picker's answer. Raises ValueError."""
     try:
         return {kind: _sentence(answer[kind]) for kind in _KINDS if kind in answer}
     except (KeyError, TypeError, OverflowError, OSError) as error:
@@ -68,11 +66,10 @@ class RejectionReader:
         self._store, self._changed, self._is_ours = store, changed, is_ours
         self._said: dict[Key, dict[str, Rejected]] = {}  # by the routers' uids
         self._addresses: dict[Key, tuple[tuple[tuple[str, str], ...], dict[str, str]]] = {}
-        self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
-        self._session: aiohttp.ClientSession | None = None
+        self._client = PodClient(TIMEOUT_SECONDS, _MAX_BYTES)
 
     def problem(self, key: Key) -> Problem | None:
-        """What the routers of an LLMDeployment or an LLMGateway have said last."""
+        """Return the problem that the routers of an LLMDeployment or an LLMGateway reported last."""
         return rejection_problem(self._said.get(key, {}))
 
     async def run(self, leading: asyncio.Event) -> None:
@@ -96,8 +93,7 @@ class RejectionReader:
 
     async def close(self) -> None:
         """Closes connections."""
-        if self._session:
-            await self._session.close()
+        await self._client.close()
 
     def _routers(self, key: Key) -> dict[str, str]:
         """Addresses of pickers, by uid."""
@@ -120,22 +116,10 @@ class RejectionReader:
 
     async def _ask(self, url: str) -> Rejected | None:
         """None: there is no answer. A picker of an older release has none to give."""
-        if self._session is None:
-            # Connections are not kept: an IP address may soon be another pod's.
-            connector = aiohttp.TCPConnector(limit=_MAX_CONCURRENT, force_close=True)
-            self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": "octavo-operator"})
-        limits = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         try:
-            async with (
-                self._slots,
-                self._session.get(f"{url}/rejected", timeout=limits, allow_redirects=False) as response,
-            ):
-                if response.status == 404:
-                    return {}
-                if response.status != 200:
-                    return None
-                text = await response.content.read(_MAX_BYTES)
-                return parse_rejected(json.loads(text))
-        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+            return parse_rejected(json.loads(await self._client.call(f"{url}/rejected")))
+        except ValueError as error:
+            if isinstance(error, PodUnreadableError) and error.status == 404:
+                return {}
             logger.debug("a router at %s does not say what Envoy rejected: %r", url, error)
             return None

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from octavo_operator.api import GROUP, LLMDeployment
+from octavo_operator.kube.backoff import Backoff
 from octavo_operator.observed.diagnosis import Problem
 from octavo_operator.observed.workload import Group
 from octavo_operator.render.workload import KIND
@@ -26,7 +27,7 @@ from octavo_operator.times import parse_time
 
 HELD = f"{GROUP}/held-groups"  # annotation of the LeaderWorkerSet
 UNSCHEDULABLE = "GroupUnschedulable"  # reason of a condition
-FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 60.0, 600.0  # until a group that was given up is tried again
+_RETRIES = Backoff(60.0, 600.0)  # until a group that was given up is tried again
 TURN_SECONDS = 15.0  # that others have to take the places of one that was given up
 _STOP_SECONDS = 5.0  # in which a pod that waits for its group ends, after preStop
 _LEAST_PATIENCE_SECONDS = 5.0
@@ -51,7 +52,7 @@ class Held:
 
     @classmethod
     def read(cls, live: Json | None) -> Held | None:
-        """From the annotation."""
+        """Parse the annotation."""
         text = ((live or {}).get("metadata") or {}).get("annotations", {}).get(HELD, "")
         parts = text.split("/")
         if len(parts) != 5 or not all(part.isdigit() for part in parts):
@@ -61,8 +62,8 @@ class Held:
 
     @property
     def due(self) -> float:
-        """When they are tried again."""
-        return self.at + min(FIRST_DELAY_SECONDS * 2.0 ** (self.tries - 1), LONGEST_DELAY_SECONDS)
+        """The time at which they are tried again."""
+        return self.at + _RETRIES.delay(self.tries)
 
 
 def num_held(live: Json | None) -> int:
@@ -96,7 +97,7 @@ class Rivals:
 
 
 def partly_placed_since(group: Group, size: int) -> float | None:
-    """Since when some pods of a group have places while others find none; None: it is not so."""
+    """Return since when some pods of a group are scheduled while others find no node; None if that is not so."""
     scheduled = {pod["metadata"]["name"]: _scheduled(pod) for pod in group.pods}
     waiting = [one for one in scheduled.values() if one.get("status") == "False"]
     placed = [one for one in scheduled.values() if one.get("status") == "True"]
@@ -108,7 +109,7 @@ def partly_placed_since(group: Group, size: int) -> float | None:
 def find_places(
     deployment: LLMDeployment, live: Json | None, groups: Iterable[Group], rivals: Callable[[], Rivals], now: float
 ) -> Places:
-    """What becomes of the groups of the LeaderWorkerSet `live`."""
+    """Decide which groups of the LeaderWorkerSet `live` run, are held back, or are evicted."""
     if live is None or live.get("kind") != KIND:
         return Places()
     wanted, size = deployment.replicas, deployment.spec.parallelism.nodes
@@ -160,7 +161,7 @@ def _wait_or_give_up(
 
 
 def _patience(deployment: LLMDeployment) -> float:
-    """So that its places are free after surgePatienceSeconds, the end of its pods included."""
+    """Return the seconds after which a group is given up: its pods have ended after surgePatienceSeconds then."""
     stopping = deployment.spec.lifecycle.pre_stop_seconds + _STOP_SECONDS
     return max(deployment.spec.rollout.surge_patience_seconds - stopping, _LEAST_PATIENCE_SECONDS)
 

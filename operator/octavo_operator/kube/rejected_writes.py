@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from octavo_operator.kube.backoff import Backoff
 from octavo_operator.kube.store import Key, ObjectRef
 
 REPORT_TRANSIENT_AFTER_SECONDS = 3.0
@@ -35,7 +36,8 @@ class RejectedWrites:
         max_delay: float = 60.0,
         max_transient_delay: float = 30.0,
     ) -> None:
-        self._clock, self._base, self._max, self._max_transient = clock, base_delay, max_delay, max_transient_delay
+        self._clock = clock
+        self._final, self._transient = Backoff(base_delay, max_delay), Backoff(base_delay, max_transient_delay)
         self._known: dict[Key, dict[ObjectRef, _RejectedWrite]] = {}
 
     def check(self, key: Key, ref: ObjectRef, request: str) -> None:
@@ -54,8 +56,8 @@ class RejectedWrites:
             since, count = known.since, known.count + 1
         elif known and not final and not known.final:
             since = known.since  # another request, the same outage
-        delay = min(self._base * 2 ** min(count - 1, 30), self._max if final else self._max_transient)
-        refs[ref] = _RejectedWrite(request, error, final, count, since, now + delay)
+        backoff = self._final if final else self._transient
+        refs[ref] = _RejectedWrite(request, error, final, count, since, now + backoff.delay(count))
 
     def error_to_report(self, key: Key) -> Exception | None:
         """The error for the status: a final one first, otherwise the transient one that has lasted longest."""

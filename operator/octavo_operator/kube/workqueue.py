@@ -8,14 +8,16 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from octavo_operator.kube.backoff import Backoff
+
 K = TypeVar("K", bound=Hashable)
 
 
 class WorkQueue(Generic[K]):
-    """For one event loop. `get` and `done` come in pairs."""
+    """A queue for one event loop. `get` and `done` come in pairs."""
 
     def __init__(self, base_delay: float = 0.5, max_delay: float = 300.0) -> None:
-        self._base_delay, self._max_delay = base_delay, max_delay
+        self._backoff = Backoff(base_delay, max_delay)
         self._ready: OrderedDict[K, None] = OrderedDict()
         self._processing: set[K] = set()
         self._dirty: set[K] = set()  # added while being processed
@@ -46,7 +48,7 @@ class WorkQueue(Generic[K]):
     def retry(self, key: K) -> float:
         """Queues `key` with backoff. Returns the delay in seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        delay: float = min(self._base_delay * 2 ** min(count - 1, 30), self._max_delay)
+        delay = self._backoff.delay(count)
         self.add_after(key, delay)
         return delay
 

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from octavo_operator.api import LLMDeployment
 from octavo_operator.autoscaling.load_reader import management_url
 from octavo_operator.claims.own_deployments import OwnDeployments
+from octavo_operator.kube.pod_client import PodClient
 from octavo_operator.kube.store import Key, Store
 from octavo_operator.lora.summary import PodAdapters, Said, is_behind, next_to_ask, parse_report, serving_uids
 from octavo_operator.observed.children import pods_of
@@ -30,12 +29,11 @@ SETTLED_SECONDS = 15.0  # of another: it may have been restarted
 TIMEOUT_SECONDS = 2.0
 SILENT_SECONDS = 10.0  # until what a pod has said last no longer counts
 _MAX_BYTES = 1 << 20
-_MAX_CONCURRENT = 100
 
 
 @dataclass
 class _Memory:
-    """Of one LLMDeployment, by the uids of its pods."""
+    """State of one LLMDeployment, by the uids of its pods."""
 
     said: dict[str, PodAdapters] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
@@ -66,11 +64,10 @@ class AdapterReader:
         self._memory: dict[Key, _Memory] = {}
         self._deployments = OwnDeployments(store, "adapters", operator)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
-        self._session: aiohttp.ClientSession | None = None
+        self._client = PodClient(TIMEOUT_SECONDS, _MAX_BYTES)
 
     def said(self, key: Key) -> Said:
-        """What the pods of an LLMDeployment have said last."""
+        """Return the last reports of the pods of an LLMDeployment."""
         memory = self._memory.get(key)
         return memory.said if memory else {}
 
@@ -89,8 +86,7 @@ class AdapterReader:
         """Cancels what is asked and closes connections."""
         for task in self._tasks:
             task.cancel()
-        if self._session:
-            await self._session.close()
+        await self._client.close()
 
     def _look_after(self, key: Key, deployment: LLMDeployment) -> None:
         memory, now = self._memory.setdefault(key, _Memory()), self._clock()
@@ -115,10 +111,9 @@ class AdapterReader:
     async def _ask(self, key: Key, memory: _Memory, uid: str, url: str, reload: bool) -> None:
         """Reads a pod; `reload`: after it has read its list."""
         try:
-            async with self._slots:
-                method, path = ("POST", "/v1/adapters/reload") if reload else ("GET", "/v1/adapters")
-                found = parse_report(await self._call(method, f"{url}{path}"))
-        except (aiohttp.ClientError, OSError, ValueError, TimeoutError) as error:
+            method, path = ("POST", "/v1/adapters/reload") if reload else ("GET", "/v1/adapters")
+            found = parse_report(json.loads(await self._client.call(f"{url}{path}", method)))
+        except ValueError as error:
             logger.debug("%s/%s: a pod's adapters cannot be read: %r", *key, error)
             now = self._clock()
             if now - memory.silent.setdefault(uid, now) >= SILENT_SECONDS and memory.said.pop(uid, None) is not None:
@@ -132,19 +127,3 @@ class AdapterReader:
         if memory.said.get(uid) != found:
             memory.said[uid] = found
             self._changed(key)
-
-    async def _call(self, method: str, url: str) -> Any:
-        if self._session is None:
-            # Connections are not kept: an IP address may soon be another pod's.
-            connector = aiohttp.TCPConnector(limit=_MAX_CONCURRENT, force_close=True)
-            self._session = aiohttp.ClientSession(connector=connector, headers={"User-Agent": "octavo-operator"})
-        limits = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
-        async with self._session.request(method, url, timeout=limits, allow_redirects=False) as response:
-            if response.status != 200:
-                raise ValueError(f"HTTP status {response.status}")
-            text = bytearray()
-            async for chunk in response.content.iter_any():
-                text += chunk
-                if len(text) > _MAX_BYTES:
-                    raise ValueError(f"its answer is larger than {_MAX_BYTES} bytes")
-            return json.loads(text)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from octavo_operator.kube.backoff import Backoff
 from octavo_operator.kube.store import Key, ObjectRef
 from octavo_operator.observed.diagnosis import Problem
 
@@ -32,11 +33,11 @@ class Contests:
     """Counts reverts by object. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float], base_delay: float = 5.0, max_delay: float = 300.0) -> None:
-        self._clock, self._base, self._max = clock, base_delay, max_delay
+        self._clock, self._backoff = clock, Backoff(base_delay, max_delay)
         self._known: dict[Key, dict[ObjectRef, _Contest]] = {}
 
     def may_write(self, key: Key, ref: ObjectRef, desired: str, why: str, managers: tuple[str, ...] = ()) -> bool:
-        """Whether to write an object that differs from what is desired (`desired`: a hash of that) now."""
+        """True if to write an object that differs from what is desired (`desired`: a hash of that) now."""
         now = self._clock()
         refs = self._known.setdefault(key, {})
         one = refs.get(ref)
@@ -52,7 +53,7 @@ class Contests:
         if one := self._known.get(key, {}).get(ref):
             one.reverts += 1
             if one.reverts >= IMMEDIATE_REVERTS:
-                one.delay = min(self._base * 2 ** min(one.reverts - IMMEDIATE_REVERTS, 30), self._max)
+                one.delay = self._backoff.delay(one.reverts - IMMEDIATE_REVERTS + 1)
             one.next_write = self._clock() + one.delay
 
     def forget(self, key: Key) -> None:
