@@ -65,7 +65,7 @@ class OperatorConfig:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> OperatorConfig:
-        """From the variables OCTAVO_*, POD_NAME, POD_NAMESPACE and POD_IP. Raises ConfigError."""
+        """Read the variables OCTAVO_*, POD_NAME, POD_NAMESPACE and POD_IP. Raises ConfigError."""
 
         def words(name: str) -> tuple[str, ...]:
             return tuple(word.strip() for word in env.get(name, "").split(",") if word.strip())

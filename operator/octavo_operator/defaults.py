@@ -29,7 +29,7 @@ class Defaults:
 
     @classmethod
     def parse(cls, text: str) -> Defaults:
-        """From JSON. Raises ValueError, which names the field."""
+        """Parse JSON. Raises ValueError, which names the field."""
         try:
             fields = json.loads(text)
         except json.JSONDecodeError as error:

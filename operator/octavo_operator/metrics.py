@@ -41,7 +41,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class OperatorState:
-    """What the metrics say of the controller."""
+    """The controller's state as the metrics show it."""
 
     is_leading: bool
     queue_depth: int
@@ -61,7 +61,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, deployment: LLMDeployment | InvalidLLMDeployment, status: Json, pods: list[Json]) -> Snapshot:
-        """From its new status and its pods."""
+        """Take a snapshot from its new status and its pods."""
         restarts = tuple((pod["metadata"]["name"], _restarts(pod)) for pod in pods)
         if isinstance(deployment, InvalidLLMDeployment):  # running pods stay
             return cls(status["replicas"], status, None, restarts)

@@ -38,7 +38,7 @@ class Place:
         self._has_begun = self._is_over = False
 
     def decided(self, refusal: Refusal | None) -> bool:
-        """Whether anybody still waits for it."""
+        """True if anybody still waits for it."""
         if self._is_over:
             return False
         self._has_begun = refusal is None
@@ -67,7 +67,7 @@ class Tenants:
 
     @property
     def limits_tokens(self) -> bool:
-        """Whether it matters what the engines count."""
+        """True if it matters what the engines count."""
         return any(one.tokens_per_minute for one in self.limits.values())
 
     def under_way(self, tenant: str) -> int:

@@ -52,7 +52,7 @@ class Circle:
         return self._view_of[1]
 
     def agrees(self, now: float) -> bool:
-        """Whether all see the same, and say so."""
+        """True if all see the same, and say so."""
         if self._listed is None:
             return False
         others, view = self.members - {self.me}, self.view

@@ -40,7 +40,7 @@ class Hold:
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody else may wait."""
+        """True if nobody else may wait."""
         return len(self._waiting) >= self.max_requests
 
     def arrivals(self, pool: str | None) -> int:

@@ -25,7 +25,7 @@ class Limits:
 
     @property
     def counts_requests(self) -> bool:
-        """Whether routers have to know of each other's requests."""
+        """True if routers have to know of each other's requests."""
         return self.max_concurrent is not None or self.requests_per_minute is not None
 
     def share(self, routers: int) -> Limits:

@@ -99,7 +99,7 @@ class Peers:
         tenants.links = self
 
     def ask(self, router: str, tenant: str, then: Callable[[Verdict], None]) -> None:
-        """Whether a request of the tenant may begin."""
+        """True if a request of the tenant may begin."""
         link = self._links.get(router)
         if link and link.answers:
             link.ask(tenant, then)

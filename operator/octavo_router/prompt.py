@@ -96,11 +96,11 @@ class _Text:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more counts."""
+        """True if nothing more counts."""
         return self.size >= MAX_TEXT or self._parts >= _MAX_PARTS
 
     def has_room(self) -> bool:
-        """Whether another part counts, which does from now on."""
+        """True if another part counts, which does from now on."""
         if self.is_full:
             return False
         self._parts += 1

@@ -170,7 +170,7 @@ class Processor:
             self._release(pool)
 
     def holds(self, pool: str) -> bool:
-        """Whether a request of the pool has to wait: for a replica, or behind those that do. Only a model that has just
+        """True if a request of the pool has to wait: for a replica, or behind those that do. Only a model that has just
         come, or gone, has a pool of which Envoy has not told: its name is in another file than its cluster."""
         if not self._hold.max_requests or self._found is None or not pool:
             return False
@@ -349,7 +349,7 @@ class Request:
         self._processor.tenants.begin(self._place, time.monotonic())
 
     def _is_kept(self, said: dict[str, str], prompt: Prompt, began: float) -> bool:
-        """Whether the request is about what one replica keeps, and has been sent there or answered."""
+        """True if the request is about what one replica keeps, and has been sent there or answered."""
         replicas, path = self._processor.replicas_of(self._pool), path_of(said)
         if replicas is None:
             return False

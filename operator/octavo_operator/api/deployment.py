@@ -14,7 +14,7 @@ from octavo_operator.api.spec import LLMDeploymentSpec
 
 
 class _Identity:
-    """What sets it apart from other owners of objects."""
+    """Fields that tell one owner of objects from another."""
 
     name: str
     namespace: str
@@ -42,7 +42,7 @@ class LLMDeployment(_Identity):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LLMDeployment:
-        """From an object of the API. Raises SpecError for a spec that does not fit the CRD's types."""
+        """Parse an object of the API. Raises SpecError for a spec that does not fit the CRD's types."""
         meta = data["metadata"]
         return cls(
             meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1),
@@ -71,23 +71,23 @@ class LLMDeployment(_Identity):
 
     @property
     def scales_to_zero(self) -> bool:
-        """Whether it has no replica while nobody asks for anything, if somebody holds requests: routers of its own, or
+        """True if it has no replica while nobody asks for anything, if somebody holds requests: routers of its own, or
         a gateway's."""
         autoscaling = self.spec.autoscaling
         return autoscaling is not None and autoscaling.min_replicas == 0
 
     @property
     def routers_hold(self) -> bool:
-        """Whether it has routers that hold requests while it has no replica."""
+        """True if it has routers that hold requests while it has no replica."""
         return self.scales_to_zero and self.spec.routing.routers is not None
 
     @property
     def is_woken_by_requests(self) -> bool:
-        """Whether it is at zero, and a request brings it back."""
+        """True if it is at zero, and a request brings it back."""
         return self.scales_to_zero and self.spec.replicas == 0 and not self.spec.suspend
 
     def owner_reference(self) -> dict[str, Any]:
-        """For metadata.ownerReferences of its children."""
+        """Return the entry for metadata.ownerReferences of its children."""
         return {
             "apiVersion": API_VERSION, "kind": KIND, "name": self.name, "uid": self.uid, "controller": True,
             "blockOwnerDeletion": True,
@@ -107,7 +107,7 @@ class InvalidLLMDeployment(_Identity):
 
     @classmethod
     def of(cls, data: Mapping[str, Any], error: SpecError) -> InvalidLLMDeployment:
-        """From an object of the API, and why it does not parse."""
+        """Keep the identity of an object of the API whose spec does not parse, and the error."""
         meta = data["metadata"]
         return cls(
             meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1), data.get("status") or {},

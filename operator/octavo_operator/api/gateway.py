@@ -179,7 +179,7 @@ class LLMGatewaySpec:
 
 
 class _Identity:
-    """What sets it apart from other owners of objects."""
+    """Fields that tell one owner of objects from another."""
 
     name: str
     namespace: str
@@ -206,7 +206,7 @@ class LLMGateway(_Identity):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LLMGateway:
-        """From an object of the API. Raises SpecError for a spec that does not fit the CRD's types."""
+        """Parse an object of the API. Raises SpecError for a spec that does not fit the CRD's types."""
         meta = data["metadata"]
         return cls(
             meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1),
@@ -215,14 +215,14 @@ class LLMGateway(_Identity):
         )  # fmt: skip
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether an LLMDeployment of the same namespace, with these labels, is served."""
+        """True if an LLMDeployment of the same namespace, with these labels, is served."""
         selector = self.spec.selector or {}
         wanted = selector.get("matchLabels") or {}
         requirements = selector.get("matchExpressions") or []
         return wanted.items() <= labels.items() and all(_meets(labels, one) for one in requirements)
 
     def owner_reference(self) -> dict[str, Any]:
-        """For metadata.ownerReferences of its children."""
+        """Return the entry for metadata.ownerReferences of its children."""
         return {
             "apiVersion": API_VERSION, "kind": KIND, "name": self.name, "uid": self.uid, "controller": True,
             "blockOwnerDeletion": True,
@@ -242,7 +242,7 @@ class InvalidLLMGateway(_Identity):
 
     @classmethod
     def of(cls, data: Mapping[str, Any], error: SpecError) -> InvalidLLMGateway:
-        """From an object of the API, and why it does not parse."""
+        """Keep the identity of an object of the API whose spec does not parse, and the error."""
         meta = data["metadata"]
         return cls(
             meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1), data.get("status") or {},

@@ -238,5 +238,5 @@ class Model:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether the container `fetch` downloads it."""
+        """True if the container `fetch` downloads it."""
         return self.source not in ("pvc", "oci", "file")

@@ -53,7 +53,7 @@ class PickerResources(Resources):
 
 @dataclass(frozen=True, kw_only=True)
 class Affinity:
-    """What routers route by, and their size: of `spec.routing.prefix` and of a gateway."""
+    """Settings and size of routers that route by prefix: `spec.routing.prefix`, and those of a gateway."""
 
     session_headers: tuple[str, ...] = spec_field(
         "Request headers that name a conversation; the first that is present wins. Without one prompt_cache_key does, "

@@ -63,7 +63,7 @@ class Rule:
     optional_old_self: bool = False  # oldSelf is a CEL optional: the rule also applies when objects are created
 
     def schema(self) -> dict[str, Json]:
-        """As in x-kubernetes-validations."""
+        """Return the rule as an entry of x-kubernetes-validations."""
         out: dict[str, Json] = {"rule": self.rule, "message": self.message}
         return {**out, "optionalOldSelf": True} if self.optional_old_self else out
 

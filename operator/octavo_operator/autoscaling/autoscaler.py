@@ -41,7 +41,7 @@ class Autoscaler:
         return [queue_depth_route(self.reader, self._leading)]
 
     def scaling(self, deployment: LLMDeployment) -> Scaling:
-        """What the operator knows about the scaling of an LLMDeployment."""
+        """Return what the operator knows about the scaling of an LLMDeployment."""
         autoscaling = deployment.spec.autoscaling
         if autoscaling is None:
             return Scaling()
@@ -54,7 +54,7 @@ class Autoscaler:
         await asyncio.gather(self._registration.run(self._leading), self.reader.run(self._leading))
 
     async def unregister(self) -> None:
-        """To be called before the Lease is released."""
+        """Delete the registration. Call this before the Lease is released."""
         await self._registration.unregister()
 
     async def close(self) -> None:

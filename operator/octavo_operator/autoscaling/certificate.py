@@ -28,7 +28,7 @@ class ServingCertificate:
     expires_at: datetime
 
     def is_due(self, now: datetime) -> bool:
-        """Whether to renew it: half of its lifetime is over, or the clock was set back."""
+        """True if to renew it: half of its lifetime is over, or the clock was set back."""
         return now >= self.made_at + (self.expires_at - self.made_at) / 2 or now < self.made_at - timedelta(minutes=5)
 
     def load_into(self, context: ssl.SSLContext) -> None:

@@ -18,8 +18,8 @@ SCALE_TO_ZERO_UNAVAILABLE = (
 
 @dataclass(frozen=True)
 class Scaling:
-    """What the operator knows about scaling an LLMDeployment: what prevents it, how many requests a replica handles at
-    once, how many replicas the load needs (None: unknown), and whether somebody holds requests while there is none."""
+    """Facts about scaling an LLMDeployment: what prevents it, how many requests a replica handles at once, how many
+    replicas the load needs (None: unknown), and whether routers hold requests while there is no replica."""
 
     problem: Problem | None = None
     capacity: float | None = None

@@ -1,4 +1,4 @@
-"""How many replicas the current load needs, and the metric that makes a HorizontalPodAutoscaler want as many. Pure.
+"""Compute how many replicas the load needs, and the metric that makes a HorizontalPodAutoscaler agree. Pure.
 
 An autoscaler with an External metric and AverageValue wants ceil(metric / target) replicas, and changes nothing within
 a tolerance of 10 %. The metric must be chosen so that this is the right number.

@@ -26,7 +26,7 @@ class FrontProxyConfigError(ValueError):
 
 @dataclass(frozen=True)
 class FrontProxy:
-    """How to recognise the cluster's front proxy."""
+    """Certificates and names by which the cluster's front proxy is recognised."""
 
     authority: str  # PEM
     allowed_names: tuple[str, ...]  # common names; empty: any that the authority has signed
@@ -36,7 +36,7 @@ class FrontProxy:
 
     @classmethod
     def of(cls, config_map: Json | None) -> FrontProxy:
-        """From the ConfigMap kube-system/extension-apiserver-authentication. Raises FrontProxyConfigError."""
+        """Read the ConfigMap kube-system/extension-apiserver-authentication. Raises FrontProxyConfigError."""
         data = (config_map or {}).get("data") or {}
         authority = data.get("requestheader-client-ca-file") or ""
         if "BEGIN CERTIFICATE" not in authority:
@@ -60,7 +60,7 @@ class FrontProxy:
         )  # fmt: skip
 
     def is_trusted(self, certificate: Mapping[str, Any] | None) -> bool:
-        """Whether a peer with this certificate, verified by TLS, is the front proxy. As ssl.getpeercert returns it."""
+        """True if a peer with this certificate, verified by TLS, is the front proxy. As ssl.getpeercert returns it."""
         if not certificate:
             return False
         found = {value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"}
@@ -88,7 +88,7 @@ class Reviews:
         self._known: dict[str, tuple[float, bool]] = {}
 
     async def allows(self, user: Json, group: str, version: str, namespace: str, resource: str) -> bool:
-        """Whether `user` may list the resource. Raises ApiError and TRANSPORT_ERRORS."""
+        """True if `user` may list the resource. Raises ApiError and TRANSPORT_ERRORS."""
         attributes = {
             "namespace": namespace, "verb": "list", "group": group, "version": version, "resource": resource,
         }  # fmt: skip

@@ -163,7 +163,8 @@ class MetricsApi:
 
 
 def queue_depth_route(reader: LoadReader, leading: asyncio.Event) -> web.RouteDef:
-    """For KEDA: `GET /queue-depth/NAMESPACE/NAME` -> {"value": 8, ...}. Without authentication, as /metrics."""
+    """Return the route for KEDA: `GET /queue-depth/NAMESPACE/NAME` -> {"value": 8, ...}. It needs no authentication,
+    like /metrics."""
 
     async def answer(request: web.Request) -> web.Response:
         if not leading.is_set():
@@ -206,7 +207,7 @@ def _item(key: Key, decision: Decision) -> Json:
 
 
 def _details(decision: Decision) -> Json:
-    """For people who use `kubectl get --raw`."""
+    """Return labels for people who use `kubectl get --raw`."""
     return {"running": decision.running, "waiting": decision.waiting, "needed_replicas": decision.needed}
 
 

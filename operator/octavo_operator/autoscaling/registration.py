@@ -45,7 +45,7 @@ _NOT_SERVED = Problem(
 
 @dataclass(frozen=True)
 class RegistrationPlan:
-    """What to do with the APIService; `problem`: why it does not work."""
+    """Write of the APIService that is due; `problem`: why it does not work."""
 
     write: Json | None = None  # to create, or to replace the live one
     delete: bool = False
@@ -55,8 +55,8 @@ class RegistrationPlan:
 def plan_registration(
     live: Json | None, wanted: bool, service: Json, bundle: str, owner: Json | None
 ) -> RegistrationPlan:
-    """What to do with the APIService that is `live`. Pure. `service`: {namespace, name, port} of ours; `bundle`:
-    base64 of the authorities to trust; `owner`: reference to our ClusterRole."""
+    """Decide what to write, given the APIService that is `live`. Pure. `service`: {namespace, name, port} of ours;
+    `bundle`: base64 of the authorities to trust; `owner`: reference to our ClusterRole."""
     if live is not None:
         named = live["spec"].get("service") or {}
         ours = (named.get("namespace"), named.get("name")) == (service["namespace"], service["name"])

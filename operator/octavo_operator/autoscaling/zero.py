@@ -1,4 +1,4 @@
-"""When an LLMDeployment with minReplicas 0 starts its first replica, and stops its last ones. Pure.
+"""Decide when an LLMDeployment with minReplicas 0 starts its first replica, and stops its last ones. Pure.
 
 Between one and more replicas the autoscaler decides, by the metric of decision.py. It leaves a number of 0 alone, so
 each number has one writer.
@@ -51,7 +51,7 @@ class Sample:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is certain that there is no request."""
+        """True if it is certain that there is no request."""
         if not self.settled or self.engines is None or not self.engines.idle or not self.routers:
             return False
         return all(one is not None and not one.held and not one.in_flight for one in self.routers)
@@ -59,14 +59,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Idle:
-    """Since when nobody has asked for anything. `finished`: requests that the replicas have ended until then."""
+    """A period without requests: when it began, and how many requests (`finished`) had ended by then."""
 
     since: float
     finished: float
 
 
 def watch_idle(before: Idle | None, sample: Sample, now: float) -> Idle | None:
-    """What is known after one more sample; None: it is not idle."""
+    """Return the idle period after one more sample; None if it is not idle."""
     if not sample.is_idle or sample.engines is None:
         return None
     if before is None or before.finished != sample.engines.finished:  # short requests come and go between samples
@@ -75,7 +75,7 @@ def watch_idle(before: Idle | None, sample: Sample, now: float) -> Idle | None:
 
 
 def may_stop(deployment: LLMDeployment, idle: Idle | None, now: float) -> bool:
-    """Whether the replicas are to be stopped."""
+    """True if the replicas are to be stopped."""
     autoscaling = deployment.spec.autoscaling
     if autoscaling is None or idle is None or not deployment.scales_to_zero or deployment.replicas == 0:
         return False
@@ -89,12 +89,12 @@ def sample_seconds(deployment: LLMDeployment) -> float:
 
 
 def is_settled(deployment: LLMDeployment, workload: Workload) -> bool:
-    """Whether all replicas are of the latest spec, and serve."""
+    """True if all replicas are of the latest spec, and serve."""
     return workload.is_complete and workload.available == deployment.replicas
 
 
 def start_failure(deployment: LLMDeployment) -> str | None:
-    """Why no replica can start; None: it may start yet."""
+    """Return why no replica can start; None if one still may."""
     for condition in deployment.status.get("conditions") or []:
         if (condition["type"], condition["status"]) == ("Degraded", "True") and condition["reason"] in _FINAL:
             return f"{condition['reason']}: {condition['message']}"
@@ -102,8 +102,8 @@ def start_failure(deployment: LLMDeployment) -> str | None:
 
 
 def picker_addresses(routers: Sequence[Json]) -> dict[str, str | None]:
-    """By uid, where the pickers of router pods answer; None: of one that has none. Pods without an address hold
-    nothing."""
+    """Return the URLs of the pickers of router pods, by uid; None for a pod without a picker. Pods without an address
+    hold no requests, and are left out."""
     out: dict[str, str | None] = {}
     for pod in routers:
         address = (pod.get("status") or {}).get("podIP")

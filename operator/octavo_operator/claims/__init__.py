@@ -1,1 +1,1 @@
-"""Which operator answers for which deployments, where several run."""
+"""Claims: which operator serves an object where several run."""

@@ -1,4 +1,4 @@
-"""Which operator serves an LLMDeployment where several could: two releases, or several whose selectors overlap.
+"""Claims of operators on LLMDeployments: two releases may run, or several whose selectors overlap.
 
 An operator claims it in `status.operator`, by the namespace and name of its Lease, before it writes anything else.
 Other operators leave it alone while the claim is valid. A claim is void
@@ -35,7 +35,7 @@ def claimant(body: Mapping[str, Any]) -> str | None:
 
 
 def serves(lease: Json, body: Mapping[str, Any]) -> bool:
-    """Whether the operator of `lease` would serve this LLMDeployment; true where the Lease has no annotations."""
+    """True if the operator of `lease` would serve this LLMDeployment; true where the Lease has no annotations."""
     annotations = lease["metadata"].get("annotations") or {}
     namespaces = [one for one in annotations.get(NAMESPACES_ANNOTATION, "").split(",") if one]
     meta = body["metadata"]
@@ -45,7 +45,7 @@ def serves(lease: Json, body: Mapping[str, Any]) -> bool:
 
 
 def selects(selector: str, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector, in the syntax of kubectl -l, matches these labels."""
+    """True if a label selector, in the syntax of kubectl -l, matches these labels."""
     return all(_matches(part.strip(), labels) for part in re.split(r",(?![^(]*\))", selector) if part.strip())
 
 
@@ -92,7 +92,7 @@ class Claims:
         self._supported_from = self._clock() + _RETRY_UNSUPPORTED_SECONDS
 
     async def is_valid(self, operator: str, body: Mapping[str, Any]) -> bool:
-        """Whether the claim of another operator on an LLMDeployment is valid. Raises TRANSPORT_ERRORS and ApiError."""
+        """True if the claim of another operator on an LLMDeployment is valid. Raises TRANSPORT_ERRORS and ApiError."""
         known = await self._read(operator)
         if not known.readable:
             return not self._is_neglected(body)

@@ -10,7 +10,7 @@ from octavo_operator.kube.store import Key, Store
 
 
 class OwnDeployments:
-    """What `store` holds of them, at any time."""
+    """The matching LLMDeployments in `store`, as they are when asked."""
 
     def __init__(self, store: Store, field: str, operator: str | None) -> None:
         """`field`: of their spec; `operator`: our name in claims, None: there are no others."""

@@ -1,4 +1,4 @@
-"""What an LLMDeployment needs now: the pod template, the stage of its routers, what waits and why. Pure."""
+"""Decide what an LLMDeployment needs now: pod template, stage of its routers, what waits and why. Pure."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Member:
 
 @dataclass(frozen=True)
 class ImageTurn:
-    """Whether the pods have another image than the operator's, and which members are updated first."""
+    """True if the pods have another image than the operator's, and which members are updated first."""
 
     image: str  # the operator's
     is_behind: bool
@@ -63,7 +63,7 @@ class ImageTurn:
 
     @property
     def may_update(self) -> bool:
-        """Whether the pods may get the new image now."""
+        """True if the pods may get the new image now."""
         return self.is_behind and not self.waits_for
 
     @property

@@ -1,4 +1,4 @@
-"""With `model.cache.prefetch` a new model is fetched before the pods are replaced. Pure.
+"""Fetch a new model before the pods are replaced (`model.cache.prefetch`). Pure.
 
 The Deployment keeps its pod template until a Job has brought the model into the cache; then it is changed, and the Job
 goes. A Job of a model that is no longer wanted goes at once.
@@ -37,7 +37,7 @@ class Prefetch:
 
     @property
     def is_done(self) -> bool:
-        """Whether the Job has brought the model."""
+        """True if the Job has brought the model."""
         return self.job is not None and not self.holds
 
 

@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Room:
-    """In this rollout old pods are stopped first: `unavailable` is the Deployment's maxUnavailable."""
+    """A rollout that stops old pods first. `unavailable`: the Deployment's maxUnavailable."""
 
     rollout: str
     unavailable: int
@@ -43,7 +43,7 @@ class Room:
 
     @classmethod
     def of(cls, text: str | None) -> Room | None:
-        """From the annotation."""
+        """Parse the annotation."""
         rollout, _, count = (text or "").partition("/")
         return cls(rollout, int(count)) if count.isdigit() else None
 
@@ -51,7 +51,7 @@ class Room:
 def make_room(
     deployment: LLMDeployment, live: Json | None, pods: list[Json], now: float
 ) -> tuple[Room | None, float | None]:
-    """Whether old pods are stopped first in the current rollout, and seconds until that is to be computed again."""
+    """True if old pods are stopped first in the current rollout, and seconds until that is to be computed again."""
     spec = deployment.spec.rollout
     if spec.type != "Auto" or has_exclusive_cache(deployment) or live is None or live.get("kind") == GROUPS:
         return None, None  # groups end before their successors begin
@@ -97,8 +97,8 @@ def revision(pod: Json) -> str | None:
 
 
 def _stuck(live: Json, pods: list[Json]) -> tuple[float, bool] | None:
-    """Since when a new pod has lacked resources that old pods hold, and whether one of those is not ready; None: the
-    rollout is not stuck."""
+    """Return since when a new pod has lacked resources that old pods hold, and whether one of those is not ready; None
+    if the rollout is not stuck."""
     status = live.get("status") or {}
     if not pods or status.get("observedGeneration", 0) < live["metadata"].get("generation", 1):
         return None
@@ -120,7 +120,7 @@ def _stuck(live: Json, pods: list[Json]) -> tuple[float, bool] | None:
 
 
 def _similarity(pod: Json, template: Json) -> int:
-    """How much of the template is in the pod: not always all, since admission may have changed the pod."""
+    """Count the parts of the template that the pod has: admission may have changed some."""
     annotations = (template.get("metadata") or {}).get("annotations") or {}
     found = pod["metadata"].get("annotations") or {}
     matching: int = sum(found.get(name) == value for name, value in annotations.items())
@@ -147,8 +147,8 @@ def _progressed_at(live: Json) -> float:
 
 
 def _waits_for_resources(pod: Json) -> float | None:
-    """Since when the scheduler has found no node with enough resources. Stopping another pod would not help one that is
-    unschedulable for other reasons (a wrong node selector)."""
+    """Return since when the scheduler has found no node with enough resources. A pod that is unschedulable for other
+    reasons (a wrong node selector) does not count: stopping another one would not help it."""
     condition = _condition(pod, "PodScheduled")
     message = condition.get("message", "")
     if condition.get("status") != "False" or condition.get("reason") != "Unschedulable":

@@ -34,7 +34,7 @@ _LISTENS_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Routers:
-    """What is observed of routers."""
+    """The routers of an LLMDeployment as observed, and the stage they are in."""
 
     stage: Stage = Stage.NONE
     live: Json | None = None  # their Deployment

@@ -1,4 +1,4 @@
-"""What is known of the cluster when an LLMDeployment is reconciled."""
+"""The input of the reconciliation of an LLMDeployment."""
 
 from __future__ import annotations
 

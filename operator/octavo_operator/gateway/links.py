@@ -1,4 +1,4 @@
-"""Which LLMGateways serve which LLMDeployments, and who is to be reconciled when one of them changes.
+"""Links between LLMGateways and the LLMDeployments they select: a change of one enqueues the others.
 
 A gateway is reconciled when an LLMDeployment of its namespace comes, goes, or changes its names, labels or readiness,
 and not at each change of its status. An LLMDeployment is reconciled when a gateway comes, goes or selects others: its
@@ -57,7 +57,7 @@ class GatewayLinks:
         return found
 
     def has_namesake(self, gateway: LLMGateway) -> bool:
-        """Whether an LLMDeployment of the namespace has the gateway's name, and so its Service's."""
+        """True if an LLMDeployment of the namespace has the gateway's name, and so its Service's."""
         return self._store.get(KIND, gateway.namespace, gateway.name) is not None
 
     def gateways_of(self, deployment: LLMDeployment) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def _is_deleted(body: Json) -> bool:
 
 
 def is_available(status: Json) -> bool:
-    """Whether a replica of an LLMDeployment with this status serves requests."""
+    """True if a replica of an LLMDeployment with this status serves requests."""
     conditions = status.get("conditions") or []
     return any((one["type"], one["status"]) == ("Available", "True") for one in conditions)
 

@@ -1,4 +1,4 @@
-"""What is known of the cluster when an LLMGateway is reconciled."""
+"""The input of the reconciliation of an LLMGateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why pods of a group were replaced. Pure.
+"""Find out why pods of a group were replaced. Pure.
 
 LeaderWorkerSet makes a group anew as soon as a container of it has ended: nothing of it stays that would tell why. So
 the containers of pods that are about to go are looked at, and what was found is told until all groups are ready.

@@ -45,7 +45,7 @@ class ApiError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        """Whether the same request may succeed later."""
+        """True if the same request may succeed later."""
         return self.status in (401, 409, 429) or (self.status >= 500 and not self._is_schema_mismatch)
 
     @property
@@ -73,7 +73,7 @@ class ApiError(Exception):
 
 
 class Answers:
-    """Whether the API server answers. `since`: when it began to, after the last time that it did not."""
+    """True if the API server answers. `since`: when it began to, after the last time that it did not."""
 
     _PATIENCE_SECONDS = 10.0  # the Lease alone is asked for more often
 
@@ -87,7 +87,7 @@ class Answers:
         self._last = now
 
     def are_missing(self, now: float) -> bool:
-        """Whether it has not answered for a while."""
+        """True if it has not answered for a while."""
         return now - self._last > self._PATIENCE_SECONDS
 
 
@@ -106,7 +106,7 @@ class KubeClient:
 
     @classmethod
     def connect(cls) -> KubeClient:
-        """With the credentials of this process; inside an event loop. Raises CredentialsError."""
+        """Create a client with the credentials of this process; inside an event loop. Raises CredentialsError."""
         return cls(credentials.find())
 
     async def reauthenticate(self, used: str | None = None) -> bool:

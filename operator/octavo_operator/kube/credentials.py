@@ -45,7 +45,7 @@ class Tls(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """As of SSLContext, with `server_name`."""
+        """Do as SSLContext does, with `server_name`."""
         return super().wrap_bio(incoming, outgoing, server_side, self.server_name or server_hostname, session)
 
 
@@ -72,7 +72,7 @@ class Credentials:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def is_due(self) -> bool:
-        """Whether to call `renew` before the next request."""
+        """True if to call `renew` before the next request."""
         return False
 
     def renew(self, used: str | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""Which field managers set which fields, from `metadata.managedFields`.
+"""Find the field managers of fields, from `metadata.managedFields`.
 
 Server-side apply restores our fields but keeps what others added: a container, a variable, a node selector. The
 operator owns the whole spec of its objects, so such additions are found here, to be removed. Labels and annotations
@@ -51,7 +51,7 @@ def foreign_additions(live: Json, manager: str) -> list[str]:
 
 
 def is_allowed(pointer: str, live: Json, allowed: Iterable[str]) -> bool:
-    """Whether one of the paths of spec.foreignFields covers an addition at `pointer`: the same path or one above it,
+    """True if one of the paths of spec.foreignFields covers an addition at `pointer`: the same path or one above it,
     list items by name (or index), `*` for any text within a segment."""
     found = _spellings(pointer, live)
     for path in allowed:

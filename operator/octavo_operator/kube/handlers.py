@@ -30,7 +30,7 @@ from octavo_operator.kube.watch_health import WatchHealth
 
 
 class ChangeHandler(Protocol):
-    """What watches and listings report to: the controller. All methods are called in its event loop."""
+    """The receiver of watches and listings: the controller. All methods are called in its event loop."""
 
     store: Store
     listed_at: float | None  # time.monotonic() of the last complete listing
@@ -95,8 +95,8 @@ def registry(
 
 
 def label_selector(kind: str, config: OperatorConfig) -> str:
-    """Of the objects of a watched kind that are watched and listed; empty: all. A selector cannot name the label of
-    LLMDeployments or that of LLMGateways, so it names one that the objects of both have."""
+    """Return the selector of the objects of a kind that are watched and listed; empty: all. A selector cannot name the
+    label of LLMDeployments or that of LLMGateways, so it names one that the objects of both have."""
     return config.selector if kind in OWNER_KINDS else f"{MANAGED_BY_LABEL}={FIELD_MANAGER}"
 
 

@@ -38,7 +38,7 @@ def scope_annotations(config: OperatorConfig) -> dict[str, str]:
 
 
 def may_acquire(lease: Json, identity: str, unchanged_seconds: float) -> bool:
-    """Whether `identity` may take the Lease. `unchanged_seconds`: since it was seen to change. Pure."""
+    """True if `identity` may take the Lease. `unchanged_seconds`: since it was seen to change. Pure."""
     spec = lease.get("spec") or {}
     holder = spec.get("holderIdentity")
     return not holder or holder == identity or unchanged_seconds > spec.get("leaseDurationSeconds", 15)
@@ -60,7 +60,7 @@ class LeaderElector:
 
     @property
     def is_held(self) -> bool:
-        """Whether we may write now. A process that was suspended has lost its Lease before it notices."""
+        """True if we may write now. A process that was suspended has lost its Lease before it notices."""
         return self.leading.is_set() and time.monotonic() - self._renewed < self._config.lease_seconds
 
     async def run(self) -> None:

@@ -9,7 +9,7 @@ from octavo_operator.api import API_VERSION, KIND, PLURAL, gateway
 
 @dataclass(frozen=True)
 class Resource:
-    """Where the API server has the objects of a kind."""
+    """The path of a kind's objects in the API."""
 
     api_version: str
     plural: str

@@ -39,7 +39,7 @@ class Observed:
 
     @classmethod
     def of(cls, kind: str, api_version: str, body: Mapping[str, Any]) -> Observed:
-        """From an object of the API; list items lack kind and apiVersion."""
+        """Take over an object of the API; list items lack kind and apiVersion."""
         meta = dict(body["metadata"])
         foreign: tuple[str, ...] = ()
         managers: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Store:
         self._deleted: OrderedDict[tuple[str, str, str], int] = OrderedDict()  # and at which resourceVersion
 
     def is_stale(self, kind: str, body: Mapping[str, Any]) -> bool:
-        """Whether `body` is not newer than the stored object, or than its deletion.
+        """True if `body` is not newer than the stored object, or than its deletion.
 
         Watches, listings and responses to our own writes overtake each other. A response can arrive after the watch
         reported the deletion; without a record of that, the object would stay here for good.
@@ -143,7 +143,7 @@ class Store:
         return owner
 
     def listing(self, kind: str, namespace: str | None = None) -> Listing:
-        """To be called before a complete listing of a kind starts. `namespace`: None for all."""
+        """Begin a complete listing of a kind. `namespace`: None for all."""
         return Listing(self, kind, namespace)
 
     def get(self, kind: str, namespace: str, name: str) -> Observed | None:
@@ -161,7 +161,7 @@ class Store:
         return [(namespace, name) for kind, namespace, name in self._objects if kind == KIND]
 
     def owner_keys(self) -> list[Key]:
-        """Of all LLMDeployments and LLMGateways."""
+        """Return the keys of all LLMDeployments and LLMGateways."""
         kinds = {KIND: lambda namespace, name: (namespace, name), gateway.KIND: gateway_key}
         return [kinds[kind](namespace, name) for kind, namespace, name in self._objects if kind in kinds]
 

@@ -13,7 +13,7 @@ import aiohttp
 
 
 class WatchHealth:
-    """When each watch, identified by the path of its URL, received something last. `clock` counts seconds."""
+    """Times at which each watch, identified by the path of its URL, last received something. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

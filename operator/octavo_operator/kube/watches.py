@@ -51,7 +51,7 @@ class Watches:
         self.silence_limit = 2 * config.watch_seconds + 10
 
     def unhealthy_reason(self) -> str | None:
-        """Why the operator should be restarted; None while what it knows is current."""
+        """Return why the operator should be restarted; None while what it knows is current."""
         if self._controller.listed_at is None:
             return None  # not ready, but a restart would not help: the API server may be down
         now, answers = time.monotonic(), self._client.answers

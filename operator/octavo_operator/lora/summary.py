@@ -1,4 +1,4 @@
-"""Which pods have which LoRA adapters: compares what is wanted with what each pod says. Pure; the time is an argument.
+"""Compare the LoRA adapters that are wanted with what each pod reports. Pure; the time is an argument.
 
 Nothing is remembered of what was done: a pod that lacks something is asked to read its list, whatever the reason.
 """
@@ -38,14 +38,14 @@ class AdapterState:
 
 @dataclass(frozen=True)
 class PodAdapters:
-    """What a pod says. `listed`: SHA-256 of the list that it has read."""
+    """The report of a pod. `listed`: SHA-256 of the list that it has read."""
 
     listed: str
     states: Mapping[str, AdapterState] = field(default_factory=dict)  # by name
 
     @property
     def is_loading(self) -> bool:
-        """Whether it is yet to find out about one."""
+        """True if it is yet to find out about one."""
         return any(not (one.is_loaded or one.reason) for one in self.states.values())
 
 
@@ -53,7 +53,7 @@ Said = Mapping[str, PodAdapters]  # by the pods' uids; of those that have answer
 
 
 def parse_report(answer: Any) -> PodAdapters:
-    """From the answer of a pod's /v1/adapters. Raises ValueError."""
+    """Parse the answer of a pod's /v1/adapters. Raises ValueError."""
     try:
         states = {
             str(one["name"]): AdapterState(
@@ -70,7 +70,7 @@ def parse_report(answer: Any) -> PodAdapters:
 
 
 def wanted_entries(deployment: LLMDeployment) -> dict[str, Entry]:
-    """What the pods are to serve, by name."""
+    """Return the adapters that the pods are to serve, by name."""
     return {
         name: (one["uri"], one.get("revision", ""), one.get("digest", "")) for name, one in listed(deployment).items()
     }
@@ -117,7 +117,7 @@ def summarize(deployment: LLMDeployment, pods: Sequence[Json], said: Said) -> Ad
 
 
 def serving_uids(pods: Iterable[Json]) -> list[str]:
-    """Of the pods that are to have the adapters: neither ended nor ending."""
+    """Return the uids of the pods that are to have the adapters: neither ended nor terminating."""
     return [
         str(pod["metadata"]["uid"])
         for pod in pods
@@ -126,7 +126,7 @@ def serving_uids(pods: Iterable[Json]) -> list[str]:
 
 
 def is_behind(digest: str, said: PodAdapters | None) -> bool:
-    """Whether a pod is to be read again soon. `digest`: of the list that it is to have."""
+    """True if a pod is to be read again soon. `digest`: of the list that it is to have."""
     return said is None or said.listed != digest or said.is_loading
 
 

@@ -1,1 +1,1 @@
-"""What the cluster has: children, pods, their events, why they do not run. Pure but for pod_events."""
+"""Observe the cluster: children, pods, their events, why they do not run. Pure but for pod_events."""

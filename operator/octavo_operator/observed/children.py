@@ -1,5 +1,5 @@
-"""Which of the observed objects of an LLMDeployment are which. All carry its label; what sets pods apart is their
-component: only those of the engine are diagnosed, counted and asked for their load."""
+"""Find children of an LLMDeployment by kind, name and component. All carry its label; pods differ by their component:
+only those of the engine are diagnosed, counted and scraped for their load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps pods from serving: a reason for scripts, and a message with the way out for people. Pure."""
+"""Diagnose pods that do not serve: a reason for scripts, and a message with the way out for people. Pure."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def most_severe(problems: list[Problem]) -> Problem | None:
 
 
 def diagnose(pod: Json, gpu_resource: str | None = None, events: Sequence[Json] = ()) -> Problem | None:
-    """What keeps `pod` from serving; None: it serves, is starting or terminating. `events`: of this pod, if it hangs;
-    `gpu_resource`: the extended resource that it requests."""
+    """Return what keeps `pod` from serving; None if it serves, is starting or terminating. `events`: of this pod, if it
+    hangs; `gpu_resource`: the extended resource that it requests."""
     status = pod.get("status") or {}
     if is_finished(pod):
         return None
@@ -76,7 +76,7 @@ def diagnose(pod: Json, gpu_resource: str | None = None, events: Sequence[Json] 
 
 
 def is_finished(pod: Json) -> bool:
-    """Whether the pod has ended (evicted, its node shut down): it is kept as a record and was replaced by another."""
+    """True if the pod has ended (evicted, its node shut down): it is kept as a record and was replaced by another."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
@@ -199,7 +199,7 @@ def last_event(events: Sequence[Json]) -> Json | None:
 
 
 def event_time(event: Json) -> float:
-    """When it happened last, in seconds."""
+    """Return when it happened last, in seconds."""
     series = event.get("series") or {}
     stamps = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return max((int(parse_time(stamp)) for stamp in stamps if stamp), default=0)

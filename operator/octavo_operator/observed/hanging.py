@@ -1,4 +1,4 @@
-"""Which pods hang, since when, and what is to be said of those whose events say nothing. Pure."""
+"""Find pods that hang, since when, and words for those whose events say nothing. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _PULLING = "Pulling"
 
 @dataclass(frozen=True)
 class Subject:
-    """What events are read of. `key`: in Events; `selector`: of its events; `since`: when it began to hang; `due`:
-    when its events are to be read; `pod`: None: a controller that makes pods."""
+    """An object whose events are read. `key`: in Events; `selector`: of its events; `since`: when it began to hang;
+    `due`: when its events are to be read; `pod`: None for a controller that creates pods."""
 
     key: str
     selector: str
@@ -59,7 +59,7 @@ def _conditions(body: Json) -> dict[str, Json]:
 
 
 def _stopped_since(pod: Json) -> str | None:
-    """Since when a pod whose containers are ready is not: its node is silent, or a readiness gate is closed."""
+    """Return since when a pod whose containers are ready is not: its node is silent, or a readiness gate is closed."""
     known = _conditions(pod)
     ready, containers = known.get("Ready", {}), known.get("ContainersReady", {})
     if (ready.get("status"), containers.get("status")) != ("False", "True") and ready.get("status") != "Unknown":
@@ -69,8 +69,8 @@ def _stopped_since(pod: Json) -> str | None:
 
 
 def waiting_since(pod: Json) -> float | None:
-    """Since when a pod has been waiting for a scheduler to look at it, or for its next container to be created; None:
-    it is not waiting."""
+    """Return since when a pod has been waiting for a scheduler to look at it, or for its next container to be created;
+    None if it is not waiting."""
     status = pod.get("status") or {}
     if "deletionTimestamp" in pod["metadata"] or status.get("phase", "Pending") != "Pending":
         return None
@@ -135,8 +135,8 @@ def said_by(maker: str, events: Events) -> list[Json]:
 
 
 def node_remark(name: str, node: Json | None, stopped: bool) -> Json | None:
-    """What is to be said of a hanging pod's node, as an event of the pod; None: nothing. `node`: {}: there is none;
-    None: it could not be read; `stopped`: the pod ran, and is ready no more, though its containers were."""
+    """Return an event that tells of a hanging pod's node; None if there is nothing to tell. `node`: {} if there is
+    none, None if it could not be read; `stopped`: the pod ran, and is ready no more, though its containers were."""
     if node is None:
         text = f"node {name} no longer says that the pod is ready: `kubectl describe node {name}`" if stopped else ""
     elif not node:
@@ -149,8 +149,8 @@ def node_remark(name: str, node: Json | None, stopped: bool) -> Json | None:
 
 
 def silence_remark(subject: Subject, events: Sequence[Json], stamp: str, now: float) -> Json | None:
-    """What is to be said of a pod that has hung for long, as an event of it; None: its events say what it waits for.
-    `stamp`: since when."""
+    """Return an event for a pod that has hung for long; None if its events say what it waits for. `stamp`: since
+    when."""
     if now - subject.since < SILENT_AFTER_SECONDS or subject.pod is None:
         return None
     pod, last = subject.pod, last_event(events)

@@ -1,6 +1,6 @@
-"""What the cluster says of pods that hang: volumes that cannot be mounted, failed sandboxes, slow image pulls, nodes
-that do not answer. The status of such a pod says ContainerCreating only, or that it is not ready; its events and its
-node say why. Of pods that are never made, the events of the controllers that should make them do (hanging.py).
+"""Read the events of pods that hang: volumes that cannot be mounted, failed sandboxes, slow image pulls, nodes that do
+not answer. The status of such a pod says ContainerCreating only, or that it is not ready; its events and its node say
+why. Where pods are never created, the events of their controllers say why (hanging.py).
 
 Events and nodes are not watched, since clusters have many. They are read once a pod has been waiting for a while.
 """
@@ -37,7 +37,7 @@ class PodEvents:
     async def read(
         self, key: Key, pods: list[Json], now: float, makers: Sequence[Subject] = ()
     ) -> tuple[Events, float | None]:
-        """What is said of hanging pods and of `makers`, and seconds until it is to be read again (None: nothing
+        """Return the events of hanging pods and of `makers`, and seconds until they are to be read again (None: nothing
         hangs)."""
         waiting = [*hanging_pods(pods), *makers]
         hanging = [one for one in waiting if now >= one.due][:_MAX_SUBJECTS]
@@ -63,7 +63,7 @@ class PodEvents:
         self._known.pop(key, None)
 
     async def _remarks(self, one: Subject, events: list[Json], now: float) -> list[Json]:
-        """What the operator says itself of a pod."""
+        """Return the operator's own remarks on a pod."""
         if one.pod is None:
             return []
         stamp = datetime.fromtimestamp(int(one.since), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

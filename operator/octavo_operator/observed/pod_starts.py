@@ -1,4 +1,4 @@
-"""How long the pod that became ready last took, phase by phase: `status.start`.
+"""Measure the start of the pod that became ready last, phase by phase: `status.start`.
 
 A pod is asked once, when it has become ready: its events say how long its images were pulled, its status how long the
 model was fetched, its metrics page how long the engine loaded it. What cannot be read is left out. Nothing is asked
@@ -32,8 +32,8 @@ _PULLED = re.compile(r"Successfully pulled image .* in ([\d.a-zµ]+)(?: \(([\d.a
 
 
 def ready_at(pod: Json) -> str | None:
-    """When a pod became ready, as text; None: it is not, or its engine was restarted, so that it says nothing of a
-    start."""
+    """Return when a pod became ready, as text; None if it is not, or if its engine was restarted, so that the time
+    tells nothing of a start."""
     status = pod.get("status") or {}
     engine = _container(status.get("containerStatuses"), ENGINE)
     if "deletionTimestamp" in pod["metadata"] or engine.get("restartCount"):
@@ -70,7 +70,7 @@ def _container(statuses: list[Json] | None, name: str) -> Json:
 
 
 def _pull_seconds(event: Json) -> float | None:
-    """Of an event that reports an image: 0 where the node had it; None: of another event."""
+    """Return the seconds of an event that reports an image, 0 where the node had it; None for other events."""
     if event.get("reason") != "Pulled":
         return None
     match = _PULLED.search(event.get("message", ""))

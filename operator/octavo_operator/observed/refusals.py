@@ -1,4 +1,4 @@
-"""Why the cluster makes no pods of a workload: the words of quotas, limits, policies and webhooks. Pure."""
+"""Explain why the cluster creates no pods of a workload: quotas, limits, policies, webhooks. Pure."""
 
 from __future__ import annotations
 

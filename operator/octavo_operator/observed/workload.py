@@ -1,4 +1,4 @@
-"""What is observed of the replicas: pods of a Deployment, or groups of pods of a LeaderWorkerSet. Pure."""
+"""Count replicas: pods of a Deployment, or groups of pods of a LeaderWorkerSet. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Workload:
 
     @property
     def counts(self) -> Json:
-        """As fields of the status."""
+        """The numbers as fields of the status."""
         return {
             "replicas": self.replicas, "readyReplicas": self.ready, "availableReplicas": self.available,
             "updatedReplicas": self.updated,
@@ -81,7 +81,7 @@ class Group:
 
 
 def groups(leaders: Iterable[Json], workers: Iterable[Json]) -> list[Group]:
-    """By their index."""
+    """Group pods by their index."""
     by_index: defaultdict[int, tuple[list[Json], list[Json]]] = defaultdict(lambda: ([], []))
     for place, pods in enumerate((leaders, workers)):
         for pod in pods:
@@ -102,7 +102,7 @@ def _of_groups(live: Json, found: list[Group]) -> Workload:
 
 
 def is_ready(pod: Json) -> bool:
-    """Whether its condition Ready is True."""
+    """True if its condition Ready is True."""
     found = (pod.get("status") or {}).get("conditions") or []
     return any((one["type"], one["status"]) == ("Ready", "True") for one in found)
 

@@ -1,4 +1,4 @@
-"""What is known of the cluster when an LLMDeployment or an LLMGateway is reconciled."""
+"""The input of a reconciliation."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def progress_deadline(deployment: LLMDeployment) -> int:
 
 
 def has_exclusive_cache(deployment: LLMDeployment) -> bool:
-    """Whether only one pod at a time can mount the cache, so that the old one must end before the new one starts."""
+    """True if only one pod at a time can mount the cache, so that the old one must end before the new one starts."""
     pvc = deployment.spec.model.cache.pvc
     return pvc is not None and "ReadWriteMany" not in pvc.access_modes
 

@@ -1,4 +1,4 @@
-"""How a gateway is reached from outside: an Ingress, an HTTPRoute, and the address that follows. Pure."""
+"""Render what makes a gateway reachable from outside: an Ingress, an HTTPRoute, and the resulting address. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def render_exposure(gateway: LLMGateway, config: OperatorConfig, apis: frozenset
 
 
 def refused_ingress(gateway: LLMGateway, config: OperatorConfig) -> str | None:
-    """Why its Ingress is not written; None: it is, or is not asked for. Without a snippet alone it could let in whom
-    that keeps out."""
+    """Return why its Ingress is not written; None if it is, or if there is none. Without its snippet alone, the Ingress
+    could let in those whom the snippet keeps out."""
     spec = gateway.spec.ingress
     if spec is None:
         return None
@@ -90,7 +90,7 @@ def external_url(gateway: LLMGateway, ingress: Json | None, route: Json | None, 
 
 
 def refusal(route: Json | None) -> str | None:
-    """Why a Gateway does not take a live HTTPRoute; None: it does, or has not looked yet."""
+    """Return why a Gateway does not accept a live HTTPRoute; None if it does, or has not looked yet."""
     for parent in ((route or {}).get("status") or {}).get("parents") or []:
         for condition in parent.get("conditions") or []:
             if condition["type"] in ("Accepted", "ResolvedRefs") and condition["status"] == "False":

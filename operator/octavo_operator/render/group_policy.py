@@ -36,7 +36,7 @@ def group_selectors(deployment: LLMDeployment) -> tuple[dict[str, str], dict[str
 
 
 def group_ingress(deployment: LLMDeployment) -> list[Json]:
-    """What reaches leaders but clients and their own management: the other pods of groups."""
+    """Return the rules that let the other pods of groups reach leaders."""
     if deployment.spec.parallelism.nodes == 1:
         return []
     workers = {"podSelector": {"matchLabels": names.selector(deployment, names.WORKER)}}
@@ -44,7 +44,7 @@ def group_ingress(deployment: LLMDeployment) -> list[Json]:
 
 
 def group_egress(deployment: LLMDeployment) -> list[Json]:
-    """What pods of groups reach whatever spec.networkPolicy.egress says: each other, whose names they ask for."""
+    """Return the rules that let pods of groups reach each other and DNS, whatever spec.networkPolicy.egress says."""
     if deployment.spec.parallelism.nodes == 1:
         return []
     return [

@@ -17,7 +17,7 @@ def expected_token(deployment: LLMDeployment) -> Json:
 
 
 def needs_token(deployment: LLMDeployment, pods: Iterable[Json]) -> bool:
-    """Whether a pod waits for a Secret that somebody has deleted."""
+    """True if a pod waits for a Secret that somebody has deleted."""
     missing = f'secret "{names.cluster_token(deployment.name)}" not found'
     return any(
         missing in ((status.get("state") or {}).get("waiting") or {}).get("message", "")

@@ -61,7 +61,7 @@ def _session_affinity(deployment: LLMDeployment, stage: Stage) -> Json:
 
 
 def has_service_monitor(deployment: LLMDeployment) -> bool:
-    """Whether a Service has to name the port of the pods' metrics."""
+    """True if a Service has to name the port of the pods' metrics."""
     monitoring = deployment.spec.monitoring
     return monitoring.enabled and monitoring.kind == "ServiceMonitor"
 
@@ -107,7 +107,7 @@ _PRIVATE = {
 
 
 def _media_egress(deployment: LLMDeployment) -> list[Json]:
-    """What pods that fetch images reach whatever spec.networkPolicy.egress says."""
+    """Return the rules that pods which fetch images always need, whatever spec.networkPolicy.egress says."""
     multimodal = deployment.spec.engine.multimodal
     if multimodal is None or not multimodal.allowed_media_domains:
         return []
@@ -164,7 +164,7 @@ def operator_peer(config: OperatorConfig) -> Json:
 
 
 def default_management_peers(config: OperatorConfig) -> list[Json]:
-    """Who may reach health and metrics where a spec names nobody."""
+    """Return who may reach health and metrics where a spec names nobody."""
     peers: list[Json] = [{"podSelector": {}}]
     if config.management_namespaces:
         named = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": sorted(config.management_namespaces)}

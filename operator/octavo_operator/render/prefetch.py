@@ -21,7 +21,7 @@ _POD_FIELDS = (
 
 
 def fetched_model(template: Json) -> Any:
-    """What pods of a template fetch, and where to; None: nothing."""
+    """Return the model that pods of a template fetch, and its destination; None if they fetch nothing."""
     pod = template.get("spec") or {}
     fetch = next((one for one in pod.get("initContainers") or [] if one["name"] == names.FETCH), None)
     cache: Json = next((one for one in pod.get("volumes") or [] if one["name"] == "cache"), {})

@@ -15,7 +15,7 @@ SNIPPET = "SnippetAnnotationNotAllowed"  # reason of a condition
 
 
 def is_snippet(key: str) -> bool:
-    """Whether a controller would take its value for configuration: `nginx.ingress.kubernetes.io/server-snippet`,
+    """True if a controller would take its value for configuration: `nginx.ingress.kubernetes.io/server-snippet`,
     `nginx.org/location-snippets`, `haproxy.org/backend-config-snippet`, `haproxy-ingress.github.io/config-backend`.
     The prefix is an option of most controllers, so it does not count."""
     name = key.rpartition("/")[2].lower()
@@ -34,7 +34,8 @@ def written(annotations: Mapping[str, str], config: OperatorConfig) -> dict[str,
 
 
 def refusal(field: str, annotations: Mapping[str, str], config: OperatorConfig, outcome: str) -> str | None:
-    """Why, for the status; None: all are written. `field`: of the spec; `outcome`: what becomes of the object."""
+    """Return the reason for the status; None if all are written. `field`: of the spec; `outcome`: what becomes of the
+    object."""
     keys = refused(annotations, config)
     if not keys:
         return None

@@ -1,4 +1,4 @@
-"""What runs the engine's pods: a Deployment, or, where a replica is a group of pods, a LeaderWorkerSet.
+"""Render the workload of the engine's pods: a Deployment, or, where a replica is a group of pods, a LeaderWorkerSet.
 
 The leader of a group is a pod as that of a Deployment, with the engine's node 0; the others run the same container as
 its other nodes, which serve nothing. They have a component of their own, so whatever selects the engine's pods (the
@@ -27,7 +27,7 @@ _LEADERS_ONLY = ("OCTAVO_API_KEY", "OCTAVO_REPLICA_ADDRESS")  # variables
 
 
 def is_grouped(deployment: LLMDeployment, apis: frozenset[str]) -> bool:
-    """Whether its replicas are groups of pods. Where the kind is not installed (`apis`), what runs stays as it is."""
+    """True if its replicas are groups of pods. Where the kind is not installed (`apis`), what runs stays as it is."""
     return deployment.spec.parallelism.nodes > 1 and KIND in apis
 
 
@@ -62,7 +62,8 @@ def expected_workload(
 
 
 def _rollout(deployment: LLMDeployment) -> Json:
-    """With Auto a group ends before its successor begins: room for a whole group more is not to be expected."""
+    """Return the rollout settings. With Auto a group ends before its successor begins: room for one more whole group is
+    not to be expected."""
     rollout = deployment.spec.rollout
     if rollout.type == "Auto":
         return {"partition": 0, "maxSurge": 0, "maxUnavailable": 1}

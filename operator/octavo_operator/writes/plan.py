@@ -41,7 +41,7 @@ class Apply:
 
     @property
     def is_revert(self) -> bool:
-        """Whether it only reverts a change by others."""
+        """True if it only reverts a change by others."""
         return self.why not in (CREATED, CHANGED)
 
 
@@ -98,7 +98,7 @@ class Plan:
     waits: bool = False  # for children of a deleted owner of the same name to be gone
 
     def changes_pods(self, name: str) -> bool:
-        """Whether the Deployment or LeaderWorkerSet of `name` is yet to be updated to the current spec. Reverts do not
+        """True if the Deployment or LeaderWorkerSet of `name` is yet to be updated to the current spec. Reverts do not
         count: a webhook may change it at each write, and the update is complete all the same."""
         refs = workload_refs(name)
         return any(
@@ -108,7 +108,7 @@ class Plan:
 
 
 def workload_refs(name: str) -> tuple[ObjectRef, ObjectRef]:
-    """What may run the engine's pods of an LLMDeployment."""
+    """Return the objects that may run the engine's pods of an LLMDeployment."""
     return ("Deployment", name), ("LeaderWorkerSet", group(name))
 
 
@@ -208,7 +208,7 @@ class PodFields:
 
     @classmethod
     def of(cls, deployment: LLMDeployment, component: str = ENGINE) -> PodFields:
-        """Of a component of an LLMDeployment."""
+        """Compute the hashes for a component of an LLMDeployment."""
         return cls(pod_spec_digest(deployment, component), pod_spec_digest(deployment, component, or_default=True))
 
 

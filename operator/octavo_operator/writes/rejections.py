@@ -1,4 +1,4 @@
-"""From errors of writes to the cause and way out that the status shows. Pure."""
+"""Turn errors of writes into the cause and way out that the status shows. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NameConflictError(Exception):
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether it may go away by itself: a webhook that is down, an API server that is overloaded or unreachable, an
+    """True if it may go away by itself: a webhook that is down, an API server that is overloaded or unreachable, an
     object that was changed at the same time."""
     if isinstance(error, ApiError):
         return error.is_transient

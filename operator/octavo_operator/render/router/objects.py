@@ -53,12 +53,12 @@ class Stage(enum.Enum):
 
     @property
     def is_routed(self) -> bool:
-        """Whether the Service of clients is to select the routers."""
+        """True if the Service of clients is to select the routers."""
         return self in (Stage.ROUTED, Stage.CLOSED)
 
     @property
     def has_routers(self) -> bool:
-        """Whether the spec asks for routers."""
+        """True if the spec asks for routers."""
         return self in (Stage.STARTING, Stage.ROUTED, Stage.CLOSED)
 
 
@@ -235,7 +235,7 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
 
 
 def has_peers(template: Json) -> bool:
-    """Whether the routers' pickers of this pod template keep tenants' limits together."""
+    """True if the routers' pickers of this pod template keep tenants' limits together."""
     containers = template["spec"]["containers"]
     return any(port["name"] == _PEERS for one in containers for port in one.get("ports") or [])
 
