@@ -40,6 +40,33 @@ def test_an_inference_pool_that_cannot_be_is_told_while_all_serves() -> None:
     assert told[False] == told[True]
 
 
+@pytest.mark.parametrize(
+    ("replicas", "strategy", "said"),
+    [
+        (1, "none", None),
+        (0, "none", None),
+        (1, "prefix", None),
+        (2, "none", ("False", "NotRouted", "each request to any of them")),
+        (3, "clientIP", ("False", "NotRouted", "requests of one client address to one of them")),
+        (2, "prefix", ("True", "Routed", "routers find it by their ids")),
+    ],
+)
+def test_several_replicas_behind_a_plain_service_are_told(
+    replicas: int, strategy: str, said: tuple[str, str, str] | None
+) -> None:
+    deployment = parsed(replicas=replicas, routing={"strategy": strategy})
+    status = status_of(deployment)
+    found = next((one for one in status["conditions"] if one["type"] == "KeptFound"), None)
+    assert (found is None) == (said is None)
+    if found and said:
+        assert (found["status"], found["reason"]) == said[:2]
+        assert said[2] in found["message"]
+        assert f"one of {replicas} replicas" in found["message"]
+        assert ("routing.strategy: prefix" in found["message"]) == (said[0] == "False")
+    other = {one["type"]: one["status"] for one in status["conditions"]}
+    assert other["Degraded"] == "False", "it serves all the same"
+
+
 @pytest.mark.parametrize(("wanted", "least", "most", "pods"), [(9, 1, 2, 2), (1, 3, 4, 3), (3, 1, 4, 3), (0, 1, 2, 0)])
 def test_pods_stay_within_the_limits_of_autoscaling(wanted: int, least: int, most: int, pods: int) -> None:
     """Whatever was written into replicas: an autoscaler would take them away again a moment later. 0 turns it off."""

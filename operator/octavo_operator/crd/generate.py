@@ -30,7 +30,7 @@ CONDITION: dict[str, Any] = {
         "type": {
             "type": "string",
             "description": "Ready, Available (a replica serves requests), Progressing, ModelCached, RouterReady, "
-            "AdaptersReady, ImageUpToDate, AutoscalerReady or Degraded.",
+            "AdaptersReady, KeptFound, ImageUpToDate, AutoscalerReady or Degraded.",
         },
         "status": {
             "type": "string",

@@ -151,6 +151,19 @@ def model_cached(
     return make_condition("ModelCached", None, "NotFetchedYet", "no pod has fetched the model yet")
 
 
+def kept_found(deployment: LLMDeployment) -> Json | None:
+    """Whether requests find the replica that keeps what they name. None: one keeps all, if any."""
+    kind, strategy = "KeptFound", deployment.spec.routing.strategy
+    if deployment.replicas < 2:
+        return None
+    what = f"each stored response, file and batch is kept by one of {deployment.replicas} replicas"
+    if strategy == "prefix":
+        return make_condition(kind, True, "Routed", f"{what}; routers find it by their ids")
+    whose = "requests of one client address to one of them" if strategy == "clientIP" else "each request to any of them"
+    remedy = "for previous_response_id, files and batches set routing.strategy: prefix, or one replica"
+    return make_condition(kind, False, "NotRouted", f"{what}, and the Service sends {whose}: {remedy}")
+
+
 def image_up_to_date(turn: ImageTurn) -> Json:
     """Return the condition ImageUpToDate."""
     kind = "ImageUpToDate"

@@ -12,6 +12,7 @@ from octavo_operator.deployment.conditions import (
     available,
     degraded,
     image_up_to_date,
+    kept_found,
     make_condition,
     model_cached,
     progressing,
@@ -81,6 +82,8 @@ def _conditions(
         conditions.append(make_condition("AutoscalerReady", *verdict))
     if decisions.adapters:
         conditions.append(make_condition(ADAPTERS_READY, *decisions.adapters.condition))
+    if kept := kept_found(deployment):
+        conditions.append(kept)
     if world.image_turn:
         conditions.append(image_up_to_date(world.image_turn))
     conditions.append(degraded(problem or harmless))
