@@ -88,8 +88,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", CASES)
-def test_nor_does_it_with_requests_of_every_kind(case: str, tiny_checkpoints: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("itself", "k"), [(True, 1), (True, 5), (False, 3)])
+def test_nor_does_it_with_requests_of_every_kind(
+    case: str, itself: bool, k: int, tiny_checkpoints: dict[str, Path]
+) -> None:
     """Penalties, bias, top-k, top-p, min-p, stops, min_tokens, n = 3, prompt_logprobs: all in one batch, then again
     with cached prefixes and without what may surprise a drafter of the same mind: penalties, and samples of a prompt
     that small steps have left it no time to read."""
@@ -98,13 +102,12 @@ def test_nor_does_it_with_requests_of_every_kind(case: str, tiny_checkpoints: di
     more = {"temperature": 0.8, "frequency_penalty": 0.9, "seed": 8, "max_tokens": 30, "logprobs": 3, "n": 2}
     params = [SamplingParams(**values) for values in (*PARAMS, more)]
     plain = tiny(path, **changes)
-    for draft, k in ((path, 1), (path, 5), (tiny_checkpoints["opt"], 3)):
-        llm = drafting(path, draft, k, **changes)
-        assert check(plain, llm, prompts, params) > (0.7 if draft is path and case != "small steps" else -1)
-        tame = [i for i, one in enumerate(params) if not penalised(one) and (one.n == 1 or case != "small steps")]
-        right = check(plain, llm, [prompts[i] for i in tame], [params[i] for i in tame])
-        assert right == 1.0 if draft is path else right < 0.5
-        assert case != "preempted" or draft is not path or llm.totals.num_preemptions > 0
+    llm = drafting(path, path if itself else tiny_checkpoints["opt"], k, **changes)
+    assert check(plain, llm, prompts, params) > (0.7 if itself and case != "small steps" else -1)
+    tame = [i for i, one in enumerate(params) if not penalised(one) and (one.n == 1 or case != "small steps")]
+    right = check(plain, llm, [prompts[i] for i in tame], [params[i] for i in tame])
+    assert right == 1.0 if itself else right < 0.5
+    assert case != "preempted" or not itself or llm.totals.num_preemptions > 0
 
 
 def test_right_guesses_are_all_accepted_in_as_few_steps_as_that_takes(tiny_checkpoints: dict[str, Path]) -> None:
@@ -118,21 +121,25 @@ def test_right_guesses_are_all_accepted_in_as_few_steps_as_that_takes(tiny_check
             assert llm.engine.num_steps - before == 1 + -(-40 // (k + 1)), "the prompt's step, and k + 1 tokens a step"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("case", OVERLAPPED)
-def test_a_drafter_on_the_device_changes_nothing_either(case: str, tiny_checkpoints: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("itself", "k"), [(True, 3), (False, 5)])
+def test_a_drafter_on_the_device_changes_nothing_either(
+    case: str, itself: bool, k: int, tiny_checkpoints: dict[str, Path]
+) -> None:
     """On the runner of GPUs, here on a CPU: the host knows how many tokens a step has brought one step late."""
     family, changes = OVERLAPPED[case]
     path, prompts = tiny_checkpoints[family], prompts_of(family, len(PARAMS) + 1)
     more = {"temperature": 0.8, "frequency_penalty": 0.9, "seed": 8, "max_tokens": 30, "logprobs": 3, "n": 2}
     params = [SamplingParams(**values) for values in (*PARAMS, more)]
     plain = overlapped(tiny(path, **changes))
-    for draft, k in ((path, 3), (tiny_checkpoints["opt"], 5)):
-        config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": k}
-        llm = not_adapting(overlapped(tiny(path, speculative_config=config, **changes)))
-        for _ in range(2):  # the second time prompts are found in the cache
-            share = check(plain, llm, prompts, params)
-            # Of tokens of a step without guesses the drafter knows the last two alone.
-            assert share >= ((0.6 if case == "few rows" else 1.0) if draft is path else 0)
+    draft = path if itself else tiny_checkpoints["opt"]
+    config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": k}
+    llm = not_adapting(overlapped(tiny(path, speculative_config=config, **changes)))
+    for _ in range(2):  # the second time prompts are found in the cache
+        share = check(plain, llm, prompts, params)
+        # Of tokens of a step without guesses the drafter knows the last two alone.
+        assert share >= ((0.6 if case == "few rows" else 1.0) if itself else 0)
 
 
 def test_windows_of_one_position_are_refused_on_the_device(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def deal(source: GGUFFile, target: Path, experts: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experts", [2, 8])
+@pytest.mark.parametrize("experts", [pytest.param(2, marks=pytest.mark.long), 8])
 def test_smollm2_dealt_to_experts_is_smollm2(experts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real weights on real text: whatever is sorted, grouped or packed wrongly shows."""
     files = resolve_model(None, progress=False)

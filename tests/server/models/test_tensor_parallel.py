@@ -151,7 +151,7 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)])
 def test_processes_give_the_bits_of_all_ranks_in_one(ranks: int, tmp_path: Path) -> None:
     """Over shared memory and over gloo, in float32 and bfloat16, with more ranks than cores too; with parts of each
     expert, and with some experts whole, which 3 ranks have unequally many of."""
