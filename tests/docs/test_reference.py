@@ -68,14 +68,25 @@ def test_troubleshooting_knows_every_reason_of_a_condition() -> None:
 
 def reasons() -> Iterator[str]:
     """Reasons in the operator's source: of a Problem, of a condition, of a verdict (status, reason, message)."""
+    trees = source.trees(OPERATOR).values()
+    constants = {name: value for tree in trees for name, value in _constants(tree)}
     nodes = [call.args[0] for call in source.calls("Problem", OPERATOR) if call.args]
-    nodes += [call.args[2] for call in source.calls("_condition", OPERATOR) if len(call.args) > 2]
-    for tree in source.trees(OPERATOR).values():
+    nodes += [call.args[2] for call in source.calls("make_condition", OPERATOR) if len(call.args) > 2]
+    nodes += [call.args[1] for call in source.calls("InvalidTemplateError", OPERATOR) if len(call.args) > 1]
+    for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.Tuple) and node.elts:
                 first = source.constant(node.elts[0])
-                if first in ("OOMKilled", "InvalidPodPatch"):  # the lists of reasons that are chosen by name elsewhere
+                if first == "OOMKilled":  # the reasons with which nothing is started from zero
                     nodes += node.elts
                 elif len(node.elts) == 3 and isinstance(node.elts[0], ast.Constant) and first in (True, False, None):
                     nodes.append(node.elts[1])
-    yield from (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    found = [constants.get(one.id) if isinstance(one, ast.Name) else source.constant(one) for one in nodes]
+    yield from (one for one in found if isinstance(one, str))
+
+
+def _constants(tree: ast.AST) -> Iterator[tuple[str, object]]:
+    """Constants of a module, by name."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            yield from ((target.id, node.value.value) for target in node.targets if isinstance(target, ast.Name))
