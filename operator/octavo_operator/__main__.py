@@ -38,7 +38,7 @@ async def run(config: OperatorConfig) -> int:
         controller.store, controller.queue.add, lambda key: key not in controller.claims.others
     )
     controller.rejected = rejections.problem
-    controller.scaling, controller.adapters = autoscaler.scaling, adapters.said
+    controller.scaling, controller.adapters = autoscaler.scaling, adapters.reports
     controller.pod_starts.read_startup = autoscaler.reader.read_startup
     controller.metrics.set_watch_silence(watches.health.max_silence, watches.silence_limit)
     controller.metrics.set_scaling(autoscaler.reader.decisions, zero.wakes)

@@ -22,17 +22,17 @@ from octavo_operator.deployment.world import DeploymentWorld
 from octavo_operator.gateway import reconcile as reconcile_gateway
 from octavo_operator.gateway.links import GatewayLinks
 from octavo_operator.gateway.world import GatewayWorld
-from octavo_operator.groups.rivals import rivals
+from octavo_operator.groups.other_groups import read_other_groups
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
 from octavo_operator.kube.lease import LeaderElector
 from octavo_operator.kube.resources import RESOURCES
 from octavo_operator.kube.store import OWNER_KINDS, Key, Observed, Store
 from octavo_operator.kube.workqueue import WorkQueue
-from octavo_operator.lora.summary import Said
+from octavo_operator.lora.summary import AdapterReports
 from octavo_operator.metrics import Metrics, OperatorState, Snapshot
 from octavo_operator.observed.children import pods_of
 from octavo_operator.observed.diagnosis import Event, Problem
-from octavo_operator.observed.hanging import makers
+from octavo_operator.observed.hanging import pod_controllers
 from octavo_operator.observed.pod_events import PodEvents
 from octavo_operator.observed.pod_starts import PodStarts
 from octavo_operator.render import names
@@ -69,7 +69,7 @@ class Controller:
         client.on_response = self.metrics.on_response
         self.scaling: Callable[[LLMDeployment], Scaling] = lambda _: Scaling()  # set by __main__.py
         self.rejected: Callable[[Key], Problem | None] = lambda _: None  # by Envoy, in routers; set by __main__.py
-        self.adapters: Callable[[Key], Said] = lambda _: {}  # what pods say; set by __main__.py
+        self.adapters: Callable[[Key], AdapterReports] = lambda _: {}  # what pods say; set by __main__.py
 
     def on_change(self, kind: str, body: Any) -> None:
         """A watch reported an object as new or changed."""
@@ -173,7 +173,9 @@ class Controller:
         children = self.store.children(key)
         pods, fetching = pods_of(children), pods_of(children, names.PREFETCH)
         others = [*pods_of(children, names.WORKER), *fetching, *pods_of(children, names.ROUTER)]
-        pod_events, events_due = await self._pod_events.read(key, [*pods, *others], time.time(), makers(children))
+        pod_events, events_due = await self._pod_events.read(
+            key, [*pods, *others], time.time(), pod_controllers(children)
+        )
         start = self.pod_starts.last(key, pods, deployment.status.get("start"))
 
         def compute(problem: Problem | None) -> Outcome:
@@ -182,14 +184,14 @@ class Controller:
                 now=time.time(),
                 apis=self._apis,
                 write_problem=problem,
-                contested=self._applier.contests.problem(key),
+                field_conflict=self._applier.field_conflicts.problem(key),
                 pod_events=pod_events,
                 rejected=self.rejected(key),
                 scaling=self.scaling(deployment),
                 image_turn=self._image_rollout.turn(deployment),
                 start=start,
                 gateways=self._links.gateways_of(deployment),
-                rivals=lambda: rivals(self.store, key),
+                other_groups=lambda: read_other_groups(self.store, key),
                 adapters=self.adapters(key),
             )
             return reconcile(deployment, world, self._config)
@@ -209,7 +211,7 @@ class Controller:
                 now=time.time(),
                 apis=self._apis,
                 write_problem=problem,
-                contested=self._applier.contests.problem(key),
+                field_conflict=self._applier.field_conflicts.problem(key),
                 pod_events=pod_events,
                 rejected=self.rejected(key),
                 candidates=self._links.candidates(owner),
@@ -240,7 +242,7 @@ class Controller:
         applier = self._applier
         for seconds in (
             outcome.requeue_after, events_due, applier.rejected_writes.retry_after(key),
-            applier.contests.requeue_after(key),
+            applier.field_conflicts.requeue_after(key),
         ):  # fmt: skip
             if seconds is not None:
                 self.queue.add_after(key, seconds)
@@ -259,7 +261,7 @@ class Controller:
         self.queue.forget(key)
         memories = (
             self._applier.rejected_writes,
-            self._applier.contests,
+            self._applier.field_conflicts,
             self._pod_events,
             self.pod_starts,
             self.claims,

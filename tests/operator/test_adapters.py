@@ -60,7 +60,7 @@ class Pod:
             self.loaded[todo[0]] = self.read["entries"][todo[0]]
         return bool(todo)
 
-    def said(self) -> PodAdapters:
+    def reports(self) -> PodAdapters:
         states = {}
         for name, entry in self.read["entries"].items():
             reason = "WrongBase" if name in self.fails else ""
@@ -95,11 +95,11 @@ def test_whatever_happens_all_pods_come_to_have_what_is_wanted(
     deployment, now, asked = parsed(adapters=[]), 0.0, dict[str, float]()
 
     def ask() -> Pod | None:
-        said = {pod.uid: pod.said() for pod in pods if pod.answers}
-        uid = next_to_ask(list_digest(deployment), [pod.uid for pod in pods], said, asked, now)
+        reports = {pod.uid: pod.reports() for pod in pods if pod.answers}
+        uid = next_to_ask(list_digest(deployment), [pod.uid for pod in pods], reports, asked, now)
         found = next((pod for pod in pods if pod.uid == uid), None)
         if found:
-            others = [one for one in pods if one is not found and one.said().is_loading]
+            others = [one for one in pods if one is not found and one.reports().is_loading]
             current = [one for one in others if one.read["digest"] == list_digest(deployment)]
             assert all(now - asked.get(one.uid, float("-inf")) >= PATIENCE_SECONDS for one in current)
             assert found.read["digest"] != list_digest(deployment), "a pod that is up to date is left alone"
@@ -129,8 +129,8 @@ def test_whatever_happens_all_pods_come_to_have_what_is_wanted(
     wanted = {one.name for one in deployment.spec.adapters or ()}
     for pod in pods:
         assert pod.loaded.keys() == wanted - broken
-        assert not is_behind(list_digest(deployment), pod.said()), "nobody is read again and again for ever"
-    found = summarize(deployment, [pod.body for pod in pods], {pod.uid: pod.said() for pod in pods})
+        assert not is_behind(list_digest(deployment), pod.reports()), "nobody is read again and again for ever"
+    found = summarize(deployment, [pod.body for pod in pods], {pod.uid: pod.reports() for pod in pods})
     assert found is not None
     for one in found.adapters:
         assert (one["ready"], one["of"]) == (0 if one["name"] in broken else len(pods), len(pods))
@@ -141,14 +141,14 @@ def test_whatever_happens_all_pods_come_to_have_what_is_wanted(
 def test_a_pod_that_is_silent_or_never_gets_its_list_holds_up_nobody() -> None:
     deployment = parsed(adapters=[SQL])
     pods = [Pod("a"), Pod("b"), Pod("c")]
-    said = {"b": pods[1].said(), "c": pods[2].said()}  # a does not answer
-    first = next_to_ask(list_digest(deployment), ["a", "b", "c"], said, {}, 0)
+    reports = {"b": pods[1].reports(), "c": pods[2].reports()}  # a does not answer
+    first = next_to_ask(list_digest(deployment), ["a", "b", "c"], reports, {}, 0)
     assert first == "b"
-    assert next_to_ask(list_digest(deployment), ["a", "b", "c"], said, {"b": 0}, 1) == "c", "b has no news of it yet"
+    assert next_to_ask(list_digest(deployment), ["a", "b", "c"], reports, {"b": 0}, 1) == "c", "b has no news of it yet"
     pods[1].reload(deployment)
-    said["b"] = pods[1].said()
-    assert next_to_ask(list_digest(deployment), ["a", "b", "c"], said, {"b": 0}, 1) is None, "b loads"
-    assert next_to_ask(list_digest(deployment), ["a", "b", "c"], said, {"b": 0}, PATIENCE_SECONDS) == "c"
+    reports["b"] = pods[1].reports()
+    assert next_to_ask(list_digest(deployment), ["a", "b", "c"], reports, {"b": 0}, 1) is None, "b loads"
+    assert next_to_ask(list_digest(deployment), ["a", "b", "c"], reports, {"b": 0}, PATIENCE_SECONDS) == "c"
 
 
 def test_what_is_told() -> None:
@@ -159,7 +159,7 @@ def test_what_is_told() -> None:
         pod.work(), pod.work()
     ending, ended = {"uid": "c", "deletionTimestamp": "now"}, {"phase": "Failed"}
     bodies = [pod.body for pod in pods] + [{"metadata": ending}, {"metadata": {"uid": "d"}, "status": ended}]
-    found = summarize(deployment, bodies, {pod.uid: pod.said() for pod in pods})
+    found = summarize(deployment, bodies, {pod.uid: pod.reports() for pod in pods})
     assert found is not None
     sql, rhyme, lost = found.adapters
     assert sql == {"name": "sql", "ready": 1, "of": 2, "reason": "WrongBase", "message": "why"}
@@ -172,8 +172,8 @@ def test_what_is_told() -> None:
     starting = summarize(parsed(adapters=[SQL]), bodies[:1], {})
     assert starting is not None and starting.condition[:2] == (False, "Loading")
     other = AdapterState(("hf://org/sql", "abc", ""), True, digest="e")
-    said = {"a": pods[0].said(), "b": PodAdapters("", {"sql": other})}
-    mixed = summarize(parsed(adapters=[SQL]), bodies[:2], said)
+    reports = {"a": pods[0].reports(), "b": PodAdapters("", {"sql": other})}
+    mixed = summarize(parsed(adapters=[SQL]), bodies[:2], reports)
     assert mixed is not None and mixed.condition[1] == "DigestMismatch"
 
 
@@ -366,11 +366,11 @@ def test_the_reader_asks_one_pod_after_the_other_and_then_lets_them_be() -> None
         deadline = time.monotonic() + 30
 
         def is_done(uid: str) -> bool:
-            found = reader.said(("default", "toy")).get(uid, PodAdapters(""))
+            found = reader.reports(("default", "toy")).get(uid, PodAdapters(""))
             return found.listed == engines.digest and not is_behind(engines.digest, found)
 
         while not all(is_done(f"p{number}") for number in range(3)):
-            assert time.monotonic() < deadline, reader.said(("default", "toy"))
+            assert time.monotonic() < deadline, reader.reports(("default", "toy"))
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.2)
         running.cancel()

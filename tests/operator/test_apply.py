@@ -18,7 +18,7 @@ from octavo_operator.kube.store import Observed, Store
 from octavo_operator.observed.diagnosis import CLAIM_GRACE_SECONDS, claim_pending
 from octavo_operator.render import render
 from octavo_operator.writes.apply import Applier, NotLeaderError, StaleObjectError
-from octavo_operator.writes.contests import IMMEDIATE_REVERTS
+from octavo_operator.writes.field_conflicts import IMMEDIATE_REVERTS
 from octavo_operator.writes.plan import compute_plan, with_digest
 
 CONFIG = OperatorConfig()
@@ -166,20 +166,20 @@ class Stubborn(Refusing):
 def test_a_write_that_comes_back_changed_is_repeated_a_few_times_and_then_later_and_later() -> None:
     cluster, store, now = Stubborn(), Store(), [0.0]
     applier = Applier(cluster, store, lambda: True)  # type: ignore[arg-type]
-    applier.contests._clock = lambda: now[0]
+    applier.field_conflicts._clock = lambda: now[0]
     deployment, key = parsed(), ("default", "toy")
     said: list[float] = []
     written: list[float] = []
 
     def step() -> None:
         before = cluster.applied.count("NetworkPolicy")
-        contested = applier.contests.problem(key)
-        outcome = reconcile(deployment, world(store.children(key), contested=contested), CONFIG)
+        field_conflict = applier.field_conflicts.problem(key)
+        outcome = reconcile(deployment, world(store.children(key), field_conflict=field_conflict), CONFIG)
         asyncio.run(applier.execute(deployment, outcome.plan))
         written.extend([now[0]] * (cluster.applied.count("NetworkPolicy") - before))
-        if contested:
+        if field_conflict:
             said.append(now[0])
-            assert "NetworkPolicy toy: /spec/policyTypes/0 was changed" in contested.message
+            assert "NetworkPolicy toy: /spec/policyTypes/0 was changed" in field_conflict.message
             found = {one["type"]: one["reason"] for one in (outcome.status or {})["conditions"]}
             assert found["Degraded"] == "FieldConflict" != found["Ready"], "it may serve all the same"
 
@@ -193,7 +193,7 @@ def test_a_write_that_comes_back_changed_is_repeated_a_few_times_and_then_later_
     assert cluster.applied.count("Service") == 1, "the others have nothing to do with it"
     assert set(range(60, 3600, 5)) <= set(said), "and it is said all the time"
     now[0] += 10000
-    assert applier.contests.problem(key) is None
+    assert applier.field_conflicts.problem(key) is None
 
 
 def test_what_was_refused_is_not_asked_for_at_every_event() -> None:

@@ -15,7 +15,7 @@ from octavo_operator.config import OperatorConfig
 from octavo_operator.deployment.reconcile import Outcome, reconcile
 from octavo_operator.gateway.reconcile import reconcile as reconcile_gateway
 from octavo_operator.kube.store import Observed
-from octavo_operator.observed.hanging import makers
+from octavo_operator.observed.hanging import pod_controllers
 from octavo_operator.render import names
 from octavo_operator.writes.plan import Apply
 
@@ -93,7 +93,7 @@ def failed(message: str, seconds: int = 5, reason: str = "FailedCreate") -> Json
 def test_groups(message: str, reason: str) -> None:
     deployment, apis = parsed(parallelism={"nodes": 2, "tensor": 2}), frozenset({"LeaderWorkerSet"})
     objects = carried_out(reconcile(deployment, world(apis=apis), CONFIG), "", "")
-    (subject,) = makers(objects)
+    (subject,) = pod_controllers(objects)
     assert subject.key == f"StatefulSet/{names.group('toy')}"
     assert subject.selector == f"involvedObject.kind=StatefulSet,involvedObject.name={names.group('toy')}"
     told = {subject.key: [failed(message)]}
@@ -114,5 +114,5 @@ def test_workers_of_a_group_are_made_by_a_set_of_the_leaders_name() -> None:
         return observed({"apiVersion": "v1", "kind": "Pod", "metadata": meta})
 
     leader, worker = pod(f"{group}-0", names.ENGINE), pod(f"{group}-0-1", names.WORKER)
-    assert [one.key for one in makers([*objects, leader])] == [f"StatefulSet/{group}-0"]
-    assert makers([*objects, leader, worker]) == []
+    assert [one.key for one in pod_controllers([*objects, leader])] == [f"StatefulSet/{group}-0"]
+    assert pod_controllers([*objects, leader, worker]) == []

@@ -12,7 +12,7 @@ from octavo_operator.deployment.decisions import Decisions, Template
 from octavo_operator.deployment.status import expected_status
 from octavo_operator.deployment.world import DeploymentWorld
 from octavo_operator.gateway.world import GatewayWorld
-from octavo_operator.groups.places import Rivals
+from octavo_operator.groups.scheduling import OtherGroups
 from octavo_operator.kube.store import Observed
 from octavo_operator.observed.workload import Workload
 from octavo_operator.render.router.served import Candidate
@@ -26,7 +26,7 @@ def _common(children: Iterable[Observed], now: float, apis: Iterable[str]) -> di
         "now": now,
         "apis": frozenset(apis),
         "write_problem": None,
-        "contested": None,
+        "field_conflict": None,
         "pod_events": {},
         "rejected": None,
     }
@@ -42,7 +42,7 @@ def world(
         "image_turn": None,
         "start": None,
         "gateways": (),
-        "rivals": Rivals,
+        "other_groups": OtherGroups,
         "adapters": {},
     }
     return DeploymentWorld(**{**defaults, **fields})

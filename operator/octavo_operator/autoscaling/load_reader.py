@@ -17,7 +17,7 @@ from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.autoscaling.decision import Decision, decide, estimate_capacity, rounded_capacity, update_capacity
 from octavo_operator.autoscaling.metrics_page import MAX_BYTES, Load, parse, startup_seconds
 from octavo_operator.claims.own_deployments import OwnDeployments
-from octavo_operator.groups.places import num_held
+from octavo_operator.groups.scheduling import num_held
 from octavo_operator.kube.pod_client import PodClient, PodUnreadableError
 from octavo_operator.kube.store import Key, Store
 from octavo_operator.observed.children import pods_of

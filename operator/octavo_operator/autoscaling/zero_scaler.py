@@ -51,7 +51,7 @@ Post = Callable[[LLMDeployment, str, str], Awaitable[None]]  # an event: its rea
 
 
 @dataclass(frozen=True)
-class _Held:
+class _RouterRequests:
     arrivals: int  # so many requests have ever waited in this router
     held: Mapping[str, int]  # by pool
     in_flight: Mapping[str, int]
@@ -256,12 +256,12 @@ class ZeroScaler:
             known = self._addresses[key] = (seen, picker_addresses(pods_of(children, names.ROUTER)))
         return known[1]
 
-    async def _ask(self, url: str, pool: str, since: int, wait: int, **more: str) -> _Held:
+    async def _ask(self, url: str, pool: str, since: int, wait: int, **more: str) -> _RouterRequests:
         params = {"pool": pool, "since": str(since), "wait": str(wait), **more}
         answer = await self._call("GET", f"{url}/held", params, wait)
         try:
             held, under_way = dict(answer["held"]), dict(answer["in_flight"])
-            return _Held(int(answer["arrivals"]), held, under_way)
+            return _RouterRequests(int(answer["arrivals"]), held, under_way)
         except (KeyError, TypeError, ValueError) as error:
             raise PodUnreadableError(str(error)) from error
 

@@ -91,7 +91,7 @@ def progressing(
     if (
         decisions.live is None
         or decisions.pending
-        or workload.wanted != deployment.replicas - decisions.places.num_held
+        or workload.wanted != deployment.replicas - decisions.schedule.num_held
     ):
         if decisions.problem:
             return make_condition("Progressing", False, decisions.problem.reason, decisions.problem.message)

@@ -15,7 +15,7 @@ from octavo_operator.deployment.rollout import Room, make_room
 from octavo_operator.deployment.routing import Routers
 from octavo_operator.deployment.routing import observe as observe_routers
 from octavo_operator.deployment.world import DeploymentWorld
-from octavo_operator.groups.places import Places, find_places
+from octavo_operator.groups.scheduling import GroupSchedule, schedule_groups
 from octavo_operator.kube.resources import IMAGE_VOLUMES
 from octavo_operator.lora.summary import AdapterSummary, summarize
 from octavo_operator.observed.diagnosis import Problem
@@ -61,7 +61,7 @@ class Decisions:
     room: Room | None = None  # old pods are stopped before new ones start
     routers: Routers = field(default_factory=Routers)
     prefetch: Prefetch = field(default_factory=Prefetch)
-    places: Places = field(default_factory=Places)  # of groups
+    schedule: GroupSchedule = field(default_factory=GroupSchedule)  # groups that run, wait or are evicted
     scaling: Scaling = field(default_factory=Scaling)
     adapters: AdapterSummary | None = None  # None: LoRA is off
     pending: bool = False  # the live workload is not yet updated to the current spec
@@ -81,7 +81,7 @@ def decide(deployment: LLMDeployment, world: DeploymentWorld, config: OperatorCo
     live = live_of(deployment.name, world.children, grouped)
     is_other_kind = live is not None and (live["kind"] == GROUPS) != grouped  # parallelism.nodes was changed
     room, room_due = make_room(deployment, live, world.pods, now)
-    places = find_places(deployment, live, groups(world.pods, world.workers), world.rivals, now)
+    schedule = schedule_groups(deployment, live, groups(world.pods, world.workers), world.other_groups, now)
     routers = observe_routers(deployment, world)
     template = _choose_template(deployment, live, config, world)
     prefetch = observe_prefetch(deployment, None if is_other_kind else live, template.current, world)
@@ -99,10 +99,10 @@ def decide(deployment: LLMDeployment, world: DeploymentWorld, config: OperatorCo
         room=room,
         routers=routers,
         prefetch=prefetch,
-        places=places,
+        schedule=schedule,
         scaling=dataclasses.replace(world.scaling, holds=holds),
         adapters=summarize(deployment, world.pods, world.adapters),
-        dues=(room_due, turn_due, routers.requeue_after, prefetch.requeue_after, places.requeue_after, young_due),
+        dues=(room_due, turn_due, routers.requeue_after, prefetch.requeue_after, schedule.requeue_after, young_due),
     )
 
 

@@ -13,7 +13,7 @@ from octavo_operator.api import LLMDeployment
 from octavo_operator.deployment.world import DeploymentWorld
 from octavo_operator.observed.children import child, pods_of
 from octavo_operator.observed.diagnosis import Problem, diagnose, most_severe
-from octavo_operator.observed.hanging import said_by
+from octavo_operator.observed.hanging import events_of_controllers
 from octavo_operator.observed.refusals import refused_in_events
 from octavo_operator.render.names import PREFETCH
 from octavo_operator.render.prefetch import expected_prefetch, fetched_model
@@ -69,7 +69,7 @@ def observe(deployment: LLMDeployment, live: Json | None, template: Json | None,
     problems = [one for pod in pods if (one := diagnose(_unready(pod), None, events.get(pod["metadata"]["uid"], ())))]
     if problems or pods:
         return Prefetch(job, True, most_severe(problems))
-    if refused := refused_in_events(said_by("Job", events), "resources"):
+    if refused := refused_in_events(events_of_controllers("Job", events), "resources"):
         return Prefetch(job, True, refused)
     remaining = parse_time(found["metadata"].get("creationTimestamp") or "1970-01-01T00:00:00Z") + _POD_SECONDS - now
     if remaining > 0:

@@ -18,7 +18,7 @@ from octavo_operator.observed.diagnosis import (
     is_finished,
     most_severe,
 )
-from octavo_operator.observed.hanging import said_by
+from octavo_operator.observed.hanging import events_of_controllers
 from octavo_operator.observed.refusals import refused_in_events, refused_pods
 from octavo_operator.observed.workload import Workload
 from octavo_operator.render.snippets import SNIPPET, refused_service
@@ -31,8 +31,8 @@ def find_problem(deployment: LLMDeployment, world: DeploymentWorld, decisions: D
     """Return the problem to report for the engine's pods, their workload and their volume."""
     workload, pods = decisions.workload, [*world.pods, *world.workers]
     found = _pod_problem(deployment, world, workload.available >= deployment.replicas)
-    if decisions.places.problem and (found is None or found.reason in NO_PLACE):
-        return decisions.places.problem
+    if decisions.schedule.problem and (found is None or found.reason in NO_PLACE):
+        return decisions.schedule.problem
     if found:
         return found
     is_grouped = (decisions.live or {}).get("kind") == GROUPS
@@ -42,7 +42,7 @@ def find_problem(deployment: LLMDeployment, world: DeploymentWorld, decisions: D
         return one
     if one := refused_pods(workload.conditions, "resources"):
         return one
-    if is_grouped and (one := refused_in_events(said_by("StatefulSet", world.pod_events), "resources")):
+    if is_grouped and (one := refused_in_events(events_of_controllers("StatefulSet", world.pod_events), "resources")):
         return one
     return _stuck_rollout(workload) or _lost_claim(world)
 

@@ -15,7 +15,7 @@ from octavo_operator.deployment.rollout import MAKE_ROOM
 from octavo_operator.deployment.routing import Routers, kept_objects
 from octavo_operator.deployment.status import expected_status, invalid_status
 from octavo_operator.deployment.world import DeploymentWorld
-from octavo_operator.groups.places import HELD
+from octavo_operator.groups.scheduling import HELD
 from octavo_operator.kube.store import ObjectRef, Observed
 from octavo_operator.observed.children import pods_of
 from octavo_operator.observed.diagnosis import Problem, claim_pending
@@ -91,7 +91,7 @@ def reconcile(deployment: LLMDeployment, world: DeploymentWorld, config: Operato
 
 
 def _plan(deployment: LLMDeployment, world: DeploymentWorld, config: OperatorConfig, decisions: Decisions) -> Plan:
-    routers, prefetch, places = decisions.routers, decisions.prefetch, decisions.places
+    routers, prefetch, schedule = decisions.routers, decisions.prefetch, decisions.schedule
     desired = render(
         deployment,
         config,
@@ -101,7 +101,7 @@ def _plan(deployment: LLMDeployment, world: DeploymentWorld, config: OperatorCon
         stage=routers.stage,
         routers=_choose_routers(deployment, world, config, routers),
         gateways=world.gateways,
-        held=places.num_held,
+        held=schedule.num_held,
     )
     _annotate(desired, deployment.name, decisions)
     if prefetch.job:
@@ -112,8 +112,8 @@ def _plan(deployment: LLMDeployment, world: DeploymentWorld, config: OperatorCon
     is_new = decisions.live is None or decisions.is_other_kind
     if decisions.is_grouped and (is_new or needs_token(deployment, [*world.pods, *world.workers])):
         actions.insert(0, CreateToken(expected_token(deployment)))
-    if places.evicted:
-        actions.append(Evict(places.evicted))
+    if schedule.evicted:
+        actions.append(Evict(schedule.evicted))
     actions += _refresh_adapter_lists(deployment, world)
     return dataclasses.replace(plan, actions=actions)
 
@@ -132,8 +132,8 @@ def _annotate(desired: list[Json], name: str, decisions: Decisions) -> None:
     notes = dict(decisions.template.record)
     if decisions.room:
         notes[MAKE_ROOM] = str(decisions.room)
-    if decisions.places.held:
-        notes[HELD] = str(decisions.places.held)
+    if decisions.schedule.held:
+        notes[HELD] = str(decisions.schedule.held)
     for manifest in desired:
         meta = manifest["metadata"]
         if (manifest["kind"], meta["name"]) in workload_refs(name):

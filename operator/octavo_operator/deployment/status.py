@@ -67,7 +67,7 @@ def _conditions(
 ) -> list[Json]:
     problem = decisions.problem or find_problem(deployment, world, decisions) or decisions.prefetch.problem
     harmless = (
-        world.contested
+        world.field_conflict
         or refused_annotations(deployment, config)
         or router_pods_problem(decisions.routers)
         or pool_problem(deployment, world.apis)

@@ -9,8 +9,8 @@ from typing import Any
 
 from octavo_operator.autoscaling.condition import Scaling
 from octavo_operator.deployment.image_rollout import ImageTurn
-from octavo_operator.groups.places import Rivals
-from octavo_operator.lora.summary import Said
+from octavo_operator.groups.scheduling import OtherGroups
+from octavo_operator.lora.summary import AdapterReports
 from octavo_operator.observed.children import pods_of
 from octavo_operator.observed.world import World
 from octavo_operator.render import names
@@ -26,8 +26,8 @@ class DeploymentWorld(World):
     image_turn: ImageTurn | None  # None: it does not follow the operator's engine image
     start: Json | None  # of the last pod that became ready
     gateways: Sequence[str]  # names of the LLMGateways that select it
-    rivals: Callable[[], Rivals]  # a function, because it looks at all groups, and is rarely needed
-    adapters: Said  # LoRA adapters as the pods report them
+    other_groups: Callable[[], OtherGroups]  # a function, because it looks at all groups, and is rarely needed
+    adapters: AdapterReports  # LoRA adapters as the pods report them
 
     @cached_property
     def pods(self) -> list[Json]:

@@ -95,7 +95,7 @@ def _status(
     served = served_models(gateway, world.candidates)
     workload = Workload.of(world.child("Deployment", names.router(gateway.name)))
     progress = _progressing(gateway, workload, _is_pending(plan), world.write_problem, problem)
-    harmless = _conflict(served) or _unexposed(gateway, world, config) or world.contested
+    harmless = _conflict(served) or _unexposed(gateway, world, config) or world.field_conflict
     conditions = [
         _ready(gateway, workload, progress, problem, world.rejected is not None),
         progress,

@@ -43,13 +43,13 @@ def _sentence(one: Json) -> str:
     return f"at {at}: {words}"
 
 
-def rejection_problem(said: Mapping[str, Rejected]) -> Problem | None:
+def rejection_problem(reports: Mapping[str, Rejected]) -> Problem | None:
     """The problem of routers that said so, by their uids; None: Envoy goes by its files in all of them."""
-    found = [one for _, one in sorted(said.items()) if one]
+    found = [one for _, one in sorted(reports.items()) if one]
     if not found:
         return None
     what = "; ".join(f"of {kind} {text}" for kind, text in found[0].items())
-    count = f"{len(found)} of {len(said)} routers go on with the configuration of before"
+    count = f"{len(found)} of {len(reports)} routers go on with the configuration of before"
     return Problem(
         CONFIG_REJECTED,
         f"{count}: Envoy rejected the last update {what}. The chart's router.image must be of the operator's release",
@@ -64,13 +64,13 @@ class RejectionReader:
     ) -> None:
         """`is_ours`: whether no other operator serves it."""
         self._store, self._changed, self._is_ours = store, changed, is_ours
-        self._said: dict[Key, dict[str, Rejected]] = {}  # by the routers' uids
+        self._reports: dict[Key, dict[str, Rejected]] = {}  # by the routers' uids
         self._addresses: dict[Key, tuple[tuple[tuple[str, str], ...], dict[str, str]]] = {}
         self._client = PodClient(TIMEOUT_SECONDS, _MAX_BYTES)
 
     def problem(self, key: Key) -> Problem | None:
         """Return the problem that the routers of an LLMDeployment or an LLMGateway reported last."""
-        return rejection_problem(self._said.get(key, {}))
+        return rejection_problem(self._reports.get(key, {}))
 
     async def run(self, leading: asyncio.Event) -> None:
         """Until cancelled."""
@@ -84,8 +84,8 @@ class RejectionReader:
         routers = {key: self._routers(key) for key in self._store.owner_keys() if self._is_ours(key)}
         for gone in self._addresses.keys() - routers.keys():
             del self._addresses[gone]
-        for gone in self._said.keys() - {key for key, found in routers.items() if found}:
-            del self._said[gone]
+        for gone in self._reports.keys() - {key for key, found in routers.items() if found}:
+            del self._reports[gone]
         async with asyncio.TaskGroup() as tasks:
             for key, found in routers.items():
                 if found:
@@ -106,12 +106,12 @@ class RejectionReader:
         return known[1]
 
     async def _read(self, key: Key, routers: Mapping[str, str]) -> None:
-        before = self._said.get(key, {})
+        before = self._reports.get(key, {})
         answers = await asyncio.gather(*(self._ask(url) for url in routers.values()))
         # Of a picker that does not answer now the last answer holds: it is started again, and Envoy goes on.
-        said = {uid: before.get(uid, {}) if one is None else one for uid, one in zip(routers, answers, strict=True)}
-        self._said[key] = said
-        if rejection_problem(said) != rejection_problem(before):
+        reports = {uid: before.get(uid, {}) if one is None else one for uid, one in zip(routers, answers, strict=True)}
+        self._reports[key] = reports
+        if rejection_problem(reports) != rejection_problem(before):
             self._changed(key)
 
     async def _ask(self, url: str) -> Rejected | None:

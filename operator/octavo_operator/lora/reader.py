@@ -15,7 +15,7 @@ from octavo_operator.autoscaling.load_reader import management_url
 from octavo_operator.claims.own_deployments import OwnDeployments
 from octavo_operator.kube.pod_client import PodClient
 from octavo_operator.kube.store import Key, Store
-from octavo_operator.lora.summary import PodAdapters, Said, is_behind, next_to_ask, parse_report, serving_uids
+from octavo_operator.lora.summary import AdapterReports, PodAdapters, is_behind, next_to_ask, parse_report, serving_uids
 from octavo_operator.observed.children import pods_of
 from octavo_operator.render.adapters import list_digest
 
@@ -35,7 +35,7 @@ _MAX_BYTES = 1 << 20
 class _Memory:
     """State of one LLMDeployment, by the uids of its pods."""
 
-    said: dict[str, PodAdapters] = field(default_factory=dict)
+    reports: dict[str, PodAdapters] = field(default_factory=dict)
     asked: dict[str, float] = field(default_factory=dict)
     read: dict[str, float] = field(default_factory=dict)  # when each was read last
     silent: dict[str, float] = field(default_factory=dict)  # since when
@@ -43,7 +43,7 @@ class _Memory:
     reloading: str | None = None
 
     def keep(self, uids: set[str]) -> None:
-        memories: list[dict[str, Any]] = [self.said, self.asked, self.read, self.silent]
+        memories: list[dict[str, Any]] = [self.reports, self.asked, self.read, self.silent]
         for memory in memories:
             for gone in memory.keys() - uids:
                 del memory[gone]
@@ -66,10 +66,10 @@ class AdapterReader:
         self._tasks: set[asyncio.Task[None]] = set()
         self._client = PodClient(TIMEOUT_SECONDS, _MAX_BYTES)
 
-    def said(self, key: Key) -> Said:
+    def reports(self, key: Key) -> AdapterReports:
         """Return the last reports of the pods of an LLMDeployment."""
         memory = self._memory.get(key)
-        return memory.said if memory else {}
+        return memory.reports if memory else {}
 
     async def run(self, leading: asyncio.Event) -> None:
         """Until cancelled."""
@@ -94,10 +94,10 @@ class AdapterReader:
         uids = serving_uids(pods.values())
         memory.keep(set(uids))
         digest = list_digest(deployment)
-        asked = next_to_ask(digest, uids, memory.said, memory.asked, now) if memory.reloading is None else None
+        asked = next_to_ask(digest, uids, memory.reports, memory.asked, now) if memory.reloading is None else None
         for uid in uids:
             url = management_url(pods[uid])
-            pause = BEHIND_SECONDS if is_behind(digest, memory.said.get(uid)) else SETTLED_SECONDS
+            pause = BEHIND_SECONDS if is_behind(digest, memory.reports.get(uid)) else SETTLED_SECONDS
             if url is None or uid in memory.busy or now - memory.read.get(uid, float("-inf")) < pause:
                 continue
             memory.read[uid] = now
@@ -116,7 +116,7 @@ class AdapterReader:
         except ValueError as error:
             logger.debug("%s/%s: a pod's adapters cannot be read: %r", *key, error)
             now = self._clock()
-            if now - memory.silent.setdefault(uid, now) >= SILENT_SECONDS and memory.said.pop(uid, None) is not None:
+            if now - memory.silent.setdefault(uid, now) >= SILENT_SECONDS and memory.reports.pop(uid, None) is not None:
                 self._changed(key)
             return
         finally:
@@ -124,6 +124,6 @@ class AdapterReader:
             if reload:
                 memory.reloading = None
         memory.silent.pop(uid, None)
-        if memory.said.get(uid) != found:
-            memory.said[uid] = found
+        if memory.reports.get(uid) != found:
+            memory.reports[uid] = found
             self._changed(key)

@@ -49,7 +49,7 @@ class PodAdapters:
         return any(not (one.is_loaded or one.reason) for one in self.states.values())
 
 
-Said = Mapping[str, PodAdapters]  # by the pods' uids; of those that have answered
+AdapterReports = Mapping[str, PodAdapters]  # by the pods' uids; of those that have answered
 
 
 def parse_report(answer: Any) -> PodAdapters:
@@ -76,16 +76,18 @@ def wanted_entries(deployment: LLMDeployment) -> dict[str, Entry]:
     }
 
 
-def next_to_ask(digest: str, uids: Iterable[str], said: Said, asked: Mapping[str, float], now: float) -> str | None:
+def next_to_ask(
+    digest: str, uids: Iterable[str], reports: AdapterReports, asked: Mapping[str, float], now: float
+) -> str | None:
     """The pod that is to read its list now; None: nobody. One after the other, so that no adapter stops more than one
     pod: while a pod loads, the next one waits, but not for ever. `asked`: when each was asked last."""
     behind = []
     for uid in uids:
-        if uid not in said:
+        if uid not in reports:
             continue  # it starts, or does not answer
-        if said[uid].listed != digest:
+        if reports[uid].listed != digest:
             behind.append(uid)
-        elif said[uid].is_loading and now - asked.get(uid, float("-inf")) < PATIENCE_SECONDS:
+        elif reports[uid].is_loading and now - asked.get(uid, float("-inf")) < PATIENCE_SECONDS:
             return None
     return min(behind, key=lambda uid: asked.get(uid, float("-inf")), default=None)
 
@@ -98,7 +100,7 @@ class AdapterSummary:
     condition: tuple[bool | None, str, str]
 
 
-def summarize(deployment: LLMDeployment, pods: Sequence[Json], said: Said) -> AdapterSummary | None:
+def summarize(deployment: LLMDeployment, pods: Sequence[Json], reports: AdapterReports) -> AdapterSummary | None:
     """None: LoRA is off."""
     if deployment.spec.adapters is None:
         return None
@@ -106,7 +108,7 @@ def summarize(deployment: LLMDeployment, pods: Sequence[Json], said: Said) -> Ad
     found = []
     for one in deployment.spec.adapters:
         if one.name in wanted:
-            found.append(_status(one.name, wanted[one.name], uids, said))
+            found.append(_status(one.name, wanted[one.name], uids, reports))
         else:
             text = (
                 f"the pods do not mount the claim of {one.uri}; mount it by volumes and volumeMounts, which replaces "
@@ -125,13 +127,13 @@ def serving_uids(pods: Iterable[Json]) -> list[str]:
     ]
 
 
-def is_behind(digest: str, said: PodAdapters | None) -> bool:
+def is_behind(digest: str, report: PodAdapters | None) -> bool:
     """True if a pod is to be read again soon. `digest`: of the list that it is to have."""
-    return said is None or said.listed != digest or said.is_loading
+    return report is None or report.listed != digest or report.is_loading
 
 
-def _status(name: str, entry: Entry, uids: Sequence[str], said: Said) -> Json:
-    states = [one for uid in uids if uid in said and (one := said[uid].states.get(name)) and one.entry == entry]
+def _status(name: str, entry: Entry, uids: Sequence[str], reports: AdapterReports) -> Json:
+    states = [one for uid in uids if uid in reports and (one := reports[uid].states.get(name)) and one.entry == entry]
     loaded = [one for one in states if one.is_loaded]
     status: Json = {"name": name, "ready": len(loaded), "of": len(uids)}
     if failed := next((one for one in states if one.reason), None):

@@ -95,13 +95,13 @@ def waiting_since(pod: Json) -> float | None:
     return since
 
 
-def makers(children: Sequence[Observed]) -> list[Subject]:
+def pod_controllers(children: Sequence[Observed]) -> list[Subject]:
     """Controllers that make fewer pods than they should, and say why by events alone: Jobs, and the StatefulSets of a
     LeaderWorkerSet."""
     found = []
     for one in children:
         if one.kind == "Job" and not pods_of(children, names.PREFETCH):
-            found.append(_maker("Job", one.name, one.body))
+            found.append(_pod_controller("Job", one.name, one.body))
         elif one.kind == GROUPS:
             found += _sets_of(one, children)
     return found
@@ -114,24 +114,24 @@ def _sets_of(group: Observed, children: Sequence[Observed]) -> list[Subject]:
     size = (spec.get("leaderWorkerTemplate") or {}).get("size", 1)
     leaders = [pod for pod in pods_of(children) if not is_finished(pod)]
     if len(leaders) < spec.get("replicas", 1):
-        found.append(_maker("StatefulSet", group.name, body))
+        found.append(_pod_controller("StatefulSet", group.name, body))
     workers = [pod["metadata"]["name"] for pod in pods_of(children, names.WORKER) if not is_finished(pod)]
     for leader in leaders:
         name = leader["metadata"]["name"]
         if sum(worker.startswith(f"{name}-") for worker in workers) < size - 1:
-            found.append(_maker("StatefulSet", name, leader))
+            found.append(_pod_controller("StatefulSet", name, leader))
     return found
 
 
-def _maker(kind: str, name: str, of: Json) -> Subject:
+def _pod_controller(kind: str, name: str, of: Json) -> Subject:
     stamp = of["metadata"].get("creationTimestamp") or "1970-01-01T00:00:00Z"
     selector = f"involvedObject.kind={kind},involvedObject.name={name}"
     return Subject(f"{kind}/{name}", selector, parse_time(stamp), parse_time(stamp))
 
 
-def said_by(maker: str, events: Events) -> list[Json]:
+def events_of_controllers(kind: str, events: Events) -> list[Json]:
     """The events of controllers of this kind."""
-    return [one for key, told in events.items() if key.startswith(f"{maker}/") for one in told]
+    return [one for key, told in events.items() if key.startswith(f"{kind}/") for one in told]
 
 
 def node_remark(name: str, node: Json | None, stopped: bool) -> Json | None:

@@ -35,11 +35,11 @@ class PodEvents:
         self._forbidden: set[str] = set()  # kinds
 
     async def read(
-        self, key: Key, pods: list[Json], now: float, makers: Sequence[Subject] = ()
+        self, key: Key, pods: list[Json], now: float, pod_controllers: Sequence[Subject] = ()
     ) -> tuple[Events, float | None]:
-        """Return the events of hanging pods and of `makers`, and seconds until they are to be read again (None: nothing
-        hangs)."""
-        waiting = [*hanging_pods(pods), *makers]
+        """Return the events of hanging pods and of `pod_controllers`, and seconds until they are to be read again
+        (None: nothing hangs)."""
+        waiting = [*hanging_pods(pods), *pod_controllers]
         hanging = [one for one in waiting if now >= one.due][:_MAX_SUBJECTS]
         known = self._known.pop(key, {})
         kept: dict[str, tuple[float, list[Json]]] = {}
@@ -67,11 +67,11 @@ class PodEvents:
         if one.pod is None:
             return []
         stamp = datetime.fromtimestamp(int(one.since), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        said = [silence_remark(one, events, stamp, now)]
+        remarks = [silence_remark(one, events, stamp, now)]
         if name := (one.pod.get("spec") or {}).get("nodeName"):
-            stopped = (one.pod.get("status") or {}).get("phase") == "Running" and said[0] is None
-            said.append(node_remark(name, await self._node(name), stopped))
-        return [{**remark, _OURS: True} for remark in said if remark]
+            stopped = (one.pod.get("status") or {}).get("phase") == "Running" and remarks[0] is None
+            remarks.append(node_remark(name, await self._node(name), stopped))
+        return [{**remark, _OURS: True} for remark in remarks if remark]
 
     async def _node(self, name: str) -> Json | None:
         """{}: there is none; None: it could not be read."""

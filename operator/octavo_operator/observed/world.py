@@ -24,7 +24,7 @@ class World:
     now: float
     apis: frozenset[str]  # optional kinds and features that the cluster has
     write_problem: Problem | None  # why the last execution of the plan failed
-    contested: Problem | None  # an object that another writer keeps changing
+    field_conflict: Problem | None  # an object that another writer keeps changing
     pod_events: Events  # of hanging pods
     rejected: Problem | None  # an update of the routers' files that Envoy rejected
 

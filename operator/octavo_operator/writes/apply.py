@@ -19,7 +19,7 @@ from octavo_operator.kube.resources import RESOURCES
 from octavo_operator.kube.store import ObjectRef, Observed, Store
 from octavo_operator.observed.diagnosis import Event
 from octavo_operator.render.names import TOKEN_KEY
-from octavo_operator.writes.contests import Contests
+from octavo_operator.writes.field_conflicts import FieldConflicts
 from octavo_operator.writes.plan import (
     APPLIED,
     Action,
@@ -66,7 +66,7 @@ class Applier:
         self._client, self._store, self._may_write = client, store, may_write
         self._numbers = itertools.count(time.time_ns())
         self.rejected_writes = RejectedWrites(time.monotonic)
-        self.contests = Contests(time.monotonic)
+        self.field_conflicts = FieldConflicts(time.monotonic)
 
     async def execute(self, owner: Owner, plan: Plan) -> list[WriteError]:
         """Executes all actions in order, whether or not some are rejected. Returns the errors.
@@ -78,11 +78,11 @@ class Applier:
         prerequisite_failed = False
         key = owner.key
         self.rejected_writes.retain(key, {_identity(action)[0] for action in plan.actions})
-        contested, written = self._contested(key, plan), set[ObjectRef]()
+        conflicting, written = self._conflicting(key, plan), set[ObjectRef]()
         for action in plan.actions:
             ref = _identity(action)[0]
             kind = action.manifest["kind"] if isinstance(action, Apply) else None
-            if ref in contested:
+            if ref in conflicting:
                 prerequisite_failed |= isinstance(action, Apply) and kind in _BEFORE_PODS and not action.exists
                 continue
             if errors and isinstance(action, Annotate):
@@ -99,16 +99,16 @@ class Applier:
                 errors.append(error)
             except StaleObjectError as error:
                 errors.append(error)
-                contested.add(ref)  # other actions on it are out of date, too
+                conflicting.add(ref)  # other actions on it are out of date, too
             else:
                 if ref not in written:
                     written.add(ref)
-                    self.contests.record_write(key, ref)
+                    self.field_conflicts.record_write(key, ref)
                 continue
             prerequisite_failed |= kind in _BEFORE_PODS
         return errors
 
-    def _contested(self, key: Key, plan: Plan) -> set[ObjectRef]:
+    def _conflicting(self, key: Key, plan: Plan) -> set[ObjectRef]:
         """Objects that others keep changing or deleting, and that are not to be written yet."""
         wanted: dict[ObjectRef, tuple[str, str, tuple[str, ...]]] = {}
         for action in plan.actions:
@@ -120,7 +120,7 @@ class Applier:
             elif isinstance(action, Apply):
                 applied = action.manifest["metadata"]["annotations"][APPLIED]
                 wanted.setdefault(ref, (applied, action.why if action.exists else "was deleted", managers))
-        return {ref for ref, details in wanted.items() if not self.contests.may_write(key, ref, *details)}
+        return {ref for ref, details in wanted.items() if not self.field_conflicts.may_write(key, ref, *details)}
 
     async def _write_unless_rejected(self, owner: Owner, action: Action) -> None:
         """Raises the earlier error, without a request, while an identical write is in backoff."""

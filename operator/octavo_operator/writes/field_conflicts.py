@@ -19,7 +19,7 @@ _REPORT_SECONDS = 60.0  # at least, after a change by others
 
 
 @dataclass
-class _Contest:
+class _FieldConflict:
     desired: str
     reverts: int = -1
     next_write: float = 0.0
@@ -29,12 +29,12 @@ class _Contest:
     text: str = ""
 
 
-class Contests:
+class FieldConflicts:
     """Counts reverts by object. `clock` counts seconds."""
 
     def __init__(self, clock: Callable[[], float], base_delay: float = 5.0, max_delay: float = 300.0) -> None:
         self._clock, self._backoff = clock, Backoff(base_delay, max_delay)
-        self._known: dict[Key, dict[ObjectRef, _Contest]] = {}
+        self._known: dict[Key, dict[ObjectRef, _FieldConflict]] = {}
 
     def may_write(self, key: Key, ref: ObjectRef, desired: str, why: str, managers: tuple[str, ...] = ()) -> bool:
         """True if to write an object that differs from what is desired (`desired`: a hash of that) now."""
@@ -42,7 +42,7 @@ class Contests:
         refs = self._known.setdefault(key, {})
         one = refs.get(ref)
         if one is None or one.desired != desired or now - one.seen > max(_FORGET_AFTER_SECONDS, 2 * one.delay):
-            one = refs[ref] = _Contest(desired)
+            one = refs[ref] = _FieldConflict(desired)
         one.seen, one.persists = now, one.persists or one.reverts >= IMMEDIATE_REVERTS
         who = ", ".join(managers) or "another controller or an admission webhook"
         one.text = f"{ref[0]} {ref[1]}: {why}, by {who}"
@@ -78,9 +78,9 @@ class Contests:
         dues += [self._reported_until(one) for one in self._lasting(key)]
         return max(0.0, min(dues) - now) + 0.01 if dues else None
 
-    def _lasting(self, key: Key) -> list[_Contest]:
+    def _lasting(self, key: Key) -> list[_FieldConflict]:
         now = self._clock()
         return [one for one in self._known.get(key, {}).values() if one.persists and now < self._reported_until(one)]
 
-    def _reported_until(self, one: _Contest) -> float:
+    def _reported_until(self, one: _FieldConflict) -> float:
         return one.seen + max(_REPORT_SECONDS, 2 * one.delay)

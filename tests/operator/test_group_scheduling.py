@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.llmd import parsed
 
-from octavo_operator.groups.places import (
+from octavo_operator.groups.other_groups import read_other_groups
+from octavo_operator.groups.scheduling import (
     HELD,
     TURN_SECONDS,
     UNSCHEDULABLE,
-    Held,
-    Places,
-    Rivals,
-    find_places,
+    GroupSchedule,
+    HeldGroups,
+    OtherGroups,
     partly_placed_since,
+    schedule_groups,
 )
-from octavo_operator.groups.rivals import rivals
 from octavo_operator.kube.store import Observed, Store
 from octavo_operator.observed.workload import Group, groups
 from octavo_operator.render.workload import KIND
@@ -57,51 +57,55 @@ def whole(index: int) -> Group:
     return one
 
 
-def live_with(held: Held | None) -> Json:
+def live_with(held: HeldGroups | None) -> Json:
     return {"kind": KIND, "metadata": {"annotations": {HELD: str(held)} if held else {}}}
 
 
-def places(
-    replicas: int, found: list[Group], now: float, held: Held | None = None, rivals: Rivals = Rivals()
-) -> Places:
+def schedule(
+    replicas: int,
+    found: list[Group],
+    now: float,
+    held: HeldGroups | None = None,
+    other_groups: OtherGroups = OtherGroups(),
+) -> GroupSchedule:
     deployment = parsed(replicas=replicas, parallelism={"tensor": 2, "nodes": 2})
-    return find_places(deployment, live_with(held), found, lambda: rivals, now)
+    return schedule_groups(deployment, live_with(held), found, lambda: other_groups, now)
 
 
 def test_a_half_group_is_waited_for_then_given_up_and_tried_again_later() -> None:
     found = [whole(0), whole(1), half(2, 1000.0)]
-    early = places(3, found, 1010.0)
+    early = schedule(3, found, 1010.0)
     assert (early.num_held, early.problem) == (0, None)
     assert early.requeue_after and early.requeue_after <= PATIENCE
-    late = places(3, found, 1000.0 + early.requeue_after + 10)
+    late = schedule(3, found, 1000.0 + early.requeue_after + 10)
     assert late.num_held == 1 and late.held
     assert late.problem and late.problem.reason == UNSCHEDULABLE
-    meanwhile = places(3, found[:2], late.held.at + 30, late.held)
+    meanwhile = schedule(3, found[:2], late.held.at + 30, late.held)
     assert meanwhile.num_held == 1 and meanwhile.problem == late.problem, "no message that changes by the second"
-    again = places(3, found[:2], late.held.due + 1, late.held)
+    again = schedule(3, found[:2], late.held.due + 1, late.held)
     assert again.num_held == 0 and again.held
-    failed = places(3, [whole(0), whole(1), half(2, 2000.0)], 2100.0, again.held)
+    failed = schedule(3, [whole(0), whole(1), half(2, 2000.0)], 2100.0, again.held)
     assert failed.held and failed.held.due - failed.held.at > late.held.due - late.held.at, "each time later"
-    assert places(3, [whole(0), whole(1), whole(2)], 2100.0, again.held).held is None
-    assert places(2, found[:2], late.held.at + 1, late.held).held is None, "another number is tried at once"
+    assert schedule(3, [whole(0), whole(1), whole(2)], 2100.0, again.held).held is None
+    assert schedule(2, found[:2], late.held.at + 1, late.held).held is None, "another number is tried at once"
 
 
 def test_a_group_of_which_nothing_is_placed_holds_nothing_and_may_wait() -> None:
     (nowhere,) = groups([pod(2, 0, 0.0, None)], [pod(2, 1, 0.0, None)])
-    assert places(3, [whole(0), whole(1), nowhere], 10_000.0) == Places()
+    assert schedule(3, [whole(0), whole(1), nowhere], 10_000.0) == GroupSchedule()
     assert partly_placed_since(half(0, 5.0, "SchedulingGated"), 2) is None
 
 
 def test_the_youngest_goes_first_and_the_others_then_get_their_turn() -> None:
     old, now = [half(0, 1000.0)], 1100.0
-    assert places(1, old, now, rivals=Rivals((1010.0,))).num_held == 0
-    assert places(1, old, now, rivals=Rivals((990.0,))).num_held == 1
-    assert places(1, old, now, rivals=Rivals((), now - 1)).num_held == 0
-    assert places(1, old, now + TURN_SECONDS, rivals=Rivals((), now - 1)).num_held == 1
+    assert schedule(1, old, now, other_groups=OtherGroups((1010.0,))).num_held == 0
+    assert schedule(1, old, now, other_groups=OtherGroups((990.0,))).num_held == 1
+    assert schedule(1, old, now, other_groups=OtherGroups((), now - 1)).num_held == 0
+    assert schedule(1, old, now + TURN_SECONDS, other_groups=OtherGroups((), now - 1)).num_held == 1
 
 
 def test_a_group_before_the_last_is_made_anew_and_ends_no_other() -> None:
-    found = places(2, [half(0, 1000.0), whole(1)], 1100.0)
+    found = schedule(2, [half(0, 1000.0), whole(1)], 1100.0)
     assert found.num_held == 0
     assert found.evicted and found.evicted["metadata"]["name"] == "g-0-0"
     assert found.problem and found.problem.reason == UNSCHEDULABLE
@@ -110,7 +114,7 @@ def test_a_group_before_the_last_is_made_anew_and_ends_no_other() -> None:
 
 def test_rivals_are_the_groups_of_others() -> None:
     store = Store()
-    for name, held in (("a", None), ("b", Held(1, 2, 700, 1)), ("c", Held(1, 2, 900, 1, True))):
+    for name, held in (("a", None), ("b", HeldGroups(1, 2, 700, 1)), ("c", HeldGroups(1, 2, 900, 1, True))):
         labels = {"octavo.dev/llmdeployment": name}
         meta = {"name": f"{name}-group", "namespace": "n", "uid": name, "resourceVersion": "1", "labels": labels}
         body = {"metadata": {**meta, **live_with(held)["metadata"]}, "spec": {"leaderWorkerTemplate": {"size": 2}}}
@@ -121,8 +125,10 @@ def test_rivals_are_the_groups_of_others() -> None:
             one["metadata"] |= {"name": f"{name}-{number}", "namespace": "n", "uid": f"{name}{number}"}
             one["metadata"] |= {"resourceVersion": "1", "labels": {**one["metadata"]["labels"], **labels, **component}}
             store.put(Observed.of("Pod", "v1", one))
-    assert rivals(store, ("n", "a")) == Rivals((1000.0, 1000.0), 700.0)
-    assert rivals(store, ("n", "b")) == Rivals((1000.0, 1000.0), 0.0), "what is tried again is not given up"
+    assert read_other_groups(store, ("n", "a")) == OtherGroups((1000.0, 1000.0), 700.0)
+    assert read_other_groups(store, ("n", "b")) == OtherGroups((1000.0, 1000.0), 0.0), (
+        "what is tried again is not given up"
+    )
 
 
 @dataclass
@@ -135,7 +141,7 @@ class Simulation:
     now: float = 1_000_000.0
     pods: dict[tuple[int, int, int], tuple[float, float | None]] = field(default_factory=dict)
     leaving: dict[tuple[int, int, int], float] = field(default_factory=dict)
-    held: dict[int, Held | None] = field(default_factory=dict)
+    held: dict[int, HeldGroups | None] = field(default_factory=dict)
     half_since: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -152,11 +158,11 @@ class Simulation:
                 made[number > 0].append(pod(index, number, created, placed))
         return groups(*made)
 
-    def rivals(self, which: int) -> Rivals:
+    def other_groups(self, which: int) -> OtherGroups:
         others = [one for one in range(len(self.sets)) if one != which]
         found = [partly_placed_since(one, self.sets[o][1]) for o in others for one in self.groups_of(o)]
         gave = [held.at for o in others if (held := self.held.get(o)) and not held.is_over]
-        return Rivals(tuple(one for one in found if one is not None), max(gave, default=0.0))
+        return OtherGroups(tuple(one for one in found if one is not None), max(gave, default=0.0))
 
     def step(self) -> None:
         self.now += STEP
@@ -164,9 +170,9 @@ class Simulation:
             del self.leaving[key]
             self.half_since.pop(key[:2], None)  # what it had is free for a moment
         for which, (count, size) in enumerate(self.sets):
-            found = find_places(
+            found = schedule_groups(
                 self.owners[which], live_with(self.held.get(which)), self.groups_of(which),
-                lambda which=which: self.rivals(which), self.now,
+                lambda which=which: self.other_groups(which), self.now,
             )  # fmt: skip
             self.held[which] = found.held
             wanted = {

@@ -37,7 +37,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldGroups:
     """`count` groups of `of` do not run. They were given up at the time `at` for the `tries`th time; `is_over`: they
     are being tried again."""
 
@@ -51,7 +51,7 @@ class Held:
         return f"{self.count}/{self.of}/{self.at}/{self.tries}/{int(self.is_over)}"
 
     @classmethod
-    def read(cls, live: Json | None) -> Held | None:
+    def read(cls, live: Json | None) -> HeldGroups | None:
         """Parse the annotation."""
         text = ((live or {}).get("metadata") or {}).get("annotations", {}).get(HELD, "")
         parts = text.split("/")
@@ -68,15 +68,15 @@ class Held:
 
 def num_held(live: Json | None) -> int:
     """Groups of a LeaderWorkerSet that are not to run."""
-    held = Held.read(live)
+    held = HeldGroups.read(live)
     return held.count if held and not held.is_over else 0
 
 
 @dataclass(frozen=True)
-class Places:
+class GroupSchedule:
     """`held`: for the annotation. `problem`: of groups that do not run, or are partly placed for too long."""
 
-    held: Held | None = None
+    held: HeldGroups | None = None
     problem: Problem | None = None
     requeue_after: float | None = None
     evicted: Json | None = None  # leader of a group that is to be made anew
@@ -88,9 +88,8 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Rivals:
-    """What is known of groups of other LLMDeployments: since when each that is partly placed is so, and when one was
-    last given up."""
+class OtherGroups:
+    """Groups of other LLMDeployments: since when each partly placed one is so, and when one was last given up."""
 
     since: tuple[float, ...] = ()
     given_up_at: float = 0.0
@@ -106,58 +105,62 @@ def partly_placed_since(group: Group, size: int) -> float | None:
     return max(min(map(_since, waiting)), min(map(_since, placed)))
 
 
-def find_places(
-    deployment: LLMDeployment, live: Json | None, groups: Iterable[Group], rivals: Callable[[], Rivals], now: float
-) -> Places:
+def schedule_groups(
+    deployment: LLMDeployment,
+    live: Json | None,
+    groups: Iterable[Group],
+    other_groups: Callable[[], OtherGroups],
+    now: float,
+) -> GroupSchedule:
     """Decide which groups of the LeaderWorkerSet `live` run, are held back, or are evicted."""
     if live is None or live.get("kind") != KIND:
-        return Places()
+        return GroupSchedule()
     wanted, size = deployment.replicas, deployment.spec.parallelism.nodes
-    held = Held.read(live)
+    held = HeldGroups.read(live)
     if held and held.of != wanted:
         held = None  # another number is asked for: it is tried at once
-    places = Places(held)
-    running = [one for one in groups if one.index < wanted - places.num_held]
+    schedule = GroupSchedule(held)
+    running = [one for one in groups if one.index < wanted - schedule.num_held]
     since = {one.index: begin for one in running if (begin := partly_placed_since(one, size)) is not None}
     if since:
-        return _wait_or_give_up(deployment, running, since, held, rivals, now)
+        return _wait_or_give_up(deployment, running, since, held, other_groups, now)
     if held and not held.is_over:
         if now < held.due:
-            return Places(held, _given_up(held), held.due - now)
-        return Places(dataclasses.replace(held, is_over=True))
+            return GroupSchedule(held, _given_up(held), held.due - now)
+        return GroupSchedule(dataclasses.replace(held, is_over=True))
     all_placed = len(running) == wanted and all(_is_placed(one, size) for one in running)
-    return Places(None if all_placed else held)
+    return GroupSchedule(None if all_placed else held)
 
 
 def _wait_or_give_up(
     deployment: LLMDeployment,
     running: list[Group],
     since: dict[int, float],
-    held: Held | None,
-    rivals: Callable[[], Rivals],
+    held: HeldGroups | None,
+    other_groups: Callable[[], OtherGroups],
     now: float,
-) -> Places:
+) -> GroupSchedule:
     """`since`: of groups that are partly placed, by index."""
-    places = Places(held)
-    given_up = _given_up(held) if held and places.num_held else None
+    schedule = GroupSchedule(held)
+    given_up = _given_up(held) if held and schedule.num_held else None
     begin = max(since.values())
     due = begin + _patience(deployment)
     if now < due:
-        return Places(held, given_up, due - now)
+        return GroupSchedule(held, given_up, due - now)
     problem = _partly_placed(running, since, deployment.spec.parallelism.nodes)
-    others = rivals()
+    others = other_groups()
     due = max((held.at if held and not held.is_over else 0.0), others.given_up_at) + TURN_SECONDS
     if any(other > begin for other in others.since):
         due = max(due, now + _LOOK_SECONDS)  # a younger one goes first
     if now < due:
-        return Places(held, problem, due - now)
+        return GroupSchedule(held, problem, due - now)
     last = max(one.index for one in running)
     if last not in since:
         youngest = next(one for one in running if since.get(one.index) == begin)
-        return Places(held, problem, TURN_SECONDS, youngest.leader)
+        return GroupSchedule(held, problem, TURN_SECONDS, youngest.leader)
     tries = 1 if held is None else held.tries + held.is_over
-    new = Held(deployment.replicas - last, deployment.replicas, int(now), tries)
-    return Places(new, _given_up(new), new.due - now)
+    new = HeldGroups(deployment.replicas - last, deployment.replicas, int(now), tries)
+    return GroupSchedule(new, _given_up(new), new.due - now)
 
 
 def _patience(deployment: LLMDeployment) -> float:
@@ -182,7 +185,7 @@ def _since(condition: Json) -> float:
     return parse_time(condition["lastTransitionTime"])
 
 
-def _given_up(held: Held) -> Problem:
+def _given_up(held: HeldGroups) -> Problem:
     again = datetime.fromtimestamp(held.due, UTC).strftime("%H:%M:%S")
     return Problem(
         UNSCHEDULABLE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo_operator.groups.places import Held, Rivals, partly_placed_since
+from octavo_operator.groups.scheduling import HeldGroups, OtherGroups, partly_placed_since
 from octavo_operator.kube.store import Key, Store
 from octavo_operator.observed.children import pods_of
 from octavo_operator.observed.workload import groups
@@ -10,19 +10,19 @@ from octavo_operator.render import names
 from octavo_operator.render.workload import KIND
 
 
-def rivals(store: Store, key: Key) -> Rivals:
-    """Those of all LeaderWorkerSets but that of the LLMDeployment `key`. Read only where a group of it has waited for
-    long: it looks at all groups."""
+def read_other_groups(store: Store, key: Key) -> OtherGroups:
+    """Read the groups of all LLMDeployments but `key`. This looks at all groups, so it is done only if a group of `key`
+    has waited for long."""
     since: list[float] = []
     given_up_at = 0.0
     for one in store.of_kind(KIND):
         if one.owner is None or one.owner == key:
             continue
         body = one.body
-        if held := Held.read(body):
+        if held := HeldGroups.read(body):
             given_up_at = max(given_up_at, 0.0 if held.is_over else held.at)
         children = store.children(one.owner)
         size = body["spec"]["leaderWorkerTemplate"]["size"]
         found = groups(pods_of(children), pods_of(children, names.WORKER))
         since += [begin for group in found if (begin := partly_placed_since(group, size)) is not None]
-    return Rivals(tuple(since), given_up_at)
+    return OtherGroups(tuple(since), given_up_at)
