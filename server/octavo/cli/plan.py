@@ -199,7 +199,7 @@ def _print(
 
 
 def _plan_or_none(config: EngineConfig, plan: Plan, model: PlannedModel, ranks: int, stages: int) -> Plan | None:
-    """None where so many devices cannot share the model."""
+    """Return None if that number of devices cannot share the model."""
     try:
         return make_plan(config, plan.device, model.measure, ranks, stages)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""The map of the KV cache's blocks as a picture, and what it comes to in numbers. Without Gradio.
+"""The map of the KV cache's blocks as a picture, and its totals. Without Gradio.
 
 One pixel a block, coloured by a palette and magnified by the browser: 30,000 blocks are 20 kB and drawn at once.
 """

@@ -126,7 +126,7 @@ def _in_hub_cache(cache: Path) -> Iterator[Installed]:
 
 
 def _gguf_name(repository: str, file: str, others: list[str]) -> str:
-    """``org/name:QUANT`` where that means no other file, else ``org/name/file.gguf``."""
+    """Return ``org/name:QUANT`` if it is unambiguous, else ``org/name/file.gguf``."""
     quant = _QUANT.search(file)
     alone = quant is not None and quantised_as(others, quant[1]) == [file]
     return f"{repository}:{quant[1]}" if quant and alone else f"{repository}/{file}"

@@ -1,4 +1,4 @@
-"""Buckets: s3:// (and whatever speaks its protocol) and gs://, read over HTTPS like any other web server.
+"""Buckets: s3:// (and other stores with its protocol) and gs://, read over HTTPS like any other web server.
 
 Requests are signed with AWS's Signature Version 4, which Google Cloud Storage takes for HMAC keys, too. The variables
 are those of AWS's own tools: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION (or

@@ -1,4 +1,4 @@
-"""Reading what a model's files say of pooling: sentence-transformers' modules, and labels in config.json. No torch."""
+"""Read the pooling from a model's files: sentence-transformers' modules, and labels in config.json. No torch."""
 
 from __future__ import annotations
 

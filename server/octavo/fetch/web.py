@@ -132,7 +132,7 @@ def fetch_web_model(
 
 
 def cached_web_model(address: str, download_dir: str | None = None) -> Path | None:
-    """The file or folder as it was fetched before; None: it was not. Raises ModelError."""
+    """Return the file or folder of an earlier fetch; None if there is none. Raises ModelError."""
     where = WebAddress.parse(address)
     return _WebModel(where, _folder(where, download_dir), False).recorded(True)
 

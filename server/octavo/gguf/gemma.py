@@ -84,7 +84,7 @@ def _gemma_4(file: GGUFFile, layers: int, common: dict[str, Any]) -> dict[str, A
 
 
 def _by_layer(file: GGUFFile, key: str, layers: int) -> np.ndarray:
-    """One number a layer, of an array or of one number for all."""
+    """Return a number for each layer, from an array or from one number for all."""
     name = f"{file.architecture}.{key}"
     values = np.asarray(file.metadata.get(name, file.metadata.get(f"{file.architecture}.attention.head_count", 0)))
     if values.ndim and len(values) != layers:

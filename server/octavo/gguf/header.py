@@ -94,7 +94,7 @@ class TensorInfo:
 
 
 class _StringArray:
-    """Strings that stay in the file until they are wanted."""
+    """Strings that are read from the file on access."""
 
     def __init__(self, data: mmap.mmap, offset: int, count: int) -> None:
         self.data, self.offset, self.count = data, offset, count

@@ -54,8 +54,8 @@ class ModelAdapters:
     """The adapters of one model, or of a rank's part of it."""
 
     def __init__(self, model: CausalLM, config: LoRAConfig, device: torch.device | None = None) -> None:
-        """Lets every layer of ``model`` but experts take adapters. ``device``: whose memory has the slots; None: they
-        are addresses in the host's."""
+        """Let every layer of ``model`` except experts take adapters. ``device`` holds the slots; None: slots are
+        addresses in host memory."""
         files, architecture = model.config.files, model.config.architecture
         if files.format == "gguf" and architecture in _OTHERWISE_IN_GGUF:
             raise ConfigError(

@@ -38,7 +38,7 @@ class ImageFeatures:
 
     @property
     def num_embeds(self) -> int:
-        """Embeddings that the encoder gives for it."""
+        """Number of embeddings that the encoder computes for the image."""
         return sum(self.is_embed)
 
 
