@@ -207,6 +207,27 @@ class _OperatorCollector(_LazyCollector):
         yield info
 
 
+def _add_conditions(condition: GaugeMetricFamily, reason: GaugeMetricFamily, key: Key, status: Json) -> None:
+    for entry in status.get("conditions") or []:
+        value = {"True": 1.0, "False": 0.0}.get(entry["status"], -1.0)
+        condition.add_metric([*key, entry["type"]], value)
+        reason.add_metric([*key, entry["type"], entry["reason"]], 1)
+
+
+def _rollout_seconds(status: Json, now: float) -> float | None:
+    """Return the seconds since the current rollout began, 0 if it is complete; None without the condition."""
+    by_kind = {entry["type"]: entry for entry in status.get("conditions") or []}
+    progressing = by_kind.get("Progressing")
+    if progressing is None:
+        return None
+    if progressing["reason"] == "Complete":
+        return 0.0
+    # Progressing is False both for a rollout that cannot begin (a bad patch) and for the complete one before it; then
+    # the transition time of Ready distinguishes them.
+    since = max(parse_time(entry["lastTransitionTime"]) for entry in (progressing, by_kind["Ready"]))
+    return max(0.0, now - since)
+
+
 class _FleetCollector(_LazyCollector):
     def __init__(self, deployments: dict[Key, Snapshot], clock: Callable[[], float] = time.time) -> None:
         self._deployments, self._clock = deployments, clock
@@ -254,19 +275,9 @@ class _FleetCollector(_LazyCollector):
                 capacity.add_metric([*key], decision.capacity)
         now = self._clock()
         for key, one in list(self._deployments.items()):
-            since = {
-                entry["type"]: parse_time(entry["lastTransitionTime"]) for entry in one.status.get("conditions") or []
-            }
-            for entry in one.status.get("conditions") or []:
-                value = {"True": 1.0, "False": 0.0}.get(entry["status"], -1.0)
-                condition.add_metric([*key, entry["type"]], value)
-                reason.add_metric([*key, entry["type"], entry["reason"]], 1)
-                if entry["type"] == "Progressing":
-                    under_way = entry["reason"] != "Complete"
-                    # Progressing is False both for a rollout that cannot begin (a bad patch) and for the complete one
-                    # before it; then the transition time of Ready distinguishes them.
-                    seconds = max(0.0, now - max(since["Progressing"], since["Ready"])) if under_way else 0.0
-                    rollout.add_metric([*key], seconds)
+            _add_conditions(condition, reason, key, one.status)
+            if (seconds := _rollout_seconds(one.status, now)) is not None:
+                rollout.add_metric([*key], seconds)
             replicas.add_metric([*key, "desired"], one.desired)
             for state, field in COUNTS.items():
                 replicas.add_metric([*key, state], one.status.get(field, 0))
@@ -301,10 +312,7 @@ class _GatewayCollector(_LazyCollector):
             labels=[*own, "ready"],
         )
         for key, status in list(self._gateways.items()):
-            for entry in status["conditions"]:
-                value = {"True": 1.0, "False": 0.0}.get(entry["status"], -1.0)
-                condition.add_metric([*key, entry["type"]], value)
-                reason.add_metric([*key, entry["type"], entry["reason"]], 1)
+            _add_conditions(condition, reason, key, status)
             ready = [bool(one["ready"]) for one in status.get("models") or []]
             for word, state in (("true", True), ("false", False)):
                 models.add_metric([*key, word], ready.count(state))

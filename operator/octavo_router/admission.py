@@ -1,4 +1,5 @@
-"""Who of a gateway's tenants may begin a request now. Pure: its clock and its links to other routers are given.
+"""Decide which of a gateway's tenants may begin a request now. Pure: its clock and its links to other routers are
+given.
 
 While all routers agree who they are, one of them decides for a tenant, and a limit is exact. When they do not, or the
 one does not answer at once, each router allows its share, so that nothing waits and no limit is passed for long.
@@ -54,7 +55,7 @@ class Place:
 
 
 class Tenants:
-    """What one router knows of all tenants. `me`: its address for the others; "": it has no ways to them."""
+    """One router's knowledge of all tenants. `me`: its address for the others; "": it has no links to them."""
 
     def __init__(self, me: str = "") -> None:
         self.limits: dict[str, Limits] = {}
@@ -145,7 +146,7 @@ class Tenants:
             self.links.tell(router, what, tenant)
 
     def decide(self, router: str, tenant: str, now: float) -> Verdict:
-        """For another router that asks."""
+        """Decide for another router that asks."""
         limits = self.limits.get(tenant)
         if limits is None or self._decider(tenant, now) != self._me:
             return UNDECIDED
@@ -155,7 +156,7 @@ class Tenants:
         return refusal
 
     def hear(self, router: str, what: str, tenant: str, now: float) -> None:
-        """What another one tells of its requests."""
+        """Take over what another router tells of its requests."""
         if tenant in self.limits:
             if what == BEGAN:
                 self.ledger.begin(tenant, router, now)
@@ -177,7 +178,7 @@ class Tenants:
         return Refusal("tokens", text, max(1, math.ceil(seconds)))
 
     def _requests(self, tenant: str, limits: Limits, now: float, router: str | None) -> Refusal | None:
-        """Of one router; None: of all."""
+        """Check the limits of requests, at one router; None: at all. Returns a refusal, or None."""
         here = "" if router is None else " here"
         most, a_minute = limits.max_concurrent, limits.requests_per_minute
         if most is not None and self.ledger.under_way(tenant, router) >= most:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Call(Protocol):
-    """What answers one call."""
+    """The handler of one call."""
 
     def received(self, message: bytes) -> None:
         """A message has come. An error ends the call with INTERNAL."""
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
             self.forget(number)
 
     def write(self, data: bytes) -> None:
-        """To the peer."""
+        """Send bytes to the peer."""
         if self._transport:
             self._transport.write(data)
 

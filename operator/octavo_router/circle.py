@@ -1,4 +1,4 @@
-"""Which routers there are, whether they agree about that, and which of them decides for a tenant. Pure."""
+"""Track which routers there are, whether they agree about that, and which one decides for a tenant. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ LEASE_SECONDS = 2.0  # who is silent for longer counts for nothing
 
 
 class Circle:
-    """As one router sees it. Limits are exact while all agree; then one decides for a tenant, and knows of all."""
+    """The routers as one of them sees them. Limits are exact while all agree; then one decides for a tenant, and knows
+    of all."""
 
     def __init__(self, me: str) -> None:
         self.me = me
@@ -18,7 +19,7 @@ class Circle:
         self._view_of: tuple[frozenset[str], str] = (frozenset(), "")
 
     def serving(self, routers: Iterable[str]) -> None:
-        """Those that serve."""
+        """Return the routers that serve."""
         self._listed = frozenset(routers)
 
     def hear(self, router: str, view: str, now: float) -> None:
@@ -35,7 +36,7 @@ class Circle:
         self._heard.pop(router, None)
 
     def silent(self, now: float) -> list[str]:
-        """Those whose lease is over."""
+        """Return the routers whose lease is over."""
         return [name for name, (_, when) in self._heard.items() if now - when > LEASE_SECONDS]
 
     @property
@@ -45,7 +46,7 @@ class Circle:
 
     @property
     def view(self) -> str:
-        """Of the members: the same at two routers that see the same."""
+        """Return a hash of the members: the same at two routers that see the same."""
         members = self.members
         if self._view_of[0] != members:
             self._view_of = members, hashlib.sha256("\0".join(sorted(members)).encode()).hexdigest()[:16]
@@ -60,5 +61,6 @@ class Circle:
         return all(theirs == view and now - when <= LEASE_SECONDS for theirs, when in heard)
 
     def decider(self, tenant: str) -> str:
-        """By rendezvous hashing: a router that comes or goes changes the decider of its own tenants alone."""
+        """Choose the router that decides for a tenant, by rendezvous hashing: a router that comes or goes changes the
+        decider of its own tenants alone."""
         return max(self.members, key=lambda name: hashlib.sha256(f"{tenant}\0{name}".encode()).digest())

@@ -23,7 +23,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 class FrameError(Exception):
-    """What nobody sends who was told of no larger frames."""
+    """An error of a peer: it sent a frame larger than it was told it may."""
 
 
 class Frames:

@@ -44,7 +44,8 @@ class Hold:
         return len(self._waiting) >= self.max_requests
 
     def arrivals(self, pool: str | None) -> int:
-        """How many have ever waited, of one pool or of all: the operator asks for what it has not seen yet."""
+        """Return how many requests have ever waited, of one pool or of all: the operator asks for those it has not seen
+        yet."""
         return self._arrivals.total() if pool is None else self._arrivals[pool]
 
     def add(self, pool: str, now: float) -> Ticket | None:
@@ -64,7 +65,7 @@ class Hold:
             self._held[ticket.pool] -= 1
 
     def release(self, pool: str, most: int | None = None) -> list[Ticket]:
-        """So many of a pool, None: all of them, the oldest first. They wait no more."""
+        """Let so many requests of a pool (None: all) go on, the oldest first."""
         if not self._held[pool]:
             return []
         released = list(itertools.islice((one for one in self._waiting.values() if one.pool == pool), most))

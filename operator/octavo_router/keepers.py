@@ -1,4 +1,5 @@
-"""Which replica keeps what a request names: responses, files and batches stay in the engine that made them. Pure.
+"""Find the replica that keeps what a request names: responses, files and batches stay in the engine that made them.
+Pure.
 
 Their ids begin with a hash of the address of the engine (`octavo/entrypoints/replica.py`), so every router finds it
 again without asking anybody. An id only chooses among the replicas that are there.
@@ -23,7 +24,7 @@ _ITEM = re.compile(rf"[a-z]+_{_NAME}[0-9a-f]{{2,}}")
 
 @functools.lru_cache(1024)
 def name_of(replica: str) -> str:
-    """How ids name the replica ADDRESS:PORT."""
+    """Return the name by which ids refer to the replica ADDRESS:PORT."""
     address, _, port = replica.rpartition(":")
     host = ipaddress.ip_address(address.removeprefix("[").removesuffix("]"))
     return base64.b32encode(hashlib.sha256(f"{host} {port}".encode()).digest()[:5]).decode().lower()
@@ -57,6 +58,6 @@ def named_in_body(request: dict[str, Any]) -> str:
 
 
 def listed(method: str, path: str) -> str:
-    """What the request lists of which each replica knows its own alone: files or batches; empty: nothing of these."""
+    """Return what the request lists of which each replica knows only its own: files or batches; empty: neither."""
     found = _LISTS.fullmatch(path) if method in ("GET", "HEAD") else None
     return found[1] if found else ""

@@ -15,7 +15,8 @@ Told = dict[str, tuple[int, list[tuple[int, int]]]]  # by tenant: under way, and
 
 @dataclass
 class _Entry:
-    """Of one tenant at one router. `begun`: the tick in which a request began, rounded up, and how many did."""
+    """Requests of one tenant at one router. `begun`: the tick in which a request began, rounded up, and how many
+    did."""
 
     under_way: int = 0
     begun: deque[tuple[int, int]] = field(default_factory=deque)
@@ -65,16 +66,16 @@ class Ledger:
             entry.take_back()
 
     def under_way(self, tenant: str, router: str | None = None) -> int:
-        """At one router; None: at all."""
+        """Return the number of requests at one router; None: at all."""
         return sum(entry.under_way for entry in self._of(tenant, router))
 
     def begun(self, tenant: str, now: float, router: str | None = None) -> int:
-        """In the last minute, at one router; None: at all."""
+        """Return the number of requests that began in the last minute at one router; None: at all."""
         self._forget(tenant, now)
         return sum(entry.many for entry in self._of(tenant, router))
 
     def seconds_until_below(self, tenant: str, limit: int, now: float, router: str | None = None) -> float:
-        """When fewer than the limit will have begun in a minute, if none does until then."""
+        """Return the seconds until fewer requests than the limit have begun in a minute, if none begins until then."""
         left = self.begun(tenant, now, router)
         if left < limit:
             return 0.0
@@ -85,7 +86,7 @@ class Ledger:
         return WINDOW_SECONDS
 
     def told(self, router: str, tenants: Iterable[str], now: float) -> Told:
-        """What another router has to know of one, to decide for these tenants."""
+        """Return what another router has to know of this one to decide for these tenants."""
         tick = math.floor(now * _TICKS)  # what is younger than it is counts for longer
         made: Told = {}
         for tenant in tenants:

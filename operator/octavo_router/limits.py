@@ -1,4 +1,4 @@
-"""What tenants of a gateway may use, and the tokens that they have used. Pure: no clock, no I/O.
+"""Track the limits of a gateway's tenants, and the tokens that they have used. Pure: no clock, no I/O.
 
 Tokens are counted by the engines, all routers' together, and every router reads all of their counters.
 """
@@ -17,7 +17,7 @@ Account = tuple[str, str]  # a tenant, and the account under which engines count
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one tenant, at all routers together; None: no limit."""
+    """Limits of one tenant, at all routers together; None: no limit."""
 
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
@@ -29,7 +29,8 @@ class Limits:
         return self.max_concurrent is not None or self.requests_per_minute is not None
 
     def share(self, routers: int) -> Limits:
-        """Of one of so many routers: together they allow no more than the limit, but each allows one."""
+        """Return the limit of one of so many routers: together they allow no more than the whole, but each allows
+        one."""
 
         def part(most: int | None) -> int | None:
             return None if most is None else max(1, most // routers)
@@ -47,7 +48,7 @@ class Refusal:
 
 
 def read_limits(text: str) -> tuple[dict[str, Limits], int]:
-    """From the file that the operator writes; and how many routers there are to be. Raises ValueError."""
+    """Read the file that the operator writes; also return how many routers there are to be. Raises ValueError."""
     try:
         content = json.loads(text)
         limits = {
@@ -68,8 +69,8 @@ class Usage:
         self._sums: dict[Account, float] = {}
 
     def update(self, engine: str, counters: Mapping[Account, float], now: float) -> None:
-        """What an engine has counted so far. What it had counted before it was first read is not of this minute, as far
-        as anybody knows. A lower count than before is one that began anew."""
+        """Take over the count of an engine so far. Its count when it was first read does not belong to this minute, as
+        far as anybody knows. A count lower than before is one that began anew."""
         before = self._counters.get(engine)
         self._counters[engine] = dict(counters)
         self._counters.move_to_end(engine)
@@ -89,7 +90,7 @@ class Usage:
         return self._sums.get(account, 0.0)
 
     def seconds_until_below(self, account: Account, limit: float, now: float) -> float:
-        """When less than the limit will have been used in a minute, if nothing more is."""
+        """Return the seconds until less than the limit has been used in a minute, if nothing more is."""
         left = self.used(account, now)
         if left < limit:
             return 0.0

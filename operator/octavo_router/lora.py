@@ -1,4 +1,4 @@
-"""Which replicas have which LoRA adapters: each replica is asked on its management port."""
+"""Find out which replicas have which LoRA adapters: each replica is asked on its management port."""
 
 from __future__ import annotations
 

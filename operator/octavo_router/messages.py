@@ -71,8 +71,8 @@ ProcessingResponse: Any = _CLASSES["ProcessingResponse"]
 
 
 def read(message: bytes) -> tuple[dict[str, str], bytes | None]:
-    """What Envoy was configured to tell of a request, texts by name; and the request's body, None where Envoy asks with
-    the head alone."""
+    """Return what Envoy tells of a request, texts by name; and the request's body, None where Envoy asks with the head
+    alone."""
     request = ProcessingRequest.FromString(message)
     said: dict[str, str] = {}
     for entry in request.attributes:

@@ -1,4 +1,4 @@
-"""What Prometheus may ask of a picker."""
+"""Collect the metrics of a picker for Prometheus."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Metrics:
         self.registry.register(self)
 
     def usage_read(self, has_succeeded: bool) -> None:
-        """Of one replica."""
+        """Count a reading of one replica."""
         self._reads.labels("ok" if has_succeeded else "error").inc()
 
     def collect(self) -> list[Metric]:
-        """What is counted by the pickers themselves."""
+        """Return the counts of the pickers themselves."""
         load = GaugeMetricFamily("octavo_router_in_flight", "Requests under way.", labels=["pool", "replica"])
         known = GaugeMetricFamily("octavo_router_index_blocks", "Blocks of prompts that are known.", labels=["pool"])
         held = GaugeMetricFamily("octavo_router_held_requests", "Requests that wait for a replica.", labels=["pool"])

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Link:
-    """To one other router. What it asks there is answered on the same connection, in any order."""
+    """A link to one other router. It answers on the same connection, in any order."""
 
     def __init__(self) -> None:
         self.writer: asyncio.StreamWriter | None = None
@@ -39,7 +39,7 @@ class _Link:
 
     @property
     def answers(self) -> bool:
-        """As far as anybody knows."""
+        """True if the router answers, as far as anybody knows."""
         return self.writer is not None and not self._is_slow
 
     def opened(self, writer: asyncio.StreamWriter) -> None:
@@ -107,12 +107,12 @@ class Peers:
             then(UNDECIDED)
 
     def tell(self, router: str, what: str, tenant: str) -> None:
-        """Of a request of the tenant."""
+        """Tell the others of a request of the tenant."""
         if link := self._links.get(router):
             link.send({"tell": [what, tenant]})
 
     def tell_all(self) -> None:
-        """To everybody: whom this one sees, and what the other has to know."""
+        """Tell every router whom this one sees, and what the other has to know."""
         self._told_view = self._circle.view
         for name, link in self._links.items():
             self._report(name, link)
@@ -122,7 +122,7 @@ class Peers:
         link.send({"from": self._me, "sees": self._told_view, "told": told})
 
     async def run(self) -> None:
-        """For ever."""
+        """Keep the links, until cancelled."""
         address, _, port = self._me.rpartition(":")
         server = await asyncio.start_server(self._serve, address.strip("[]"), int(port), limit=_MAX_LINE)
         try:
@@ -252,5 +252,5 @@ def resolver(names: str, port: int) -> Callable[[], list[str] | None]:
 
 
 def address_of(host: str, port: int) -> str:
-    """As a router is named."""
+    """Return the address by which a router is named."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""Which replica a request goes to. Pure: no clock, no I/O, no Envoy.
+"""Choose the replica for a request. Pure: no clock, no I/O, no Envoy.
 
 A conversation (a session that the client names, or prompts that grow) stays where its last turn was, as long as that
 replica has not far more to do than others. A new one gets
@@ -37,7 +37,8 @@ Name = str | int | tuple[str, int]
 
 
 class _Replica:
-    """What one replica has, as far as it is known. `blocks`: an LRU, in which a prefix outlives what follows it."""
+    """The prefixes of one replica, as far as they are known. `blocks`: an LRU, in which a prefix outlives what follows
+    it."""
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -45,7 +46,7 @@ class _Replica:
         self.blocks: OrderedDict[int, None] = OrderedDict()
 
     def matched(self, blocks: Sequence[int]) -> int:
-        """How many bytes of the first blocks are here."""
+        """Return how many bytes of the first blocks are here."""
         return BLOCK_ENDS[bisect_left(blocks, True, key=lambda one: one not in self.blocks)]
 
     def learn(self, blocks: Sequence[int], most: int) -> None:
@@ -92,7 +93,7 @@ class Picker:
 
     @property
     def in_flight(self) -> dict[str, int]:
-        """By replica: requests that were sent there and have not ended."""
+        """Return the number of requests that were sent to each replica and have not ended."""
         return {name: one.in_flight for name, one in self._replicas.items()}
 
     @property
@@ -106,7 +107,8 @@ class Picker:
         return sum(len(one.blocks) for one in self._replicas.values())
 
     def set_replicas(self, names: Iterable[str]) -> None:
-        """Those that are healthy now. What one that went away had is forgotten: it may come back empty."""
+        """Set the replicas that are healthy now. The prefixes of one that went away are forgotten: it may come back
+        empty."""
         wanted = set(names)
         gone = set(self._replicas) - wanted
         if gone:
@@ -166,7 +168,7 @@ class Picker:
         return self._replicas[name].in_flight >= max(math.ceil(self.load_factor * mean), floor)
 
     def _conversation(self, key: str, prompt: Prompt) -> Name | None:
-        """What the conversation that this request continues is known by."""
+        """Return the name of the conversation that this request continues."""
         for name in self._names(key, prompt):
             if name in self._last:
                 asked_again = prompt.text != 0 and self._last[name].text == prompt.text and not isinstance(name, str)
@@ -174,7 +176,7 @@ class Picker:
         return None
 
     def _names(self, key: str, prompt: Prompt) -> Iterator[Name]:
-        """What the conversation may be known by if this request continues it, the latest turn first."""
+        """Return the possible names of the conversation that this request continues, the latest turn first."""
         if key.startswith(SESSION):
             yield key
             return
@@ -184,7 +186,7 @@ class Picker:
             yield key, 0
 
     def _name(self, key: str, prompt: Prompt) -> Name | None:
-        """What a conversation is known by whose last request this is; None if it cannot be told from others."""
+        """Return the name of a conversation whose last request this is; None if it cannot be told from others."""
         if key.startswith(SESSION):
             return key
         if key and len(prompt.blocks) < SHORT:

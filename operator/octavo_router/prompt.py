@@ -63,12 +63,13 @@ def _bounded(body: bytes) -> bytes:
 
 
 def _values(body: bytes) -> int:
-    """As many as JSON may have, each in two bytes or more; and more where text has such characters."""
+    """Return an upper bound of the number of values in JSON: its commas and opening brackets, those within text
+    included."""
     return len(body) - len(body.translate(None, b",[{"))
 
 
 def _shorter(piece: bytes) -> bytes:
-    """What is between two quotes of JSON, or what stands for it if it is an image."""
+    """Return the text between two quotes of JSON, or a stand-in if it is an image."""
     if len(piece) < _LEAST_DATA or not _DATA.fullmatch(piece[:_LEAST_DATA]):
         return piece
     plain = piece.replace(rb"\/", b"/")  # as some clients write it
@@ -76,7 +77,8 @@ def _shorter(piece: bytes) -> bytes:
 
 
 def _image(content: bytes) -> str:
-    """What stands for an image: as much of a prompt, whatever its size. That of a digest is the digest itself."""
+    """Return a stand-in for an image, of the same size for all. An image given by digest is represented by the
+    digest."""
     size = IMAGE_BLOCKS * BLOCK_BYTES
     if len(content) == size and content[:16] * (size // 16) == content:
         return content.decode()
@@ -108,7 +110,8 @@ class _Text:
 
 
 def _read(request: dict[str, Any], text: _Text) -> None:
-    """What stands first in prompts comes first: tools, instructions, then messages, prompt or input."""
+    """Return the parts of a prompt in the order in which templates place them: tools, instructions, then messages,
+    prompt or input."""
     if tools := request.get("tools"):
         text.add(json.dumps(tools, sort_keys=True))
     _add({"images": request.get("images")}, text, 9)

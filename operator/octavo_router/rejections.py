@@ -1,4 +1,4 @@
-"""Which of its files Envoy has not taken, and what it said: until it takes a later update of the same kind.
+"""Track which of its files Envoy has rejected, and with which words, until it accepts a later update of the same kind.
 
 Its words are in its log alone, of which render/router/router.sh keeps the last in a file. Its counters say whether they
 are about clusters or listeners, and when an update was taken last. Envoy is asked for them only when there are new
@@ -39,15 +39,16 @@ class Said:
 
 @dataclass(frozen=True)
 class Counters:
-    """Of one kind. `bad`: updates that Envoy has rejected or could not read; `taken`: when it took the last one, 0: it
-    took none."""
+    """Counts of one kind. `bad`: updates that Envoy has rejected or could not read; `taken`: when it took the last one,
+    0: it took none."""
 
     bad: int
     taken: float
 
 
 def parse_log(text: str) -> list[Said]:
-    """What the file says, the oldest first. An entry may have several lines; times are local, as Envoy writes them."""
+    """Return the entries of the file, the oldest first. An entry may have several lines; times are local, as Envoy
+    writes them."""
     found = []
     for entry in re.split(r"\n(?=\[\d{4}-)", text):
         if match := _SAID.match(entry):
@@ -57,7 +58,7 @@ def parse_log(text: str) -> list[Said]:
 
 
 def parse_counters(text: str) -> dict[str, Counters]:
-    """From the admin API's /stats. A counter that it does not name is 0."""
+    """Parse /stats of the admin API. A counter that it does not name is 0."""
     values = {name: int(value) for name, _, value in (line.partition(": ") for line in text.splitlines()) if value}
     return {
         kind: Counters(
@@ -112,7 +113,7 @@ def read_counters(admin: http.client.HTTPConnection) -> dict[str, Counters]:
 
 
 async def follow(admin_port: int, path: Path, rejections: Rejections) -> None:
-    """For ever. Without an answer from Envoy, or while it starts, the last state holds."""
+    """Follow Envoy until cancelled. Without an answer from Envoy, or while it starts, the last state holds."""
     admin = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=5)
     last: int | None = None
     while True:

@@ -1,4 +1,4 @@
-"""Which replicas Envoy would send requests to: read from its admin API, which listens on loopback."""
+"""Find the replicas that Envoy would send requests to: read from its admin API, which listens on loopback."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 def healthy(clusters: dict[str, Any]) -> Replicas:
-    """From the answer of /clusters?format=json: of each pool the replicas that are not left out for any reason. Names
-    that begin with "_" are the router's own clusters."""
+    """Parse the answer of /clusters?format=json: return for each pool the replicas that are not left out for any
+    reason. Names that begin with "_" are the router's own clusters."""
     found: Replicas = {}
     for cluster in clusters.get("cluster_statuses", []):
         if cluster["name"].startswith("_"):

@@ -1,4 +1,4 @@
-"""How many requests each replica handles at once: its engine says so on its management port."""
+"""Find out how many requests each replica handles at once: its engine says so on its management port."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _read(replica: str, port: int) -> float | None:
 
 
 def parse(page: str) -> float:
-    """Of all models of the engine together; infinite: it tells of none. Raises ValueError."""
+    """Return the number for all models of the engine together; infinite if it tells of none. Raises ValueError."""
     families = text_string_to_metric_families(page)
     found = [one.value for family in families for one in family.samples if one.name == METRIC]
     return sum(found) if found else math.inf

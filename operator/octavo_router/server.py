@@ -73,7 +73,7 @@ class Processor:
 
     @property
     def max_hold_seconds(self) -> float:
-        """How long a request may wait."""
+        """Seconds that a request may wait."""
         return self._hold.max_seconds
 
     def replicas(self) -> list[str]:
@@ -81,18 +81,18 @@ class Processor:
         return [name for healthy in (self._found or {}).values() for name in healthy]
 
     def set_adapters(self, found: Holders) -> None:
-        """Which replicas have which LoRA adapters."""
+        """Set which replicas have which LoRA adapters."""
         self._holders = found
 
     def set_rooms(self, found: Mapping[str, float]) -> None:
-        """How many requests replicas handle at once, as their engines say; infinite: one does not."""
+        """Set how many requests replicas handle at once, as their engines say; infinite: one does not."""
         self._rooms = found
         for name, picker in self._pools.items():
             if picker.replicas:
                 self._release(name)
 
     def limits_changed(self) -> None:
-        """Of tenants."""
+        """Take over changed limits of tenants."""
         for name in self.tenants.limits:
             self.metrics.tenant_requests.labels(name)
             for limit in ("tokens", "requests", "concurrent"):
@@ -118,8 +118,8 @@ class Processor:
                 self._release(name, is_first)
 
     def _release(self, pool: str, is_first: bool = False) -> None:
-        """As many as the replicas handle at once, the oldest first: the others would wait in the queue of the first
-        replica, where those that follow it cannot take them. `is_first`: the pool had no replica before."""
+        """Let as many requests go on as the replicas handle at once, the oldest first: more would wait in the queue of
+        the first replica, where those that follow it cannot take them. `is_first`: the pool had no replica before."""
         picker = self._pools[pool]
         known = self._room.get(pool, math.inf)
         rooms = (min(known, self._rooms.get(name, FIRST_ROOM)) for name in picker.replicas)
@@ -141,7 +141,7 @@ class Processor:
         return waiting
 
     def replicas_of(self, pool: str) -> list[str] | None:
-        """Those that may be picked; None: Envoy has told of no such pool."""
+        """Return the replicas that may be picked; None if Envoy has told of no such pool."""
         return self._pools[pool].replicas if pool in self._pools else None
 
     def pick(
@@ -286,7 +286,7 @@ class Processor:
         return 200, CONTENT_TYPE_LATEST, generate_latest(self.metrics.registry)
 
     def place(self, account: Account, then: Callable[[Refusal | None], None]) -> Place:
-        """Of a request of a tenant; `then` hears whether it may go on."""
+        """Ask for a place for a request of a tenant; `then` hears whether it may go on."""
 
         def counted(refusal: Refusal | None) -> None:
             if refusal:

@@ -171,6 +171,15 @@ class PodFrame:
     restarted_at: str | None = None
 
 
+def _spread(selector: dict[str, str]) -> Json:
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector},
+    }
+
+
 def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dict[str, str]) -> Json:
     """The pod template of routers, of an LLMDeployment's or of a gateway's."""
     lifecycle = frame.lifecycle
@@ -222,12 +231,7 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
         "securityContext": {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": lifecycle.grace_seconds,
         "imagePullSecrets": [{"name": name} for name in dict.fromkeys(frame.image_pull_secrets)],
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": frame.selector},
-            }
-        ],
+        "topologySpreadConstraints": [_spread(frame.selector)],
     }  # fmt: skip
     restarted = {RESTARTED_AT: frame.restarted_at} if frame.restarted_at else {}
     metadata = {"labels": frame.labels, "annotations": {BOOTSTRAP: digest(content["envoy.yaml"]), **restarted}}
