@@ -11,6 +11,7 @@ import jsonschema_rs
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from support.examples import examples_of
 
 from octavo.entrypoints.app import WORK_OPERATIONS
 from octavo.entrypoints.openapi import integers_below
@@ -62,7 +63,7 @@ ELSEWHERE |= {
 }  # test_ollama, _batches
 MODELS = {op.path: op.body for op in WORK_OPERATIONS if op.body is not None and op.path not in ELSEWHERE}
 FIELDS = [(path, name) for path, model in MODELS.items() for name in model.model_json_schema()["properties"]]
-BOUNDED = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+BOUNDED = settings(max_examples=examples_of(3), deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 
 @pytest.fixture(scope="module")

@@ -238,6 +238,7 @@ def test_tensors_that_do_not_fit_are_named_unread(folder: Path, monkeypatch: pyt
         assert text is not None and "no place" in text, f"{left} is taken: {text}"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("quantization", ["none", None])
 def test_no_tensor_that_holds_nan_is_taken(
     folder: Path, quantization: str | None, monkeypatch: pytest.MonkeyPatch
