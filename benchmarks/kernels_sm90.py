@@ -91,7 +91,7 @@ def attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
     splits = configs.Splits(132 * configs.PROGRAMS_PER_SM, configs.MIN_CHUNK)
     configs.splits = lambda device: splits  # those of a Hopper
 
-    def attend(dtype, kv_dtype, head_size, heads, kv_heads, queries, count, **options):
+    def attend(dtype, kv_dtype, head_size, heads, kv_heads, queries, count, limit=None, **options):
         rows = queries * count
         metadata = AttentionMetadata(
             query_start_loc=empty(count + 1, dtype=torch.int32),
@@ -103,9 +103,8 @@ def attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
             num_actual_tokens=rows,
         )
         cache = empty(2, 1000, kv_heads, 16, head_size, dtype=kv_dtype)
-        backend.paged_attention(
-            empty(rows, heads, head_size, dtype=dtype), cache, metadata, AttentionOptions(head_size**-0.5, **options)
-        )
+        q = empty(rows, heads, head_size, dtype=dtype)
+        backend.paged_attention(q, cache, metadata, AttentionOptions(head_size**-0.5, **options), limit)
 
     # Every row of the tables in triton/attention_configs.py: 16, 32, 64 and 128 rows of a tile, and prompts.
     steps = {"decode": (32, 8, 1), "5 drafts": (32, 8, 5), "8 of 8 heads": (64, 8, 8), "71/1 heads": (71, 1, 1)}
