@@ -87,7 +87,7 @@ def awq(rows: int, columns: int) -> Tensors:
 def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
     """Llama-3.1-8B as it is served: what its graphs launch, what its steps launch, what memory it takes at most."""
     llm = engine(LLAMA_8B, max_num_seqs=256)
-    num_sizes = len(llm.engine.executor.worker.runner.device_runner.decode_graphs.sizes)  # type: ignore[attr-defined]
+    num_sizes = len(llm.engine.executor.worker.runner.device_runner.decode_graphs.plain.sizes)  # type: ignore[attr-defined]
     ledger = llm.engine.executor.worker.ledger  # type: ignore[attr-defined]
     graphs = [Counter(launch.name for launch in graph.launches) for graph in gpu.graphs]
     gpu.strict = True

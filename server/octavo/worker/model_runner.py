@@ -92,27 +92,41 @@ class ModelRunner:
         sampled = SampledRows([req_ids[i] for i in order], rows[which], positions[which], bitmask)
         drafts = DraftRows(step.scheduled_spec_decode_tokens, sampled)
         indices = drafts.indices(inputs.starts[which + 1])
-        output, late, tokens = ModelRunnerOutput(), list[Late](), None
-        if (order or self._reads_states) and not len(pooler) and not len(requests.prompt_logprobs):
-            logits = runner.run_to_logits(inputs, indices, sampled)
-            tokens = self._sample(logits, sampled, drafts) if order else None
-        else:
-            hidden = runner.run(inputs)
-            if len(requests.prompt_logprobs):
-                hidden = tuple(tensor.clone() for tensor in hidden)  # their logits are further work of the device
-            if len(requests.prompt_logprobs):
-                logits_of = partial(runner.compute_logits, hidden)
-                started = requests.prompt_logprobs.start(batch, req_ids, inputs, logits_of)
-                late += [(output.prompt_logprobs, *one) for one in started]
-            if len(pooler):
-                pooled = pooler.start(req_ids, inputs, self.model.finish(*hidden), ended)
-                late += [(output.embeddings, *one) for one in pooled]
-            if order:
-                tokens = self._sample(Logits(runner.compute_logits(hidden, indices)), sampled, drafts)
+        output, late = ModelRunnerOutput(), list[Late]()
+        logits = self._logits(step, req_ids, inputs, indices, sampled, output, late)
+        tokens = self._sample(logits, sampled, drafts) if logits is not None else None
         batch.num_computed[rows] = positions
         batch.num_computed[sampled.rows] -= drafts.num_rejected
         self._draft(output, step, sampled.rows, self._states(rows, num_scheduled))
         return self._read_back(output, sampled, tokens, late)
+
+    def _logits(
+        self,
+        step: SchedulerOutput,
+        req_ids: list[str],
+        inputs: StepInputs,
+        indices: np.ndarray,
+        sampled: SampledRows,
+        output: ModelRunnerOutput,
+        late: list[Late],
+    ) -> Logits | None:
+        """Run the model, for the logits of the tokens ``indices`` int64 [S]; None: there are none to be sampled. What
+        else is wanted of hidden states, log-probabilities of prompts and pooled texts, is started into ``late``."""
+        requests, runner, has_tokens = self.requests, self.device_runner, bool(sampled.req_ids)
+        wants_prompts, pools = len(requests.prompt_logprobs) > 0, len(requests.pooler) > 0
+        if (has_tokens or self._reads_states) and not pools and not wants_prompts:
+            logits = runner.run_to_logits(inputs, indices, sampled)
+            return logits if has_tokens else None
+        hidden = runner.run(inputs)
+        if wants_prompts:
+            hidden = tuple(tensor.clone() for tensor in hidden)  # their logits are further work of the device
+            logits_of = partial(runner.compute_logits, hidden)
+            started = requests.prompt_logprobs.start(requests.batch, req_ids, inputs, logits_of)
+            late += [(output.prompt_logprobs, *one) for one in started]
+        if pools:
+            pooled = requests.pooler.start(req_ids, inputs, self.model.finish(*hidden), set(step.sampled_req_ids))
+            late += [(output.embeddings, *one) for one in pooled]
+        return Logits(runner.compute_logits(hidden, indices)) if has_tokens else None
 
     def images_of(self, step: SchedulerOutput, rows: np.ndarray, num_scheduled: np.ndarray) -> StepImages | None:
         """What images change in ``step``; for the arrays see `rows_of`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -19,15 +19,7 @@ from octavo.interface.step import PendingOutput, SchedulerOutput
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
 from octavo.memory.advice import out_of_memory, refusal, remembered
-from octavo.memory.capture_sizes import (
-    decode_sizes,
-    draft_sizes,
-    drafter_sizes,
-    history_bytes,
-    prefill_sizes,
-    result_bytes,
-)
-from octavo.memory.images import largest_image
+from octavo.memory.capture_sizes import history_bytes
 from octavo.memory.ledger import (
     DeviceMemory,
     MemoryLedger,
@@ -48,7 +40,7 @@ from octavo.worker.cpu.runner import CPURunner
 from octavo.worker.device import check_ranks_on_gpus, choose_device, choose_kernels, resolve_dtype
 from octavo.worker.encoder_runner import EncoderRunner
 from octavo.worker.gpu.graphs import CudaCapture, run_eagerly
-from octavo.worker.gpu.memory_profile import DummySteps, peak_of
+from octavo.worker.gpu.memory_profile import StepModels, measure_peaks
 from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.gpu.warm_up import warm_up
 from octavo.worker.grammars.sequences import SequenceGrammars
@@ -72,6 +64,35 @@ Agree = Callable[[Sequence[int]], Sequence[int]]
 
 # Default max_num_batched_tokens of encoders, or the longest text if that is more: nobody waits beside them.
 ENCODER_TOKENS = {"cpu": 1024, "cuda": 16384}
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The models, and the specs of what their layers keep of a token."""
+
+    config: EngineConfig
+    model: Model
+    specs: list[KVCacheSpec] = field(default_factory=list)
+    draft_model: Model | None = None
+    draft_specs: list[KVCacheSpec] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The division of the device's memory."""
+
+    config: EngineConfig  # with max_model_len as all ranks have it
+    layout: KVCacheLayout
+    ledger: MemoryLedger
+    images: ImageEncoder | None
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """The memory of requests: the KV cache's blocks and the rows."""
+
+    kv_cache: KVCache
+    requests: RequestStates
 
 
 class Worker:
@@ -101,82 +122,111 @@ class Worker:
             raise ConfigError(f"{config.model.model}: {advice}") from error
 
     def _start(self, config: EngineConfig, overlap: bool) -> None:
+        config = self._choose(config, overlap)
+        own_len = config.scheduler.max_model_len
+        config = config.with_max_model_len(self._longest(config))  # tables of the model are as long as that
+        loaded = self._load(config)
+        self.model = loaded.model
+        if isinstance(loaded.model, Encoder):
+            self._start_encoder(config, loaded.model)
+            return
+        plan = self._plan(loaded, own_len)
+        self.config, self.ledger = plan.config, plan.ledger
+        memory = self._allocate(plan)
+        self.runner = self._build(loaded, plan, memory)
+
+    def _choose(self, config: EngineConfig, overlap: bool) -> EngineConfig:
+        """Decide what ``config`` leaves to the device."""
         config = resolve_dtype(replace(config, device=self.device.type), self.device)
         choose_kernels(config, self.device)
         on_cpu = self.device.type == "cpu"
         self._num_processes = config.parallel.num_processes
         if not on_cpu:
             check_ranks_on_gpus(config.parallel)
-        use_gpu_runner = overlap or not on_cpu
-        config = _with_speculation(config, use_gpu_runner)
-        self.max_in_flight = 2 if use_gpu_runner else 1
+        self._use_gpu_runner = overlap or not on_cpu
+        config = _with_speculation(config, self._use_gpu_runner)
+        self.max_in_flight = 2 if self._use_gpu_runner else 1
         self.steps_in_flight = max(self.max_in_flight, self.tp.stage.size)  # of the whole pipeline
         if on_cpu:
             torch.set_num_threads(max(1, limits.cpu_count() // self._num_processes))
         elif not octavo_kernels.can_be_captured(self.device):
             config = replace(config, enforce_eager=True)
         self._captures = not (on_cpu or config.enforce_eager)
-        own_len = config.scheduler.max_model_len
-        config = config.with_max_model_len(self._longest(config))  # tables of the model are as long as that
+        return config
+
+    def _load(self, config: EngineConfig) -> _Loaded:
+        """Load the model and, if there is one, the draft model."""
         started = time.perf_counter()
-        self.model = load_model(config.model, config.load_format, self.device, self.tp)
+        model = load_model(config.model, config.load_format, self.device, self.tp)
         limits.trim_memory()  # give back what only loading needed
         logger.info("loaded %s in %.2f s", config.model.model, time.perf_counter() - started)
-        if isinstance(self.model, Encoder):
-            self._start_encoder(config, self.model)
-            return
-        assert isinstance(self.model, CausalLM)
-        specs = kv_cache_specs(self.model, config, self.device)
-        num_layers = len(specs)
-        draft_model, draft_specs = self._load_drafter(config.drafter)
-        specs += draft_specs
-        config = with_step_limits(config, self.device.type)
-        layout = kv_cache_layout(specs, config, self.max_in_flight, self.model.specs_of_all)
-        self.model.set_groups(layout.groups_of(range(num_layers)))
-        groups = layout.groups_of(range(num_layers, len(specs)))
-        draft_bytes = _attach(draft_model, self.model, groups, use_gpu_runner) if draft_model else 0
-        self.adapters = make_adapters(self.model, config, self.device if use_gpu_runner else None)
-        images = _image_encoder(self.model, device := self.device)
-        self.ledger = self._plan_memory(config, layout, num_layers, draft_model, draft_bytes, images)
-        for line in self.ledger.lines(self.model.weight_bytes_by_kind()):
-            logger.info(line)
-        shortened = self.ledger.shortened(own_len, config.cache)
-        if shortened:
-            logger.warning(shortened)
-        self.ledger = self.ledger.cut_to(*self._agree(self.ledger.limits()))
-        longest = self.ledger.max_model_len
-        self.config = config = config.with_max_model_len(longest)
-        scheduler = self.config.scheduler
-        ledger = self.ledger
-        kv_cache = allocate_kv_cache(layout, ledger.num_blocks, device)
-        head = PoolingHead(self.config.model, device, partial(classify, self.model, self.config.model.pooler.token_ids))
-        requests = RequestStates(self.config, device, use_gpu_runner, head, len(layout.groups), self._make_grammars)
-        part = KVCache(kv_cache.blocks[:0], kv_cache.layers[num_layers:])  # pages are touched for both at once
-        gpu_runner = None
-        if use_gpu_runner:
-            capture = CudaCapture() if self._captures else run_eagerly
-            guessing = (draft_model, part.layers) if draft_model else None
-            gpu_runner = GPURunner(self.config, self.model, requests, kv_cache.layers, capture, guessing, self.adapters)
-            self.runner = ModelRunner(self.model, requests, gpu_runner, kv_cache, adapters=self.adapters, images=images)
-            if not on_cpu:
-                self._prepare(gpu_runner)
-            return
-        max_rows = scheduler.max_num_batched_tokens
-        max_logits = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
-        reader = draft_model if isinstance(draft_model, StateReader) else None
-        runner = CPURunner(
-            self.model, requests, kv_cache, max_rows, max_logits, self._pipes.before, reader, self.adapters
-        )
-        windows = [group.window for group in layout.groups if group.window is not None]
-        drafter = _drafter(draft_model, requests, part, (max_rows, max_logits), min(windows, default=None))
-        self.runner = (
-            ModelRunner(self.model, requests, runner, kv_cache, drafter, self.adapters, images)
-            if self.tp.stage.is_last
-            else StageRunner(self.model, requests, runner, kv_cache, self._pipes, images)
+        if isinstance(model, Encoder):
+            return _Loaded(config, model)
+        return _Loaded(
+            with_step_limits(config, self.device.type),
+            model,
+            kv_cache_specs(model, config, self.device),
+            *self._load_drafter(config.drafter),
         )
 
+    def _plan(self, loaded: _Loaded, own_len: int) -> _Plan:
+        """Divide the device's memory. ``own_len``: max_model_len as it was asked for."""
+        model, num_layers = loaded.model, len(loaded.specs)
+        assert isinstance(model, CausalLM)
+        specs = loaded.specs + loaded.draft_specs
+        layout = kv_cache_layout(specs, loaded.config, self.max_in_flight, model.specs_of_all)
+        model.set_groups(layout.groups_of(range(num_layers)))
+        draft_bytes = 0
+        if loaded.draft_model is not None:
+            groups = layout.groups_of(range(num_layers, len(specs)))
+            draft_bytes = _attach(loaded.draft_model, model, groups, self._use_gpu_runner)
+        self.adapters = make_adapters(model, loaded.config, self.device if self._use_gpu_runner else None)
+        images = _image_encoder(model, self.device)
+        ledger = self._plan_memory(loaded.config, layout, num_layers, loaded.draft_model, draft_bytes, images)
+        for line in ledger.lines(model.weight_bytes_by_kind()):
+            logger.info(line)
+        if shortened := ledger.shortened(own_len, loaded.config.cache):
+            logger.warning(shortened)
+        ledger = ledger.cut_to(*self._agree(ledger.limits()))
+        return _Plan(loaded.config.with_max_model_len(ledger.max_model_len), layout, ledger, images)
+
+    def _allocate(self, plan: _Plan) -> _Memory:
+        """Allocate the KV cache and the rows of requests."""
+        config = plan.config
+        assert isinstance(self.model, CausalLM)
+        kv_cache = allocate_kv_cache(plan.layout, plan.ledger.num_blocks, self.device)
+        head = PoolingHead(config.model, self.device, partial(classify, self.model, config.model.pooler.token_ids))
+        groups = len(plan.layout.groups)
+        requests = RequestStates(config, self.device, self._use_gpu_runner, head, groups, self._make_grammars)
+        return _Memory(kv_cache, requests)
+
+    def _build(self, loaded: _Loaded, plan: _Plan, memory: _Memory) -> ModelRunner:
+        """Build the runner of steps, and prepare its device."""
+        model, config, images = loaded.model, plan.config, plan.images
+        assert isinstance(model, CausalLM)
+        kv_cache, requests, draft_model = memory.kv_cache, memory.requests, loaded.draft_model
+        # The drafter's part of the blocks; pages are touched for both at once.
+        part = KVCache(kv_cache.blocks[:0], kv_cache.layers[len(loaded.specs) :])
+        if self._use_gpu_runner:
+            capture = CudaCapture() if self._captures else run_eagerly
+            drafter = (draft_model, part.layers) if draft_model else None
+            on_gpu = GPURunner(config, model, requests, kv_cache.layers, capture, drafter, self.adapters)
+            runner = ModelRunner(model, requests, on_gpu, kv_cache, adapters=self.adapters, images=images)
+            if self.device.type != "cpu":
+                self._prepare(runner, on_gpu, config)
+            return runner
+        rows = config.scheduler.max_num_batched_tokens
+        logits = num_sampled_rows(config.scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
+        reader = draft_model if isinstance(draft_model, StateReader) else None
+        on_cpu = CPURunner(model, requests, kv_cache, rows, logits, self._pipes.before, reader, self.adapters)
+        if not self.tp.stage.is_last:
+            return StageRunner(model, requests, on_cpu, kv_cache, self._pipes, images)
+        windows = [group.window for group in plan.layout.groups if group.window is not None]
+        host_drafter = _drafter(draft_model, requests, part, (rows, logits), min(windows, default=None))
+        return ModelRunner(model, requests, on_cpu, kv_cache, host_drafter, self.adapters, images)
+
     def _load_drafter(self, config: EngineConfig | None) -> tuple[Model | None, list[KVCacheSpec]]:
-        """The draft model, and what its layers keep of a token; without ``config`` there is none."""
+        """Load the draft model; returns it with the specs of its layers. Without ``config`` there is none."""
         if config is None:
             return None, []
         config = resolve_dtype(config, self.device)
@@ -231,65 +281,49 @@ class Worker:
         in_use = total - free - communication
         return DeviceMemory(self.device.type, total, in_use, has_float8=has_float8, communication=communication)
 
-    def _prepare(self, runner: GPURunner) -> None:
+    def _prepare(self, runner: ModelRunner, on_gpu: GPURunner, config: EngineConfig) -> None:
         """Capture graphs and compile kernels, so that no request waits for them."""
-        assert isinstance(self.runner, ModelRunner)
         started = time.perf_counter()
         if self._captures:
-            num_sizes = runner.capture_all()
+            num_sizes = on_gpu.capture_all()
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()  # of the captures' stream, which is not used again
             logger.info("captured steps of %d sizes in %.2f s", num_sizes, time.perf_counter() - started)
             started = time.perf_counter()
-        warm_up(self.runner, self.config.scheduler)
+        warm_up(runner, config.scheduler)
         logger.info("warmed up in %.2f s", time.perf_counter() - started)
 
     def _plan_memory(
-        self, config: EngineConfig, layout: KVCacheLayout, num_layers: int, drafter: object, draft_bytes: int,
+        self,
+        config: EngineConfig,
+        layout: KVCacheLayout,
+        num_layers: int,
+        drafter: Model | None,
+        draft_bytes: int,
         images: ImageEncoder | None,
-    ) -> MemoryLedger:  # fmt: skip
+    ) -> MemoryLedger:
         """``num_layers``: of the model; ``draft_bytes``: of the draft model's weights."""
         weights, scheduler = self.model.num_weight_bytes() + draft_bytes, config.scheduler
         if self.device.type == "cpu":
             ledger = plan_memory(config, layout, weights, self._device_memory(), stage=self.tp.stage)
             return replace(ledger, drafter=draft_bytes)
         assert isinstance(self.model, CausalLM)
-        reader = drafter if isinstance(drafter, StateReader) else None
         adapters = self.adapters.model_adapters if self.adapters else None
-        dummy = DummySteps(
-            self.model, layout, scheduler, self.device, reader=reader, readers_layer=num_layers, adapters=adapters,
-            images=images,
-        )  # fmt: skip
-        peak = peak_of(dummy.run_largest, self.device)
-        guessing: DummySteps | None = None
-        if isinstance(drafter, CausalLM) and reader is None:
-            guessing = DummySteps(drafter, layout, scheduler, self.device, num_layers)
-            peak = max(peak, peak_of(guessing.run_largest, self.device))
-        graphs = 0
-        if self._captures:
-            # Intermediate tensors of the largest step, which the others share; results of all; the driver's part.
-            sizes, prefills = decode_sizes(config, self.model.row_multiple), prefill_sizes(config)
-            graphs = peak_of(lambda: dummy.run_decode(sizes[-1]), self.device)
-            if drafts := draft_sizes(config, self.model.row_multiple):
-                most = config.speculative.num_speculative_tokens
-                graphs = max(graphs, peak_of(lambda: dummy.run_drafts(drafts[-1], most), self.device))
-            guesses = drafter_sizes(config, self.model.row_multiple)
-            if guessing:
-                graphs = max(graphs, peak_of(partial(guessing.run_drafts, 2 * guesses[-1], 1), self.device))
-            if prefills:
-                graphs = max(graphs, peak_of(lambda: dummy.run_prefill(prefills[-1]), self.device))
-            graphs += result_bytes(config, sizes + drafts, prefills, guesses)
-        encoder, largest = 0, largest_image(config)
-        if images is not None and largest is not None:
-            encoder = peak_of(partial(images.run_outline, largest.tensors), self.device)
-        histories = history_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len)
-        device = self._device_memory()
+        parts = StepModels(self.model, layout, num_layers, drafter, adapters, images)
+        peaks = measure_peaks(config, parts, self.device, self._captures)
         slots = 0 if adapters is None else adapters.num_bytes
-        device = replace(device, in_use=device.in_use - weights - slots)  # which are there
+        device = self._device_memory()
         ledger = plan_memory(
-            config, layout, weights, device, activations=peak, graphs=graphs, histories=histories, adapters=slots,
-            encoder=encoder,
-        )  # fmt: skip
+            config,
+            layout,
+            weights,
+            replace(device, in_use=device.in_use - weights - slots),  # which are there
+            activations=peaks.activations,
+            graphs=peaks.graphs,
+            histories=history_bytes(scheduler.max_num_seqs, config.model.vocab_size, scheduler.max_model_len),
+            adapters=slots,
+            encoder=peaks.encoder,
+        )
         return replace(ledger, drafter=draft_bytes)
 
     def cut_drafts(self, step: SchedulerOutput) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 import octavo_kernels
-from octavo.interface.engine_config import SchedulerConfig
+from octavo.interface.engine_config import EngineConfig, SchedulerConfig
 from octavo.interface.kv_cache_layout import KVCacheLayout
 from octavo.layers.attention import ForwardContext
 from octavo.loader.lora import ModelAdapters
-from octavo.models.base import CausalLM
+from octavo.memory.capture_sizes import decode_sizes, draft_sizes, drafter_sizes, prefill_sizes, result_bytes
+from octavo.memory.images import largest_image
+from octavo.models.base import CausalLM, Model
 from octavo.models.state_reader import StateReader
 from octavo.worker.image_encoder import ImageEncoder
 from octavo.worker.kv_cache import allocate_kv_cache
@@ -110,6 +113,67 @@ class DummySteps:
             streams=torch.zeros(sampled, dtype=torch.int64, device=device),
         )
         octavo_kernels.sample(logits, SamplingRows(table, rows, rows, truncated=True))
+
+
+@dataclass(frozen=True)
+class StepModels:
+    """The models that a step runs, and where their layers are."""
+
+    model: CausalLM
+    layout: KVCacheLayout
+    num_layers: int  # of the model; those after them are the drafter's
+    drafter: Model | None = None
+    adapters: ModelAdapters | None = None
+    images: ImageEncoder | None = None
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes that steps take beside weights and the KV cache."""
+
+    activations: int
+    graphs: int
+    encoder: int
+
+
+def measure_peaks(config: EngineConfig, models: StepModels, device: torch.device, captures: bool) -> Peaks:
+    """Run the largest steps on ``device``. ``captures``: steps are captured in graphs, which keep memory."""
+    scheduler, drafter, num_layers = config.scheduler, models.drafter, models.num_layers
+    reader = drafter if isinstance(drafter, StateReader) else None
+    steps = DummySteps(
+        models.model,
+        models.layout,
+        scheduler,
+        device,
+        reader=reader,
+        readers_layer=num_layers,
+        adapters=models.adapters,
+        images=models.images,
+    )
+    drafting: DummySteps | None = None
+    if isinstance(drafter, CausalLM) and reader is None:
+        drafting = DummySteps(drafter, models.layout, scheduler, device, num_layers)
+    activations = max(peak_of(each.run_largest, device) for each in (steps, drafting) if each is not None)
+    graphs = _graph_bytes(config, steps, drafting) if captures else 0
+    encoder, largest = 0, largest_image(config)
+    if models.images is not None and largest is not None:
+        encoder = peak_of(partial(models.images.run_outline, largest.tensors), device)
+    return Peaks(activations, graphs, encoder)
+
+
+def _graph_bytes(config: EngineConfig, steps: DummySteps, drafting: DummySteps | None) -> int:
+    """Intermediate tensors of the largest step, which the others share; results of all; the driver's part."""
+    multiple, most = steps.model.row_multiple, config.speculative.num_speculative_tokens
+    sizes, prefills = decode_sizes(config, multiple), prefill_sizes(config)
+    drafts, guesses = draft_sizes(config, multiple), drafter_sizes(config, multiple)
+    largest = [partial(steps.run_decode, sizes[-1])]
+    if drafts:
+        largest.append(partial(steps.run_drafts, drafts[-1], most))
+    if drafting is not None:
+        largest.append(partial(drafting.run_drafts, 2 * guesses[-1], 1))
+    if prefills:
+        largest.append(partial(steps.run_prefill, prefills[-1]))
+    return max(peak_of(run, steps.device) for run in largest) + result_bytes(config, sizes + drafts, prefills, guesses)
 
 
 def peak_of(step: Callable[[], None], device: torch.device) -> int:

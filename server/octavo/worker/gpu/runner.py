@@ -35,7 +35,7 @@ from octavo.worker.gpu.draft_graphs import DraftGraphs
 from octavo.worker.gpu.draft_plan import packed_plan, unpack_plan
 from octavo.worker.gpu.graphs import Capture, run_eagerly
 from octavo.worker.gpu.prefill_graphs import PrefillGraphs
-from octavo.worker.gpu.step_graphs import StepGraphs
+from octavo.worker.gpu.step_graphs import Graphs, StepGraphs
 from octavo.worker.gpu.step_parts import StepParts
 from octavo.worker.host_copy import HostCopy
 from octavo.worker.input_batch import StepInputs
@@ -90,18 +90,14 @@ class GPURunner:
             else:
                 self.drafter = ModelDrafter(own, guesses)
         keeps_two = isinstance(self.drafter, ModelDrafter)
-        self.decode_graphs = DecodeGraphs(parts, sizes, keeps_two, self._reader)
-        self.draft_graphs: DraftGraphs | None = None
         guessed, most = draft_sizes(config, model.row_multiple), config.scheduler.max_num_seqs
+        lora = replace(parts, adapters=adapters.model_adapters) if adapters is not None else None
+        decodes = partial(DecodeGraphs, sizes=sizes, keep_two=keeps_two, reader=self._reader)
+        self.decode_graphs = Graphs.build(decodes, parts, lora)
+        self.draft_graphs: Graphs[DraftGraphs] | None = None
         if guessed:
-            self.draft_graphs = DraftGraphs(parts, guessed, most, self._reader)
-        # The same of steps in which rows have adapters.
-        self._adapted_decodes: DecodeGraphs | None = None
-        self._adapted_drafts: DraftGraphs | None = None
-        if adapters is not None:
-            adapted = replace(parts, adapters=adapters.model_adapters)
-            self._adapted_decodes = DecodeGraphs(adapted, sizes, keeps_two, self._reader)
-            self._adapted_drafts = DraftGraphs(adapted, guessed, most, self._reader) if guessed else None
+            verified = partial(DraftGraphs, sizes=guessed, max_num_seqs=most, reader=self._reader)
+            self.draft_graphs = Graphs.build(verified, parts, lora)
         self.prefill_graphs: PrefillGraphs | None = None
         if sizes := prefill_sizes(config):
             self.prefill_graphs = PrefillGraphs(
@@ -118,8 +114,8 @@ class GPURunner:
     @torch.inference_mode()
     def capture_all(self) -> int:
         """Capture every size now instead of when it is first needed. Returns their number."""
-        plain, adapted = (self.decode_graphs, self.draft_graphs), (self._adapted_decodes, self._adapted_drafts)
-        found = [graphs for graphs in (*plain, *adapted, self.prefill_graphs, self.drafter) if graphs]
+        every = (*self.decode_graphs.all(), *(self.draft_graphs.all() if self.draft_graphs else ()))
+        found = [graphs for graphs in (*every, self.prefill_graphs, self.drafter) if graphs]
         for graphs in found:
             graphs.capture_all()
         return sum(len(graphs.sizes) for graphs in found)
@@ -144,9 +140,9 @@ class GPURunner:
         """Two replays while nothing but the tokens changes. None: there are too many sequences, or drafts."""
         if drafts:
             return self._decode_drafts(sampled, drafts)
-        graphs = self._adapted_decodes if self._take_slots(sampled.rows, None) else self.decode_graphs
-        size = graphs.select_rows(sampled.rows) if graphs else None
-        if graphs is None or size is None:
+        graphs = self.decode_graphs.of(self._take_slots(sampled.rows, None))
+        size = graphs.select_rows(sampled.rows)
+        if size is None:
             return None
         model = graphs.model_graph(size)
         rows, sampler = graphs.selected, None
@@ -204,9 +200,12 @@ class GPURunner:
 
     def _decode_drafts(self, sampled: SampledRows, drafts: DraftRows) -> PendingTokens | None:
         counts = drafts.counts
-        graphs = self._adapted_drafts if self._take_slots(sampled.rows, counts) else self.draft_graphs
-        size = graphs.select(sampled.rows, counts) if graphs else None
-        if graphs is None or size is None:
+        has_lora = self._take_slots(sampled.rows, counts)
+        if self.draft_graphs is None:
+            return None
+        graphs = self.draft_graphs.of(has_lora)
+        size = graphs.select(sampled.rows, counts)
+        if size is None:
             return None
         if self.drafter is None:
             self.batch.set_drafts(sampled.rows, drafts.tokens)

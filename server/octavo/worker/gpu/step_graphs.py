@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -143,3 +144,30 @@ class StepGraphs(ABC):
 
     def _capture(self, work: Callable[[], tuple[Tensor, ...]]) -> Captured:
         return self._parts.capture_on(self._chosen, self._nobody, work)
+
+
+G = TypeVar("G", bound=StepGraphs)
+
+
+@dataclass(frozen=True)
+class Graphs(Generic[G]):
+    """The graphs of one kind of step: ``plain`` for steps whose rows have no LoRA adapter, ``lora`` for the others."""
+
+    plain: G
+    lora: G | None  # None: the engine has no adapters
+
+    @classmethod
+    def build(cls, build: Callable[[StepParts], G], plain: StepParts, lora: StepParts | None) -> Graphs[G]:
+        """Build both from their parts; without ``lora`` there are plain ones alone."""
+        return cls(build(plain), build(lora) if lora is not None else None)
+
+    def of(self, has_lora: bool) -> G:
+        """The graphs of a step that has rows with adapters, or none."""
+        if not has_lora:
+            return self.plain
+        assert self.lora is not None, "rows with adapters in an engine without"
+        return self.lora
+
+    def all(self) -> tuple[G, ...]:
+        """Both, or the one that there is."""
+        return (self.plain,) if self.lora is None else (self.plain, self.lora)
