@@ -141,7 +141,8 @@ def test_a_backend_takes_what_the_interface_takes(name):
     """Every function of the interface that takes tensors has a namesake in each backend, with the same parameters."""
     backend = importlib.import_module(f"octavo_kernels.{name}")
     own = [getattr(octavo_kernels, each) for each in octavo_kernels.__all__]
-    functions = [each for each in own if inspect.isfunction(each) and each.__module__ == "octavo_kernels"]
+    in_operations = [each for each in own if each.__module__.startswith("octavo_kernels.operations.")]
+    functions = [each for each in in_operations if inspect.isfunction(each)]
     assert len(functions) >= 17
     for function in functions:
         ours, theirs = inspect.signature(function), inspect.signature(getattr(backend, function.__name__))

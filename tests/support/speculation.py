@@ -65,8 +65,8 @@ def speculate(llm: LLM, drafter: Any, k: int) -> LLM:
 
 def drafts_of(llm: LLM) -> Drafts:
     scheduler = llm.engine.scheduler
-    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
-    return scheduler._drafts
+    assert isinstance(scheduler, Scheduler) and scheduler.drafts is not None
+    return scheduler.drafts
 
 
 def accepted(llm: LLM) -> tuple[int, int]:

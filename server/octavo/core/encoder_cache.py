@@ -1,4 +1,4 @@
-"""What a device keeps of encoded images: which are there, who needs them, which go first.
+"""The encoded images that a device keeps: which are there, who needs them, which go first.
 
 An image is encoded in the step that computes the first of its placeholders that is not in the prefix cache, and kept
 until the last one is computed; then until its room is needed, the one used longest ago first. Pure, as the scheduler.
@@ -10,6 +10,38 @@ from collections import Counter, OrderedDict
 
 from octavo.core.request import Request
 from octavo.interface.images import ImageItem
+
+
+class NoImages:
+    """The hooks of `EncoderCacheManager` for a model that reads no images."""
+
+    def check(self, items: list[ImageItem], most_in_step: int) -> None:
+        """Raise ValueError for any image."""
+        if items:
+            raise ValueError("the model reads no images here; send text alone")
+
+    def begin_step(self, decodes: bool = False) -> None:
+        """There is nothing to release."""
+
+    def cut(self, request: Request, num_new: int) -> int:
+        """Cut nothing."""
+        return num_new
+
+    def use(self, request: Request, until: int) -> None:
+        """There is nothing to hold."""
+
+    def drop(self, request: Request) -> None:
+        """There is nothing to release."""
+
+    def forget(self, request: Request) -> None:
+        """There is nothing to forget."""
+
+    def take(self) -> tuple[list[ImageItem], list[str]]:
+        """Encode and free nothing."""
+        return [], []
+
+    def check_integrity(self, running: set[str]) -> None:
+        """There are no books."""
 
 
 class EncoderCacheManager:
@@ -46,8 +78,8 @@ class EncoderCacheManager:
                 )
 
     def begin_step(self, decodes: bool = False) -> None:
-        """The step before is on its way: what it computed to its end is not needed any more. ``decodes``: sequences
-        that are past their prompts run."""
+        """Release the images that the step before, now on its way, computes to their end. ``decodes``: there are running
+        sequences past their prompts."""
         self._most_in_step = self._beside_decodes if decodes else None
         for req_id, number in self._passed:
             held = self._held.get(req_id, {})
@@ -56,7 +88,7 @@ class EncoderCacheManager:
         self._passed.clear()
 
     def cut(self, request: Request, num_new: int) -> int:
-        """How many of the next ``num_new`` tokens can be computed now, with the room that there is."""
+        """Cut the next ``num_new`` tokens to those that can be computed now, with the room that there is."""
         start = request.num_computed_tokens
         total, mine = self._num_held, set[str]()
         new = set(self._to_encode)
@@ -79,7 +111,7 @@ class EncoderCacheManager:
         return num_new
 
     def use(self, request: Request, until: int) -> None:
-        """The step computes the sequence's tokens up to ``until``: have its images there."""
+        """Hold the images of the sequence's tokens up to ``until``, which the step computes."""
         start = request.num_computed_tokens
         for number, item in enumerate(request.mm_items):
             if item.end <= start:
@@ -104,18 +136,18 @@ class EncoderCacheManager:
             self._evict(next(iter(self._idle)))
 
     def drop(self, request: Request) -> None:
-        """The sequence has ended, or lost its place."""
+        """Release the images of a sequence that has ended or lost its place."""
         for digest in self._held.pop(request.req_id, {}).values():
             self._release(digest)
 
     def forget(self, request: Request) -> None:
-        """A step with the sequence has failed: its images may not be there."""
+        """Evict the images of a sequence whose step has failed: they may not be there."""
         for item in request.mm_items:
             if item.digest in self._cached:
                 self._evict(item.digest)
 
     def take(self) -> tuple[list[ImageItem], list[str]]:
-        """What the step encodes, after freeing these digests."""
+        """Take the images that the step encodes, and the digests that it frees before."""
         encode, free = list(self._to_encode.values()), self._to_free
         self._to_encode, self._to_free = {}, []
         return encode, free

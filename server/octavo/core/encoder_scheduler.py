@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from octavo.core.lora import AdapterSlots
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_queue import make_request_queue
 from octavo.core.results import make_output
 from octavo.interface.engine_config import SchedulerConfig
+from octavo.interface.lora import Adapter
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
 from octavo.interface.step import ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 
 class NoKVCache:
-    """What others ask of a scheduler's KV cache, where there is none."""
+    """The KV cache of an engine that has none."""
 
     usage = 0.0
 
@@ -39,7 +41,8 @@ class EncoderScheduler:
         self.requests: dict[str, Request] = {}  # by request id
         self.waiting = make_request_queue(config.policy)
         self.running: dict[str, Request] = {}  # in a step in flight
-        self.held: set[str] = set()  # of grammars: none
+        self.held: set[str] = set()  # no text has a grammar
+        self.adapters = AdapterSlots(0)
         self._in_flight: deque[list[Request]] = deque()
         self._step_id = 0
 
@@ -70,6 +73,10 @@ class EncoderScheduler:
                 outputs.append(self._finish(request, status))
         return outputs
 
+    def finish_adapter(self, adapter: Adapter, error: str) -> list[EngineCoreOutput]:
+        """End nothing: no text has an adapter."""
+        return []
+
     def finish_sample(self, request_id: str, index: int, status: RequestStatus) -> None:
         """End one of a request's samples: its only one."""
         self.finish_requests([request_id], status)
@@ -82,15 +89,15 @@ class EncoderScheduler:
         return make_output(request)
 
     def has_request(self, request_id: str) -> bool:
-        """Whether a request of that id is unfinished."""
+        """True if a request of that id is unfinished."""
         return request_id in self.requests
 
     def block_ids(self, request_id: str) -> list[list[int]]:
-        """Of no text is anything kept in blocks."""
+        """Return nothing: no text holds blocks."""
         return []
 
     def has_unfinished_requests(self) -> bool:
-        """Whether any text waits or runs."""
+        """True if any text waits or runs."""
         return bool(self.requests)
 
     @property

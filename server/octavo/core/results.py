@@ -71,13 +71,13 @@ class ResultProcessor:
         self._kv = kv
         self._groups = groups
         self._finish = finish
-        self.drafts: Drafts | None = None  # whose guesses are counted
+        self.drafts: Drafts | None = None  # whose drafts are counted
 
     def process(self, step: list[ScheduledSequence], output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take in what one step gave. Tokens of sequences that have ended since are dropped."""
         results: list[EngineCoreOutput] = []
         if self.drafts is not None:
-            self.drafts.take(output.draft_token_ids)
+            self.drafts.receive(output.draft_token_ids)
         any_failed, confirm = bool(output.errors or output.grammar_errors), self._kv.confirm
         speculates = self.drafts is not None
         for scheduled in step:
@@ -123,7 +123,7 @@ class ResultProcessor:
         if scheduled.epoch == request.epoch:
             request.num_computed_tokens -= num_rejected
         if self.drafts is not None:
-            self.drafts.count(request, len(scheduled.drafts), num_accepted)
+            self.drafts.observe(request, len(scheduled.drafts), num_accepted)
 
     def _fail(self, request: Request, error: str, param: str | None = None) -> list[EngineCoreOutput]:
         """End all samples of a request: the others may share KV that the failed step was to write."""

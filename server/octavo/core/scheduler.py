@@ -1,4 +1,4 @@
-"""Continuous batching: which tokens are computed in the next step.
+"""Continuous batching: the choice of the tokens that the next step computes.
 
 There is no prefill or decode phase: a step gives its budget of tokens to running sequences first, then to waiting ones,
 to each as many as it still has to compute; long prompts are cut into chunks by what is left. Several steps may be in
@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from octavo.core.draft_scheduler import NO_DRAFTS, NOTHING, DraftScheduler
-from octavo.core.encoder_cache import EncoderCacheManager
+from octavo.core.draft_scheduler import NO_DRAFTS, NOTHING, DraftScheduler, NoDrafts
+from octavo.core.encoder_cache import EncoderCacheManager, NoImages
 from octavo.core.integrity import check_integrity
 from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
 from octavo.core.lora import AdapterQueue, AdapterSlots, check_adapters
@@ -76,16 +76,24 @@ class Scheduler:
         self._in_flight: deque[list[ScheduledSequence]] = deque()
         self._step_id = 0
         self._groups = SampleGroups(kv)
-        self._num_stages, self._images = num_stages, images
+        self._num_stages = num_stages
+        self._images: EncoderCacheManager | NoImages = images or NoImages()
         self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish)
         self.use_drafts(drafts)
         self.held: set[str] = set()  # running sequences whose grammar mask is not ready: not scheduled
 
     def use_drafts(self, drafts: Drafts | None) -> None:
-        """Guess with ``drafts`` from now on, None: not at all. There must be no step in flight."""
-        self._drafts = self._results.drafts = drafts
-        self._guessing = DraftScheduler(self.config, self.kv, drafts) if drafts is not None else None
-        self._allocate = self.kv.allocate_slots if self._guessing is None else self._guessing.allocate
+        """Speculate with ``drafts`` from now on, None: not at all. There must be no step in flight."""
+        self._results.drafts = drafts
+        self._drafting: DraftScheduler | NoDrafts = (
+            DraftScheduler(self.config, self.kv, drafts) if drafts is not None else NoDrafts(self.kv)
+        )
+        self._allocate = self._drafting.allocate
+
+    @property
+    def drafts(self) -> Drafts | None:
+        """The drafts, None without speculation."""
+        return self._drafting.drafts
 
     # -- adding and ending -------------------------------------------------------------------------------------------
 
@@ -111,10 +119,8 @@ class Scheduler:
     def _check_images(self, core_request: EngineCoreRequest) -> None:
         if not core_request.mm_items:
             return
-        if self._images is None:
-            raise ValueError("the model reads no images here; send text alone")
-        drafts = self._drafts.num_speculative_tokens if self._drafts is not None else 0
-        most = self.config.max_num_batched_tokens - num_sampled_rows(self.config.max_num_seqs, drafts)
+        rows = num_sampled_rows(self.config.max_num_seqs, self._drafting.num_speculative_tokens)
+        most = self.config.max_num_batched_tokens - rows
         if (threshold := self.config.long_prefill_token_threshold) > 0:
             most = min(most, threshold)
         self._images.check(core_request.mm_items, most)
@@ -150,8 +156,7 @@ class Scheduler:
         self.kv.free(request)
         del self.requests[request.req_id]
         self.adapters.end(request.adapter)
-        if self._drafts is not None:
-            self._drafts.forget(request)
+        self._drafting.release(request)
         leader = self._groups.remove(request)
         if leader is not None:
             self.waiting.add_front(leader)
@@ -159,23 +164,22 @@ class Scheduler:
     def _stop(self, request: Request) -> None:
         """Take a running sequence's row away."""
         del self.running[request.req_id]
-        if self._images is not None:
-            self._images.drop(request)
+        self._images.drop(request)
         self._prefilling.pop(request.req_id, None)
         self._finished_req_ids.append(request.req_id)
         self.adapters.stop(request.adapter)
 
     def has_request(self, request_id: str) -> bool:
-        """Whether a request of that id is unfinished."""
+        """True if a request of that id is unfinished."""
         return request_id in self._groups
 
     def block_ids(self, request_id: str) -> list[list[int]]:
-        """Of each unfinished sample of a request, the ids of the blocks that it holds, group after group."""
+        """The ids of the blocks that each unfinished sample of a request holds, group after group."""
         samples = reversed(self._groups.unfinished(request_id))
         return [[i for ids in self.kv.block_ids(sample) for i in ids if i] for sample in samples]
 
     def has_unfinished_requests(self) -> bool:
-        """Whether any sequence waits or runs."""
+        """True if any sequence waits or runs."""
         return bool(self.requests)
 
     @property
@@ -193,8 +197,7 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
         """The next step; ``now`` (seconds) is its time, for new sequences' metrics. An empty step needs no update."""
         self.kv.begin_step()
-        if self._images is not None:
-            self._images.begin_step(len(self.running) > len(self._prefilling))
+        self._images.begin_step(len(self.running) > len(self._prefilling))
         step = CurrentStep(self.config.max_num_batched_tokens, now)
         self._schedule_running(step)
         if not step.preempted:
@@ -206,7 +209,7 @@ class Scheduler:
         num_known = num_hoped = len(request.all_token_ids) + request.num_output_placeholders
         if request.num_output_placeholders:
             if request.num_drafts:
-                if self._drafts is None or not self._drafts.on_device:
+                if not self._drafting.on_device:
                     return 0  # how many tokens are in flight is known once they are back
                 num_hoped += request.num_drafts
             if num_known - request.num_prompt_tokens >= request.max_tokens or num_hoped >= self.config.max_model_len:
@@ -219,14 +222,14 @@ class Scheduler:
             num_new = threshold
         if num_new > budget:
             num_new = budget
-        if self._images is not None and request.num_computed_tokens < request.images_until:
+        if request.num_computed_tokens < request.images_until:
             num_new = self._images.cut(request, num_new)
         return num_new
 
     def _schedule_running(self, step: CurrentStep) -> None:
         """Decoding sequences first, so that none waits behind a long prompt; then prompts in progress."""
         decoding = self._decoding(step)
-        guess = self._guessing.guess if self._guessing is not None and step.draft_budget > 0 else None
+        guess = self._drafting.guess if step.draft_budget > 0 else None
         allocate = self._allocate
         for request in (*decoding, *self._prefilling.values()):
             if step.budget <= 0:
@@ -260,13 +263,7 @@ class Scheduler:
         if self._num_stages > 1:  # a step for each stage, of like cost; its first one is told the token before
             ready = [r for r in decoding if not r.num_output_placeholders and r.req_id not in self.held]
             decoding = ready[: -(-len(decoding) // self._num_stages)]
-        if self._drafts is not None and self._guessing is not None:
-            step.draft_budget = self._guessing.budget(len(self.requests))
-            if not self._drafts.num_lookahead and not self._drafts.begin_step(len(decoding)):
-                step.draft_budget = 0  # with lookahead the step before has chosen
-            if step.draft_budget > 0 and self._drafts.waits(decoding):
-                return []
-        return decoding
+        return [] if self._drafting.begin_step(step, decoding, len(self.requests)) else decoding
 
     def _choose_victim(self) -> Request:
         if self.config.policy == "priority":
@@ -288,8 +285,7 @@ class Scheduler:
             step.changed.pop(victim.req_id, None)
             step.copies.pop(victim.req_id, None)
         self._stop(victim)
-        if self._drafts is not None:
-            self._drafts.drop(victim)
+        self._drafting.withdraw(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
         self._release_blocks(victim)
@@ -398,7 +394,7 @@ class Scheduler:
             request.num_drafts += len(drafts)
         step.budget -= num_new
         until = request.num_computed_tokens + num_new
-        if self._images is not None and request.num_computed_tokens < request.images_until:
+        if request.num_computed_tokens < request.images_until:
             self._images.use(request, until)
         request.num_computed_tokens = until
         sampled = until >= num_known
@@ -429,12 +425,10 @@ class Scheduler:
                 for sample in self._groups.fork(request):
                     self.waiting.add_front(sample)
         output.total_num_scheduled_tokens = sum(num_scheduled.values())
-        if self._guessing is not None and self._drafts is not None and self._drafts.num_lookahead:
-            output.num_draft_tokens = self._guessing.wanted(step, len(self.requests))
+        self._drafting.order(step, output, len(self.requests))
         output.block_copies = [pair for pairs in step.copies.values() for pair in pairs]
         output.adapters = self.adapters.take_placed()
-        if self._images is not None:
-            output.encoder_inputs, output.free_encoder_hashes = self._images.take()
+        output.encoder_inputs, output.free_encoder_hashes = self._images.take()
         output.finished_req_ids, self._finished_req_ids = self._finished_req_ids, []
         self._in_flight.append(list(step.scheduled.values()))
         self._step_id += 1
@@ -445,7 +439,7 @@ class Scheduler:
     def update_from_output(self, output: ModelRunnerOutput) -> list[EngineCoreOutput]:
         """Take the results of the oldest step in flight. Tokens of sequences that have ended since are dropped."""
         step = self._in_flight.popleft()
-        if self._images is not None and output.errors:
+        if output.errors:
             for scheduled in step:
                 if scheduled.request.req_id in output.errors:
                     self._images.forget(scheduled.request)
@@ -464,7 +458,7 @@ class Scheduler:
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
             num_preemptions=counters.num_preemptions,
-            spec_decode=self._drafts.take_stats() if self._drafts is not None else None,
+            spec_decode=self._drafting.take_stats(),
             running_adapters=running,
             waiting_adapters=waiting,
         )
@@ -475,5 +469,4 @@ class Scheduler:
         waiting = {request.req_id for request in self.waiting}
         check_integrity(self.kv, self._groups, self.requests, self.running, waiting, self._prefilling.keys())
         check_adapters(self.adapters, self.requests.values(), self.running.values())
-        if self._images is not None:
-            self._images.check_integrity(set(self.running))
+        self._images.check_integrity(set(self.running))

@@ -17,6 +17,7 @@ from octavo.core.kv_events import KVEventLog
 from octavo.core.lora import AdapterSlots
 from octavo.core.request import RequestStatus
 from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler_interface import SchedulerInterface
 from octavo.core.spec_decode.drafts import Drafter, Drafts
 from octavo.core.spec_decode.lengths import DraftLengths
 from octavo.core.spec_decode.worker_drafts import WorkerDrafts
@@ -67,7 +68,7 @@ class EngineCore:
         self.config = self.executor.config
         cache = self.config.cache
         layout = self.executor.kv_layout
-        self.scheduler: Scheduler | EncoderScheduler
+        self.scheduler: SchedulerInterface
         self._drafts: Drafts | None = None
         if self.config.model.is_encoder:
             self.scheduler = EncoderScheduler(self.config.scheduler)
@@ -230,7 +231,6 @@ class EngineCore:
 
     def _poll_adapters(self) -> None:
         """Have adapters loaded that have got a slot; end the requests of one that cannot be."""
-        assert isinstance(self.scheduler, Scheduler)
         slots = self.scheduler.adapters
         for adapter in slots.take_wanted():
             self._loading[adapter] = self.load_adapter(adapter)

@@ -159,7 +159,7 @@ def test_nor_do_guesses_from_recent_answers(
     scheduler = speculative.engine.scheduler
     assert isinstance(scheduler, Scheduler)
     drafts = Drafts(SuffixDrafter(24, 99, 1.0, 0.1), 4, speculative.config.model.vocab_size)
-    request.addfinalizer(partial(scheduler.use_drafts, scheduler._drafts))
+    request.addfinalizer(partial(scheduler.use_drafts, scheduler.drafts))
     scheduler.use_drafts(drafts)
     params, before = SamplingParams(max_tokens=60, **values), accepted(speculative)
     expected = plain.generate(PROMPTS, params, use_tqdm=False)
@@ -238,7 +238,7 @@ def test_what_a_grammar_forbids_is_not_computed(embedded: tuple[LLM, LLM], monke
         return execute(step)
 
     monkeypatch.setattr(worker, "execute_model", watched)
-    before, drafts = accepted(llm), llm.engine.scheduler._drafts
+    before, drafts = accepted(llm), llm.engine.scheduler.drafts
     for kind, num_tokens in (("wrong", 1), ("right", 4)):
         del computed[:]
         speculate(llm, Oracle(kind, expected, llm.config.model.vocab_size), 3)
@@ -360,8 +360,8 @@ def test_suffix_guesses_as_vllm_does_by_default(tiny_checkpoints: dict[str, Path
     llm = tiny(tiny_checkpoints["llama"], speculative_config={"method": "suffix"})
     assert llm.config.speculative.num_speculative_tokens == 24
     scheduler = llm.engine.scheduler
-    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
-    scheduler._drafts._lengths = None  # how long steps take on this machine decides nothing here
+    assert isinstance(scheduler, Scheduler) and scheduler.drafts is not None
+    scheduler.drafts._lengths = None  # how long steps take on this machine decides nothing here
     prompts, params = prompts_of("suffix", 2), SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     first = llm.generate(prompts, params, use_tqdm=False)
     before = accepted(llm)
@@ -388,7 +388,7 @@ def test_one_line_says_what_a_cpu_does_by_default(
 
 def test_method_none_is_off(tiny_checkpoints: dict[str, Path]) -> None:
     llm = tiny(tiny_checkpoints["llama"], speculative_config={"method": "none"})
-    assert not llm.config.speculative.is_on and llm.engine.scheduler._drafts is None
+    assert not llm.config.speculative.is_on and llm.engine.scheduler.drafts is None
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,14 @@ ON_DEVICE = -1  # a draft that the device alone knows
 
 
 class Drafter(Protocol):
-    """Guesses the tokens that come next. A wrong guess costs time, never a token."""
+    """Proposes the tokens that come next. A wrong draft costs time, never a token."""
 
     def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:
-        """A sequence begins. ``scope``: only sequences of one may learn of each other's tokens."""
+        """Begin a sequence. ``scope``: only sequences of one may learn of each other's tokens."""
 
     def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
-        """Up to ``most`` tokens to follow ``token_ids``, the prompt and output of a sequence so far: always the same
-        list, which grows."""
+        """Propose up to ``most`` tokens to follow ``token_ids``, the prompt and output of a sequence so far: always the
+        same list, which grows."""
 
     def forget(self, req_id: str) -> None:
         """A sequence has ended."""
@@ -35,15 +35,18 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class WeighingDrafter(Drafter, Protocol):
-    """One that tells good guesses from bad ones."""
+    """A drafter that tells good drafts from bad ones."""
 
     evidence: Sequence[int]
-    """On what each token of the last proposal rests, above `NO_EVIDENCE`: tokens of one number are right about equally
-    often, if all before them are."""
+    """The evidence for each token of the last proposal, above `NO_EVIDENCE`: tokens of one number are right about
+    equally often, if all before them are."""
 
 
 class Drafts:
-    """Asks a drafter where drafts can be verified, believes nothing it says, and counts what is accepted."""
+    """The scheduler's side of a drafter: has it `propose` drafts, `observe`s how many are right, `release`s sequences.
+
+    The drafter's answers are untrusted input. Methods that return bool and are no verb change nothing.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Drafts:
         lengths: DraftLengths | None = None,
         overlap: bool = False,
     ) -> None:
-        """``lengths``: what decides how many tokens are guessed; None: always as many as can be. ``overlap``: steps may
+        """``lengths`` decides how many tokens are proposed; None: always as many as can be. ``overlap``: steps may
         overlap, on a device that verifies all drafts of a sequence at once."""
         self.num_speculative_tokens = num_speculative_tokens
         self._drafter = drafter
@@ -69,16 +72,16 @@ class Drafts:
         self._stats = SpecDecodeStats()
 
     def begin_step(self, num_decoding: int) -> bool:
-        """A step is made in which so many sequences get a token. Returns whether a guess may be worth its time; on a
-        device whose steps overlap that is for `waits` to say."""
+        """Begin a step in which so many sequences get a token. Returns True if a draft may be worth its time; on a
+        device whose steps overlap `decide_to_wait` finds out."""
         if self._lengths is None:
             return True
         self._lengths.begin_step(num_decoding)
         return self._overlap or self._lengths.can_pay
 
-    def waits(self, decoding: list[Request]) -> bool:
-        """Whether sequences that decode wait for the token of one of them that is in flight, for all to be guessed for
-        in one step after it."""
+    def decide_to_wait(self, decoding: list[Request]) -> bool:
+        """Decide if sequences that decode wait for the token of one of them that is in flight, so that all get drafts
+        in one step after it. Called once a step."""
         if not self._overlap or self._worker is not None:
             return False
         if not any(request.num_output_placeholders for request in decoding):
@@ -86,9 +89,9 @@ class Drafts:
         return self._waits is None or self._waits.decide(len(decoding))
 
     def can_verify(self, request: Request) -> bool:
-        """Whether drafts of the sequence can be verified. All at once they cannot be where sampling looks at the tokens
-        before one, as penalties do, or waits for a grammar that follows them; drafts on the device by what is captured
-        alone."""
+        """True if drafts of the sequence can be verified. All at once they cannot be where sampling looks at the tokens
+        before one, as penalties do, or waits for a grammar that follows them; drafts on the device only by the
+        captured sampler."""
         if not self._overlap:
             return True
         if request.grammar is not None or request.sampling_params.reads_tokens:
@@ -96,7 +99,8 @@ class Drafts:
         return self._worker is None or not request.sampling_params.edits_logits
 
     def observe_step(self, num_tokens: int, seconds: float, alone: bool = True) -> None:
-        """A step of ``num_tokens``, none of a prompt, has taken ``seconds``; ``alone``: no other was in flight."""
+        """Observe that a step of ``num_tokens``, none of a prompt, took ``seconds``; ``alone``: no other was in
+        flight."""
         if self._waits is not None:
             self._waits.observe_step(num_tokens, seconds, alone)
         if self._lengths is not None and (alone or self._waits is None):
@@ -104,7 +108,7 @@ class Drafts:
 
     @property
     def on_device(self) -> bool:
-        """Whether drafts are made and verified on a device whose steps overlap: the scheduler knows their number alone,
+        """True if drafts are made and verified on a device whose steps overlap: the scheduler knows only their number,
         and how many are right once the step is back."""
         return self._overlap and self._worker is not None
 
@@ -114,12 +118,18 @@ class Drafts:
         return self.num_speculative_tokens if self._worker is not None else 0
 
     def observe_drafting(self, num_drafts: int, seconds: float) -> None:
-        """A drafter in the worker has taken ``seconds`` beside such a step for its guesses."""
+        """Observe that a drafter in the worker took ``seconds`` beside such a step for its drafts."""
         if self._lengths is not None and num_drafts:
             self._lengths.observe_drafting(num_drafts, seconds)
 
-    def num_wanted(self, request: Request, most: int) -> int:
-        """How many tokens a drafter in the worker is to guess after the step that is being scheduled."""
+    def order(self, request: Request, most: int) -> int:
+        """Order drafts that a drafter in the worker makes after the step that is being scheduled; returns how many."""
+        count = self._choose_length(request, most)
+        if count > 0:
+            self._ready[request.req_id] = count
+        return count
+
+    def _choose_length(self, request: Request, most: int) -> int:
         most = min(most, self.num_speculative_tokens)
         if most < 1 or not self.can_verify(request):
             return 0
@@ -132,29 +142,26 @@ class Drafts:
         self._lengths.add(request.req_id, nothing[:length])
         return length
 
-    def set_ready(self, request: Request, count: int) -> None:
-        """``count`` drafts of the sequence will be on the device when the step that is being scheduled has run."""
-        self._ready[request.req_id] = count
-
-    def reads(self, request: Request) -> bool:
-        """Whether a drafter in the worker is to read a prompt: it will be asked to guess."""
+    def needs_prompt(self, request: Request) -> bool:
+        """True if a drafter in the worker has to read the prompt, since it will be asked for drafts."""
         return self._lengths is None or self._lengths.pays(request.req_id)
 
-    def take(self, drafts: dict[str, list[int]]) -> None:
-        """What a drafter in the worker has guessed in the step whose results are taken in."""
+    def receive(self, drafts: dict[str, list[int]]) -> None:
+        """Receive the drafts that a drafter in the worker made in the step whose results are taken in."""
         if self._worker is not None:
-            self._worker.take(drafts)
+            self._worker.receive(drafts)
 
-    def asks(self, request: Request) -> bool:
-        """Whether a drafter is asked for the sequence, whose tokens are all known unless drafts are on the device."""
+    def take_turn(self, request: Request) -> bool:
+        """Count one more step of a sequence, whose tokens are all known unless drafts are on the device. Returns False
+        while the sequence rests from drafts."""
         if self._worker is not None:
             return True
         if self._waits is not None and self.can_verify(request):
-            self._waits.ask()
-        return self._lengths is None or self._lengths.asks(request.req_id)
+            self._waits.count_turn()
+        return self._lengths is None or self._lengths.take_turn(request.req_id)
 
     def propose(self, request: Request, most: int) -> list[int]:
-        """Drafts for a sequence whose tokens are all known, at most ``most``."""
+        """Propose at most ``most`` drafts for a sequence that has its turn."""
         most = min(most, self.num_speculative_tokens)
         if self.on_device:
             return [ON_DEVICE] * min(most, self._ready.pop(request.req_id, 0))
@@ -181,12 +188,12 @@ class Drafts:
             lengths.add(req_id, evidence[: len(drafts)])
         return drafts
 
-    def count(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """A step has accepted ``num_accepted`` of a sequence's ``num_drafts``."""
+    def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """Observe that a step accepted ``num_accepted`` of a sequence's ``num_drafts``."""
         if self._waits is not None:
-            self._waits.count(num_accepted)
+            self._waits.observe(num_accepted)
         if self._lengths is not None:
-            self._lengths.count(request.req_id, num_drafts, num_accepted)
+            self._lengths.observe(request.req_id, num_drafts, num_accepted)
         stats = self._stats
         stats.num_drafts += 1
         stats.num_draft_tokens += num_drafts
@@ -196,19 +203,19 @@ class Drafts:
             stats.num_accepted_per_pos[position] += 1
 
     def take_stats(self) -> SpecDecodeStats:
-        """Counts since the last call."""
+        """Take the counts since the last call."""
         stats, self._stats = self._stats, SpecDecodeStats()
         return stats
 
-    def drop(self, request: Request) -> None:
-        """The sequence has lost its place on the device."""
+    def withdraw(self, request: Request) -> None:
+        """Withdraw the drafts that the device has of a sequence."""
         self._ready.pop(request.req_id, None)
 
-    def forget(self, request: Request) -> None:
-        """The sequence has ended."""
+    def release(self, request: Request) -> None:
+        """Release all that is kept of a sequence, which has ended."""
         self._ready.pop(request.req_id, None)
         if self._lengths is not None:
-            self._lengths.forget(request.req_id)
+            self._lengths.release(request.req_id)
         if request.req_id not in self._started:
             return
         self._started.discard(request.req_id)

@@ -1,4 +1,4 @@
-"""How many tokens to guess for a sequence: as many as make tokens come fastest, and none where they would come slower.
+"""The number of tokens to guess for a sequence: as many as make tokens come fastest, none where they come slower.
 
 A step takes longer with each token in it, and a guess is right or not. What a step of so many tokens takes is learnt
 from the steps that ran. How often a guess is right is learnt from all guesses that rest on the same evidence (a long
@@ -40,7 +40,7 @@ class StepTimes:
         self._sizes: dict[int, tuple[float, float]] = {}  # steps of a size, and by what part they differ from the line
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A step of ``rows`` tokens has taken ``seconds``."""
+        """Observe that a step of ``rows`` tokens took ``seconds``."""
         if self._weight:  # one that was held up by something else says little
             fixed, each = self.line()
             expected = fixed + each * rows
@@ -146,7 +146,7 @@ class DraftLengths:
         self.never_wrong = True  # any guess so far
 
     def begin_step(self, num_decoding: int) -> None:
-        """A step is made in which so many sequences get a token."""
+        """Begin a step in which so many sequences get a token."""
         self._line = self.times.line()
         self._decoding = self._rows = num_decoding
         self._tokens = float(num_decoding)
@@ -160,7 +160,7 @@ class DraftLengths:
         return max(more, 0.75 * self._line[1]) + self._guess
 
     def observe_drafting(self, num_drafts: int, seconds: float) -> None:
-        """A model has taken ``seconds`` to guess ``num_drafts`` tokens."""
+        """Observe that a model took ``seconds`` to guess ``num_drafts`` tokens."""
         each = seconds / num_drafts
         if self._guess:
             # Beyond that it has read what it had missed: what a try costs.
@@ -170,12 +170,12 @@ class DraftLengths:
 
     @property
     def can_pay(self) -> bool:
-        """Whether one more guess would be worth what it takes if it were right."""
+        """True if one more guess would be worth its time if it were right."""
         return self._seconds > self._tokens * self._each * MARGIN
 
-    def asks(self, req_id: str) -> bool:
-        """Whether a drafter is to be asked for a sequence. Under load, where only nearly certain guesses pay, asking in
-        vain is what they cost: it rests for up to `LONGEST_REST` steps then."""
+    def take_turn(self, req_id: str) -> bool:
+        """Count one more step of a sequence; returns False while it rests from drafts. Under load, where only nearly
+        certain guesses pay, asking in vain is what they cost: it rests for up to `LONGEST_REST` steps then."""
         if not self.can_pay:
             return False
         sequence = self._sequences.get(req_id)
@@ -185,14 +185,14 @@ class DraftLengths:
         return True
 
     def pays(self, req_id: str) -> bool:
-        """Whether a guess without evidence is worth what it takes, as far as is known."""
+        """True if a guess without evidence is worth its time, as far as is known."""
         if self.never_wrong:
             return True
         chance = self._chance(self._sequences.get(req_id) or _Sequence(), NO_EVIDENCE)
         return chance * self._seconds > self._tokens * self._each * MARGIN
 
     def choose(self, req_id: str, evidence: Sequence[int]) -> int:
-        """How many tokens to guess for a sequence, of guesses that rest on ``evidence``."""
+        """Choose how many tokens to guess for a sequence, of guesses that rest on ``evidence``."""
         sequence = self._sequences.get(req_id)
         if sequence is None:
             sequence = self._sequences[req_id] = _Sequence()
@@ -217,7 +217,7 @@ class DraftLengths:
         return length
 
     def add(self, req_id: str, evidence: Sequence[int]) -> None:
-        """Tokens have been guessed on this evidence, and are part of the step."""
+        """Add tokens that were guessed on this evidence to the step."""
         sequence, gain = self._sequences[req_id], 1.0
         sequence.evidence = evidence
         for kind in evidence:
@@ -232,9 +232,9 @@ class DraftLengths:
             self._seconds = self.times.seconds(self._rows, self._line) + guessing
             self._each = self._price(self._rows)
 
-    def count(self, req_id: str, num_drafts: int, num_accepted: int) -> None:
-        """Of ``num_drafts`` guesses the first ``num_accepted`` were right; of those after the first wrong one nothing
-        is known."""
+    def observe(self, req_id: str, num_drafts: int, num_accepted: int) -> None:
+        """Observe that the first ``num_accepted`` of ``num_drafts`` guesses were right; nothing is known of those after
+        the first wrong one."""
         self.never_wrong &= num_accepted == num_drafts
         sequence = self._sequences.get(req_id)
         evidence = sequence.evidence if sequence is not None else ()
@@ -246,8 +246,8 @@ class DraftLengths:
         if sequence is not None:
             sequence.probe = FIRST_PROBE if num_accepted else min(2 * sequence.probe, LAST_PROBE)
 
-    def forget(self, req_id: str) -> None:
-        """The sequence has ended; it may be unknown."""
+    def release(self, req_id: str) -> None:
+        """Release a sequence that has ended; it may be unknown."""
         self._sequences.pop(req_id, None)
 
     def _evidence(self, kind: int) -> _Found:

@@ -1,4 +1,4 @@
-"""Whether sequences wait for their last tokens, where steps overlap, so that what follows these can be guessed.
+"""Sequences wait for their last tokens, where steps overlap, if drafts after these tokens are worth it.
 
 What is guessed on the host follows tokens that it knows. While a step is in flight that gives a sequence its next
 token, nothing can be guessed for it: either its step after that is made without guesses, and the device goes on at
@@ -29,7 +29,7 @@ class DraftWaits:
         self._pause, self._skipped = FIRST_TRY, 0
 
     def observe_step(self, num_tokens: int, seconds: float, alone: bool) -> None:
-        """A step of ``num_tokens``, none of a prompt, has taken ``seconds``."""
+        """Observe that a step of ``num_tokens``, none of a prompt, took ``seconds``."""
         if alone:
             self._num_alone += 1
             self._rows += (num_tokens / self._num_decoding - self._rows) / GUESSES
@@ -38,16 +38,16 @@ class DraftWaits:
             self._num_overlapped += 1
             self.overlapped.observe(num_tokens, seconds)
 
-    def ask(self) -> None:
-        """A drafter is asked to guess what follows the tokens of a sequence."""
+    def count_turn(self) -> None:
+        """Count that a drafter is asked for drafts of a sequence."""
         self._gain -= self._gain / GUESSES
 
-    def count(self, num_accepted: int) -> None:
-        """So many tokens of what it said were right."""
+    def observe(self, num_accepted: int) -> None:
+        """Observe that so many of its drafts were right."""
         self._gain += num_accepted / GUESSES
 
     def decide(self, num_decoding: int) -> bool:
-        """Whether the sequences that decode wait now; to be asked once for each step."""
+        """Decide if the sequences that decode wait now. Called once a step."""
         self._num_decoding = max(1, num_decoding)
         if self._num_overlapped < FIRST_STEPS:
             return False

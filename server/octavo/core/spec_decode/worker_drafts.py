@@ -9,8 +9,8 @@ class WorkerDrafts:
     def __init__(self) -> None:
         self._drafts: dict[str, list[int]] = {}
 
-    def take(self, drafts: dict[str, list[int]]) -> None:
-        """The drafts of the step whose results are taken in; those of the step before are of no use any more."""
+    def receive(self, drafts: dict[str, list[int]]) -> None:
+        """Keep the drafts of the step whose results are taken in, instead of those of the step before."""
         self._drafts = drafts
 
     def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:

@@ -31,7 +31,7 @@ def serve(
             if k:
                 lengths.add(f"{i}", nothing(k))
                 right = next((j for j in range(k) if rng.random() >= acceptance), k)
-                lengths.count(f"{i}", k, right)
+                lengths.observe(f"{i}", k, right)
                 tokens, rows = tokens + right, rows + k
         took = (fixed + each * rows) * rng.uniform(0.97, 1.03) * (8 if rng.random() < 0.01 else 1)
         lengths.times.observe(rows, took)
@@ -79,13 +79,13 @@ def weighed(seed: int, users: int, chances: list[float], each: float, jump: floa
             lengths.add(i, kinds[:k])
             if k:
                 good = next((j for j in range(k) if rng.random() >= chances[kinds[j] - 1]), k)
-                lengths.count(i, k, good)
+                lengths.observe(i, k, good)
                 drafts, right, tokens, rows = drafts + k, right + good, tokens + good, rows + k
         took, without = ((1 - each + each * n) * (1 + jump * (n >= 8)) for n in (rows, users))
         lengths.times.observe(rows, took * rng.uniform(0.98, 1.02) * (8 if rng.random() < 0.01 else 1))
         tokens, seconds, plain = tokens + users, seconds + took, plain + without
         if rng.random() < 0.02:
-            lengths.forget(sequences.pop(rng.randrange(users)))
+            lengths.release(sequences.pop(rng.randrange(users)))
     return tokens / seconds / (2000 * users / plain), right / max(drafts, 1)
 
 
@@ -115,13 +115,13 @@ def test_under_load_drafters_are_seldom_asked_in_vain() -> None:
             lengths.begin_step(users)
             rows = users
             for i in map(str, range(users)):
-                if lengths.asks(i):
+                if lengths.take_turn(i):
                     count += 1
                     k = lengths.choose(i, (1,))
                     lengths.add(i, (1,) * k)
                     rows += k
                     if k:
-                        lengths.count(i, 1, int(rng.random() < acceptance))
+                        lengths.observe(i, 1, int(rng.random() < acceptance))
             lengths.times.observe(rows, fixed + (1 - fixed) / 15 * rows)
         asked.append(count / users / 600)
     assert asked[0] < 0.25 and asked[1] > 0.9 and asked[2] > 0.9
@@ -150,7 +150,7 @@ def test_a_text_that_turns_predictable_is_found_out() -> None:
 @pytest.mark.parametrize("acceptance", [0.0, 0.2])
 def test_tries_for_which_a_model_reads_much_take_a_small_share_of_the_time(acceptance: float) -> None:
     lengths, rng, taken = DraftLengths(), random.Random(1), 0.0
-    lengths.count("0", 4, 0)
+    lengths.observe("0", 4, 0)
     for step in range(20_000):  # a new sequence every 100 steps
         sequence = str(step // 100)
         lengths.begin_step(1)
@@ -161,7 +161,7 @@ def test_tries_for_which_a_model_reads_much_take_a_small_share_of_the_time(accep
             lengths.observe_drafting(length, seconds)
             taken += seconds * (step > 1000)
             right = next((i for i in range(length) if rng.random() >= acceptance), length)
-            lengths.count(sequence, length, right)
+            lengths.observe(sequence, length, right)
         lengths.times.observe(1 + length, 1.0 + 0.1 * length)
     assert 20.0 < taken < 0.02 * 19_000, "it is tried, now and then"
 
@@ -172,7 +172,7 @@ def test_right_guesses_are_made_as_long_as_can_be_from_the_start() -> None:
         lengths.begin_step(1)
         assert lengths.choose("0", nothing(7)) == 7
         lengths.add("0", nothing(7))
-        lengths.count("0", 7, 7)
+        lengths.observe("0", 7, 7)
         lengths.times.observe(8, 1.0)
 
 

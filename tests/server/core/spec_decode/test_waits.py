@@ -22,10 +22,10 @@ def serve(waits: DraftWaits, users: int, gain: float, host: float, device: float
         if alone:
             waited += 1
             for _ in range(users):
-                waits.ask()
+                waits.count_turn()
                 right = sum(rng.random() < gain / 3 for _ in range(3))
                 if rng.random() < 0.8:
-                    waits.count(right)
+                    waits.observe(right)
                     tokens += right
         waits.observe_step(rows, took, alone)
         seconds += took
