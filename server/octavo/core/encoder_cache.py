@@ -78,8 +78,8 @@ class EncoderCacheManager:
                 )
 
     def begin_step(self, decodes: bool = False) -> None:
-        """Release the images that the step before, now on its way, computes to their end. ``decodes``: there are running
-        sequences past their prompts."""
+        """Release the images that the step before, now on its way, computes to their end. ``decodes``: sequences
+        past their prompts run."""
         self._most_in_step = self._beside_decodes if decodes else None
         for req_id, number in self._passed:
             held = self._held.get(req_id, {})
