@@ -268,8 +268,8 @@ def with_head(target: Path, config: dict[str, Any], k: int, adapting: bool = Fal
 
 def not_adapting(llm: LLM) -> LLM:
     scheduler = llm.engine.scheduler
-    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
-    scheduler._drafts._lengths = None
+    assert isinstance(scheduler, Scheduler) and scheduler.drafts is not None
+    scheduler.drafts._lengths = None
     return llm
 
 

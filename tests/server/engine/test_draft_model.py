@@ -36,8 +36,8 @@ def drafting(target: Path, draft: Path, k: int, adapting: bool = False, **change
 
 def not_adapting(llm: LLM) -> LLM:
     scheduler = llm.engine.scheduler
-    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
-    scheduler._drafts._lengths = None
+    assert isinstance(scheduler, Scheduler) and scheduler.drafts is not None
+    scheduler.drafts._lengths = None
     return llm
 
 
@@ -295,5 +295,5 @@ def test_another_tokenizer_is_refused_with_the_first_token_that_differs(six_laye
 def test_drafts_come_from_the_worker(tiny_checkpoints: dict[str, Path]) -> None:
     path = tiny_checkpoints["llama"]
     scheduler = drafting(path, path, 2).engine.scheduler
-    assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
-    assert scheduler._drafts.num_lookahead == 2
+    assert isinstance(scheduler, Scheduler) and scheduler.drafts is not None
+    assert scheduler.drafts.num_lookahead == 2

@@ -133,8 +133,8 @@ def test_a_layer_in_fp8_blocks_guesses_as_its_values_do(joined: bool, tmp_path: 
     for path in (folder, folder / "values"):
         llm = tiny(path, quantization="none", speculative_config={"method": "mtp", "num_speculative_tokens": 2})
         scheduler = llm.engine.scheduler
-        assert isinstance(scheduler, Scheduler) and scheduler._drafts is not None
-        scheduler._drafts._lengths = None
+        assert isinstance(scheduler, Scheduler) and scheduler.drafts is not None
+        scheduler.drafts._lengths = None
         outputs = all_of(llm.generate(prompts, params, use_tqdm=False))
         counted = llm.totals.spec_decode
         seen.append((outputs, counted.num_draft_tokens, counted.num_accepted_tokens))

@@ -144,7 +144,7 @@ def test_answers_are_learnt_from_within_a_salt_and_an_adapter_alone() -> None:
         for token in end:
             one.append_output_token(token, 99)
         found = drafts.propose(one, 4)
-        drafts.forget(one)
+        drafts.release(one)
         return found
 
     for number in range(0, len(asked), 2):
