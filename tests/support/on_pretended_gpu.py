@@ -47,7 +47,7 @@ from octavo.loader.load_model import load_model
 from octavo.loader.safetensors_reader import SafetensorsFile
 from octavo.memory.ledger import MemoryLedger
 from octavo.memory.plan import make_plan
-from octavo.plan.measure import measure, measure_in_numbers
+from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
 from octavo.worker.worker import Worker
 
@@ -169,8 +169,7 @@ def plans_of_codes(gpu: PretendedGpu) -> dict[str, Any]:
                 with planned_model(args) as model:
                     configs.append(replace(model.config, device="cuda"))
             loaded = load_model(configs[0].model, device="cuda").num_weight_bytes()
-            planned = [measure_in_numbers(config, 1) for config in configs]
-            found[str(recipe)] = [loaded, *(memory and memory.weights for memory in planned)]
+            found[str(recipe)] = [loaded, *(measure(config, 1).weights for config in configs)]
     return found
 
 

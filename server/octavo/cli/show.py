@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-_PLAIN = ("F32", "F16", "BF16")  # weights that are not quantised
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo show`."""
@@ -64,7 +62,7 @@ def _described(name: str, download_dir: str | None) -> dict[str, Any]:
         found["served"] = f"no: {error}"
     with suppress(OctavoError):
         engine = replace(EngineArgs(model=str(path)).engine_config(files), device="cpu")
-        found["kv_bytes_per_token"] = kv_bytes_per_token(engine, said.quantization not in _PLAIN)
+        found["kv_bytes_per_token"] = kv_bytes_per_token(engine)
     fields = {
         "layers": "num_hidden_layers", "hidden_size": "hidden_size", "attention_heads": "num_attention_heads",
         "key_value_heads": "num_key_value_heads", "vocabulary": "vocab_size",

@@ -86,10 +86,11 @@ def build_model(
     stored: Sequence[tuple[str, WeightSource]] | None = None,
     *,
     without_memory: bool = False,
+    measured: bool = False,
 ) -> Model:
     """The model with empty parameters: no memory is touched yet. ``stored``: the checkpoint's tensors, unread (None:
     looked up). ``without_memory``: none is even asked for, the parameters are torch's meta tensors of the shapes and
-    dtypes that they have on ``device``."""
+    dtypes that they have on ``device``. ``measured``: of experts that are stored alike there is one."""
     cls = model_class(config.architecture)
     modules = linear_modules(stored_weights(config) if stored is None else stored, cls.weight_name)
     quantization = quantization_config(config, device, modules, cls.packed_modules_mapping)
@@ -117,6 +118,8 @@ def build_model(
                         {part: _stored_type(modules, f"{name}.{number}.{part}") for part in module.PROJECTIONS}
                         for number in range(module.settings.num_experts)
                     ]
+                    if measured:
+                        _keep_one_expert(module, name, modules)
                     module.create_weights(quantization.moe_method(name, module), dtype)
             if isinstance(model, CausalLM):
                 pack_embeddings(model, quantization, modules)
@@ -137,6 +140,19 @@ def pack_embeddings(model: CausalLM, quantization: QuantizationConfig, modules: 
             layer = PackedTable([embedding.shard], False, embedding.tp)
             layer.stored_types = [_stored_type(modules, paths[embedding])]
             embedding.pack(quantization.linear_method(paths[embedding], layer), layer)
+
+
+def _keep_one_expert(layer: ExpertsBase, path: str, modules: Mapping[str, StoredModule]) -> None:
+    """Let the first of experts stand for all of them, unless the checkpoint stores these in several ways: building
+    thousands takes seconds."""
+    ways = set()
+    for number in layer.numbers:
+        parts = {part: modules.get(f"{path}.{number}.{part}") for part in layer.PROJECTIONS}
+        tensors = ((part, module.tensors) for part, module in parts.items() if module is not None)
+        ways.add(frozenset((part, leaf, one.qtype, one.shape) for part, own in tensors for leaf, one in own.items()))
+    if len(ways - {frozenset()}) < 2:
+        layer.stands_for, layer.numbers = len(layer.numbers), layer.numbers[:1]
+        layer.stored_types = [layer.stored_types[layer.numbers.start]] * layer.settings.num_experts
 
 
 def _part_paths(model: Model, path: str, layer: LinearBase) -> list[str]:

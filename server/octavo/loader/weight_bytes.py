@@ -12,8 +12,9 @@ import torch
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.latent_attention import LatentSelfAttention
 from octavo.layers.parallel import TensorParallel
+from octavo.layers.quantization.base import ExpertsBase
 from octavo.layers.vision import TowerLinear
-from octavo.layers.weights import WeightSource
+from octavo.layers.weights import WeightSlot, WeightSource
 from octavo.loader.load_model import build_model, weight_slots
 from octavo.models.base import Model
 
@@ -35,10 +36,8 @@ def weight_size(
     slots = weight_slots(model)
     qtypes = {model.weight_name(name): source.qtype for name, source in stored}
     extra = {name: sum(slot.extra_bytes(qtypes.get(name, "F32")) for slot in takers) for name, takers in slots.items()}
-    first = [takers[0] for takers in slots.values()]
-    groups = {id(slot.group): slot.group for slot in first if slot.group is not None}
-    parameters = sum(prod(slot.shape) for slot in first if slot.shape is not None and not slot.optional)
-    parameters += sum(group.parameters for group in groups.values())
+    first = {name: takers[0] for name, takers in slots.items()}
+    parameters = _count(first.values())
     nbytes = model.num_weight_bytes() + sum(extra.values())
     for path, layer in model.named_modules():
         if isinstance(layer, LatentSelfAttention) and layer.kv_b_proj is not None:
@@ -46,9 +45,24 @@ def weight_size(
             nbytes -= sum(tensor.nbytes for tensor in own)
             nbytes -= sum(size for name, size in extra.items() if name.startswith(f"{path}.kv_b_proj."))
             nbytes += layer.absorbed_bytes(torch.device(device).type == "cpu")
+        elif isinstance(layer, ExpertsBase):
+            nbytes += layer.stands_for * layer.method.extra_bytes(layer)
+            if others := layer.stands_for - 1:
+                names = [name for name in first if name.startswith(f"{path}.")]
+                held = sum(tensor.nbytes for tensor in chain(layer.parameters(), layer.buffers()))
+                nbytes += others * (held + sum(extra[name] for name in names))
+                parameters += others * _count(first[name] for name in names)
         elif isinstance(layer, TowerLinear) and torch.device(device).type != "cpu":  # which packs nothing
             nbytes += prod(layer.shape) * layer.weight.element_size() - layer.weight.nbytes
     return WeightSize(nbytes, parameters)
+
+
+def _count(slots: Iterable[WeightSlot]) -> int:
+    """The numbers that they take, however these are stored."""
+    listed = list(slots)
+    groups = {id(slot.group): slot.group for slot in listed if slot.group is not None}
+    plain = sum(prod(slot.shape) for slot in listed if slot.shape is not None and not slot.optional)
+    return plain + sum(group.parameters for group in groups.values())
 
 
 def model_without_memory(
@@ -56,7 +70,9 @@ def model_without_memory(
     device: torch.device | str,
     tp: TensorParallel | None = None,
     stored: Sequence[tuple[str, WeightSource]] | None = None,
+    *,
+    measured: bool = False,
 ) -> Model:
-    """Build the result of `load_model` from meta tensors; ``stored`` as in `build_model`. Raises ModelError and
-    ConfigError like `load_model`."""
-    return build_model(config, device, tp or TensorParallel(), stored, without_memory=True)
+    """Build the result of `load_model` from meta tensors; ``stored`` and ``measured`` as in `build_model`.
+    Raises ModelError and ConfigError like `load_model`."""
+    return build_model(config, device, tp or TensorParallel(), stored, without_memory=True, measured=measured)

@@ -1,51 +1,146 @@
-"""What a model takes of a device: from its sizes in numbers where its family is described so, which takes milliseconds,
-else by building it without memory, which takes torch."""
+"""What a model takes of a device, measured by building it without memory (`octavo.worker.model_memory`).
+
+That imports torch and takes seconds, so results are kept in Octavo's cache: one file for each model, named by a hash of
+its configuration and its files' headers, with a result for each way to run it. A damaged file counts as none.
+"""
 
 from __future__ import annotations
 
-from octavo.interface.engine_config import EngineConfig
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import octavo
+from octavo.errors import ConfigError
+from octavo.fetch.cache import cache_dir
+from octavo.interface.engine_config import EngineConfig, ModelConfig
+from octavo.interface.kv_cache_spec import KVCacheSpec
+from octavo.interface.model_files import ModelFiles
 from octavo.interface.ranks import ONE_STAGE, Stage
 from octavo.memory.ledger import ModelMemory
-from octavo.plan.held import cache_specs, count_parameters, memory_of, on_device_dtype
-from octavo.plan.shapes import shapes_of
-from octavo.plan.stored import stored_types
+from octavo.system.torch_import import import_whole_torch
+from octavo.version import __version__
+
+_CODE = ("interface", "layers", "loader", "models")  # rooms that decide what a model takes
+_MOST = 256  # results of one model; the oldest go first
+_UNMEASURED = ("model", "files", "generation_config", "seed")  # fields of a model's config that change no size
 
 
 def measure(config: EngineConfig, ranks: int, stage: Stage = ONE_STAGE) -> ModelMemory:
-    """See `octavo.memory.plan.Measure`. Raises ModelError and ConfigError."""
-    found = measure_in_numbers(config, ranks) if stage == ONE_STAGE else None
-    if found is None:
-        from octavo.worker.model_memory import measure_built
-
-        found = measure_built(config, ranks, stage)
-    elif config.drafter is not None:
-        found = found.with_drafter(measure(config.drafter, ranks))
+    """See `octavo.memory.plan.Measure`. Raises ModelError, and ConfigError also where torch is not installed."""
+    path = cache_dir() / "plans" / f"{_digest([_code(), *map(_model_key, _models(config))])}.json"
+    key, kept = _way_to_run(config, ranks, stage), _read(path)
+    with suppress(KeyError, TypeError, ValueError):
+        return _loaded(kept[key], config)
+    try:
+        found = _measure_built()(config, ranks, stage, is_described=True)
+    except ConfigError as error:
+        _write(path, kept, key, {"error": str(error)})
+        raise
+    _write(path, kept, key, _as_json(found))
     return found
 
 
-def measure_in_numbers(config: EngineConfig, ranks: int) -> ModelMemory | None:
-    """None: not possible for this family, or this way to store it."""
-    if config.attention_backend not in ("auto", "cpu"):
-        return None
-    config = on_device_dtype(config)
-    dealt_to = ranks * config.parallel.data_parallel_size if config.parallel.enable_expert_parallel else 1
-    shapes = shapes_of(config.model, ranks, dealt_to)
-    whole = shapes if ranks * dealt_to == 1 else shapes_of(config.model)
-    if shapes is None or whole is None:
-        return None
-    parameters, is_described = count_parameters(whole), bool(config.model.hf_config.get("quantization_config"))
-    stored = stored_types(config, ranks, parameters)
+def kv_bytes_per_token(config: EngineConfig) -> int | None:
+    """Of the KV cache that a model has by default: all layers, each key and value counted once. None: it has none."""
+    return sum(spec.bytes_per_token() for spec in measure(config, 1).specs) or None
+
+
+def _measure_built() -> Callable[..., ModelMemory]:
     try:
-        return memory_of(config, shapes, stored, parameters, is_described) if stored is not None else None
-    except KeyError:  # tensors have other names than here
-        return None
+        import_whole_torch()
+        from octavo.worker.model_memory import measure_built
+    except ImportError as error:
+        raise ConfigError(
+            f"the first plan of a model needs torch, which cannot be imported here ({error}): `pip install octavo` "
+            "installs it, and Octavo's server image has it"
+        ) from error
+    return measure_built
 
 
-def kv_bytes_per_token(config: EngineConfig, quantized: bool) -> int | None:
-    """Of the KV cache that a model has on a CPU by default: all layers, each key and value counted once.
+@cache
+def _code() -> tuple[str, int]:
+    """The release, and when its files last changed: in a checkout they do without a release."""
+    files = (file for room in _CODE for file in (Path(octavo.__file__).parent / room).rglob("*.py"))
+    return __version__, max(file.stat().st_mtime_ns for file in files)
 
-    ``quantized``: whether its weights are. None: not known without building it.
-    """
-    if config.model.is_encoder or (shapes := shapes_of(config.model)) is None:
-        return None
-    return sum(spec.bytes_per_token() for spec in cache_specs(on_device_dtype(config), shapes.specs, quantized))
+
+def _models(config: EngineConfig) -> Iterator[ModelConfig]:
+    yield config.model
+    if config.drafter is not None:
+        yield config.drafter.model
+
+
+def _model_key(model: ModelConfig) -> list[Any]:
+    """``max_model_len`` is a way to run it."""
+    fields = {name: value for name, value in asdict(model).items() if name not in (*_UNMEASURED, "max_model_len")}
+    return [fields, model.files.format, list(_headers(model.files))]
+
+
+def _headers(files: ModelFiles) -> Iterator[Any]:
+    if files.format == "gguf":
+        from octavo.gguf.split import open_gguf
+
+        tensors = open_gguf(files.weights[0]).tensors if files.weights else {}
+        yield from ([name, info.shape, info.qtype] for name, info in tensors.items())
+        return
+    for path in files.weights:
+        with open(path, "rb") as file:
+            length = file.read(8)
+            yield hashlib.sha256(file.read(min(int.from_bytes(length, "little"), 100 << 20))).hexdigest()
+
+
+def _way_to_run(config: EngineConfig, ranks: int, stage: Stage) -> str:
+    parallel = config.parallel
+    return json.dumps([
+        config.device, config.load_format, config.attention_backend, config.cache.kv_cache_dtype,
+        config.cache.block_size, parallel.enable_expert_parallel, parallel.data_parallel_size,
+        [model.max_model_len for model in _models(config)], ranks, asdict(stage),
+    ])  # fmt: skip
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_bytes())
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _write(path: Path, kept: dict[str, Any], key: str, result: dict[str, Any]) -> None:
+    """Where the cache cannot be written, the next plan measures again."""
+    kept[key] = result
+    whole = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole.write_text(json.dumps(dict(list(kept.items())[-_MOST:])))
+        whole.replace(path)
+
+
+def _as_json(memory: ModelMemory) -> dict[str, Any]:
+    """Layers alike are one entry and their number."""
+    specs = [[asdict(spec), len(list(alike))] for spec, alike in groupby(memory.specs)]
+    return {**asdict(replace(memory, specs=[])), "specs": specs}
+
+
+def _loaded(result: dict[str, Any], config: EngineConfig) -> ModelMemory:
+    """Raises ConfigError where that was the result; KeyError, TypeError and ValueError for one that is damaged."""
+    if "error" in result:
+        raise ConfigError(str(result["error"]))
+    specs = [KVCacheSpec(**spec) for spec, count in result["specs"] for _ in range(int(count))]
+    numbers = {name: int(result[name]) for name in ("weights", "parameters", "drafter", "num_layers")}
+    return ModelMemory(
+        config.model.model, weight_dtype=str(result["weight_dtype"]), specs=specs, stage=Stage(**result["stage"]),
+        **numbers,
+    )  # fmt: skip

@@ -19,7 +19,7 @@ from octavo.fetch.description import describe_path
 from octavo.fetch.sources import resolve_model
 from octavo.gguf.file_names import all_parts, by_default, models_of, quantised_as
 from octavo.gguf.split import open_gguf
-from octavo.plan.stored import stored_types
+from octavo.plan.measure import measure
 
 TOKENS = [5, 17, 200, 3, 44]
 
@@ -50,7 +50,7 @@ def test_parts_are_the_whole(split: tuple[int, bool], whole: torch.Tensor, tmp_p
     one = write(tmp_path / "one", "m")
     assert describe_path(first).num_parameters == describe_path(one).num_parameters
     config = EngineArgs(model=str(first)).create_engine_config(progress=False)
-    assert stored_types(config, 1, describe_path(one).num_parameters) is not None
+    assert measure(config, 1).parameters == describe_path(one).num_parameters
 
 
 def test_parts_that_are_not_of_one_model_are_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM, LoRARequest, SamplingParams
 from octavo.errors import ModelError
-from octavo.plan.stored import stored_types
+from octavo.plan.measure import measure
 
 TOKENS = [5, 17, 200, 3, 44, 9, 60, 17, 80]
 TIED = ["llama-gqa-tied", "qwen3", "gemma2", "gemma3n", "gemma4", "gpt2", "opt", "opt-350m", "cohere", "phi4-mini"]
@@ -118,8 +118,8 @@ def test_a_plan_knows_a_table_that_is_stored_as_the_head(tmp_path: Path) -> None
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].bfloat16()
     save_file(tensors, tmp_path / "model.safetensors")
-    stored = stored_types(EngineArgs(model=str(tmp_path)).create_engine_config(progress=False), 1, 0)
-    assert stored is not None and stored("model.embed_tokens") == "F32"
+    planned = measure(EngineArgs(model=str(tmp_path)).create_engine_config(progress=False), 1)
+    assert planned.weights == load(tmp_path).num_weight_bytes()
 
 
 def test_an_adapters_copy_of_a_tied_head_is_compared_with_the_table(tmp_path: Path) -> None:

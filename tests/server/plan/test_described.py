@@ -35,8 +35,10 @@ from octavo.engine.args import EngineArgs
 from octavo.errors import ModelError
 from octavo.fetch.description import describe_path
 from octavo.interface.engine_config import EngineConfig
-from octavo.plan.measure import measure_in_numbers
+from octavo.loader.checkpoint import stored_weights
+from octavo.loader.weight_bytes import WeightSize, model_without_memory, weight_size
 from octavo.plan.model import planned_model
+from octavo.worker.device import resolve_dtype
 from octavo.worker.model_memory import measure_built
 
 Recipe = tuple[Writer, dict[str, Any]]
@@ -125,11 +127,16 @@ def both_are_what_is_built(whole: Path) -> None:
     (whole / "alone").mkdir()
     shutil.copy(whole / "config.json", whole / "alone")
     for options in ({}, {"quantization": "none"}, {"dtype": "float32", "kv_cache_dtype": "bfloat16"}):
-        built = measure_built(config_of(whole, "cpu", **options), 1)
-        for folder in (whole, whole / "alone"):
-            found = measure_in_numbers(config_of(folder, "cpu", **options), 1)
-            assert found is not None, (folder, options)
-            assert replace(found, model=built.model, weight_dtype=built.weight_dtype) == built, (folder, options)
+        by_headers = measure_built(config_of(whole, "cpu", **options), 1)
+        assert WeightSize(by_headers.weights, by_headers.parameters) == size_of_all(whole, **options), options
+        alone = measure_built(config_of(whole / "alone", "cpu", **options), 1, is_described=True)
+        assert replace(alone, model=by_headers.model) == by_headers, options
+
+
+def size_of_all(folder: Path, **options: Any) -> WeightSize:
+    """Of a model with all of its experts, where a plan measures one of those that are stored alike."""
+    config = resolve_dtype(config_of(folder, "cpu", **options), torch.device("cpu")).model
+    return weight_size(model_without_memory(config, "cpu"), stored_weights(config))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -182,7 +189,7 @@ def test_modules_that_are_listed_as_plain_stay_plain(
 def test_plain_tensors_may_have_several_types(
     family: str, plain: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each keeps its own where a CPU holds it as it is stored; experts that differ are built to be measured."""
+    """Each keeps its own where a CPU holds it as it is stored; experts that differ are all measured."""
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "octavo"))
     tensors = load_file(plain(family) / "model.safetensors")
 
@@ -195,5 +202,5 @@ def test_plain_tensors_may_have_several_types(
         drawn = {name: tensor.to(drawn_type(draw, name)) for name, tensor in tensors.items()}
         write_checkpoint(folder, json.loads((plain(family) / "config.json").read_text()) | {"dtype": "float32"}, drawn)
         for options in ({}, {"quantization": "int8"}, {"dtype": "bfloat16"}, {"dtype": "float16"}):
-            config = config_of(folder, "cpu", **options)
-            assert measure_in_numbers(config, 1) == measure_built(config, 1), (draw, options)
+            found = measure_built(config_of(folder, "cpu", **options), 1)
+            assert WeightSize(found.weights, found.parameters) == size_of_all(folder, **options), (draw, options)

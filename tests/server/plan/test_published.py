@@ -150,35 +150,38 @@ def test_deepseek_v3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("source", ["config.json", "latents", "gguf", "safetensors", "awq"])
-def test_a_plan_takes_no_torch_no_memory_and_no_time(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_second_plan_of_a_model_takes_no_torch_no_memory_and_no_time(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Headers of a hub's files are planned from as those of files that are here (test_hub)."""
     model = tmp_path / "model"
     model.mkdir()
     if source != "gguf":
         monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "octavo"))
+    flags = ["--memory", "24GiB"]
     if source == "config.json":
         (model / "config.json").write_text(json.dumps(LLAMA_70B))
     elif source == "latents":
         (model / "config.json").write_text(json.dumps(DEEPSEEK_V3))
     elif source == "gguf":
         model = Path("smollm2-135m-instruct")
-        main(["plan", str(model), "--memory", "24GiB"])  # fetched, and its tokenizer converted, once
     else:
         make_model("LlamaConfig", FAMILIES["llama"][1] | {"intermediate_size": 128}).save_pretrained(model)
     if source == "awq":
         described = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
         quantize_checkpoint(model, tmp_path / "awq", awq(32), described)
         model = tmp_path / "awq"
+    first = main(["plan", str(model), *flags])
+    said = capsys.readouterr().out
     code = (
         "import json, re, sys, time; from octavo.cli.main import main; "
-        f"status = main(['plan', {str(model)!r}, '--memory', '24GiB']); "
+        f"status = main(['plan', {str(model)!r}, *{flags!r}]); "
         "peak = int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]); "
         "loaded = sorted({'torch', 'transformers'} & set(sys.modules)); "
         "print(json.dumps([status, time.process_time(), peak, loaded, 'numpy' in sys.modules]), file=sys.stderr)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     status, seconds, peak, loaded, with_numpy = json.loads(ran.stderr)
-    assert status == (1 if source in ("config.json", "latents") else 0) and not loaded and peak < 60 << 10, ran.stderr
+    assert ran.stdout == said and status == first == (1 if source in ("config.json", "latents") else 0), ran.stderr
+    assert not loaded and peak < 60 << 10, ran.stderr
     assert seconds < (0.5 if source == "config.json" else 1.0) and with_numpy == (source == "gguf"), ran.stderr

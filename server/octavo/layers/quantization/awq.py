@@ -16,6 +16,7 @@ from octavo.layers.quantization.skipped_modules import SkippedModules
 from octavo.layers.quantization.weight_format import (
     FLOATS,
     CheckpointFormat,
+    DeviceCodes,
     Leaf,
     Sources,
     StoredModule,
@@ -56,6 +57,11 @@ class AWQWeight(WeightFormat):
     def packed_kind(self) -> Kind:
         """See `WeightFormat`."""
         return Kind(4, affine=self.has_zeros)
+
+    @property
+    def device_codes(self) -> DeviceCodes:
+        """See `WeightFormat`."""
+        return DeviceCodes(4, max(0, self.group), 2 + self.has_zeros)
 
     def _group(self, columns: int) -> int:
         return columns if self.group == -1 else self.group

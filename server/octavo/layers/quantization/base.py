@@ -156,6 +156,7 @@ class ExpertsBase(nn.Module):
         if not tp.expert_parallel:
             size = tp.divide(settings.inner_size, "the experts' inner size")
             self.columns = slice(tp.rank * size, (tp.rank + 1) * size)
+        self.stands_for = 1  # experts that each of ``numbers`` stands for, where memory is measured alone
         # How the checkpoint stores the weights of each expert, by projection, set before `create_weights`.
         self.stored_types: list[dict[str, str | None]] = [
             dict.fromkeys(self.PROJECTIONS) for _ in range(settings.num_experts)
@@ -208,6 +209,10 @@ class MoEMethod(ABC):
     def weight_slots(self, layer: ExpertsBase) -> Iterator[WeightSlot]:
         """The checkpoint tensors that the layer is filled from, but for those of linear layers within it."""
         return iter(())
+
+    def extra_bytes(self, layer: ExpertsBase) -> int:
+        """What the loaded layer takes beside what its linear layers do, for the memory ledger."""
+        return 0
 
     def process_weights_after_loading(self, layer: ExpertsBase) -> None:
         """Repack what was loaded, once every slot is filled and linear layers have seen to theirs."""

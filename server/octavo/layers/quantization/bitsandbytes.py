@@ -22,6 +22,7 @@ from octavo.layers.quantization.canonical import GroupCodes, TableCodes
 from octavo.layers.quantization.skipped_modules import SkippedModules
 from octavo.layers.quantization.weight_format import (
     CheckpointFormat,
+    DeviceCodes,
     Leaf,
     Sources,
     StoredModule,
@@ -129,6 +130,11 @@ class EightBitWeight(WeightFormat):
     def has_row_scales(self) -> bool:
         """See `WeightFormat`."""
         return True
+
+    @property
+    def device_codes(self) -> DeviceCodes:
+        """See `WeightFormat`."""
+        return DeviceCodes(8, 0, 4)
 
 
 class BitsAndBytes(CheckpointFormat):

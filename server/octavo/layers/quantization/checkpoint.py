@@ -21,7 +21,7 @@ from octavo.layers.quantization.base import ExpertsBase, LinearBase, LinearMetho
 from octavo.layers.quantization.canonical import GroupCodes, StoredWeight, TableCodes, row_pieces
 from octavo.layers.quantization.dense import DenseConfig, DenseLinearMethod
 from octavo.layers.quantization.experts import PackedMoEMethod
-from octavo.layers.quantization.gpu_weights import DTYPES, GPUWeightMethod
+from octavo.layers.quantization.gpu_weights import DTYPES, GPUWeightMethod, device_bytes
 from octavo.layers.quantization.int8 import Int8Config, Int8LinearMethod, create_bias
 from octavo.layers.quantization.packed import keeps_codes, pack_stored
 from octavo.layers.quantization.scaled_weight import TYPES
@@ -47,7 +47,10 @@ class CodesLinearMethod(GPUWeightMethod):
         """See `LinearMethod`."""
         format_ = self._formats[part]
         assert format_ is not None
-        nbytes = part_nbytes(shard.num_rows, shard.columns.stop - shard.columns.start, format_.packed_kind)
+        columns = shard.columns.stop - shard.columns.start
+        nbytes = device_bytes(format_, shard.num_rows, columns, self.is_expert)
+        if part == 0 and format_.device_codes is not None and format_.device_codes.ordered and not self.is_expert:
+            nbytes += 8 * columns  # their order, which all parts share
         yield from _slots(format_, part, shard, partial(self.keep, part), nbytes)
         yield from _bias_slots(self.bias_slots(layer, part, shard), layer, part, shard)
 

@@ -21,6 +21,7 @@ from octavo.layers.quantization.skipped_modules import SkippedModules, is_plain
 from octavo.layers.quantization.weight_format import (
     FLOATS,
     CheckpointFormat,
+    DeviceCodes,
     Leaf,
     Sources,
     StoredModule,
@@ -98,6 +99,11 @@ class IntegerWeight(WeightFormat):
     def packed_kind(self) -> Kind:
         """See `WeightFormat`."""
         return Kind(self.bits, affine=self.bits == 4 and not self.symmetric)
+
+    @property
+    def device_codes(self) -> DeviceCodes:
+        """See `WeightFormat`."""
+        return DeviceCodes(self.bits, self.group or 0, 3 - self.symmetric)
 
     def _unpack(self, words: Tensor) -> Tensor:
         return (nibbles if self.bits == 4 else octets)(words).flatten(1)

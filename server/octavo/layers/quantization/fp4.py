@@ -17,6 +17,7 @@ from octavo.layers.quantization.fp8 import ACTIVATION_LEAVES, read_e4m3, unread
 from octavo.layers.quantization.skipped_modules import SkippedModules
 from octavo.layers.quantization.weight_format import (
     CheckpointFormat,
+    DeviceCodes,
     Leaf,
     Sources,
     StoredModule,
@@ -57,6 +58,11 @@ class MXFP4Weight(WeightFormat):
         """See `WeightFormat`."""
         return Kind(4, table=True)
 
+    @property
+    def device_codes(self) -> DeviceCodes:
+        """See `WeightFormat`."""
+        return DeviceCodes(4, 32, 1)
+
 
 @dataclass(frozen=True)
 class NVFP4Weight(WeightFormat):
@@ -90,6 +96,11 @@ class NVFP4Weight(WeightFormat):
     def packed_kind(self) -> Kind:
         """See `WeightFormat`."""
         return Kind(4, halves=True, table=True)
+
+    @property
+    def device_codes(self) -> DeviceCodes:
+        """See `WeightFormat`."""
+        return DeviceCodes(4, 16, 4)
 
 
 class MXFP4(CheckpointFormat):

@@ -20,6 +20,7 @@ from octavo.layers.quantization.skipped_modules import SkippedModules
 from octavo.layers.quantization.weight_format import (
     FLOATS,
     CheckpointFormat,
+    DeviceCodes,
     Leaf,
     Sources,
     StoredModule,
@@ -54,6 +55,11 @@ class FP8Weight(WeightFormat):
     def activations(self) -> str:
         """See `WeightFormat`."""
         return "fp8"
+
+    @property
+    def device_codes(self) -> DeviceCodes:
+        """See `WeightFormat`."""
+        return DeviceCodes(8, self.block[1] if self.block else 0, 4)
 
     def read(self, sources: Sources, rows: int, columns: int) -> FloatCodes:
         """See `WeightFormat`."""

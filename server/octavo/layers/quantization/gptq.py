@@ -26,6 +26,7 @@ from octavo.layers.quantization.skipped_modules import SkippedModules
 from octavo.layers.quantization.weight_format import (
     FLOATS,
     CheckpointFormat,
+    DeviceCodes,
     Leaf,
     Sources,
     StoredModule,
@@ -50,6 +51,8 @@ class GPTQWeight(WeightFormat):
     group: int
     zeros_as_they_are: bool | None
     default: bool | None
+    symmetric: bool = True  # as described: the values decide
+    ordered: bool = False
 
     def leaves(self, rows: int, columns: int) -> list[Leaf]:
         """See `WeightFormat`."""
@@ -84,6 +87,11 @@ class GPTQWeight(WeightFormat):
     def packed_kind(self) -> Kind:
         """See `WeightFormat`."""
         return Kind(self.bits, affine=self.bits == 4)
+
+    @property
+    def device_codes(self) -> DeviceCodes:
+        """See `WeightFormat`."""
+        return DeviceCodes(self.bits, max(0, self.group), 3 - self.symmetric, self.ordered)
 
     def _group(self, columns: int) -> int:
         return columns if self.group == -1 else self.group
@@ -145,7 +153,8 @@ class GPTQ(CheckpointFormat):
             fields.integer("group_size", 1, 1 << 20)
         fields.flag("sym")
         fields.flag("desc_act")
-        return GPTQWeight(int(str(bits)), group, None, None)
+        symmetric, ordered = bool(described.get("sym", True)), bool(described.get("desc_act", False))
+        return GPTQWeight(int(str(bits)), group, None, None, symmetric, ordered)
 
     def _dynamic(self, fields: Fields) -> list[tuple[re.Pattern[str], GPTQWeight | None]]:
         """GPTQModel's exceptions: ``{"+:pattern": {"bits": 8}, "-:pattern": {}}``, of which the first match counts."""

@@ -13,10 +13,12 @@ from octavo.layers.quantization.base import LinearBase, LinearMethod, Shard
 from octavo.layers.quantization.canonical import FloatCodes, GroupCodes, GroupScaled, StoredWeight, TableCodes
 from octavo.layers.quantization.fp4 import E2M1
 from octavo.layers.quantization.scaled_weight import device_multiplies, joined, scaled_of
+from octavo.layers.quantization.weight_format import WeightFormat
 from octavo.layers.weights import WeightSlot, fill_tensor
 from octavo_kernels import ScaledWeight
-from octavo_kernels.group_weight import FORMS, TILE, GroupWeight, group_problem
+from octavo_kernels.group_weight import FORMS, TILE, WORDS, GroupWeight, block_columns, group_problem
 from octavo_kernels.packing import pack_group_weight
+from octavo_kernels.scaled_weight import BLOCK
 
 DTYPES = (torch.bfloat16, torch.float16)  # of activations that there are kernels for
 Piece = GroupWeight | ScaledWeight | Tensor  # of a layer's weight
@@ -48,12 +50,31 @@ def pack(weight: GroupScaled, form: str, device: torch.device) -> GroupWeight:
     return pack_group_weight(codes, scales, zeros, order, form=form, group=weight.group, device=device)
 
 
+def device_bytes(format_: WeightFormat, rows: int, columns: int, stacked: bool, size: int = 2) -> int:
+    """What a GPU keeps of a weight in ``format_``, as `GPUWeightMethod.keep` does; ``size`` of a value's bytes.
+    ``stacked``: one of those of experts, which `StackedMoEMethod` joins where they fill tiles."""
+    how = format_.device_codes
+    if how is None:
+        return size * rows * columns
+    group, by_row = how.group or columns, not 0 < how.group < columns
+    multiplies = by_row or (format_.activations == "fp8" and group == BLOCK)
+    if format_.activations is not None and multiplies:
+        return rows * (columns + 4 * -(-columns // group))
+    form, joins = {4: "int4", 8: "int8"}[how.bits], rows % TILE == 0 and not how.ordered
+    if group_problem(form, columns, group) is not None or (stacked and not joins):
+        return size * rows * columns
+    codes = -(-rows // TILE) * TILE * -(-columns // block_columns(form)) * 4 * WORDS
+    return codes + rows * -(-columns // group) * how.scale_bytes
+
+
 class GPUWeightMethod(LinearMethod):
     """One layer's weight as one piece, or as several where the parts of a merged layer differ.
 
     ``activations`` is the 8-bit type that activations may be rounded to, None: they may not. A part in groups that have
     no kernel is kept as a matrix in the dtype of the activations.
     """
+
+    is_expert = False  # one of those that `StackedMoEMethod` joins
 
     def __init__(self, activations: torch.dtype | None = None) -> None:
         self.weights: list[Piece] = []

@@ -28,6 +28,14 @@ class StackedMoEMethod(PackedMoEMethod):
         """See `MoEMethod`."""
         super().create_weights(layer, dtype)
         self._dtype = dtype
+        for linear in _linears(layer):
+            if isinstance(linear.method, GPUWeightMethod):
+                linear.method.is_expert = True
+
+    def extra_bytes(self, layer: ExpertsBase) -> int:
+        """See `MoEMethod`: biases become float32."""
+        biases = [linear.bias for linear in _linears(layer) if linear.bias is not None]
+        return sum(bias.numel() * (4 - bias.element_size()) for bias in biases)
 
     def process_weights_after_loading(self, layer: ExpertsBase) -> None:
         """See `MoEMethod`."""
@@ -54,6 +62,10 @@ class StackedMoEMethod(PackedMoEMethod):
             if isinstance(held, StackedWeight) and isinstance(held.weight, GroupWeight):
                 kinds |= {id(tensor): held.weight.form for tensor in held.tensors.values()}
         return [(tensor, kinds.get(id(tensor), kind)) for tensor, kind in super().weight_kinds(layer)]
+
+
+def _linears(layer: ExpertsBase) -> list[LinearBase]:
+    return [linear for linear in layer.modules() if isinstance(linear, LinearBase)]
 
 
 def stacked(linears: Sequence[LinearBase], experts: int, dtype: torch.dtype) -> StackedWeight | Tensor:

@@ -30,6 +30,17 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class DeviceCodes:
+    """How a GPU holds a weight's codes: ``bits`` of each, and ``scale_bytes`` of each ``group`` of columns (0: a row),
+    zero points included. ``ordered``: columns lie in an order of their own, which is held as well."""
+
+    bits: int
+    group: int
+    scale_bytes: int
+    ordered: bool = False
+
+
+@dataclass(frozen=True)
 class StoredModule:
     """A linear module of a checkpoint: the name that the checkpoint has for it, and its tensors, none of them read."""
 
@@ -57,6 +68,11 @@ class WeightFormat(ABC):
     def has_row_scales(self) -> bool:
         """Whether it holds symmetric integers of 8 bits with one scale for each row, which the CPU has kernels for."""
         return False
+
+    @property
+    def device_codes(self) -> DeviceCodes | None:
+        """The codes that a GPU keeps, for its memory ledger; None: it holds values."""
+        return None
 
     @property
     def activations(self) -> str | None:
