@@ -17,7 +17,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import octavo
 from octavo.errors import ConfigError
 from octavo.fetch.cache import cache_dir
 from octavo.interface.engine_config import EngineConfig, ModelConfig
@@ -68,7 +67,7 @@ def _measure_built() -> Callable[..., ModelMemory]:
 @cache
 def _code() -> tuple[str, int]:
     """The release, and when its files last changed: in a checkout they do without a release."""
-    files = (file for room in _CODE for file in (Path(octavo.__file__).parent / room).rglob("*.py"))
+    files = (file for room in _CODE for file in (Path(__file__).parents[1] / room).rglob("*.py"))
     return __version__, max(file.stat().st_mtime_ns for file in files)
 
 
