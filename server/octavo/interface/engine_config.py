@@ -204,7 +204,7 @@ class SpeculativeConfig:
         return self.method in WORKER_METHODS
 
 
-# Where speculation is not configured. Off until it is shown never to cost (`make bench-speculation`); then it is
+# Where speculation is not configured. Off until it is shown never to cost (`make bench WHAT=speculation`); then it is
 # SpeculativeConfig("ngram", 7, 4, 2).
 DEFAULT_ON_CPU = SpeculativeConfig("none")
 

@@ -36,8 +36,8 @@ def measure(config: EngineConfig, ranks: int, stage: Stage = ONE_STAGE) -> Model
     """See `octavo.memory.plan.Measure`. Raises ModelError, and ConfigError also where torch is not installed."""
     path = cache_dir() / "plans" / f"{_digest([_code(), *map(_model_key, _models(config))])}.json"
     key, kept = _way_to_run(config, ranks, stage), _read(path)
-    with suppress(KeyError, TypeError, ValueError):
-        return _loaded(kept[key], config)
+    if (known := _loaded(kept.get(key), config)) is not None:
+        return known
     try:
         found = _measure_built()(config, ranks, stage, is_described=True)
     except ConfigError as error:
@@ -133,13 +133,14 @@ def _as_json(memory: ModelMemory) -> dict[str, Any]:
     return {**asdict(replace(memory, specs=[])), "specs": specs}
 
 
-def _loaded(result: dict[str, Any], config: EngineConfig) -> ModelMemory:
-    """Raises ConfigError where that was the result; KeyError, TypeError and ValueError for one that is damaged."""
-    if "error" in result:
+def _loaded(result: Any, config: EngineConfig) -> ModelMemory | None:
+    """None where there is none, or a damaged one. Raises ConfigError where that was the result."""
+    if isinstance(result, dict) and "error" in result:
         raise ConfigError(str(result["error"]))
-    specs = [KVCacheSpec(**spec) for spec, count in result["specs"] for _ in range(int(count))]
-    numbers = {name: int(result[name]) for name in ("weights", "parameters", "drafter", "num_layers")}
-    return ModelMemory(
-        config.model.model, weight_dtype=str(result["weight_dtype"]), specs=specs, stage=Stage(**result["stage"]),
-        **numbers,
-    )  # fmt: skip
+    try:
+        specs = [KVCacheSpec(**spec) for spec, count in result["specs"] for _ in range(int(count))]
+        numbers = {name: int(result[name]) for name in ("weights", "parameters", "drafter", "num_layers")}
+        stage, weight_dtype = Stage(**result["stage"]), str(result["weight_dtype"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return ModelMemory(config.model.model, weight_dtype=weight_dtype, specs=specs, stage=stage, **numbers)
