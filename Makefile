@@ -3,7 +3,8 @@ PORT ?= 8000
 PYTHON ?= python3
 # On a GPU machine with a torch of its own nothing need be installed.
 GPU_PYTHON ?= $(PYTHON)
-SECTION ?= engine
+# A measurement, see `make bench WHAT=list`.
+WHAT ?= compare
 # What compiles ahead needs no GPU: `make test` has it.
 TESTS ?= tests/server/engine/test_gpu.py \
   $(filter-out %/test_compile_ahead.py,$(wildcard tests/kernels/triton/test_*.py))
@@ -15,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo image setup serve test test-fast test-long test-smoke coverage lint format peers clients bench bench-client bench-speculation bench-images bench-routing claims bench-parts bench-gpu test-gpu test-ray cluster cluster-down test-cluster crd pins reference docs clean
+.PHONY: $(shell sed -n "s/^\([a-z-]*\):.*/\1/p" Makefile)
 
 serve: $(VENV)/.serve  ## the engine on the embedded model at http://127.0.0.1:$(PORT)
 	octavo serve --host 127.0.0.1 --port $(PORT) $(ARGS)
@@ -53,7 +54,7 @@ $(VENV)/.serve: requirements/serve.txt requirements/server.txt pyproject.toml | 
 test: setup  ## every test that runs without a GPU or a cluster of your own
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not cluster and not long" $(ARGS)
 
-test-fast: setup
+test-fast: setup  ## the same without tests that take more than five seconds
 	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not cluster and not long and not slow" $(ARGS)
 
 test-long: setup  ## what `make test` samples or leaves out, hours; ARGS="PART ..."; into benchmarks/results/test-long.json
@@ -73,18 +74,18 @@ coverage: setup  ## line coverage by the quick tests, two processes at a time, w
 test-smoke: setup  ## install, serve, roll, drain and heal on a real Kubernetes (Linux, root, 8 minutes once all is built)
 	OCTAVO_CLUSTER_TESTS=require OCTAVO_DRAINS=1,0 OCTAVO_ROUTER_ROUNDS=0 python -m pytest -m smoke tests/operator tests/e2e $(ARGS)
 
-lint: setup
+lint: setup  ## ruff, mypy, import contracts
 	ruff check .
 	ruff format --check .
 	mypy
 	lint-imports
 
-format: setup
+format: setup  ## repair what ruff can
 	ruff check --fix .
 	ruff format .
 
 peers: setup  ## what others would have picked, into ~/.cache/octavo/peers (or OCTAVO_PEERS), for make bench
-	python benchmarks/peers/install.py $(ARGS)
+	python -m benchmarks.peers.install $(ARGS)
 
 CLIENTS ?= $(HOME)/.cache/octavo/clients
 clients: setup  ## other people's clients of Python and JavaScript, installed outside the tree and run against a server
@@ -99,26 +100,10 @@ test-ray: setup  ## engines on a Ray cluster of two nodes; Ray is installed outs
 	uv pip install --quiet --python $(RAY)/bin/python -r tests/support/ray.txt
 	OCTAVO_RAY=$(RAY) python -m pytest tests/server/executor/test_ray.py $(ARGS)
 
-bench: setup  ## our server against whichever peers are installed (20 minutes; ARGS=--quick: 3; ARGS=--files: files, --encoders)
-	python benchmarks/peers/compare.py $(ARGS)
-
-bench-client: setup  ## bench serve beside vLLM's (make peers) and beside the least that a client can be; ARGS
-	python benchmarks/bench_client.py $(ARGS)
-
-bench-speculation: setup  ## with and without guessed tokens, 1, 5 and 20 users (8 minutes); ARGS=--peers: llama.cpp's, vLLM's
-	python benchmarks/speculation.py $(ARGS)
-
-bench-images: setup  ## the same image again, text beside images (3 minutes); ARGS=--peers: vLLM's tokens, images a second
-	python benchmarks/images.py $(ARGS)
-
-bench-routing: setup  ## prefix hits and evenness behind our router, round robin and others' (peers: ARGS=routers); ARGS
-	python benchmarks/routing/bench.py $(ARGS)
-
-claims: setup  ## what the project claims, measured here: docs/claims.md with plots (10 minutes; ARGS=--quick: 3)
-	python benchmarks/claims.py $(ARGS)
-
-bench-parts: setup  ## what each part of the engine costs on this machine
-	python benchmarks/run.py $(ARGS)
+# Those of GPUs run with a Python that has torch and triton alone.
+bench:  ## measurements: WHAT=list names them (compare: beside other servers, 20 minutes; ARGS=--quick: 3), ARGS=their flags
+	@case "$(WHAT)" in gpu/*) mkdir -p benchmarks/results ;; *) $(MAKE) --no-print-directory setup ;; esac
+	$(if $(filter gpu/%,$(WHAT)),$(GPU_PYTHON),python) -m benchmarks $(WHAT) $(ARGS)
 
 image:  ## all images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, TAG, WITH_MODEL=1, BASE=image@sha256:...
 	for name in operator router server; do \
@@ -136,14 +121,10 @@ on-gpu/%:
 	@set -o pipefail; OMP_NUM_THREADS=4 TRITON_INTERPRET=0 PYTHONPATH=server:kernels:tests \
 	  $(GPU_PYTHON) -m pytest -m gpu $* $(ARGS) 2>&1 | sed -u 's|^|$(basename $(notdir $*)): |'
 
-bench-gpu:  ## SECTION=engine | attention | sampling | layers, ARGS="start decode" a part: fractions of the device's limits
-	mkdir -p benchmarks/results
-	$(GPU_PYTHON) benchmarks/gpu/$(SECTION).py $(ARGS)
-
 cluster:  ## a real Kubernetes on this machine (Linux, root); kubeconfig at .cluster/kubeconfig
 	$(PYTHON) tests/cluster/rig.py up
 
-cluster-down:
+cluster-down:  ## end it
 	$(PYTHON) tests/cluster/rig.py down
 
 test-cluster: setup  ## the tests that need a Kubernetes: the rig above, or OCTAVO_E2E_KUBECONFIG
@@ -172,5 +153,8 @@ pins:  ## resolve requirements/*.in anew
 	uv pip compile requirements/model.in --generate-hashes --no-deps --no-emit-index-url --no-header --quiet \
 	  --output-file requirements/model.txt
 
-clean:
+clean:  ## remove what `make setup` and the tools have made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1\t\2/p' Makefile | expand -t 14

@@ -1,6 +1,6 @@
 """What LoRA adapters cost on a CPU: a server that could have some and has none in a step, and users of several.
 
-    python benchmarks/adapters.py [--rounds 10] [--users 8] [--adapters 4] [--rank 16] [--tokens 48] [--vllm]
+    python -m benchmarks adapters [--rounds 10] [--users 8] [--adapters 4] [--rank 16] [--tokens 48] [--vllm]
 
 On the embedded model, in one process, rounds alternate between an engine without --enable-lora, one with it whose
 requests are all for the model itself, and one whose requests are spread over the adapters (random ones, for every
@@ -23,8 +23,6 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
 
 # Runs in each engine's own interpreter: both have this API. Prints the ratio of adapters' rate to the model's own.
 RUN = """
@@ -129,9 +127,8 @@ def first_token(llm: Any, path: str) -> float:
 
 def measure_both(args: argparse.Namespace) -> None:
     """Prints each engine's ratio on the made Llama."""
-    sys.path.insert(0, str(Path(__file__).parent / "peers"))
-    from engines import peers_folder, vllm_binary, vllm_environment
-    from tensor_parallel import SHAPE, make_checkpoint
+    from benchmarks.peers.engines import peers_folder, vllm_binary, vllm_environment
+    from benchmarks.tensor_parallel import SHAPE, make_checkpoint
 
     model, root = make_checkpoint(Path.home() / ".cache" / "octavo" / "benchmarks", 4, SHAPE), peers_folder()
     engines = {

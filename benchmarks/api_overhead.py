@@ -1,6 +1,6 @@
 """What the API process adds: the same requests through the core alone and streamed over HTTP.
 
-    python benchmarks/api_overhead.py [--concurrency 64] [--tokens 400]
+    python -m benchmarks api_overhead [--concurrency 64] [--tokens 400]
 
 A tiny model with made-up weights, so that the core is as fast as it can be and everything around it shows. The core
 alone is `EngineCore.step` in a loop, in a process of its own, nothing detokenised. Both run several times in turn.

@@ -1,6 +1,6 @@
 """Do `octavo bench serve` and `vllm bench serve` say the same of one server, and does our client cost it anything?
 
-    python benchmarks/bench_client.py [--clients octavo,vllm,thin] [--repeats 3] [--users 8] [--request-rate 6] ...
+    python -m benchmarks client [--clients octavo,vllm,thin] [--repeats 3] [--users 8] [--request-rate 6] ...
 
 One `octavo serve` without prefix cache, one ShareGPT file, and the clients in turn, there and back again (A B B A): all
 send the same prompts, in the same order, at the same times, and ask for the same lengths. Printed is each figure, the
@@ -32,10 +32,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-sys.path.insert(0, str(Path(__file__).parent / "peers"))
-from cpus import cpu_kind
-from engines import checkpoint_folder, peers_folder, vllm_binary
-
+from benchmarks.peers.cpus import cpu_kind
+from benchmarks.peers.engines import checkpoint_folder, peers_folder, vllm_binary
 from octavo.bench.client import BACKENDS, make_body, read_result
 from octavo.bench.datasets import SampleRequest, add_dataset_arguments, load_dataset
 from octavo.bench.http_client import Exchange

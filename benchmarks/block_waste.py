@@ -1,6 +1,6 @@
 """Share of the KV cache's allocated slots that hold a token: 200 concurrent requests of 100 to 1,000 tokens.
 
-    python benchmarks/block_waste.py [--requests 200] [--block-size 16]
+    python -m benchmarks block_waste [--requests 200] [--block-size 16]
 
 Goal: >= 95 %. A request's length, prompt and answer together, is uniform; half of it is prompt. No model runs: the real
 scheduler and KV cache manager hand blocks out, and the share is taken in every step until the last request ends.

@@ -1,6 +1,6 @@
-"""`make claims`: what the project claims for itself, measured on this machine, as a page with plots.
+"""`make bench WHAT=claims`: what the project claims for itself, measured on this machine, as a page with plots.
 
-    python benchmarks/claims.py [--quick] [--only waste,hugging_face,prefix,users] [--page docs/claims.md]
+    python -m benchmarks claims [--quick] [--only waste,hugging_face,prefix,users] [--page docs/claims.md]
 
 Four measurements of the embedded model (SmolLM2-135M-Instruct), about ten minutes on two cores; what cannot be measured
 here, as on a GPU, is not on the page. Figures go to benchmarks/results/claims.json, plots and the page into docs/.
@@ -30,11 +30,9 @@ from typing import Any
 import httpx
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).parent / "peers"))
-import block_waste
-from claims_page import plot_all, text_of
-from cpus import better_dtype, cpu_kind, save_results
-
+from benchmarks import block_waste
+from benchmarks.claims_page import plot_all, text_of
+from benchmarks.peers.cpus import better_dtype, cpu_kind, save_results
 from octavo.bench import serve, sweep
 from octavo.bench.datasets import load_dataset
 from octavo.bench.load import find_model, load_tokenizer, measure
@@ -198,7 +196,7 @@ def main() -> int:
     if not args.draw:
         if os.getloadavg()[0] > 0.5:
             print(f"the machine is busy (load {os.getloadavg()[0]:.1f}): figures will be too low")
-        results["about"] = about("make claims" + " ARGS=--quick" * args.quick)
+        results["about"] = about("make bench WHAT=claims" + " ARGS=--quick" * args.quick)
         print(results["about"]["machine"])
         for name in names:
             started = time.perf_counter()

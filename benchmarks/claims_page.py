@@ -1,4 +1,4 @@
-"""The page of `make claims`: what was claimed, what was measured, plots."""
+"""The page of `make bench WHAT=claims`: what was claimed, what was measured, plots."""
 
 from __future__ import annotations
 

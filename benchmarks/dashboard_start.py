@@ -1,4 +1,4 @@
-"""When `octavo dashboard` can be used: `python benchmarks/dashboard_start.py`, in chromium. Seconds after the command.
+"""When `octavo dashboard` can be used: `python -m benchmarks dashboard_start`, in chromium. Seconds after the command.
 
 Its address is printed, the field of the chat takes text, the model is ready; and the processor time of each part until
 the field takes text. The best of some starts: other programs only make it slower.

@@ -1,6 +1,6 @@
 """What a streamed token costs the API process in each dialect, beside chat completions.
 
-    python benchmarks/dialects.py [--concurrency 32] [--tokens 400] [--rounds 9]
+    python -m benchmarks dialects [--concurrency 32] [--tokens 400] [--rounds 9]
 
 The same conversation in every dialect, in turn, on a tiny model with made-up weights. CPU time of the API process's
 event loop, the least of all rounds: other processes add to it, none takes from it.
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from api_overhead import Client, serving, write_model
+from benchmarks.api_overhead import Client, serving, write_model
 
 QUESTION = "What is the capital of France?"
 MESSAGES = [{"role": "user", "content": QUESTION}]

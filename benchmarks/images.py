@@ -1,7 +1,7 @@
 """What images cost: the same one again, images a second beside vLLM, and what text feels of them.
 
-    python benchmarks/images.py                  # ours, about 3 minutes on two cores
-    python benchmarks/images.py --peers          # and vLLM on the same checkpoints: its tokens, its images a second
+    python -m benchmarks images                  # ours, about 3 minutes on two cores
+    python -m benchmarks images --peers          # and vLLM on the same checkpoints: its tokens, its images a second
 
 Checkpoints are random (`image_checkpoints.py`): small ones for tokens, one of SmolVLM-256M's shape for time. Images are
 smooth noise, each new to every server. Where two servers are compared both run all the time, and every round asks one
@@ -18,7 +18,6 @@ import itertools
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -29,14 +28,19 @@ from typing import Any
 import httpx
 import numpy as np
 import uvloop
-from image_checkpoints import checkpoint
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parent / "peers"))
-from cpus import better_dtype
-from engines import Engine, peers_folder, serve_octavo, torchvision_folder, vllm_binary, vllm_environment
-from server import Server, ServerError
-
+from benchmarks.image_checkpoints import checkpoint
+from benchmarks.peers.cpus import better_dtype
+from benchmarks.peers.engines import (
+    Engine,
+    peers_folder,
+    serve_octavo,
+    torchvision_folder,
+    vllm_binary,
+    vllm_environment,
+)
+from benchmarks.peers.server import Server, ServerError
 from octavo.bench.client import RequestResult, make_body, read_result
 from octavo.bench.datasets import SampleRequest
 from octavo.bench.http_client import HTTPClient

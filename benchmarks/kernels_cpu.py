@@ -1,6 +1,6 @@
 """The CPU kernels beside torch's own and beside the machine's limits, which are measured in the same run.
 
-    python benchmarks/kernels_cpu.py [--threads N] [--quick] [--json FILE]
+    python -m benchmarks kernels_cpu [--threads N] [--quick] [--json FILE]
 
 The shapes are SmolLM2-135M's: 30 layers, 9 query and 3 key/value heads of 64, and a head of 49,152 tokens. Every
 figure is the best of a few runs with weights and caches that do not fit into the processor's caches.

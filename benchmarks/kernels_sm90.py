@@ -4,7 +4,7 @@ The host code of the kernels runs on tensors without memory ("meta") and every l
 so what is compiled is what a GPU would be given: same specialisation, same warps and stages. Registers and stack are
 read from the machine code with the cuobjdump of Triton's wheel; stack means that registers did not suffice.
 
-    python benchmarks/kernels_sm90.py [--json FILE] [--match TEXT] [--jobs N]
+    python -m benchmarks kernels_sm90 [--json FILE] [--match TEXT] [--jobs N]
 """
 
 from __future__ import annotations

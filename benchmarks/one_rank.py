@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the ranks cost an engine that has one: CPU time of a step, now and before there were ranks.
 
-    python benchmarks/one_rank.py [--base REVISION] [--runs 20] [--users 20]      (3 minutes)
+    python -m benchmarks one_rank [--base REVISION] [--runs 20] [--users 20]      (3 minutes)
 
 The base is the parent of the commit that added what ranks exchange by, kernels/octavo_kernels/cpu/collectives.py. Both
 trees have a process with the embedded model, and take turns: a run is the same greedy batch, and its CPU time that of

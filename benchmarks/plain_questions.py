@@ -1,6 +1,6 @@
 """How good the first answers are: 20 plain questions, three seeds each, through `octavo chat` as it comes.
 
-    python benchmarks/plain_questions.py [MODEL] [--show] [-- FLAG ...]
+    python -m benchmarks plain_questions [MODEL] [--show] [-- FLAG ...]
 
 An answer is good if it ends by itself (chat has not cut it), says nothing over and over (no run of ten words comes a
 third time, and no line that is longer than a word or two a fourth), is English as the question is (nine in ten of its

@@ -1,6 +1,6 @@
 """How near the speeds of `octavo plan` come after a calibration, and whether its --max-num-seqs is a good one.
 
-    python benchmarks/plan_accuracy.py [MODEL]
+    python -m benchmarks plan_accuracy [MODEL]
 
 Serves the model on this machine, calibrates by it in about a minute, then prints six points (users, lengths): tokens a
 second and the median time to the first token as planned and as measured. Then it serves the model with several

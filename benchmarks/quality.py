@@ -1,6 +1,6 @@
 """What quantisation costs in quality: against float32 on the same weights, position by position, on real text.
 
-    python benchmarks/quality.py [--positions 2000] [--only w4a8,w8a8,checkpoint-w8a8,nvfp4,nf4,gemma3] [--page]
+    python -m benchmarks quality [--positions 2000] [--only w4a8,w8a8,checkpoint-w8a8,nvfp4,nf4,gemma3] [--page]
 
 The text is Python's own documentation. W4A8 is what a CPU runs by default on the embedded GGUF file; its reference is
 that file's own values in float32. W8A8 is `--quantization int8` on a safetensors copy of those values, whose weights
@@ -99,9 +99,8 @@ def agreement_with_llama_cpp(
     path: Path, model: CausalLM, reference: CausalLM, pieces: list[list[int]], kv_dtype: str
 ) -> dict[str, float]:
     """How often llama.cpp's best next token of the same file is ours, and that of float32; {}: it is not installed."""
-    sys.path.insert(0, str(HERE / "peers"))
-    from engines import Engine, llama_binary, peers_folder
-    from server import Server
+    from benchmarks.peers.engines import Engine, llama_binary, peers_folder
+    from benchmarks.peers.server import Server
 
     binary = llama_binary(peers_folder())
     if not binary.exists():
@@ -148,7 +147,6 @@ def write_checkpoint(config: ModelConfig, folder: Path) -> None:
 
 def write_quantised(config: ModelConfig, recipe: str, folder: Path) -> Path:
     """The model's values quantised as the tests do it."""
-    sys.path.insert(0, str(HERE.parent / "tests"))
     from support.quantized_files import quantized_smollm2
 
     (folder / "plain").mkdir()
@@ -194,7 +192,6 @@ def meets_goals(result: dict[str, float]) -> bool:
 
 def gemma3(positions: int, kv_dtype: str | None) -> dict[str, float]:
     """As `compare` and `agreement_with_llama_cpp`."""
-    sys.path.insert(0, str(HERE.parent / "tests"))
     from support.gemma import GEMMA3_270M
 
     config = engine_config(GEMMA3_270M)
@@ -244,7 +241,7 @@ def main() -> int:
     args.output.write_text(json.dumps(figures, indent=1) + "\n")
     print(page(figures))
     if args.page:
-        from sections import replace_section
+        from benchmarks.sections import replace_section
 
         replace_section(PAGE, "quality", page(figures))
     return 0 if all(map(meets_goals, figures["results"].values())) else 1

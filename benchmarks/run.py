@@ -1,7 +1,4 @@
-"""`make bench-parts`: every benchmark of this folder that runs on a CPU, one after the other.
-
-python benchmarks/run.py [NAME ...]
-"""
+"""`make bench WHAT=parts`: every benchmark of this folder that runs on a CPU, one after the other; ARGS="NAME ..." """
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ def main() -> int:
     for name in names:
         print(f"\n== {name}: {BENCHMARKS[name]}", flush=True)
         started = time.monotonic()
-        script = [str(Path(__file__).parent / f"{name}.py")]
-        command = ["-m", "octavo.cli.main", "bench", "startup"] if name == "startup" else script
-        if subprocess.run([sys.executable, *command]).returncode:
+        command = ["octavo.cli.main", "bench", "startup"] if name == "startup" else [f"benchmarks.{name}"]
+        if subprocess.run([sys.executable, "-m", *command], cwd=Path(__file__).parents[1]).returncode:
             failed.append(name)
         print(f"-- {time.monotonic() - started:.0f} s", flush=True)
     if failed:

@@ -1,6 +1,6 @@
 """What the scheduler costs a step: schedule + update for running, decoding requests. Goal: < 1 ms for 256 of them.
 
-    python benchmarks/scheduler.py [--running 256] [--steps 400]
+    python -m benchmarks scheduler [--running 256] [--steps 400]
 
 No model runs: tokens are made up, so that only the scheduler and the KV cache manager are measured.
 """

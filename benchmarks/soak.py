@@ -1,6 +1,6 @@
 """Random requests, aborts, disconnects and bad input at several times what the server can run, for as long as you like.
 
-    python benchmarks/soak.py [--minutes 30] [--overload 4]
+    python -m benchmarks soak [--minutes 30] [--overload 4]
 
 Ends with exit code 1 when anything failed that was not the client's fault, when sequences, queue or KV cache are not
 empty at the end, when the engine's books do not balance, or when memory grew by more than 2 % in the second half (of a
@@ -23,7 +23,8 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
-from api_overhead import write_model
+
+from benchmarks.api_overhead import write_model
 
 MAX_NUM_SEQS = 16
 MAX_LEN = 512

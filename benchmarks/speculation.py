@@ -1,8 +1,8 @@
 """What speculation brings: one user's decode rate and many users' throughput, with and without, in turns.
 
-    python benchmarks/speculation.py                          # ours, about 8 minutes on two cores
-    python benchmarks/speculation.py --peers                  # and llama.cpp and vLLM with their n-gram modes, one user
-    python benchmarks/speculation.py --suffix --users 1       # with guesses from recent answers
+    python -m benchmarks speculation                          # ours, about 8 minutes on two cores
+    python -m benchmarks speculation --peers                  # and llama.cpp and vLLM with their n-gram modes, one user
+    python -m benchmarks speculation --suffix --users 1       # with guesses from recent answers
 
 Both of our servers run all the time, and every round asks one of them and then the other for the same answers, so that
 a machine that turns slower slows both. Greedy chat on texts of the tree (`speculation_prompts.py`). The decode rate of
@@ -17,7 +17,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,12 +24,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import uvloop
-from speculation_prompts import WORKLOADS
 
-sys.path.insert(0, str(Path(__file__).parent / "peers"))
-from engines import Engine, all_engines, peers_folder, serve_octavo
-from server import Bystanders, Server
-
+from benchmarks.peers.engines import Engine, all_engines, peers_folder, serve_octavo
+from benchmarks.peers.server import Bystanders, Server
+from benchmarks.speculation_prompts import WORKLOADS
 from octavo.bench.client import RequestResult, make_body, read_result
 from octavo.bench.datasets import SampleRequest
 from octavo.bench.http_client import HTTPClient

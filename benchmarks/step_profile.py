@@ -1,6 +1,6 @@
 """Where one step goes: every part of it, at 1, 20 and (a prompt) 128 rows, beside what the machine would allow.
 
-    python benchmarks/step_profile.py [--rows 1,20] [--no-server] [--page]
+    python -m benchmarks step_profile [--rows 1,20] [--no-server] [--page]
 
 Three measurements on the embedded model, all in one run. The machine: how fast it reads memory and multiplies int8. The
 kernels: a recorded step taken apart, each kind replayed with the caches emptied of its weights. The rest: timers around
@@ -13,18 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.append(str(Path(__file__).parent / "peers"))
-from kernels_cpu import best, get_library, limits
-from sections import replace_section
-
 import octavo_kernels
+from benchmarks.kernels_cpu import best, get_library, limits
+from benchmarks.sections import replace_section
 from octavo import LLM, SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.layers.attention import ForwardContext
@@ -199,10 +196,10 @@ def _messages(outputs: Any) -> tuple[float, float]:
 
 def server(rows_of: list[int]) -> dict[int, dict[str, float]]:
     """Under as many users: milliseconds a step over HTTP, and the CPU time a step of each of the processes."""
-    from compare import Prompts
-    from engines import all_engines, peers_folder
-    from load import run_level
-    from server import Server
+    from benchmarks.peers.compare import Prompts
+    from benchmarks.peers.engines import all_engines, peers_folder
+    from benchmarks.peers.load import run_level
+    from benchmarks.peers.server import Server
 
     ours = all_engines(peers_folder(), 1)[0]
     prompts, found = Prompts(), {}
@@ -280,7 +277,7 @@ def main() -> None:
     library = get_library()
     if library is None:
         raise SystemExit("the CPU kernels are not built: make setup")
-    from cpus import cpu_kind
+    from benchmarks.peers.cpus import cpu_kind
 
     torch.manual_seed(0)
     figures: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """What ranks cost on CPUs: two of one thread, that share each layer or have half of the layers each, against one of
 two, and against vLLM's CPU build with two; with --experts, also two that each have some experts whole.
 
-    python benchmarks/tensor_parallel.py [--experts] [--layers 16] [--rounds 3] [--users 20] [--tokens 64] [--vllm]
+    python -m benchmarks tensor_parallel [--experts] [--layers 16] [--rounds 3] [--users 20] [--tokens 64] [--vllm]
 
 A checkpoint of the shape of Llama 3.2 1B in bfloat16 with random weights is made in --folder, once; with --experts one
 of a Qwen3-MoE with 32 experts, of which 4 take a token. Rounds alternate between engines; each starts one, answers one
@@ -138,8 +138,7 @@ def main() -> int:
     if args.experts:
         engines["octavo -tp 2 -ep"] = (sys.executable, {}, "octavo", 2, 1, 1)
     if args.vllm:
-        sys.path.insert(0, str(Path(__file__).parent / "peers"))
-        from engines import peers_folder, vllm_binary, vllm_environment
+        from benchmarks.peers.engines import peers_folder, vllm_binary, vllm_environment
 
         root = peers_folder()
         env = vllm_environment(root, 2) | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}

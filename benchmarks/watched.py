@@ -1,4 +1,4 @@
-"""What it costs that somebody watches the KV cache: `python benchmarks/watched.py`, about five minutes.
+"""What it costs that somebody watches the KV cache: `python -m benchmarks watched`, about five minutes.
 
 Twenty users load one server while the dashboard's tab Memory reads and draws the block map once a second, or not, in
 turn and back again. The tab's part runs in a process of its own, as the dashboard does; there is no browser.

@@ -29,9 +29,9 @@ PARTS = {
     "kernels": [*PYTEST, "tests/kernels"],
     "others": [*PYTEST, "tests", "--ignore=tests/server", "--ignore=tests/kernels"],
     "cluster": ["tests/cluster/suite.py"],
-    "soak": ["benchmarks/soak.py", "--minutes", "10"],
-    "oracle": ["benchmarks/quality.py", "--output", f"{SCRATCH}/quality.json"],
-    "peers": ["benchmarks/peers/compare.py", "--quick", "--output", f"{SCRATCH}/comparison.json"],
+    "soak": ["-m", "benchmarks", "soak", "--minutes", "10"],
+    "oracle": ["-m", "benchmarks", "quality", "--output", f"{SCRATCH}/quality.json"],
+    "peers": ["-m", "benchmarks", "compare", "--quick", "--output", f"{SCRATCH}/comparison.json"],
 }
 ENVIRONMENT = {
     "HYPOTHESIS_PROFILE": "long",

@@ -3,8 +3,8 @@
 torch's SDPA runs beside it on the same numbers laid out without pages. Every case is checked against plain torch
 before it is timed.
 
-    python benchmarks/gpu/attention.py [decode] [prefill] [mixed] [--json FILE]
-    python benchmarks/gpu/attention.py --tune {decode,prefill} [--json FILE]     try other launch shapes
+    python -m benchmarks gpu/attention [decode] [prefill] [mixed] [--json FILE]
+    python -m benchmarks gpu/attention --tune {decode,prefill} [--json FILE]     try other launch shapes
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-import measure
 import torch
 import torch.nn.functional as F
-from measure import DEVICE, DRY, copies_for, limits, microseconds, microseconds_of_other
 
+from benchmarks.gpu import measure
+from benchmarks.gpu.measure import DEVICE, DRY, copies_for, limits, microseconds, microseconds_of_other
 from octavo_kernels import AttentionMetadata, AttentionOptions, reference
 from octavo_kernels.triton import attention
 from octavo_kernels.triton import attention_configs as configs

@@ -1,6 +1,6 @@
 """The whole engine on a GPU, with random weights: step time, throughput, prefill, start, beside Hugging Face.
 
-`python benchmarks/gpu/engine.py [start|decode|throughput|prefill|small|adapters ...]`; all of them by default. As two
+`python -m benchmarks gpu/engine [start|decode|throughput|prefill|small|adapters ...]`; all of them by default. As two
 commands, about equally long: `start decode`, and `throughput prefill small adapters`. Needs torch, triton, transformers
 (for the baseline) and the engine's own packages. Every figure is also given as a fraction of what the device's
 measured copy bandwidth and matrix rate would allow, with the number of kernels that Triton compiled while the clock
@@ -26,10 +26,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import measure
 import torch
-from measure import DRY
-from start import MAX_MODEL_LEN, start_engine, weights_for
+
+from benchmarks.gpu import measure
+from benchmarks.gpu.measure import DRY
+from benchmarks.gpu.start import MAX_MODEL_LEN, start_engine, weights_for
 
 if DRY:
     os.environ["OCTAVO_KERNEL_BACKEND"] = "triton"

@@ -3,7 +3,7 @@ adapters add to them; and what prepares a decode step for them.
 
 Where cuBLAS is faster than the linear of few rows, name the shape in `octavo_kernels.triton.small_linear.MEASURED`.
 
-    python benchmarks/gpu/layers.py [--json FILE]
+    python -m benchmarks gpu/layers [--json FILE]
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from measure import DEVICE, DRY, copies_for, microseconds, microseconds_of_other
-from report import Report
 
+from benchmarks.gpu.measure import DEVICE, DRY, copies_for, microseconds, microseconds_of_other
+from benchmarks.gpu.report import Report
 from octavo_kernels import SlotMemory, reference
 from octavo_kernels import triton as backend
 from octavo_kernels.triton.small_linear import small_config, small_linear, split_config

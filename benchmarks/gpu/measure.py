@@ -1,6 +1,6 @@
 """How the GPU benchmarks measure: the device's own limits first, kernels in replayed graphs over data the caches miss.
 
-`python benchmarks/gpu/measure.py` prints the limits. Needs torch and triton alone. With TRITON_INTERPRET=1 everything
+`python -m benchmarks gpu/measure` prints the limits. Needs torch and triton alone. With TRITON_INTERPRET=1 everything
 runs on the CPU with tiny sizes: that shows that a benchmark runs, its figures mean nothing.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from measure import device_name, limits, save
+from benchmarks.gpu.measure import device_name, limits, save
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Sampling on a GPU: microseconds a step, beside torch's own ways. The goal is 128 x 151,936 in 60 us.
 
-python benchmarks/gpu/sampling.py [--quick] [--json FILE]
+python -m benchmarks gpu/sampling [--quick] [--json FILE]
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from measure import DEVICE, DRY, copies_for, microseconds, microseconds_of_other
-from report import Report
 from torch import Tensor
 
+from benchmarks.gpu.measure import DEVICE, DRY, copies_for, microseconds, microseconds_of_other
+from benchmarks.gpu.report import Report
 from octavo_kernels import Constraints, SamplingRows, SamplingTable
 from octavo_kernels import triton as backend
 

@@ -1,6 +1,6 @@
 """From nothing to ready, in a process of its own: imports, CUDA's context, weights, kernels and graphs are all counted.
 
-`python benchmarks/gpu/start.py FOLDER {auto,dummy}` starts the engine on the model in FOLDER and says so with a line of
+`python -m benchmarks gpu/start FOLDER {auto,dummy}` starts the engine on the model in FOLDER and says so with a line of
 JSON, then answers one request and says that. benchmarks/gpu/engine.py calls it with a cold and a warm Triton cache.
 """
 
@@ -15,9 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import measure
 import torch
-from measure import DRY
+
+from benchmarks.gpu import measure
+from benchmarks.gpu.measure import DRY
 
 MAX_MODEL_LEN = 64 if DRY else 2048
 
@@ -27,8 +28,9 @@ def start_engine(folder: Path, load_format: str, triton_cache: Path) -> dict[str
     environment = os.environ | {"TRITON_CACHE_DIR": str(triton_cache)}
     begin = time.perf_counter()
     child = subprocess.Popen(
-        [sys.executable, __file__, str(folder), load_format], env=environment, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "benchmarks.gpu.start", str(folder.resolve()), load_format], env=environment,
+        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert child.stdout is not None
     said: dict[str, Any] = {}
     for line in child.stdout:

@@ -1,6 +1,6 @@
 """`make bench ARGS=--agreement`: do others say the same of a quantised checkpoint, and where not: format or rounding?
 
-    python benchmarks/peers/agreement.py [--only awq,gptq] [--engines vllm] [--positions 2000] [--report]
+    python -m benchmarks peers/agreement [--only awq,gptq] [--engines vllm] [--positions 2000] [--report]
 
 The yardstick is the file's own values, computed in float32. Every server gives the 20 most likely tokens at each
 position of the same texts, and 32 greedy tokens after 20 prompts, half of them questions with the chat template. A
@@ -24,18 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engines import Engine, peers_folder, serve_octavo, vllm_binary, vllm_environment
-from files import commit, cpu_kind
-from model_files import ModelFile, model_files
-from server import Server, ServerError
 
+from benchmarks import quality
+from benchmarks.peers.engines import Engine, peers_folder, serve_octavo, vllm_binary, vllm_environment
+from benchmarks.peers.files import commit, cpu_kind
+from benchmarks.peers.model_files import ModelFile, model_files
+from benchmarks.peers.server import Server, ServerError
+from benchmarks.sections import replace_section
 from octavo.fetch.sources import resolve_model
 from octavo.system.limits import cpu_count
 from octavo.text.tokenizer import Tokenizer
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-import quality
-from sections import replace_section
 
 RESULTS = Path(__file__).parents[1] / "results" / "agreement.json"
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"

@@ -1,9 +1,9 @@
 """`make bench`: our server and whichever others are installed, one after the other on this machine, in one run.
 
-    python benchmarks/peers/compare.py [--quick] [--engines octavo,vllm,llama.cpp,hf] [--readme]
-    python benchmarks/peers/compare.py --files ...     (see files.py)
-    python benchmarks/peers/compare.py --agreement ... (see agreement.py)
-    python benchmarks/peers/compare.py --encoders ...  (see encoders.py)
+    python -m benchmarks compare [--quick] [--engines octavo,vllm,llama.cpp,hf] [--readme]
+    python -m benchmarks compare --files ...     (see files.py)
+    python -m benchmarks compare --agreement ... (see agreement.py)
+    python -m benchmarks compare --encoders ...  (see encoders.py)
 
 SmolLM2-135M, 128 tokens in and 128 out, greedy, `ignore_eos`, a closed loop of 1 to 64 users; prompts of 800 tokens,
 cold and with their first 768 in the prefix cache; how long a start takes; memory. Ours runs first and again last, to
@@ -30,16 +30,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import agreement
-import encoders
-import files
 import psutil
-import report
-from cpus import better_dtype, cpu_flags, cpu_kind, load_results, save_results
-from engines import Engine, all_engines, llama_binary, peers_folder
-from load import make_prompts, run_level
-from server import Bystanders, Server, ServerError
 
+from benchmarks.peers import agreement, encoders, files, report
+from benchmarks.peers.cpus import better_dtype, cpu_flags, cpu_kind, load_results, save_results
+from benchmarks.peers.engines import Engine, all_engines, llama_binary, peers_folder
+from benchmarks.peers.load import make_prompts, run_level
+from benchmarks.peers.server import Bystanders, Server, ServerError
 from octavo.fetch.sources import resolve_model
 from octavo.system.limits import cpu_count
 from octavo.text.tokenizer import Tokenizer
@@ -173,9 +170,11 @@ def hugging_face(dtypes: list[str], batches: dict[int, int]) -> Iterator[dict[st
         for batch, requests in batches.items():
             if batch > 1 and dtype != dtypes[-1]:
                 continue
-            command = [sys.executable, str(HERE / "hf_generate.py"), dtype, str(batch), str(requests)]
+            command = [sys.executable, "-m", "benchmarks.peers.hf_generate", dtype, str(batch), str(requests)]
             try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=240, check=True, cwd=HERE.parents[1]
+                )
                 figures = json.loads(done.stdout.splitlines()[-1])
                 record["version"] = figures.pop("version")
                 record["levels"].append({"users": batch, "tok_s": figures["tok_s"]})

@@ -1,6 +1,6 @@
 """`make bench ARGS=--encoders`: all-MiniLM-L6-v2 beside what else could run it, in sentences a second.
 
-    python benchmarks/peers/encoders.py [--rounds 5] [--batches 4] [--engines Octavo,fastembed]
+    python -m benchmarks peers/encoders [--rounds 5] [--batches 4] [--engines Octavo,fastembed]
 
 Batches of 32 texts of 128 tokens, vectors out, each engine in a process of its own and on the same cores; engines
 take turns, the best round of each counts. Octavo in float32, bfloat16 and int8; torch with transformers in float32;
@@ -21,8 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cpus import cpu_kind, load_results, save_results
-from engines import peers_folder
+from benchmarks.peers.cpus import cpu_kind, load_results, save_results
+from benchmarks.peers.engines import peers_folder
 
 MODEL = "all-minilm-l6-v2"
 BATCH, TOKENS = 32, 128
@@ -148,8 +148,16 @@ def main(words: list[str]) -> int:
     best: dict[str, float] = {}
     for number in range(args.rounds):
         for name in chosen:
-            command = [python_of(name), __file__, "--measure", name, "--batches", str(args.batches)]
-            done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+            command = [
+                python_of(name),
+                "-m",
+                "benchmarks.peers.encoders",
+                "--measure",
+                name,
+                "--batches",
+                str(args.batches),
+            ]
+            done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=HERE.parents[1])
             if done.returncode:
                 print(f"{name} failed: {done.stderr.strip().splitlines()[-1:]}", flush=True)
                 continue

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cpus import better_dtype
+from benchmarks.peers.cpus import better_dtype
 
 LLAMA_QUANTS = ("Q4_0", "Q8_0")  # made from the embedded Q4_1: what llama.cpp is fastest with
 LLAMA_SLOTS = 20

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from report import Goal
-from sections import replace_section
+from benchmarks.peers.report import Goal
+from benchmarks.sections import replace_section
 
 RESULTS = Path(__file__).parents[1] / "results" / "files.json"
 DOCS = Path(__file__).parents[2] / "docs"

@@ -1,6 +1,6 @@
 """`make bench ARGS=--files`: every file of weights beside what else could serve it, one cell (file, engine) at a time.
 
-    python benchmarks/peers/files.py [--quick] [--only q6_k,awq] [--engines octavo,vllm,llama.cpp] [--resume] [--report]
+    python -m benchmarks peers/files [--quick] [--only q6_k,awq] [--engines octavo,vllm,llama.cpp] [--resume] [--report]
 
 llama.cpp serves the same GGUF file (of a checkpoint, its values as a GGUF file), vLLM the same checkpoint. A cell is
 written as soon as it is measured, into benchmarks/results/files.json under the kind of processor that it was measured
@@ -20,14 +20,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import file_report
 import psutil
-from cpus import cpu_kind, load_results, save_results
-from engines import Engine, llama_binary, peers_folder, serve_octavo, vllm_binary, vllm_environment
-from load import Level, make_prompts, run_level
-from model_files import ModelFile, model_files
-from server import Bystanders, Server, ServerError
 
+from benchmarks.peers import file_report
+from benchmarks.peers.cpus import cpu_kind, load_results, save_results
+from benchmarks.peers.engines import Engine, llama_binary, peers_folder, serve_octavo, vllm_binary, vllm_environment
+from benchmarks.peers.load import Level, make_prompts, run_level
+from benchmarks.peers.model_files import ModelFile, model_files
+from benchmarks.peers.server import Bystanders, Server, ServerError
 from octavo.fetch.sources import resolve_model
 from octavo.system.limits import cpu_count
 from octavo.text.tokenizer import Tokenizer

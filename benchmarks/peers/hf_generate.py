@@ -1,6 +1,6 @@
 """Hugging Face's generate on the embedded model: one JSON line with output tokens a second (a process of its own).
 
-python benchmarks/peers/hf_generate.py DTYPE BATCH REQUESTS [--input-len 128] [--output-len 128]
+python -m benchmarks peers/hf_generate DTYPE BATCH REQUESTS [--input-len 128] [--output-len 128]
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 
 import torch
 import transformers
-from engines import checkpoint_folder, gguf_file, peers_folder
 
+from benchmarks.peers.engines import checkpoint_folder, gguf_file, peers_folder
 from octavo.bench.hugging_face import transformers_arguments
 
 

@@ -1,14 +1,14 @@
 """`make peers`: what others would have picked, installed outside the tree, for `make bench` to measure against.
 
-    python benchmarks/peers/install.py [vllm] [llama.cpp] [encoders] [routers] [images]
+    python -m benchmarks.peers.install [vllm] [llama.cpp] [encoders] [routers] [images]
 
 Both come from the machine's own package indexes, by their version. Everything lands in $OCTAVO_PEERS
 (~/.cache/octavo/peers): vLLM's CPU build in a virtual environment of its own, llama.cpp's server from Debian's packages
 or else built from source for this very CPU, and the embedded model as each of them likes it best. What is there already
 is left alone. fastembed, for `make bench ARGS=--encoders`, is installed only where it is named, beside the packages of
-our own environment. Hugging Face's generate is measured too; it is in our own environment. "routers", for `make
-bench-routing`, are smg and vllm-router, in an environment of their own. "images", for `make bench-images`, is what vLLM
-lacks for models that read images.
+our own environment. Hugging Face's generate is measured too; it is in our own environment. "routers", for
+`make bench WHAT=routing`, are smg and vllm-router, in an environment of their own. "images", for
+`make bench WHAT=images`, is what vLLM lacks for models that read images.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 import venv
 from pathlib import Path
 
-from engines import (
+from benchmarks.peers.engines import (
     LLAMA_QUANTS,
     checkpoint_folder,
     gguf_file,
@@ -222,7 +222,8 @@ def install_encoders(root: Path) -> None:
         (packages / "ours.pth").write_text(f"import site; site.addsitedir({str(ours)!r})\n")  # torch, transformers
         run(python, "-m", "pip", "install", "-q", "onnx", "onnxscript", "onnxruntime", "fastembed")
     if not (folder / "minilm-int8" / "model_int8.onnx").exists():
-        run(python, Path(__file__).with_name("encoders.py"), "--export", folder / "minilm-int8")
+        export = (python, "-m", "benchmarks.peers.encoders", "--export", folder.resolve() / "minilm-int8")
+        run(*export, cwd=Path(__file__).parents[2])
 
 
 def install_routers(root: Path) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engines import checkpoint_folder, gguf_file, llama_binary
+from benchmarks.peers.engines import checkpoint_folder, gguf_file, llama_binary
 
 TESTS = Path(__file__).parents[2] / "tests"
 LLAMA_1B: dict[str, Any] = {

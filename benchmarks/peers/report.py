@@ -1,21 +1,19 @@
 """What a comparison says: ratios against the goals, a table for people, one plot.
 
-python benchmarks/peers/report.py [FILE.json] [--readme]
+python -m benchmarks peers/report [FILE.json] [--readme]
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from cpus import load_results
-from sections import replace_section
+from benchmarks.peers.cpus import load_results
+from benchmarks.sections import replace_section
 
 RESULTS = Path(__file__).parents[1] / "results"
 README = Path(__file__).parents[2] / "README.md"

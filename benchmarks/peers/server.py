@@ -14,7 +14,8 @@ import urllib.request
 from pathlib import Path
 
 import psutil
-from engines import Engine
+
+from benchmarks.peers.engines import Engine
 
 
 class ServerError(Exception):

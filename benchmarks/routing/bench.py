@@ -1,6 +1,6 @@
-"""`make bench-routing`: how often conversations find their prefix behind each router, and how even the load is.
+"""`make bench WHAT=routing`: how often conversations find their prefix behind each router, and how even the load is.
 
-    python benchmarks/routing/bench.py [--quick] [--engines emulated|real] [--seeds 1 2 3 4 5] [--parts hits|cost|depth]
+    python -m benchmarks routing [--quick] [--engines emulated|real] [--seeds 1 2 3 4 5] [--parts hits|cost|depth]
                                        [--workloads ...] [--routers ...]
 
 Four replicas, each with a cache of 40 % of all that a run says. "of optimum" compares the rate of hits with one replica
@@ -26,12 +26,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import depth
-import streams
-from routers import EVENTS_BLOCK, FRONTS, Front, Ports, direct, events_address, missing
 from support.emulated_engines import BLOCK_CHARACTERS, EmulatedEngines
 from support.serving import Engine, free_port, tiny_model
-from workload import CACHE_SHARE, PACES, REPLICAS, WORKLOADS, Workload, run
+
+from benchmarks.routing import depth, streams
+from benchmarks.routing.routers import EVENTS_BLOCK, FRONTS, Front, Ports, direct, events_address, missing
+from benchmarks.routing.workload import CACHE_SHARE, PACES, REPLICAS, WORKLOADS, Workload, run
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "routing.json"
 PARTS = ("hits", "cost", "depth")

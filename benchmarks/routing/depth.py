@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from streams import cpu_seconds, peak_mb, served
 from support.emulated_engines import BLOCK_CHARACTERS, TOKEN_CHARACTERS
-from workload import text
+
+from benchmarks.routing.streams import cpu_seconds, peak_mb, served
+from benchmarks.routing.workload import text
 
 ALONE_REQUESTS = 100
 SESSIONS, TURNS, AT_ONCE = 24, 4, 6

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE.parent / "peers")]
-from engines import peers_folder  # noqa: E402
-from support.envoy import PickerProcess, Router, program  # noqa: E402
-from support.serving import free_port  # noqa: E402
+from support.envoy import PickerProcess, Router, program
+from support.serving import free_port
 
-from octavo_operator.render.router.envoy import Endpoint, Pool  # noqa: E402
+from benchmarks.peers.engines import peers_folder
+from octavo_operator.render.router.envoy import Endpoint, Pool
 
 Ports = list[tuple[int, int]]  # of each replica: the API's, the management's
 Front = Callable[[Ports], contextlib.AbstractContextManager[int]]

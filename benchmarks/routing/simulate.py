@@ -1,6 +1,6 @@
 """Chooses the picker's defaults: its code with replicas that have a cache and a pace, on a clock that does not wait.
 
-    python benchmarks/routing/simulate.py [--set SPILL_FLOOR=4,8,16]... [--seeds N] [--workloads ...] [--routers ...]
+    python -m benchmarks routing/simulate [--set SPILL_FLOOR=4,8,16]... [--seeds N] [--workloads ...] [--routers ...]
 
 The same workloads as bench.py's, with no network and no process: a run takes a second, and gives the same figures each
 time. `--set` tries each value of a constant of octavo_router.pick. "2 routers" know nothing of each other, and each
@@ -19,17 +19,14 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1] / "tests")]
-from support.emulated_engines import BLOCK_CHARACTERS, TOKEN_CHARACTERS, Replica, text_of  # noqa: E402
-from workload import CACHE_SHARE, PACES, REPLICAS, WORKLOADS, Measured, Workload, conversation  # noqa: E402
+from support.emulated_engines import BLOCK_CHARACTERS, TOKEN_CHARACTERS, Replica, text_of
 
-from octavo_router import pick as picking  # noqa: E402
-from octavo_router.blocks import Prompt  # noqa: E402
-from octavo_router.prompt import read_prompt  # noqa: E402
+from benchmarks.routing.workload import CACHE_SHARE, PACES, REPLICAS, WORKLOADS, Measured, Workload, conversation
+from octavo_router import pick as picking
+from octavo_router.blocks import Prompt
+from octavo_router.prompt import read_prompt
 
 NAMES = [f"10.0.0.{number}:8000" for number in range(1, REPLICAS + 1)]
 TOKEN_SECONDS = 0.01

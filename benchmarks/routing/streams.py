@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
-from routers import Ports, Router, envoy
 from support.emulated_engines import EmulatedEngines
 from support.envoy import PickerProcess
 from support.serving import free_port
+
+from benchmarks.routing.routers import Ports, Router, envoy
 
 KINDS = ("direct", "bare Envoy", "stage 1", "stage 2")
 ADDED_CLIENTS, ADDED_REQUESTS = 4, 400

@@ -103,8 +103,8 @@ def with_outputs(page: str, outputs: Mapping[str, str]) -> str:
 
 def machine(minutes: float) -> str:
     """When, where and with what the figures were made."""
-    sys.path.insert(0, str(ROOT / "benchmarks" / "peers"))
-    from cpus import cpu_kind
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.peers.cpus import cpu_kind
 
     return f"{cpu_kind()}, {datetime.now(UTC).date().isoformat()}; all eight steps took {minutes:.1f} minutes.\n"
 

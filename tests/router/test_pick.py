@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import math
 import random
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.routing.simulate import FRONTS, figures
+from benchmarks.routing.workload import WORKLOADS
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_router.blocks import BLOCK_BYTES, CONTINUES, MAX_BLOCKS, MAX_TEXT, Prompt
 from octavo_router.pick import ALTERNATIVES, LIVE_SECONDS, SESSION, SHORT, SPILL_FLOOR, Pick, Picker
 from octavo_router.prompt import IMAGE_BLOCKS, read_prompt
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "routing"))
-from simulate import FRONTS, figures
-from workload import WORKLOADS
 
 
 def body(*said: str, **fields: str) -> bytes:

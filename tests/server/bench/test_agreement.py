@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.peers import agreement
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS / "peers"), str(BENCHMARKS)]
-
-import agreement  # noqa: E402
 
 
 def told(logits: torch.Tensor, count: int = agreement.TOP) -> dict[str, dict[str, float]]:

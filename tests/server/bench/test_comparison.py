@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.peers import report
+from benchmarks.peers.cpus import load_results
+from benchmarks.sections import replace_section
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS / "peers"), str(BENCHMARKS)]
-
-import report  # noqa: E402
-from cpus import load_results  # noqa: E402
-from sections import replace_section  # noqa: E402
 
 
 def event(text: str, finish: str | None = None) -> bytes:

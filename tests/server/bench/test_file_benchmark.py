@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from benchmarks.peers import file_report, files, model_files
 from support.paged import load, logits_of
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS / "peers"), str(BENCHMARKS)]
 
-import file_report  # noqa: E402
-import files  # noqa: E402
-import model_files  # noqa: E402
 
 ABOUT = {"date": "2026-11-23T12:00:00+00:00", "commit": "abc1234", "quick": False}
 Q6_K = model_files.ModelFile("q6_k", "SmolLM2 Q6_K", Path("q6_k.gguf"))

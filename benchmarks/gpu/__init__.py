@@ -1,0 +1,1 @@
+"""The engine and its kernels as fractions of a GPU's limits."""
