@@ -21,7 +21,7 @@ _NEVER_CODES = re.compile(r"(?:^|\.)(?:lm_head|gate|shared_expert_gate|\w*embed\
 _NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Header:
     """A `WeightSource` that says what a tensor is and has no numbers."""
 

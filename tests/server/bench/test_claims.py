@@ -16,9 +16,7 @@ RESULTS = json.loads((ROOT / "benchmarks" / "results" / "claims.json").read_text
 
 
 def test_the_page_is_that_of_the_figures() -> None:
-    assert (ROOT / "docs" / "claims.md").read_text() == claims_page.text_of(RESULTS), (
-        "its --draw writes it"
-    )
+    assert (ROOT / "docs" / "claims.md").read_text() == claims_page.text_of(RESULTS), "its --draw writes it"
     for file, _, _ in claims_page.PLOTS.values():
         assert (ROOT / "docs" / file).read_bytes()[:4] == b"\x89PNG"
 
