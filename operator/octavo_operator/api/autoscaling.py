@@ -30,8 +30,11 @@ class Autoscaling:
         ),
     )
     min_replicas: int = spec_field(
-        "Minimum number of replicas. 0: none without requests, where routers hold them until the first replica has "
-        "started: with routing.strategy prefix, or behind an LLMGateway. Otherwise as 1.",
+        (
+            "Minimum number of replicas. 0: scale to zero without requests; it needs routers that hold "
+            "requests until the first replica has started (routing.strategy prefix or an LLMGateway), and "
+            "counts as 1 otherwise."
+        ),
         default=1,
         minimum=0,
         maximum=1000,

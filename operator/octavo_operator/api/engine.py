@@ -29,10 +29,12 @@ class Speculative:
         ),
     )
     method: str = spec_field(
-        "What guesses. none: nothing. ngram: the text goes on as it did where its last tokens stood before; for "
-        "summaries, edits and answers from documents. suffix: as in recent answers, too. draft_model: a smaller model "
-        "with the same tokenizer. mtp: the model's own layer for it, of DeepSeek V3 and GLM-4.5. eagle, eagle3, "
-        "medusa: draft heads that were trained for the model.",
+        (
+            "Drafting method. none: off. ngram: continue as the text did after the same tokens earlier; for "
+            "summaries, edits and answers from documents. suffix: also as recent answers did. draft_model: a "
+            "smaller model with the same tokenizer. mtp: the model's own draft layer (DeepSeek V3, GLM-4.5). "
+            "eagle, eagle3, medusa: draft heads trained for the model."
+        ),
         enum=["none", "ngram", "suffix", "draft_model", "mtp", "eagle", "eagle3", "medusa"],
     )
     model: str | None = spec_field(

@@ -44,7 +44,7 @@ class Backend:
     """`spec.splits[].backends[]`."""
 
     llmdeployment: str = spec_field("Name of an LLMDeployment.", minLength=1, maxLength=40)
-    weight: int = spec_field("Its share of the conversations, beside the others'.", minimum=0, maximum=1000)
+    weight: int = spec_field("Share of the conversations, relative to the other backends.", minimum=0, maximum=1000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class HTTPRoute:
     hostnames: tuple[str, ...] = spec_field(
         "Host names.", maxItems=8, minItems=1, items_schema={"type": "string", **_HOST}
     )
-    scheme: str = spec_field("What the Gateways' listeners speak.", default="https", enum=["https", "http"])
+    scheme: str = spec_field("Protocol of the Gateways' listeners.", default="https", enum=["https", "http"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class Tenant:
         **SET,
     )
     isolate_cache: bool = spec_field(
-        "Share no prefix cache with other tenants, so that the time of an answer tells nothing of their prompts.",
+        "Do not share the prefix cache with other tenants. Prevents timing side channels.",
         default=False,
     )
 

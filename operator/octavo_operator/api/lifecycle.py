@@ -28,7 +28,7 @@ class Lifecycle:
         maximum=600,
     )
     drain_seconds: int = spec_field(
-        "Seconds that running requests have to finish after that.", default=60, minimum=0, maximum=86400
+        "Seconds that running requests then have to finish.", default=60, minimum=0, maximum=86400
     )
     termination_grace_period_seconds: int | None = spec_field(
         "Seconds until a terminating pod is killed. Default: preStopSeconds + drainSeconds + 10.",

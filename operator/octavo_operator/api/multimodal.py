@@ -22,10 +22,12 @@ class PromptLimits:
 class Multimodal:
     """`spec.engine.multimodal`: what prompts may hold besides text, of models that read it."""
 
-    limit_per_prompt: PromptLimits = spec_field("How much a prompt may hold.", default=PromptLimits)
+    limit_per_prompt: PromptLimits = spec_field("Limits of a prompt.", default=PromptLimits)
     encoder_cache_tokens: int | None = spec_field(
-        "Embeddings of images that are kept, for running prompts and for images that come again. Default: 8192, or "
-        "those of the largest image that a prompt may have if that is more.",
+        (
+            "Number of image embeddings in the cache, for running prompts and repeated images. Default: "
+            "8192, or those of the largest allowed image if that is more."
+        ),
         default=None,
         minimum=1,
         maximum=16777216,

@@ -56,8 +56,10 @@ class Affinity:
     """Settings and size of routers that route by prefix: `spec.routing.prefix`, and those of a gateway."""
 
     session_headers: tuple[str, ...] = spec_field(
-        "Request headers that name a conversation; the first that is present wins. Without one prompt_cache_key does, "
-        "or how the conversation begins.",
+        (
+            "Request headers that identify a conversation; the first one present wins. Without one, "
+            "prompt_cache_key or the beginning of the conversation identifies it."
+        ),
         default=("x-session-id",),
         maxItems=4,
         items_schema={"type": "string", "pattern": "^[A-Za-z0-9-]{1,64}$"},

@@ -41,7 +41,10 @@ class Parallelism:
         maximum=MAX_RANKS,
     )
     expert: bool = spec_field(
-        "Deal the experts of a mixture-of-experts model out over the ranks, instead of a part of each expert to all.",
+        (
+            "Expert parallelism: distribute whole experts of a mixture-of-experts model over the ranks, "
+            "instead of splitting each expert."
+        ),
         default=False,
     )
     nodes: int = spec_field(

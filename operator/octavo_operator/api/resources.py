@@ -104,7 +104,7 @@ class Scheduling:
         items_schema=k8s.TOLERATION,
     )
     topology_spread_constraints: tuple[dict, ...] = spec_field(  # type: ignore[type-arg]
-        "How replicas are spread over nodes or zones. The label selector is filled in.",
+        "Spreading of replicas over nodes or zones. The label selector is filled in.",
         default=(),
         maxItems=8,
         items_schema=k8s.TOPOLOGY_SPREAD,
@@ -124,8 +124,10 @@ class Scheduling:
         maxLength=317,
     )
     gang: str = spec_field(
-        "How the pods of a group get their places. none: one by one; a group that has found only some after "
-        "rollout.surgePatienceSeconds gives them back.",
+        (
+            "Gang scheduling of a group's pods. none: pods are scheduled one by one; a group of which only "
+            "some are scheduled after rollout.surgePatienceSeconds is removed and retried later."
+        ),
         default="none",
         enum=["none"],
     )

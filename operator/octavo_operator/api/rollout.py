@@ -29,9 +29,11 @@ class Rollout:
         ),
     )
     type: str = spec_field(
-        "How pods are replaced. Auto: a new pod is created first; when it cannot be scheduled (all GPUs are in "
-        "use), an old "
-        "pod is stopped. RollingUpdate: by maxSurge and maxUnavailable. Recreate: all old pods are stopped first.",
+        (
+            "Replacement of pods. Auto: a new pod is created first; when it cannot be scheduled (all GPUs "
+            "are in use), an old pod is stopped. RollingUpdate: by maxSurge and maxUnavailable. Recreate: "
+            "all old pods are stopped first."
+        ),
         default="Auto",
         enum=["Auto", "RollingUpdate", "Recreate"],
     )

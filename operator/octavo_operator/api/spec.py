@@ -144,8 +144,10 @@ class LLMDeploymentSpec:
     model: Model = spec_field("Model to serve.")
     engine: Engine = spec_field("Engine settings.", default=Engine)
     adapters: tuple[Adapter, ...] | None = spec_field(
-        "LoRA adapters, which requests name as models. They come and go without a new pod; the first value, [] too, "
-        "switches LoRA on, which replaces the pods.",
+        (
+            "LoRA adapters, which requests name as models. Changing the list replaces no pods; setting it "
+            "for the first time, even to [], enables LoRA and replaces them once."
+        ),
         default=None,
         maxItems=MAX_ADAPTERS,
         **BY_NAME,
@@ -158,8 +160,10 @@ class LLMDeploymentSpec:
     )
     max_rank: int | None = spec_field("Highest rank of an adapter. Default: 16.", default=None, minimum=1, maximum=512)
     adapter_credentials_secret_ref: AdapterCredentials | None = spec_field(
-        "Secret with what fetching adapters needs, under the keys HF_TOKEN, OCTAVO_HTTP_TOKEN, AWS_ACCESS_KEY_ID, "
-        "AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL.",
+        (
+            "Secret with the credentials for fetching adapters, under the keys HF_TOKEN, OCTAVO_HTTP_TOKEN, "
+            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_ENDPOINT_URL."
+        ),
         default=None,
     )
     accelerator: Accelerator | None = spec_field(
