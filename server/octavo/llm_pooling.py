@@ -115,7 +115,7 @@ class PoolingMethods:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[ScoringRequestOutput]:
-        """How well texts go together: one of ``data_1`` with each of ``data_2``, or each with its own.
+        """Score pairs of texts: one of ``data_1`` with each of ``data_2``, or each with its own.
 
         A reranker reads both at once and gives the sigmoid of its one logit, unless its files say otherwise; a model of
         vectors gives their cosine. Raises as `embed`.

@@ -2,7 +2,7 @@
 
 After Oliaro et al., "SuffixDecoding" (2024), with vLLM's names. It pays where answers resemble each other: agents,
 loops, many requests for one kind of document. How much is guessed follows from how long the matches are and how often
-they agree. Where no two tokens match, what has followed the last one is good for one guess: a model has its habits.
+they agree. Without a match of two tokens, the most frequent successor of the last one is guessed.
 """
 
 from __future__ import annotations
