@@ -158,7 +158,7 @@ class BlockPool:
         return block
 
     def _should_use_another(self) -> bool:
-        """Whether a block that was never used is taken rather than the first of the queue."""
+        """True if a block that was never used is taken rather than the first of the queue."""
         if not self._num_unused:
             return False
         first = self.free_queue.first

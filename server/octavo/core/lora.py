@@ -87,7 +87,7 @@ class AdapterSlots:
         self.has_changed |= slot.running == 0
 
     def is_ready(self, adapter: Adapter) -> bool:
-        """Whether sequences of the adapter can start."""
+        """True if sequences of the adapter can start."""
         slot = self._slots.get(adapter.key)
         return slot is not None and slot.is_ready
 
@@ -96,7 +96,7 @@ class AdapterSlots:
         return adapter.key in self._slots
 
     def is_new(self, adapter: Adapter) -> bool:
-        """Whether it is in a slot for those who wait for it."""
+        """True if it is in a slot for those who wait for it."""
         slot = self._slots.get(adapter.key)
         return slot is not None and slot.is_ready and slot.is_new
 
@@ -211,7 +211,7 @@ class AdapterQueue:
         return has_begun or request.req_id in self._back or not self._has_urgent()
 
     def _has_urgent(self) -> bool:
-        """Whether somebody has waited too long for a slot."""
+        """True if somebody has waited too long for a slot."""
         oldest = next((p for p in self._passed.values() if not self._slots.has_slot(p.adapter)), None)
         return oldest is not None and self._step() - oldest.since >= PATIENCE
 

@@ -111,7 +111,7 @@ class Request:
 
     @property
     def skip_prefix_cache(self) -> bool:
-        """Whether every position's hidden state is needed, so that no cached prefix may be skipped over."""
+        """True if every position's hidden state is needed, so that no cached prefix may be skipped over."""
         return self.sampling_params.prompt_logprobs is not None or self.pooling is not None
 
     @property
@@ -126,7 +126,7 @@ class Request:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """True if it has ended, in whatever way."""
         return self.status >= _FIRST_END
 
     @property

@@ -168,7 +168,7 @@ class EngineCore:
         return self.scheduler.block_ids(request_id)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` is to be called. Also while a step is in flight whose sequences have all ended."""
+        """True if `step` is to be called. Also while a step is in flight whose sequences have all ended."""
         return (
             self.scheduler.has_unfinished_requests()
             or bool(self._pending)

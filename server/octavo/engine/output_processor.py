@@ -66,7 +66,7 @@ class RequestState:
 
     @property
     def finished(self) -> bool:
-        """Whether all samples have finished."""
+        """True if all samples have finished."""
         return self.num_unfinished == 0
 
     def take(self) -> RequestOutput:
@@ -105,7 +105,7 @@ class OutputProcessor:
         self.num_unfinished_samples = 0
 
     def has_unfinished_requests(self) -> bool:
-        """Whether any request is unfinished."""
+        """True if any request is unfinished."""
         return bool(self.requests)
 
     def add_request(

@@ -142,7 +142,7 @@ _NAMES = {*ALWAYS, *ONLY, *NO_EFFECT, *NOT_SUPPORTED_YET}
 
 
 def is_known(name: str) -> bool:
-    """Whether these tables have an argument of that name."""
+    """True if these tables have an argument of that name."""
     return name in _NAMES
 
 

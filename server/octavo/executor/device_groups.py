@@ -177,7 +177,7 @@ def _nccl(group: dist.ProcessGroup, timeout: timedelta) -> TorchGroup:
 
 
 def _can_map_each_other(ranks: int) -> bool:
-    """Whether each GPU can read and atomically write every other's memory, by the driver; without atomics, as over
+    """True if each GPU can read and atomically write every other's memory, by the driver; without atomics, as over
     PCIe, ranks could not meet in it."""
     cuda = ctypes.CDLL("libcuda.so.1")
     value = ctypes.c_int()

@@ -66,7 +66,7 @@ class LockStep:
         return Replicas(self._number, ranks, memory)
 
     def is_called(self) -> bool:
-        """Whether there is a step to take part in, with or without rows."""
+        """True if there is a step to take part in, with or without rows."""
         return self._is_awake or bool(self._poll.poll(0))
 
     def begin_step(self, rows: int) -> list[int]:

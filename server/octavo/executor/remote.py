@@ -303,7 +303,7 @@ class _Grammars:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there will be news without a step."""
+        """True if there will be news without a step."""
         return bool(self._waiting or self._held)
 
     def take(self, number: int, grammar: str | None) -> None:
@@ -339,7 +339,7 @@ class _Adapters:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there will be answers without a step."""
+        """True if there will be answers without a step."""
         return bool(self._loading)
 
     def take(self, payload: bytearray) -> None:

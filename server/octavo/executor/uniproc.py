@@ -54,7 +54,7 @@ class Executor(Protocol):
         """Start a step; what is returned waits for its results."""
 
     def is_lost(self) -> bool:
-        """Whether the device can run no further step; to be called after one has failed."""
+        """True if the device can run no further step; to be called after one has failed."""
 
     def prepare_grammar(self, grammar: str) -> Future[None]:
         """Compile in the background; the future raises ValueError when the grammar cannot be used."""

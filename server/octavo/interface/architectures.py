@@ -359,7 +359,7 @@ def check_architecture(name: str) -> None:
 
 
 def has_recurrent_layers(name: str) -> bool:
-    """Whether the name of an architecture is one of those with a state beside keys and values."""
+    """True if the name of an architecture is one of those with a state beside keys and values."""
     return _STATE_SPACE.search(name) is not None
 
 

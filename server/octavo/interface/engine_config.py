@@ -37,24 +37,24 @@ class ModelConfig:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether it reads whole texts, keeps nothing of them and writes none."""
+        """True if it reads whole texts, keeps nothing of them and writes none."""
         return self.architecture in ENCODERS
 
     @property
     def reads_images(self) -> bool:
-        """Whether prompts may have images."""
+        """True if prompts may have images."""
         has_tower = isinstance(self.hf_config.get("vision_config"), dict) and self.files.format != "gguf"
         wanted = not self.language_model_only and self.max_images != 0
         return has_tower and wanted and self.architecture in IMAGE_READERS
 
     @property
     def has_mrope(self) -> bool:
-        """Whether tokens of images have three positions."""
+        """True if tokens of images have three positions."""
         return self.reads_images and self.architecture in M_ROPE
 
     @property
     def is_all_float32(self) -> bool:
-        """Whether weights and activations are in float32, unless weights have a form of their own."""
+        """True if weights and activations are in float32, unless weights have a form of their own."""
         plain = self.dtype_is_asked or self.files.format != "gguf"
         return self.dtype == "float32" and self.weight_dtype is None and plain
 
@@ -163,7 +163,7 @@ class KVEventsConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is published."""
+        """True if anything is published."""
         return self.enable_kv_cache_events and self.publisher == "zmq"
 
 
@@ -195,12 +195,12 @@ class SpeculativeConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether there are guesses."""
+        """True if there are guesses."""
         return self.method not in ("none", "auto")
 
     @property
     def in_worker(self) -> bool:
-        """Whether a model makes them, where the steps run."""
+        """True if a model makes them, where the steps run."""
         return self.method in WORKER_METHODS
 
 
@@ -289,7 +289,7 @@ class EngineConfig:
 
     @property
     def takes_images(self) -> bool:
-        """Whether requests may have images here."""
+        """True if requests may have images here."""
         return self.model.reads_images and not self.skip_tokenizer_init
 
     def with_max_model_len(self, max_model_len: int) -> EngineConfig:

@@ -17,7 +17,7 @@ _CONDITIONS = frozenset({"if", "not"})
 
 
 def sets_engine_options(schema: Schema) -> bool:
-    """Whether a schema, or one inside it, has the keyword with which llguidance is given options."""
+    """True if a schema, or one inside it, has the keyword with which llguidance is given options."""
     return isinstance(schema, dict) and any("x-guidance" in one for one in all_schemas(schema))
 
 

@@ -76,7 +76,7 @@ class EngineCoreOutput:
 
     @property
     def is_one_token(self) -> bool:
-        """Whether it is one more token and nothing else."""
+        """True if it is one more token and nothing else."""
         return (
             len(self.new_token_ids) == 1
             and self.finish_reason is None

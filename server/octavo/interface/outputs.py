@@ -96,7 +96,7 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether this answer is complete."""
+        """True if this answer is complete."""
         return self.finish_reason is not None
 
 

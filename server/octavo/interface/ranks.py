@@ -31,12 +31,12 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """Whether it has the embeddings."""
+        """True if it has the embeddings."""
         return self.number == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the head, and samples."""
+        """True if it has the head, and samples."""
         return self.number == self.size - 1
 
 

@@ -113,18 +113,18 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken instead of a random one."""
+        """True if the most likely token is taken instead of a random one."""
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether what may be sampled depends on which tokens came before."""
+        """True if what may be sampled depends on which tokens came before."""
         penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
         return bool(penalties or self.bad_words_token_ids)
 
     @property
     def edits_logits(self) -> bool:
-        """Whether sampling needs more than greedy, temperature, top-k, top-p and min-p, whatever came before."""
+        """True if sampling needs more than greedy, temperature, top-k, top-p and min-p, whatever came before."""
         named = self.logit_bias or self.allowed_token_ids is not None
         return bool(named or self.min_tokens or self.logprobs is not None or self.prompt_logprobs is not None)
 

@@ -76,7 +76,7 @@ def _hold_texts(copy: dict[str, Any], strict: bool, path: Steps) -> None:
 
 
 def _alone(schema: dict[str, Any], key: str) -> bool:
-    """Whether a keyword means nothing without another one, which is missing."""
+    """True if a keyword means nothing without another one, which is missing."""
     needed = {"if": ("then", "else"), "then": ("if",), "else": ("if",)}
     needed |= {"minContains": ("contains",), "maxContains": ("contains",)}
     return key in needed and schema.keys().isdisjoint(needed[key])
@@ -112,7 +112,7 @@ _LITERAL = re.compile(r"\^([\w-]+)(?![\w-]|[*?{+])")
 
 
 def _disjoint(patterns: list[str]) -> bool:
-    """Whether it is plain that no text matches two of the patterns: each begins with letters, and all with others."""
+    """True if it is plain that no text matches two of the patterns: each begins with letters, and all with others."""
     found = [None if "|" in pattern else _LITERAL.match(pattern) for pattern in patterns]
     begins = sorted("" if begin is None else begin[1] for begin in found)
     return all(not later.startswith(earlier) for earlier, later in itertools.pairwise(begins))

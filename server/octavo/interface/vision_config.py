@@ -57,7 +57,7 @@ class VisionConfig:
 
     @property
     def has_class(self) -> bool:
-        """Whether a token for the image's class stands before those of its patches."""
+        """True if a token for the image's class stands before those of its patches."""
         return self.kind == "clip_vision_model"
 
 

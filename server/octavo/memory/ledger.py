@@ -203,7 +203,7 @@ def available_on(device: DeviceMemory, cache: CacheConfig) -> int:
 
 
 def fits(cache: CacheConfig, memory: ModelMemory, available: int) -> bool:
-    """Whether ``available`` bytes hold the weights and the smallest KV cache: the null block and one more."""
+    """True if ``available`` bytes hold the weights and the smallest KV cache: the null block and one more."""
     return memory.weights + 2 * cache.block_size * sum(spec.bytes_per_token() for spec in memory.specs) <= available
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def on_cpu(tensor: Tensor) -> bool:
-    """Whether the CPU's ways are taken; every one of them has a plain torch twin that works on any device."""
+    """True if the CPU's ways are taken; every one of them has a plain torch twin that works on any device."""
     return tensor.device.type == "cpu"
 
 

@@ -112,13 +112,13 @@ class SamplingMetadata:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether a row's logits are anything but the model's before the draw."""
+        """True if a row's logits are anything but the model's before the draw."""
         changes = (self.grammar_bitmask, self.allowed, self.bad_words, self.min_tokens, self.logit_bias, self.penalties)
         return any(change is not None for change in changes)
 
     @property
     def is_greedy_only(self) -> bool:
-        """Whether every row takes its best token as the logits stand, and nothing else is asked for."""
+        """True if every row takes its best token as the logits stand, and nothing else is asked for."""
         more = (self.plain, self.truncated, self.logprobs_rows, self.append)
         return not self.changes_logits and all(part is None for part in more)
 

@@ -27,7 +27,7 @@ def choose_device(device: str) -> torch.device:
 
 
 def ranks_have_gpus(config: EngineConfig) -> bool:
-    """Whether each rank computes on a GPU of its own, and not on CPUs. Raises ConfigError where there are too few."""
+    """True if each rank computes on a GPU of its own, and not on CPUs. Raises ConfigError where there are too few."""
     if choose_device(config.device).type != "cuda":
         return False
     check_ranks_on_gpus(config.parallel)

@@ -38,7 +38,7 @@ class EncoderRunner:
 
     @property
     def can_record(self) -> bool:
-        """Whether steps are recorded, as far as is known before one is."""
+        """True if steps are recorded, as far as is known before one is."""
         return self.device.type == "cpu" and self.recording_obstacle is None
 
     @torch.inference_mode()

@@ -47,7 +47,7 @@ class ImageEncoder:
 
     @property
     def matters(self) -> bool:
-        """Whether images change anything on this stage."""
+        """True if images change anything on this stage."""
         return self._vision is not None or self._rotary is not None or self._sees_whole
 
     def update(self, step: SchedulerOutput) -> None:

@@ -149,7 +149,7 @@ class ModelRunner:
 
     @property
     def _reads_states(self) -> bool:
-        """Whether a drafter on the host wants the states of all rows."""
+        """True if a drafter on the host wants the states of all rows."""
         return isinstance(self.drafter, PredictionDrafter)
 
     def _states(self, rows: np.ndarray, counts: np.ndarray) -> StepStates | None:

@@ -95,7 +95,7 @@ class RequestStates:
         return metadata if bitmask is None else replace(metadata, grammar_bitmask=devices.put(bitmask, self.device))
 
     def wants_logits(self, sampled: SampledRows) -> bool:
-        """Whether sampling these rows takes more than each one's best token."""
+        """True if sampling these rows takes more than each one's best token."""
         if len(self.grammars):
             return True
         return not self.sampling.make_metadata(sampled.rows.tolist(), sampled.positions.tolist()).is_greedy_only

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.worker import slot_copies
+from octavo.worker import lora
 
 SLOTS = 3
 
@@ -69,8 +69,8 @@ def test_a_slot_is_neither_read_before_it_is_full_nor_filled_while_it_is_read(wh
     reads: dict[int, list[int]] = {slot: [] for slot in range(SLOTS)}
     memory = SimpleNamespace(fill=lambda slot, image: fills[slot].append(device.launch()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slot_copies, "torch", SimpleNamespace(cuda=device.cuda()))
-        copies = slot_copies.SlotCopies(memory, torch.device("cuda"))  # type: ignore[arg-type]
+        patch.setattr(lora, "torch", SimpleNamespace(cuda=device.cuda()))
+        copies = lora.SlotCopies(memory, torch.device("cuda"))  # type: ignore[arg-type]
         for one in what:
             if isinstance(one, set):
                 if one:
@@ -87,8 +87,8 @@ def test_a_slot_is_neither_read_before_it_is_full_nor_filled_while_it_is_read(wh
 def test_a_copy_does_not_wait_for_a_step_of_other_slots(monkeypatch):
     device, fills = Device(), list[int]()
     memory = SimpleNamespace(fill=lambda slot, image: fills.append(device.launch()))
-    monkeypatch.setattr(slot_copies, "torch", SimpleNamespace(cuda=device.cuda()))
-    copies = slot_copies.SlotCopies(memory, torch.device("cuda"))  # type: ignore[arg-type]
+    monkeypatch.setattr(lora, "torch", SimpleNamespace(cuda=device.cuda()))
+    copies = lora.SlotCopies(memory, torch.device("cuda"))  # type: ignore[arg-type]
     copies.begin_step({0})
     first = device.launch()
     copies.begin_step({1})

@@ -56,7 +56,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def is_endpoint(endpoint: str) -> bool:
-    """Whether ZeroMQ can bind or connect to it."""
+    """True if ZeroMQ can bind or connect to it."""
     match = _TCP.fullmatch(endpoint)
     if match:
         return 1 <= int(match["port"]) < 65536
@@ -65,7 +65,7 @@ def is_endpoint(endpoint: str) -> bool:
 
 
 def binds(endpoint: str) -> bool:
-    """Whether the engine binds to it, so that subscribers connect, rather than connecting to a subscriber there. As in
+    """True if the engine binds to it, so that subscribers connect, rather than connecting to a subscriber there. As in
     vLLM, which binds to ``*``, ``::`` and sockets of files; here to addresses of this machine's loopback, too."""
     match = _TCP.fullmatch(endpoint)
     if not match:

@@ -70,7 +70,7 @@ class RecordedSteps:
 
     @property
     def can_record(self) -> bool:
-        """Whether steps are recorded, as far as is known before one is."""
+        """True if steps are recorded, as far as is known before one is."""
         return self.obstacle is None
 
     def decode(self, rows: np.ndarray, wants_logits: bool, counts: np.ndarray | None = None) -> Logits | None:

@@ -161,7 +161,7 @@ class GPURunner:
         return self._read_back(SamplerOutput(token_ids[:count], invalid[:count]), sampled)
 
     def _can_capture_sampling(self, rows: list[int]) -> bool:
-        """Whether captured samplers can do what these rows need."""
+        """True if captured samplers can do what these rows need."""
         if self._below_min_tokens:
             next_positions, sampling = self.requests.batch.num_computed + 1, self.requests.sampling
             self._below_min_tokens = {
@@ -410,7 +410,7 @@ def _is_truncated(params: SamplingParams) -> bool:
 
 
 def _is_uncaptured(params: SamplingParams) -> bool:
-    """Whether sampling needs more than greedy, temperature, top-k, top-p and min-p."""
+    """True if sampling needs more than greedy, temperature, top-k, top-p and min-p."""
     return bool(
         params.logprobs is not None
         or params.presence_penalty

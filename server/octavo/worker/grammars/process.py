@@ -40,17 +40,17 @@ class GrammarProcess:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is compiled and no request uses it."""
+        """True if it is compiled and no request uses it."""
         return self.compiled and not self.users
 
     @property
     def is_stale(self) -> bool:
-        """Whether it may be ending itself now, idle for too long."""
+        """True if it may be ending itself now, idle for too long."""
         return self.is_idle and time.monotonic() - self.idle_since > 0.8 * IDLE_SECONDS
 
     @property
     def is_slow(self) -> bool:
-        """Whether its masks take too long for a step to wait for them."""
+        """True if its masks take too long for a step to wait for them."""
         return self.compiles_slowly or self._patience > 0
 
     @property
@@ -142,5 +142,5 @@ class GrammarSequence:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its mask has arrived, or will not."""
+        """True if its mask has arrived, or will not."""
         return not self.num_pending or self.problem is not None

@@ -48,7 +48,7 @@ class DraftStates:
         return replace(metadata, append=None, logprobs_rows=None, num_logprobs=None)
 
     def wants_logits(self, sampled: SampledRows) -> bool:
-        """Whether guessing takes more than each row's best token."""
+        """True if guessing takes more than each row's best token."""
         return not self.sampling_metadata(sampled).is_greedy_only
 
 

@@ -107,7 +107,7 @@ class PredictionDrafter:
         return drafts
 
     def _wants_logits(self, req_ids: list[str], rows: np.ndarray, known: np.ndarray, ready: np.ndarray) -> bool:
-        """Whether guessing takes more than each row's best token."""
+        """True if guessing takes more than each row's best token."""
         sampled = SampledRows([req_ids[i] for i in ready], rows[ready], known[ready], _no_bitmask)
         return bool(len(ready)) and self._states.wants_logits(sampled)
 
