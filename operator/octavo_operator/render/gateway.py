@@ -32,7 +32,7 @@ SETTINGS = "octavo.dev/router-settings"  # annotation of the ConfigMap: hash of 
 
 @dataclass(frozen=True)
 class GatewayPods:
-    """What its routers are made of: their pod template, their files, and the annotation that records the template."""
+    """The routers of a gateway: their pod template, their files, and the annotation that records the template."""
 
     template: Json
     files: dict[str, str]
@@ -169,7 +169,7 @@ def _policy(gateway: LLMGateway, config: OperatorConfig) -> Json:
 
 
 def _budget(gateway: LLMGateway, name: str) -> list[Json]:
-    """Of one router it would block every drain."""
+    """Return the budget; with one router there is none, because it would block every drain."""
     if gateway.spec.replicas == 1:
         return []
     return [manifest(gateway, "policy/v1", "PodDisruptionBudget", {"spec": budget_spec(selector(gateway))}, name)]

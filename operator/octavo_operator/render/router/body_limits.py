@@ -1,4 +1,4 @@
-"""How large a request's body may be for the engine of a model, as far as its spec tells. Pure."""
+"""Compute how large a request's body may be for the engine of a model, as far as its spec tells. Pure."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _UPSTREAM = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where replicas listen: an address, or a DNS name of all of them."""
+    """The address of replicas, or a DNS name of all of them."""
 
     address: str
     port: int = 8000
@@ -190,12 +190,13 @@ COUNTED = {"include_request_attempt_count": True, "request_body_buffer_limit": M
 
 
 def adapter_headers() -> Json:
-    """What a route to replicas says, so that clients do not see what is between routers and engines."""
+    """Return the header settings of a route to replicas, so that clients do not see what is between routers and
+    engines."""
     return {"response_headers_to_remove": [MISSING]}
 
 
 def to_a_replica() -> Json:
-    """What a route to replicas says, besides which ones."""
+    """Return the settings of a route to replicas, besides which ones."""
     return {
         "timeout": "0s",  # an answer may take as long as it takes; stream_idle_timeout ends what is silent
         "hash_policy": [{"header": {"header_name": KEY_HEADER}}],

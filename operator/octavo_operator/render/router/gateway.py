@@ -145,7 +145,7 @@ def _model(one: ModelName) -> Json:
 
 
 def limits(gateway: GatewaySpec) -> Json:
-    """What the picker limits, which reads this file again when it changes."""
+    """Return the limits that the picker enforces; it reads this file again when it changes."""
     tenants = {
         one.name: {
             "tokensPerMinute": one.tokens_per_minute, "maxConcurrent": one.max_concurrent,

@@ -42,7 +42,7 @@ _WORKERS = 2  # threads of a router without a limit of CPU: not one for each cor
 
 
 class Stage(enum.Enum):
-    """Who answers at the Service of clients. Each step is taken only when the one before it serves."""
+    """The pods that answer at the Service of clients. Each step is taken only when the one before it serves."""
 
     NONE = "the engine's pods"
     STARTING = "the engine's pods, while the first router starts"
@@ -64,7 +64,7 @@ class Stage(enum.Enum):
 
 @dataclass(frozen=True)
 class RouterPods:
-    """What routers are made of: their pod template, their files, and the annotation that records the template."""
+    """Routers as they are rendered: their pod template, their files, and the annotation that records the template."""
 
     template: Json
     files: dict[str, str]

@@ -1,4 +1,4 @@
-"""What an LLMGateway serves: the names of models, whose they are, and the settings of Envoy's configuration. Pure."""
+"""Find what an LLMGateway serves: names of models, their owners, and the settings of Envoy's configuration. Pure."""
 
 from __future__ import annotations
 
