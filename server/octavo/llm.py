@@ -10,8 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from octavo.chat.offline_images import messages_with_images
-from octavo.chat.system_messages import rendered
+from octavo.chat.messages import Conversation, check_messages, check_texts, images_of
+from octavo.chat.offline_images import offline_image
+from octavo.chat.options import ChatOptions
+from octavo.chat.reasoning import REASONING_PARSERS
+from octavo.chat.render import Rendered, render
+from octavo.chat.structured import Constraint
+from octavo.chat.tools.parsers import TOOL_PARSERS
 from octavo.engine import vllm_arguments
 from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
@@ -32,8 +37,6 @@ from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
 from octavo.system.signals import interrupts_held
 from octavo.system.torch_import import import_whole_torch
 from octavo.text.chat_template import check_variables
-from octavo.text.content_format import with_parts
-from octavo.text.messages import for_template
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.user_tokenizer import UserTokenizer
 
@@ -66,6 +69,9 @@ class LLMOptions:
     override_generation_config: dict[str, Any] | None = None
     strict_json_schema: bool = True  # objects have the properties that a schema names, where it says nothing on others
     chat_template: str | None = None  # the template itself, for `chat`
+    default_chat_template_kwargs: dict[str, Any] | None = None
+    tool_call_parser: str | None = None  # None: the format that the chat template describes
+    reasoning_parser: str | None = None  # None: grammars constrain the whole output
     disable_log_stats: bool = True  # nothing is logged either way, and get_metrics always tells
     use_tqdm_on_load: bool = True
 
@@ -73,6 +79,10 @@ class LLMOptions:
         given = self.override_generation_config
         if not isinstance(given, dict | None):
             raise ConfigError(f"override_generation_config must be a dict of sampling parameters, got {given!r}")
+        for name, known in (("tool_call_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+            if (given := getattr(self, name)) is not None and given not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(sorted(known))}, got {given!r}")
+        check_variables(self.default_chat_template_kwargs or {}, "default_chat_template_kwargs")
 
 
 class LLM(PoolingMethods):
@@ -104,7 +114,14 @@ class LLM(PoolingMethods):
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_files(config.model.files)
         names = options.served_model_name or config.model.model
         self.model_name = names if isinstance(names, str) else names[0]
-        self._chat_template = options.chat_template
+        self._chat_options = ChatOptions(
+            options.chat_template,
+            trust_request_chat_template=True,
+            default_chat_template_kwargs=options.default_chat_template_kwargs or {},
+            tool_call_parser=options.tool_call_parser,
+            strict_json_schema=options.strict_json_schema,
+            reasoning_parser=options.reasoning_parser,
+        )
         self._input = InputProcessor(self.config, self.tokenizer, options.max_logprobs, options.strict_json_schema)
         self._output = OutputProcessor(self.tokenizer)
         self._adapters = OfflineAdapters(self.engine, engine_args.get("download_dir"))
@@ -195,12 +212,11 @@ class LLM(PoolingMethods):
         if priority is not None and len(priority) != len(many):
             raise ValueError(f"priority has {len(priority)} entries for {len(many)} prompts")
         adapters = self._adapters_for(lora_request, len(many))
-        requests = []
-        for i, (prompt, one) in enumerate(zip(many, params, strict=True)):
-            one = dataclasses.replace(one)
-            one.output_kind = RequestOutputKind.FINAL_ONLY
-            rank = priority[i] if priority else 0
-            requests.append(self._input.process(str(next(self._ids)), prompt, one, priority=rank, adapter=adapters[i]))
+        ranks = priority or [0] * len(many)
+        requests = [
+            self._input.process(self._new_id(), prompt, one, priority=rank, adapter=adapter)
+            for prompt, one, rank, adapter in zip(many, params, ranks, adapters, strict=True)
+        ]
         return self._run(requests, [_text_of(prompt) for prompt in many], use_tqdm)
 
     def chat(
@@ -210,47 +226,71 @@ class LLM(PoolingMethods):
         *,
         use_tqdm: bool = True,
         tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
+        tool_choice: str | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        reasoning_effort: str | None = None,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them, through the model's chat template. Contents may be lists of
-        parts: text, image_url (a data: url), image_pil (a PIL image)."""
+        """Answer one conversation, or a list of them, through the model's chat template: with the prompt that
+        /v1/chat/completions makes of the same messages and options. The text of an answer is the model's own, calls and
+        reasoning as it writes them (`SamplingParams.skip_special_tokens` False keeps their marks).
+
+        Contents may be lists of parts: text, image_url (a data: url), image_pil (a PIL image). Raises as `generate`.
+        """
         check_generates(self._input.pooler)
-        tokenizer = self._require_tokenizer("chat")
-        check_variables(chat_template_kwargs or {}, "chat_template_kwargs")
-        conversations: list[Any] = messages if messages and isinstance(messages[0], list) else [messages]
-        template = tokenizer.get_chat_template(chat_template or self._chat_template, tools=bool(tools))
+        self._require_tokenizer("chat")
+        many: list[Any] = messages if messages and isinstance(messages[0], list) else [messages]
+        params = self._params_for(sampling_params, len(many))
+        adapters = self._adapters_for(lora_request, len(many))
+        asked = Conversation(
+            [], tools, tool_choice, parallel_tool_calls, documents, reasoning_effort, chat_template,
+            chat_template_kwargs, add_generation_prompt, continue_final_message,
+        )  # fmt: skip
+        requests, texts = list[EngineCoreRequest](), list[str | None]()
+        for given, one, adapter in zip(many, params, adapters, strict=True):
+            rendered = self._render(dataclasses.replace(asked, messages=check_messages(given, offline_image)), one)
+            requests.append(self._chat_request(rendered, one, adapter))
+            texts.append(rendered.text)
+        return self._run(requests, texts, use_tqdm)
 
-        def text_of(conversation: list[dict[str, Any]]) -> str:
-            return tokenizer.apply_chat_template(
-                with_parts(conversation, template, self._input.images.placeholder),
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template=template,
-                **(chat_template_kwargs or {}),
-            )
+    def _render(self, conversation: Conversation, params: SamplingParams) -> Rendered:
+        inputs = self._input.images
+        if images := images_of(conversation.messages):
+            inputs.check(len(images))
+            check_texts(conversation.messages, images, inputs.placeholder)
 
-        prompts: list[Prompt] = []
-        for conversation in conversations:
-            conversation, images = messages_with_images(conversation)
-            text = rendered(for_template(conversation, template), text_of)
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            data = {"multi_modal_data": {"image": images}} if images else {}
-            prompts.append({"prompt": text, "prompt_token_ids": ids, **data})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
+        def tokenize(text: str) -> list[int]:
+            return self._input.tokenize(text, add_special_tokens=False)
+
+        def constraint() -> Constraint | None:
+            form = params.structured_outputs
+            return None if form is None else Constraint(form, f"structured_outputs.{form.kind}")
+
+        return render(
+            conversation, self._chat_options, self.tokenizer, tokenize, lambda: inputs.placeholder, constraint
+        )
+
+    def _chat_request(self, rendered: Rendered, params: SamplingParams, adapter: Adapter | None) -> EngineCoreRequest:
+        rendered.add_stop_tokens(params, self._input.eos_token_ids)
+        prompt = rendered.prompt([part.image for part in rendered.images])
+        field = None if rendered.constraint is None else rendered.constraint.field
+        return self._input.process(
+            self._new_id(), prompt, params, grammar=rendered.grammar(), grammar_field=field, adapter=adapter
+        )
 
     def _params_for(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:
-            return [self.get_default_sampling_params()] * count
+            given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
-            return [given] * count
+            given = [given] * count
         if len(given) != count:
             raise ValueError(f"sampling_params has {len(given)} entries for {count} prompts")
-        return list(given)
+        return [dataclasses.replace(one, output_kind=RequestOutputKind.FINAL_ONLY) for one in given]
 
     def _adapters_for(
         self, given: LoRARequest | Sequence[LoRARequest | None] | None, count: int

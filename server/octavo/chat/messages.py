@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from octavo.errors import FieldError
 from octavo.multimodal.items import ImagePart
 from octavo.multimodal.pieces import Pieces
 from octavo.text.content_format import PARTS
-from octavo.text.messages import read_messages
+from octavo.text.messages import ReadImage, read_messages
 from octavo.text.shown import shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -63,23 +63,8 @@ class Conversation:
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
 
-def check_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as `read_messages` makes them. Raises FieldError naming the message."""
-    if not messages:
-        raise FieldError("messages must not be empty: send at least one", "messages")
-    if len(messages) > MAX_MESSAGES:
-        raise FieldError(f"messages takes at most {MAX_MESSAGES}, got {len(messages)}", "messages")
-    for at, message in enumerate(messages):
-        if (role := message.get("role")) not in ROLES:
-            field = f"messages.{at}.role"
-            raise FieldError(f"{field} must be one of {', '.join(ROLES)}, got {shown(role)}", field)
-    read = read_messages(messages, _image)
-    if not read:
-        raise FieldError("messages hold a line for billing and nothing else: send at least one message", "messages")
-    return read
-
-
-def _image(part: Any, where: str) -> ImagePart | None:
+def image_of(part: Any, where: str) -> ImagePart | None:
+    """The image of a part of a message over HTTP; None for what is no image. Raises FieldError."""
     if isinstance(part, ImagePart):  # of a dialect that names it in its own way
         return part
     kind = part.get("type") if isinstance(part, dict) else None
@@ -99,19 +84,35 @@ def _image(part: Any, where: str) -> ImagePart | None:
     return ImagePart(where, url)
 
 
-def images_of(messages: list[dict[str, Any]]) -> list[ImagePart]:
+def check_messages(messages: Sequence[Mapping[str, Any]], read_image: ReadImage = image_of) -> list[dict[str, Any]]:
+    """The messages as `read_messages` makes them. Raises FieldError naming the message."""
+    if not messages:
+        raise FieldError("messages must not be empty: send at least one", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise FieldError(f"messages takes at most {MAX_MESSAGES}, got {len(messages)}", "messages")
+    for at, message in enumerate(messages):
+        if (role := message.get("role")) not in ROLES:
+            field = f"messages.{at}.role"
+            raise FieldError(f"{field} must be one of {', '.join(ROLES)}, got {shown(role)}", field)
+    read = read_messages(messages, read_image)
+    if not read:
+        raise FieldError("messages hold a line for billing and nothing else: send at least one message", "messages")
+    return read
+
+
+def images_of(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The images of checked messages, in order."""
-    return [part for message in messages for part in message.get(PARTS, ()) if isinstance(part, ImagePart)]
+    return [part for message in messages for part in message.get(PARTS, ()) if not isinstance(part, str)]
 
 
-def check_texts(messages: list[dict[str, Any]], images: list[ImagePart], placeholder: str) -> None:
+def check_texts(messages: list[dict[str, Any]], images: Sequence[Any], placeholder: str) -> None:
     """Raises FieldError for a text that holds an image's placeholder where there are images too: nobody could tell
     which of them is one."""
     if not images or not placeholder:
         return
     for message in messages:
         if placeholder in message["content"]:
-            own = [part for part in message.get(PARTS, ()) if isinstance(part, ImagePart)]
+            own = images_of([message])
             words = (own or images)[0].where.split(".")
             field = "prompt" if words[0] == "images" else f"{words[0]}.{words[1]}.content" if own else words[0]
             raise FieldError(

@@ -133,12 +133,12 @@ def combine_constraints(
     return asked or plan.constraint
 
 
-def apply_allowed_tools(conversation: Conversation) -> None:
-    """Replace a `tool_choice` of type "allowed_tools" by its mode, and the tools by the allowed ones: the model is told
-    of those alone. Raises FieldError."""
+def with_allowed_tools(conversation: Conversation) -> Conversation:
+    """The conversation with the mode of a `tool_choice` of type "allowed_tools" instead of it, and with the allowed
+    tools instead of all: the model is told of those alone. Raises FieldError."""
     choice = conversation.tool_choice
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
-        return
+        return conversation
     allowed = choice.get("allowed_tools", choice)  # the Responses API has no inner object
     where = conversation.fields.allowed
     mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
@@ -151,9 +151,8 @@ def apply_allowed_tools(conversation: Conversation) -> None:
     for name in names - known:
         raise FieldError(f"{where}.tools must name tools of the request, got {shown(name)}", f"{where}.tools")
     kept = [(at, tool) for at, tool in enumerate(conversation.tools or []) if _tool_name(tool) in names]
-    conversation.fields = replace(conversation.fields, tools=[conversation.fields.tool(at) for at, _ in kept])
-    conversation.tools = [tool for _, tool in kept]
-    conversation.tool_choice = mode
+    fields = replace(conversation.fields, tools=[conversation.fields.tool(at) for at, _ in kept])
+    return replace(conversation, tools=[tool for _, tool in kept], tool_choice=mode, fields=fields)
 
 
 def _enforced(function: dict[str, Any], closes: bool, field: str) -> dict[str, Any]:

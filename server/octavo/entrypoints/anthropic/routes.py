@@ -29,11 +29,13 @@ from octavo.entrypoints.anthropic.answers import (
 from octavo.entrypoints.anthropic.protocol import IMAGES, CountTokensRequest, MessagesRequest
 from octavo.entrypoints.anthropic.translate import constraint_of, conversation_of
 from octavo.entrypoints.errors import APIError, in_anthropic_form
-from octavo.entrypoints.generation.chat import ChatRequest, count_prompt, prepare_chat, read_messages
+from octavo.entrypoints.generation.chat import PreparedChat, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, naming
 from octavo.entrypoints.generation.run import (
     Generation,
     PromptOptions,
+    TokenLimit,
+    TopLogprobs,
     answering_name,
     external_id,
     sampling_params,
@@ -56,12 +58,12 @@ class _Context:
     state: ServerState
     body: MessagesRequest
     id: str
-    chat: ChatRequest
+    chat: PreparedChat
 
     def new_parser(self) -> AnswerParser:
         """A parser of the answer."""
         thinking = self.body.thinking
-        return self.chat.new_parser(self.state, thinking is None or thinking.display != "omitted")
+        return self.chat.new_parser(thinking is None or thinking.display != "omitted")
 
     def message(self, output: RequestOutput, num_tokens: int) -> AnthropicMessage:
         """The message without its content and its end."""
@@ -101,22 +103,17 @@ async def count_message_tokens(request: Request) -> Response:
     return JSON(TokenCount(len(ids)))
 
 
-async def _prepare(state: ServerState, body: MessagesRequest) -> ChatRequest:
+async def _prepare(state: ServerState, body: MessagesRequest) -> PreparedChat:
     conversation = conversation_of(body)
     body.messages = []  # images are not kept as long as the answer takes
     conversation.messages = await read_messages(state, conversation.messages)
-    with naming({"stop": "stop_sequences"}):
-        params = sampling_params(
-            state, body.sampling_fields(), max_tokens=body.max_tokens, logprobs=None, logprobs_field="logprobs",
-            stream=bool(body.stream),
-        )  # fmt: skip
     # Agents ask for a fixed number of tokens, however long the conversation has become: the answer gets what is left.
+    limit = TokenLimit(body.max_tokens, clamps=True)
+    with naming({"stop": "stop_sequences"}):
+        params = sampling_params(state, body.sampling_fields(), limit, TopLogprobs(None), bool(body.stream))
     # Agents shorten the conversation when they read these words.
     with in_words_of("messages", "prompt is too long: it has"):
-        return await prepare_chat(
-            state, conversation, params, _OPTIONS, None, "max_tokens", partial(constraint_of, body),
-            keep_special_tokens=True,
-        )  # fmt: skip
+        return await prepare_chat(state, conversation, params, _OPTIONS, limit, partial(constraint_of, body))
 
 
 async def _complete(context: _Context) -> Response:
@@ -144,7 +141,7 @@ class _Events:
         self._num_tokens = 0
         self._last: RequestOutput | None = None
         self._template: tuple[int, EventTemplate] | None = None  # of text of a block, by its index
-        self._only_text = context.chat.is_plain(context.state)
+        self._only_text = context.chat.is_plain
 
     def write(self, item: tuple[int, RequestOutput]) -> bytes:
         """The events of one output; empty if all of its text is held back."""

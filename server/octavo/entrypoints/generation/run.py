@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence, Sized
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Raw, Struct
 from starlette.requests import Request
@@ -36,6 +36,21 @@ _START_BATCH = 16  # requests that are handed to the core in one turn of the eve
 _THREAD_COST = 2_000  # from which choices are encoded in a thread
 
 
+class TokenLimit(NamedTuple):
+    """The number of tokens that an answer may have, and the field in which the client set it."""
+
+    value: int | None  # None: as many as fit
+    field: str = "max_tokens"
+    clamps: bool = False  # a number that does not fit beside the prompt is lowered, not refused
+
+
+class TopLogprobs(NamedTuple):
+    """The number of alternatives whose log-probabilities an answer has, and the field in which the client set it."""
+
+    number: int | None  # None: no log-probabilities
+    field: str = "logprobs"
+
+
 @dataclass(frozen=True)
 class PromptOptions:
     """How a prompt is tokenised and queued."""
@@ -55,14 +70,12 @@ class PromptOptions:
 def sampling_params(
     state: ServerState,
     given: dict[str, Any],
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    logprobs_field: str,
+    limit: TokenLimit,
+    logprobs: TopLogprobs,
     stream: bool,
 ) -> SamplingParams:
-    """The model's defaults under what the request sets: ``given`` are fields of SamplingParams; ``max_tokens`` None is
-    whatever fits. Raises ValueError, APIError naming the field, which is ``logprobs_field`` for ``logprobs``."""
+    """The model's defaults under what the request sets: ``given`` are fields of SamplingParams. Raises ValueError,
+    APIError naming the field."""
     n, max_n = given.get("n", 1), state.max_n
     if not 1 <= n <= max_n:
         raise bad_request(f"n must be between 1 and {max_n}, got {n}", "n")
@@ -70,15 +83,15 @@ def sampling_params(
     if given.get("min_tokens", 0) > longest:
         message = f"min_tokens must be at most {longest} (max_model_len - 1), got {given['min_tokens']}"
         raise bad_request(message, "min_tokens")
-    limit = state.args.max_logprobs
-    for name, value in ((logprobs_field, logprobs), ("prompt_logprobs", given.get("prompt_logprobs"))):
-        if value is not None and not 0 <= value <= limit:
-            raise bad_request(f"{name} must be between 0 and {limit} (--max-logprobs), got {value}", name)
-    if logprobs is not None:
-        given["logprobs"] = logprobs
+    most = state.args.max_logprobs
+    for name, value in ((logprobs.field, logprobs.number), ("prompt_logprobs", given.get("prompt_logprobs"))):
+        if value is not None and not 0 <= value <= most:
+            raise bad_request(f"{name} must be between 0 and {most} (--max-logprobs), got {value}", name)
+    if logprobs.number is not None:
+        given["logprobs"] = logprobs.number
     processor = state.engine.input_processor
-    if max_tokens is not None or not processor.generation_config.get("max_new_tokens"):
-        given["max_tokens"] = max_tokens
+    if limit.value is not None or not processor.generation_config.get("max_new_tokens"):
+        given["max_tokens"] = limit.value
     kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
     return processor.default_sampling_params(**given, output_kind=kind)
 
@@ -88,14 +101,14 @@ async def prepare_request(
     prompt: Prompt,
     params: SamplingParams,
     options: PromptOptions,
-    asked: int | None,
-    asked_field: str,
+    limit: TokenLimit,
     constraint: Constraint | None = None,
+    make_grammar: Callable[[], str | None] | None = None,
 ) -> EngineCoreRequest:
     """A request for the engine core, with an id of its own, since ids that clients choose may repeat.
 
-    ``asked`` is the number of tokens that the client set in ``asked_field``. Raises ValueError, and APIError if they
-    cannot fit.
+    ``make_grammar`` gives the grammar of the whole output where it is more than that of the ``constraint``. Raises
+    ValueError, and APIError if the tokens of ``limit`` cannot fit.
     """
     request_id, options, adapter = uuid.uuid4().hex, options.for_tenant, current_adapter.get()
     if constraint is None:
@@ -104,20 +117,19 @@ async def prepare_request(
         params.structured_outputs = constraint.params
 
         def process() -> EngineCoreRequest:
-            grammar = constraint.grammar(state.args.strict_json_schema)
+            grammar = make_grammar() if make_grammar else constraint.grammar(state.args.strict_json_schema)
             return state.engine.input_processor.process(
                 request_id, prompt, params, grammar=grammar, grammar_field=constraint.field, adapter=adapter,
                 **vars(options),
             )  # fmt: skip
 
         request = await state.engine.run_in_thread(process)
-    limit = state.engine.config.scheduler.max_model_len
-    if asked is not None and len(request.prompt_token_ids) + asked > limit:
-        length = len(request.prompt_token_ids)
+    longest, length = state.engine.config.scheduler.max_model_len, len(request.prompt_token_ids)
+    if limit.value is not None and not limit.clamps and length + limit.value > longest:
         raise bad_request(
-            f"{asked_field} ({asked}) plus the prompt's {length} tokens exceeds max_model_len ({limit}); lower "
-            f"{asked_field} to at most {limit - length}",
-            asked_field,
+            f"{limit.field} ({limit.value}) plus the prompt's {length} tokens exceeds max_model_len ({longest}); lower "
+            f"{limit.field} to at most {longest - length}",
+            limit.field,
             code="context_length_exceeded",
         )
     return request

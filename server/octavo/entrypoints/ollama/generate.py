@@ -14,13 +14,13 @@ from starlette.responses import Response
 
 from octavo.chat.answer import AnswerParser, CallDelta
 from octavo.chat.messages import Conversation
+from octavo.chat.render import Rendered
 from octavo.chat.tools.plan import plan_tools
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request, in_ollama_form
-from octavo.entrypoints.generation.chat import ChatRequest as PreparedChat
-from octavo.entrypoints.generation.chat import prepare_chat
+from octavo.entrypoints.generation.chat import PreparedChat, prepare_chat
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
-from octavo.entrypoints.generation.run import Generation, PromptOptions, prepare_request, sampling_params
+from octavo.entrypoints.generation.run import Generation, PromptOptions, TopLogprobs, prepare_request, sampling_params
 from octavo.entrypoints.generation.stream import EventStream
 from octavo.entrypoints.ollama.answers import (
     Call,
@@ -32,12 +32,12 @@ from octavo.entrypoints.ollama.answers import (
 )
 from octavo.entrypoints.ollama.dialect import NDJSON, can_think, num_ctx_of, template_of
 from octavo.entrypoints.ollama.protocol import IMAGES, ChatRequest, GenerateRequest, Options
-from octavo.entrypoints.ollama.translation import (
+from octavo.entrypoints.ollama.translate import (
     OPTIONS,
     chat_conversation,
     constraint_of,
     generate_conversation,
-    max_tokens_of,
+    limit_of,
     sampling_fields,
     whole_calls,
 )
@@ -72,7 +72,7 @@ class _Asked:
 
     def new_parser(self) -> AnswerParser:
         """A parser of the answer."""
-        return self.chat.new_parser(self.state, self.body.think is not False)
+        return self.chat.new_parser(self.body.think is not False)
 
 
 _OF_IDS = {"prompt_token_ids": "context"}  # where the client's tokens are
@@ -145,8 +145,8 @@ async def _prepare(state: ServerState, body: ChatRequest | GenerateRequest, conv
     params = _params(state, body, options)
     with in_words_of("messages" if isinstance(body, ChatRequest) else "prompt"), naming(_OF_IDS):
         prepared = await prepare_chat(
-            state, conversation, params, PromptOptions(add_special_tokens=False), None, "options.num_predict",
-            partial(constraint_of, body.format), keep_special_tokens=True,
+            state, conversation, params, PromptOptions(add_special_tokens=False), limit_of(options),
+            partial(constraint_of, body.format),
         )  # fmt: skip
     return _within(num_ctx_of(state, options), prepared)
 
@@ -165,19 +165,18 @@ async def _prepare_raw(state: ServerState, body: GenerateRequest) -> PreparedCha
         prompt = [*body.context, *state.engine.input_processor.tokenize(body.prompt or "", add_special_tokens=False)]
     with in_words_of("prompt"), naming(_OF_IDS):
         request = await prepare_request(
-            state, prompt, _params(state, body, options), PromptOptions(), None, "options.num_predict",
+            state, prompt, _params(state, body, options), PromptOptions(), limit_of(options),
             constraint_of(body.format),
         )  # fmt: skip
-    return _within(num_ctx_of(state, options), PreparedChat(request, None, inside_reasoning=False))
+    return _within(
+        num_ctx_of(state, options), PreparedChat(request, Rendered(request.prompt_token_ids, state.chat_options))
+    )
 
 
 def _params(state: ServerState, body: ChatRequest | GenerateRequest, options: Options) -> SamplingParams:
     with naming(OPTIONS):
-        return sampling_params(
-            state, sampling_fields(options), max_tokens=max_tokens_of(options),
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None, logprobs_field="top_logprobs",
-            stream=body.streams,
-        )  # fmt: skip
+        logprobs = TopLogprobs((body.top_logprobs or 0) if body.logprobs else None, "top_logprobs")
+        return sampling_params(state, sampling_fields(options), limit_of(options), logprobs, body.streams)
 
 
 def _within(num_ctx: int | None, prepared: PreparedChat) -> PreparedChat:
@@ -289,7 +288,7 @@ class _Lines:
         self._parser = asked.new_parser()
         self._calls: list[CallDelta] = []
         self._totals = _Totals()
-        only_text = asked.chat.is_plain(asked.state) and not asked.body.logprobs
+        only_text = asked.chat.is_plain and not asked.body.logprobs
         self._template = Template(partial(_text_line, asked), holes=2) if only_text else None
 
     def write(self, item: tuple[int, RequestOutput]) -> bytes:

@@ -13,9 +13,10 @@ from starlette.responses import Response
 from octavo.chat.answer import AnswerDelta, AnswerParser
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.generation.chat import ChatRequest, prepare_chat, read_messages
+from octavo.entrypoints.generation.chat import PreparedChat, prepare_chat, read_messages
 from octavo.entrypoints.generation.run import (
     Generation,
+    TopLogprobs,
     answering_name,
     encode_choices,
     encoding_cost,
@@ -39,7 +40,7 @@ from octavo.entrypoints.openai.answers import (
 )
 from octavo.entrypoints.openai.events import DONE, ChunkEvents
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter, prompt_logprobs
-from octavo.entrypoints.openai.protocol import IMAGES, NO_LIMIT, ChatCompletionRequest
+from octavo.entrypoints.openai.protocol import IMAGES, ChatCompletionRequest
 from octavo.entrypoints.openai.response_format import constraint_of
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
@@ -57,13 +58,13 @@ class ChatRequestContext:
     body: ChatCompletionRequest
     id: str
     created: int
-    chat: ChatRequest
+    chat: PreparedChat
     role: str
     echo: str  # what the answer begins with
 
     def new_parser(self) -> AnswerParser:
         """A parser of one answer."""
-        return self.chat.new_parser(self.state, self.body.include_reasoning is not False)
+        return self.chat.new_parser(self.body.include_reasoning is not False)
 
     def chunk(
         self,
@@ -99,17 +100,12 @@ async def _prepare(state: ServerState, body: ChatCompletionRequest, response_id:
     if body.stream and body.prompt_logprobs is not None:
         message = "prompt_logprobs are not available in streams; drop stream or prompt_logprobs"
         raise bad_request(message, "prompt_logprobs")
-    asked_field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    asked: int | None = getattr(body, asked_field)
-    max_tokens = None if asked == NO_LIMIT else asked
-    params = sampling_params(
-        state, body.sampling_fields(), max_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None, logprobs_field="top_logprobs",
-        stream=bool(body.stream),
-    )  # fmt: skip
+    limit = body.token_limit()
+    logprobs = TopLogprobs((body.top_logprobs or 0) if body.logprobs else None, "top_logprobs")
+    params = sampling_params(state, body.sampling_fields(), limit, logprobs, bool(body.stream))
     conversation = body.conversation(messages)
     chat = await prepare_chat(
-        state, conversation, params, body.prompt_options(add_special_tokens=False), max_tokens, asked_field,
+        state, conversation, params, body.prompt_options(add_special_tokens=False), limit,
         partial(constraint_of, body), keep_special_tokens=body.skip_special_tokens is None,
     )  # fmt: skip
     continued = body.continue_final_message or not conversation.opens_answer
@@ -187,7 +183,7 @@ class _Events(ChunkEvents):
         self._last: RequestOutput | None = None
         self._templates: dict[int, EventTemplate] = {}  # by choice, for pieces that are text and nothing else
         more = context.body.logprobs or context.body.return_token_ids or self.continuous_usage
-        self._only_text = not more and context.chat.is_plain(context.state)
+        self._only_text = not more and context.chat.is_plain
 
     def write(self, item: tuple[int, RequestOutput]) -> bytes:
         """The chunks of one output; empty if all of its text is held back."""

@@ -15,6 +15,8 @@ from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.generation.context import naming
 from octavo.entrypoints.generation.run import (
     Generation,
+    TokenLimit,
+    TopLogprobs,
     answering_name,
     encode_choices,
     encoding_cost,
@@ -94,20 +96,18 @@ async def _prepare(state: ServerState, body: CompletionRequest, response_id: str
     max_tokens = {None: DEFAULT_MAX_TOKENS, NO_LIMIT: None}.get(body.max_tokens, body.max_tokens)
     prompt_only = bool(body.echo) and max_tokens == 0
     params = sampling_params(
-        state, body.sampling_fields(), max_tokens=1 if prompt_only else max_tokens, logprobs=body.logprobs,
-        logprobs_field="logprobs", stream=bool(body.stream),
+        state, body.sampling_fields(), TokenLimit(1 if prompt_only else max_tokens), TopLogprobs(body.logprobs),
+        bool(body.stream),
     )  # fmt: skip
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params.prompt_logprobs = body.logprobs
     prompts = body.prompts()
     options = body.prompt_options(add_special_tokens=True)
-    constraint = constraint_of(body)
+    limit, constraint = TokenLimit(params.max_tokens), constraint_of(body)
     requests = []
     for prompt in prompts:
         with naming({"prompt_token_ids": "prompt"}):
-            requests.append(
-                await prepare_request(state, prompt, params, options, params.max_tokens, "max_tokens", constraint)
-            )
+            requests.append(await prepare_request(state, prompt, params, options, limit, constraint))
         await asyncio.sleep(0)  # let other requests run between a thousand prompts
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     return CompletionContext(state, body, response_id, int(time.time()), requests, texts, params.n, prompt_only)

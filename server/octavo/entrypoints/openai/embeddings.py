@@ -16,11 +16,11 @@ from pydantic import ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.chat.messages import Conversation, images_of
+from octavo.chat.messages import Conversation
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request
 from octavo.entrypoints.fields.unsupported import EMBEDDING, UnsupportedFields
-from octavo.entrypoints.generation.chat import interpret, read_messages, with_images
+from octavo.entrypoints.generation.chat import prompt_to_pool, read_messages
 from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
 from octavo.entrypoints.openai.protocol import (
     IMAGES,
@@ -192,10 +192,9 @@ async def _prepare_conversation(
     fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
     fields["add_generation_prompt"] = bool(body.add_generation_prompt)
     conversation = Conversation(await read_messages(state, messages), **fields)
-    features = await state.images.read(images_of(conversation.messages))
     options = PromptOptions(add_special_tokens=bool(body.add_special_tokens)).for_tenant
-    ids, _, _ = await state.engine.run_in_thread(interpret, state, conversation, options, lambda: None)
-    return _request(state, body, pooling, with_images(ids, features), True, "messages", "messages: the prompt")
+    prompt = await prompt_to_pool(state, conversation, options)
+    return _request(state, body, pooling, prompt, True, "messages", "messages: the prompt")
 
 
 async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[EngineCoreRequest]) -> Response:

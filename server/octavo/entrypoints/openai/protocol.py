@@ -14,7 +14,7 @@ from octavo.chat.messages import Conversation
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields import schemas
 from octavo.entrypoints.fields.unsupported import CHAT, COMPLETION, HARMLESS, UnsupportedFields
-from octavo.entrypoints.generation.run import PromptOptions
+from octavo.entrypoints.generation.run import PromptOptions, TokenLimit
 from octavo.entrypoints.state import REQUEST_ID
 from octavo.interface import sampling_params as limits
 from octavo.multimodal.pieces import Pieces
@@ -330,6 +330,12 @@ class ChatCompletionRequest(GenerationRequest):
     tool_choice: Annotated[Any, WithJsonSchema(schemas.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+
+    def token_limit(self) -> TokenLimit:
+        """The limit of the answer."""
+        field = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        value: int | None = getattr(self, field)
+        return TokenLimit(None if value == NO_LIMIT else value, field)
 
     def conversation(self, messages: list[dict[str, Any]]) -> Conversation:
         """The fields that the chat template and the tool parser read; ``messages`` are the checked ones."""

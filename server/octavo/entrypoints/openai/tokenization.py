@@ -107,7 +107,7 @@ async def tokenize(request: Request) -> Response:
         messages = await read_messages(state, body.messages)
         conversation = Conversation(messages, **{name: getattr(body, name) for name in _CHAT_FIELDS})
         options = PromptOptions(add_special_tokens=bool(body.add_special_tokens)).for_tenant
-        ids = await count_prompt(state, conversation, options, lambda: None)
+        ids = await count_prompt(state, conversation, options)
     else:
         special = body.add_special_tokens is not False
         salt = combined_salt(None)

@@ -17,9 +17,16 @@ from octavo.chat.messages import Conversation
 from octavo.chat.parts import Part, PartSplitter
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request, shown
-from octavo.entrypoints.generation.chat import ChatRequest, count_prompt, prepare_chat, read_messages
+from octavo.entrypoints.generation.chat import PreparedChat, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
-from octavo.entrypoints.generation.run import Generation, PromptOptions, external_id, sampling_params
+from octavo.entrypoints.generation.run import (
+    Generation,
+    PromptOptions,
+    TokenLimit,
+    TopLogprobs,
+    external_id,
+    sampling_params,
+)
 from octavo.entrypoints.generation.stream import EventStream
 from octavo.entrypoints.openai.logprobs import LogprobsFormatter
 from octavo.entrypoints.replica import elsewhere, new_id
@@ -72,13 +79,13 @@ class _Context:
     body: ResponsesRequest
     items: list[Item]
     tools: Toolbox
-    chat: ChatRequest
+    chat: PreparedChat
     response: ResponseObject
     tenant: Tenant | None
 
     def __post_init__(self) -> None:
         body = self.body
-        self.parser: AnswerParser = self.chat.new_parser(self.state)
+        self.parser: AnswerParser = self.chat.new_parser()
         self.splitter = PartSplitter()
         self._logprobs = TextLogprobs() if body.num_logprobs is not None else None
         summarized = body.reasoning is not None and body.reasoning.summary not in (None, "none")
@@ -217,16 +224,12 @@ async def _prepare(state: ServerState, store: ResponseStore, body: ResponsesRequ
     with naming(_OF_CHATS):
         conversation.messages = await read_messages(state, conversation.messages)
 
-    async def prepare(conversation: Conversation) -> ChatRequest:
-        params = sampling_params(
-            state, body.sampling_fields(), max_tokens=body.max_output_tokens, logprobs=body.num_logprobs,
-            logprobs_field="top_logprobs", stream=bool(body.stream),
-        )  # fmt: skip
+    async def prepare(conversation: Conversation) -> PreparedChat:
+        limit = TokenLimit(body.max_output_tokens, "max_output_tokens")
+        logprobs = TopLogprobs(body.num_logprobs, "top_logprobs")
+        params = sampling_params(state, body.sampling_fields(), limit, logprobs, bool(body.stream))
         with in_words_of("input"):
-            return await prepare_chat(
-                state, conversation, params, _OPTIONS, body.max_output_tokens, "max_output_tokens",
-                partial(constraint_of, body), keep_special_tokens=True,
-            )  # fmt: skip
+            return await prepare_chat(state, conversation, params, _OPTIONS, limit, partial(constraint_of, body))
 
     if body.truncation == "auto":
         chat = await without_oldest_that_fits(conversation, prepare)
@@ -311,7 +314,7 @@ class _Events:
         self._num_tokens = 0
         self._last: RequestOutput | None = None
         self._number = 0
-        self._only_text = context.chat.is_plain(context.state) and context.body.num_logprobs is None
+        self._only_text = context.chat.is_plain and context.body.num_logprobs is None
         self._text: tuple[Part, EventTemplate] | None = None  # once it has begun, where there is nothing else
 
     def write(self, item: tuple[int, RequestOutput]) -> bytes:

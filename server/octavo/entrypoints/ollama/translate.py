@@ -9,6 +9,7 @@ from octavo.chat.answer import CallDelta
 from octavo.chat.messages import Conversation, check_messages
 from octavo.chat.structured import Constraint, make_constraint
 from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.generation.run import TokenLimit
 from octavo.entrypoints.ollama.answers import Call, CallFunction
 from octavo.entrypoints.ollama.protocol import ChatRequest, GenerateRequest, Options
 from octavo.multimodal.items import ImagePart
@@ -30,10 +31,10 @@ def sampling_fields(options: Options) -> dict[str, Any]:
     return given
 
 
-def max_tokens_of(options: Options) -> int | None:
-    """The limit of an answer; None: as many tokens as fit."""
+def limit_of(options: Options) -> TokenLimit:
+    """The limit of an answer."""
     limit = options.num_predict
-    return None if limit is None or limit < 1 else limit
+    return TokenLimit(None if limit is None or limit < 1 else limit, "options.num_predict", clamps=True)
 
 
 def constraint_of(form: Any) -> Constraint | None:
