@@ -235,12 +235,11 @@ def test_every_dialect_s_body_has_the_same_prompt(
 
 
 @pytest.fixture(scope="module")
-def both(start):
+def both(start, tiny_model):
     """A server, and an `LLM` of the same model."""
-    server = start(
-        "--kv-cache-memory-bytes", str(64 << 20), "--served-model-name", "tiny", "--trust-request-chat-template"
-    )
-    return server, LLM(kv_cache_memory_bytes=64 << 20)
+    flags = ("--load-format", "dummy", "--served-model-name", "tiny", "--trust-request-chat-template")
+    server = start(*flags, "--kv-cache-memory-bytes", str(64 << 20))
+    return server, LLM(str(tiny_model), load_format="dummy", kv_cache_memory_bytes=64 << 20)
 
 
 CHOICES = st.sampled_from([
@@ -249,7 +248,7 @@ CHOICES = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said=conversations(), template=st.sampled_from([None, *sorted(TEMPLATES)]), choice=CHOICES)
 def test_a_chat_offline_has_the_server_s_prompt_or_error(
     both: Any, said: dict[str, Any], template: str | None, choice: Any
@@ -267,14 +266,16 @@ def test_a_chat_offline_has_the_server_s_prompt_or_error(
         params = SamplingParams(max_tokens=1, ignore_eos=True)
         (output,) = llm.chat(messages, params, use_tqdm=False, **options)
     except ValueError as error:
-        assert answered["error"]["message"] == counted["error"]["message"] == str(error)
+        refused = answered["error"]["message"]
+        if "max_model_len" not in refused:  # whose words differ by what is too long, and which /tokenize does not check
+            assert refused == counted["error"]["message"] == str(error)
     else:
         assert answered["prompt_token_ids"] == counted["tokens"] == output.prompt_token_ids
 
 
 def test_tools_are_in_the_prompt_offline(both: Any) -> None:
     _, llm = both
-    tools = [{"type": "function", "function": tool} for tool in TOOLS]
+    tools = [{"type": "function", "function": tool} for tool in TOOLS[:1]]
     (output,) = llm.chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=1), use_tqdm=False, tools=tools)
     assert "Write it down" in output.prompt
 
@@ -284,7 +285,7 @@ def test_a_demanded_call_is_made_offline(both: Any) -> None:
     tools = [{"type": "function", "function": tool} for tool in TOOLS]
     params = SamplingParams(max_tokens=60, temperature=0)
     (output,) = llm.chat(
-        [{"role": "user", "content": "hi"}], params, use_tqdm=False, tools=tools, tool_choice="required",
+        [{"role": "user", "content": "hi"}], params, use_tqdm=False, tools=tools[1:], tool_choice="required",
         parallel_tool_calls=False,
     )  # fmt: skip
-    assert output.outputs[0].text.startswith('[{"name"')
+    assert json.loads(output.outputs[0].text) == [{"name": "now", "parameters": {}}]
