@@ -4,7 +4,7 @@ The host code of the kernels runs on tensors without memory ("meta") and every l
 so what is compiled is what a GPU would be given: same specialisation, same warps and stages. Registers and stack are
 read from the machine code with the cuobjdump of Triton's wheel; stack means that registers did not suffice.
 
-    python -m benchmarks kernels_sm90 [--json FILE] [--match TEXT] [--jobs N]
+    python -m benchmarks kernels_sm90 [--json FILE] [--match TEXT] [--every N] [--jobs N]
 """
 
 from __future__ import annotations
@@ -417,8 +417,13 @@ def short(dtype: torch.dtype) -> str:
     return {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", FLOAT8: "fp8"}[dtype]
 
 
-def compile_all(match: str = "", part: int = 0, parts: int = 1) -> list[Compiled]:
-    """Compile every launch of the cases whose name holds ``match``; of these one of ``parts`` equal parts."""
+def kind_of(case: str) -> str:
+    """Its name without numbers and types."""
+    return " ".join(word for word in case.split() if not re.search(r"\d", word))
+
+
+def compile_all(match: str = "", every: int = 1, part: int = 0, parts: int = 1) -> list[Compiled]:
+    """Compile every launch of each kind's ``every``-th case whose name holds ``match``: one of equal ``parts``."""
     from octavo_kernels.triton import dependent_launch
 
     driver.set_active(Hopper())
@@ -443,7 +448,10 @@ def compile_all(match: str = "", part: int = 0, parts: int = 1) -> list[Compiled
 
     JITFunction.run = compile_instead
     try:
-        wanted = [(name, launch) for cases in CASES for name, launch in cases() if match in name]
+        kinds: dict[str, list[tuple[str, Callable[[], object]]]] = {}
+        for name, launch in (case for cases in CASES for case in cases() if match in case[0]):
+            kinds.setdefault(kind_of(name), []).append((name, launch))
+        wanted = [case for cases in kinds.values() for case in cases[::every]]
         for name, launch in wanted[len(wanted) * part // parts : len(wanted) * (part + 1) // parts]:
             case = name
             launch()
@@ -508,12 +516,12 @@ def report(found: list[Compiled]) -> None:
             print(f"  {c.case}: {c.kernel} asks for {c.shared} bytes of shared memory, Hopper has {SHARED_LIMIT}")
 
 
-def compile_in_parallel(match: str, jobs: int) -> list[Compiled]:
+def compile_in_parallel(match: str, every: int, jobs: int) -> list[Compiled]:
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder, f"{part}.json") for part in range(jobs)]
+        command = [sys.executable, __file__, "--match", match, "--every", str(every)]
         running = [
-            subprocess.Popen([sys.executable, __file__, "--match", match, "--part", f"{part}/{jobs}", "--json", file])
-            for part, file in enumerate(files)
+            subprocess.Popen([*command, "--part", f"{part}/{jobs}", "--json", file]) for part, file in enumerate(files)
         ]
         codes = [process.wait() for process in running]
         if any(codes):
@@ -525,16 +533,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the table there")
     parser.add_argument("--match", default="", help="only cases whose name holds this")
+    parser.add_argument("--every", type=int, default=1, help="only each kind's first case and every N-th after it")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compile with so many processes")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:
         part, parts = map(int, arguments.part.split("/"))
-        found = compile_all(arguments.match, part, parts)
+        found = compile_all(arguments.match, arguments.every, part, parts)
     else:
         print(f"triton {triton.__version__}, torch {torch.__version__}, sm_90")
         print(f"{'case':42} {'kernel':20} warps stages    shared  regs stack programs/SM wgmma  mma     s", flush=True)
-        found = compile_in_parallel(arguments.match, arguments.jobs)
+        found = compile_in_parallel(arguments.match, arguments.every, arguments.jobs)
         report(found)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(c) for c in found], indent=1) + "\n")
