@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +44,8 @@ def cut(data: bytes, root: int, size: int, model: str = "", kept: str = "") -> P
     """The prompt whose text begins with `data`, at most MAX_TEXT bytes. `root`: what it shares with nobody that has
     another one; `size`: of the whole text."""
     chain, blocks, ends = root, list[int](), array("q")
-    first = max(BLOCK_BYTES, math.ceil(CONTINUES * (len(data) // BLOCK_BYTES)) * BLOCK_BYTES)
+    # Rounded down: a request half as long as this one ends there or later, wherever blocks end.
+    first = max(BLOCK_BYTES, int(CONTINUES * len(data)) // BLOCK_BYTES * BLOCK_BYTES)
     for begin, end in itertools.pairwise(BLOCK_ENDS):
         if end >= first and begin + BLOCK_BYTES <= len(data):
             place = chain

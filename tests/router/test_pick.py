@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from benchmarks.routing.simulate import FRONTS, figures
 from benchmarks.routing.workload import WORKLOADS
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo_router.blocks import BLOCK_BYTES, CONTINUES, MAX_BLOCKS, MAX_TEXT, Prompt
@@ -331,6 +331,7 @@ def test_turns_stay_however_long_the_beginning_that_conversations_share(head: in
 
 
 @given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 5000))
+@example(2, 0, 168)  # one block, then three: less than twice the bytes
 def test_the_end_of_a_request_is_one_that_the_next_one_knows(shared: int, asked: int, answered: int) -> None:
     """Wherever blocks begin and end, while the next one is no more than twice as long."""
     head = "h" * (100 * shared)
