@@ -29,4 +29,4 @@ class SproutForCausalLM(LlamaForCausalLM):
 
     def create_mlp(self) -> nn.Module:
         """The MLP of one layer."""
-        return GatedMLP(self.config.hidden_size, self.config.hf_config["intermediate_size"], False, "gelu", self.tp)
+        return GatedMLP(self.config.hidden_size, self.text.intermediate_size, False, "gelu", self.tp)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.gpt_neox import GPTNeoXConfig
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -22,11 +23,12 @@ class ParallelDecoderLayer(DecoderLayer):
 
     def __init__(self, config: ModelConfig, layer: int, rotary: RotaryEmbedding, tp: TensorParallel) -> None:
         super().__init__()
-        hf, hidden, eps = config.hf_config, config.hidden_size, config.hf_config["layer_norm_eps"]
+        text = config.text_of(GPTNeoXConfig)
+        hidden, eps = text.hidden_size, text.layer_norm_eps
         self.input_layernorm = LayerNorm(hidden, eps)
         self.self_attn = SelfAttention(config, layer, tp, rotary, qkv_bias=True, out_bias=True)
         self.post_attention_layernorm = LayerNorm(hidden, eps)
-        self.mlp = MLP(hidden, hf["intermediate_size"], True, hf["hidden_act"], tp)
+        self.mlp = MLP(hidden, text.intermediate_size, True, text.hidden_act, tp)
 
     def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
         """See `DecoderLayer`."""
@@ -38,6 +40,10 @@ class ParallelDecoderLayer(DecoderLayer):
         return self.mlp(self.post_attention_layernorm(x)[0]) + self.self_attn.o_proj(attended) + x, None
 
 
+class ParallelConfig(GPTNeoXConfig):
+    """GPT-NeoX's fields."""
+
+
 class ParallelForCausalLM(CausalLM):
     """GPT-NeoX whose rotary embedding turns whole heads."""
 
@@ -47,6 +53,6 @@ class ParallelForCausalLM(CausalLM):
         self.model = Decoder(
             VocabParallelEmbedding(config.vocab_size, config.hidden_size, tp),
             [ParallelDecoderLayer(config, layer, rotary, tp) for layer in range(config.num_layers)],
-            LayerNorm(config.hidden_size, config.hf_config["layer_norm_eps"]),
+            LayerNorm(config.hidden_size, config.text_of(GPTNeoXConfig).layer_norm_eps),
         )
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, tp)

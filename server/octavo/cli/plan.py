@@ -273,6 +273,6 @@ def _reasons(asked: _Asked, model: PlannedModel, config: EngineConfig, plan: Pla
         reasons.append(cut)
     if plan.obstacle is not None:
         reasons.append(f"needs {plan.num_devices} devices: {plan.obstacle}")
-    if plan.config.load_format == "dummy" and plan.config.model.hf_config.get("quantization_config"):
+    if plan.config.load_format == "dummy" and plan.config.model.text.quantization_config:
         reasons.append("weights are estimated by what config.json says of their format: headers are not here")
     return reasons + list(seen.problems if seen is not None else ())

@@ -19,7 +19,7 @@ from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.pooler_config import load_pooler_config, max_sequence_length
 from octavo.fetch.sources import resolve_model
 from octavo.fetch.tied_head import follow_tied_head
-from octavo.interface.config_checks import MAX_POSITIONS, num_positions, shown_value
+from octavo.interface.config_checks import MAX_POSITIONS, shown_value
 from octavo.interface.engine_config import (
     HEAD_METHODS,
     CacheConfig,
@@ -30,6 +30,7 @@ from octavo.interface.engine_config import (
     SchedulerConfig,
     SpeculativeConfig,
 )
+from octavo.interface.model_config import parse_config
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.quantizations import QUANTIZATIONS
 from octavo.interface.ranks import deal
@@ -126,7 +127,7 @@ class EngineArgs:
         if self.load_format == "dummy" and files.format == "safetensors":
             files = replace(files, weights=())  # not even their headers are looked at
         hf_config = follow_tied_head(files, load_hf_config(files, self.hf_overrides))
-        own_len = num_positions(hf_config) or 2048
+        own_len = parse_config(hf_config, files.model).num_positions or 2048
         max_model_len = self._max_model_len(own_len, hf_config)
         if self.max_model_len in _FITTING_LENGTHS:
             max_model_len = min(max_model_len, max_sequence_length(files) or max_model_len)

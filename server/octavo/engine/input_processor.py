@@ -49,7 +49,7 @@ class InputProcessor:
         self.max_model_len = config.scheduler.max_model_len
         self.generation_config = config.model.generation_config
         self.model, self.pooler, self.max_num_batched_tokens = config.model, config.model.pooler, 0
-        self.has_token_types = config.model.is_encoder and config.model.hf_config.get("type_vocab_size", 2) > 1
+        self.has_token_types = config.model.text.num_text_types > 1
         self.follow(config)
         self.eos_token_ids = eos_token_ids(config, tokenizer)
         self.images = ImageInputs(config, tokenizer)
@@ -394,7 +394,7 @@ def eos_token_ids(config: EngineConfig, tokenizer: Tokenizer | None) -> list[int
     found: list[int] = []
     sources = [config.model.generation_config.get("eos_token_id")]
     if sources == [None]:
-        sources = [config.model.hf_config.get("eos_token_id")]
+        sources = [config.model.text.eos_token_id]
     if tokenizer is not None:
         sources.append(tokenizer.eos_token_id)
     for source in sources:

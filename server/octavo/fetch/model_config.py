@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ModelError
-from octavo.interface.architectures import check_architecture, own_names
-from octavo.interface.config_checks import Fields, check_config
+from octavo.interface.architectures import check_architecture
+from octavo.interface.config_checks import Fields
+from octavo.interface.model_config import check_config, config_class
 from octavo.interface.model_files import ModelFiles
 from octavo.system.file_reading import read_json
 
@@ -35,7 +36,8 @@ def load_hf_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None
         name = architectures[0].replace("ForSequenceClassification", "ForCausalLM")
         config, architectures = {**config, "architectures": [name]}, [name]
     check_architecture(architectures[0])
-    names = own_names(config)
+    aliases = config_class(architectures[0]).aliases
+    names = {common: own for own, common in aliases.items() if config.get(own) is not None or common not in config}
     return check_config(config, str(path), lambda field: names.get(field, field))
 
 

@@ -19,7 +19,8 @@ from octavo.gguf.families import (
 from octavo.gguf.gemma import gemma_fields
 from octavo.gguf.header import GGUFFile, TensorInfo
 from octavo.gguf.pooling import answer_words
-from octavo.interface.config_checks import check_config, shown_value
+from octavo.interface.config_checks import shown_value
+from octavo.interface.model_config import check_config
 
 _NAMES = {  # config.json's field -> metadata key
     "hidden_size": "{arch}.embedding_length", "intermediate_size": "{arch}.feed_forward_length",

@@ -8,7 +8,8 @@ import numpy as np
 
 from octavo.errors import ModelError
 from octavo.gguf.header import GGUFFile
-from octavo.interface.architectures import ALIASES
+from octavo.interface.model_config import config_class
+from octavo.interface.model_config.experts import ExpertsConfig
 
 # GGUF architecture -> (model_type, class name). Mistral, SmolLM and InternLM 2 files have the layout of llama's.
 ARCHITECTURES = {
@@ -170,7 +171,7 @@ def expert_fields(file: GGUFFile) -> dict[str, Any]:
         fields |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
     elif arch == "gemma4":
         fields["enable_moe_block"] = True
-    elif ARCHITECTURES[arch][1] not in ALIASES or "n_routed_experts" not in ALIASES[ARCHITECTURES[arch][1]]:
+    elif not issubclass(config_class(ARCHITECTURES[arch][1]), ExpertsConfig):
         raise ModelError(f"{file.path}: experts are not part of architecture {arch!r}; use a dense model")
     shared = fields["shared_expert_intermediate_size"]
     fields["shared_intermediate_size"] = shared if arch == "granitemoe" else None

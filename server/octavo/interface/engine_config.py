@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from octavo.interface.architectures import ENCODERS, IMAGE_READERS, M_ROPE
+from octavo.interface.model_config import parse_config
+from octavo.interface.model_config.text import TextConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.pooling import PoolerConfig
 from octavo.interface.ranks import Stage
 
+Family = TypeVar("Family", bound=TextConfig)
+
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A model as its files describe it. ``hf_config`` is config.json as Hugging Face writes it."""
+    """A model as its files describe it. ``text`` is what config.json says, checked and with its family's defaults;
+    ``hf_config`` is config.json itself, for what is read in one place: images, quantization, labels."""
 
     model: str
     files: ModelFiles
@@ -63,47 +69,55 @@ class ModelConfig:
         """Classes of a classification head."""
         return len(self.pooler.labels)
 
+    @cached_property
+    def text(self) -> TextConfig:
+        """The language model's fields. Raises ModelError."""
+        return parse_config(self.hf_config, self.model)
+
+    def text_of(self, family: type[Family]) -> Family:
+        """`text`, which has the fields of ``family``."""
+        assert isinstance(self.text, family), f"{self.architecture} is none of {family.__name__}"
+        return self.text
+
     @property
     def vocab_size(self) -> int:
         """Rows of the embedding table."""
-        return int(self.hf_config["vocab_size"])
+        return self.text.vocab_size
 
     @property
     def hidden_size(self) -> int:
         """Width of the hidden states."""
-        return int(self.hf_config["hidden_size"])
+        return self.text.hidden_size
 
     @property
     def num_layers(self) -> int:
         """Decoder layers."""
-        return int(self.hf_config["num_hidden_layers"])
+        return self.text.num_hidden_layers
 
     @property
     def num_heads(self) -> int:
         """Query heads."""
-        return int(self.hf_config["num_attention_heads"])
+        return self.text.num_attention_heads
 
     @property
     def num_kv_heads(self) -> int:
         """Key and value heads."""
-        return self.hf_config.get("num_key_value_heads") or self.num_heads
+        return self.text.num_kv_heads
 
     @property
     def num_experts(self) -> int:
         """Experts of each layer that has some; 0: no layer has."""
-        hf = self.hf_config
-        return 0 if self.is_encoder or not hf.get("enable_moe_block", True) else int(hf.get("num_experts") or 0)
+        return self.text.expert_count
 
     @property
     def head_size(self) -> int:
-        """Width of one head, in layers of which ``per_layer_config`` says nothing else (Gemma 4)."""
-        return self.hf_config.get("head_dim") or self.hidden_size // self.num_heads
+        """Width of one head, see `TextConfig`."""
+        return self.text.head_size
 
     @property
     def head_sizes(self) -> set[int]:
         """Widths of a head in all layers."""
-        layers: dict[str, dict[str, int]] = self.hf_config.get("per_layer_config") or {}
-        return {self.head_size} | {layer["head_dim"] for layer in layers.values() if "head_dim" in layer}
+        return {self.head_size} | {own["head_dim"] for own in self.text.own_fields if "head_dim" in own}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelConfig:
@@ -112,8 +126,8 @@ class ModelConfig:
         return cls(**{**data, "files": files, "pooler": pooler})
 
     def of_layer(self, layer: int) -> ModelConfig:
-        """The configuration as it is for layer number ``layer``, with what ``per_layer_config`` says of it."""
-        own = (self.hf_config.get("per_layer_config") or {}).get(str(layer))
+        """The configuration as it is for layer number ``layer``, where layers differ (Gemma 4)."""
+        own = self.text.own_fields[layer] if self.text.own_fields else {}
         return replace(self, hf_config={**self.hf_config, **own}) if own else self
 
 

@@ -186,7 +186,7 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         hidden, heads, size = config.hidden_size, config.num_heads, config.head_size
-        eps = config.hf_config.get("rms_norm_eps", 1e-6)
+        eps = config.text.rms_norm_eps
         self.rotary = rotary  # one module that all layers share
         local_heads = tp.divide(heads, "num_attention_heads")
         if shares_kv_with is None:

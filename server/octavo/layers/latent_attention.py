@@ -16,6 +16,7 @@ import octavo_kernels
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
+from octavo.interface.model_config.deepseek import DeepseekConfig
 from octavo.layers.attention import ForwardContext
 from octavo.layers.linear import RowParallelLinear
 from octavo.layers.norm import RMSNorm
@@ -23,7 +24,7 @@ from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase, Shard
 from octavo.layers.quantization.dense import DenseLinearMethod
 from octavo.layers.quantization.unquantized import UnquantizedLinearMethod
-from octavo.layers.rotary import RotaryEmbedding, rope_parameters
+from octavo.layers.rotary import RotaryEmbedding
 
 _LATENT_EPS = 1e-6  # of the norms of latents, whatever config.json says of the others
 
@@ -53,20 +54,20 @@ class LatentSelfAttention(nn.Module):
         self, config: ModelConfig, layer: int, tp: TensorParallel, rotary: RotaryEmbedding, interleaved: bool
     ) -> None:
         super().__init__()
-        hf, hidden = config.hf_config, config.hidden_size
+        text, hidden = config.text_of(DeepseekConfig), config.hidden_size
         self.layer, self.rotary, self.dtype = layer, rotary, getattr(torch, config.dtype)
         self.group = 0  # as in `Attention`
-        self.latent_size, self.rotary_size = hf["kv_lora_rank"], config.head_size
-        self.key_size, self.value_size = hf["qk_nope_head_dim"], hf["v_head_dim"]
+        self.latent_size, self.rotary_size = text.kv_lora_rank, config.head_size
+        self.key_size, self.value_size = text.qk_nope_head_dim, text.v_head_dim
         self.num_heads = tp.divide(config.num_heads, "num_attention_heads")
-        size, bias = self.key_size + self.rotary_size, bool(hf.get("attention_bias", False))
+        size, bias = self.key_size + self.rotary_size, text.attention_bias
         heads = slice(tp.rank * self.num_heads, (tp.rank + 1) * self.num_heads)
-        self.scale = size**-0.5 * _stretch(rope_parameters(hf)) ** 2
+        self.scale = size**-0.5 * _stretch(text.rope()) ** 2
 
         def of_heads(width: int) -> slice:
             return slice(heads.start * width, heads.stop * width)
 
-        rank = hf.get("q_lora_rank")
+        rank = text.q_lora_rank
         order = _halves(config.num_heads, self.key_size, self.rotary_size) if interleaved else None
         queries = (config.num_heads * size, rank or hidden)
         if rank:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
-from octavo.layers.rotary import RotaryEmbedding, rope_parameters
+from octavo.layers.rotary import RotaryEmbedding
 
 
 class MRotaryEmbedding(RotaryEmbedding):
@@ -41,7 +41,7 @@ class MRotaryEmbedding(RotaryEmbedding):
 
 
 def _sections(config: ModelConfig, pairs: int, default: list[int]) -> list[int]:
-    stated: Any = rope_parameters(config.hf_config).get("mrope_section", default)
+    stated: Any = config.text.rope().get("mrope_section", default)
     fits = isinstance(stated, list) and len(stated) == 3 and all(type(one) is int and one >= 0 for one in stated)
     if not fits or sum(stated) != pairs:
         raise ModelError(

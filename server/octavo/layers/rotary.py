@@ -29,7 +29,7 @@ class RotaryEmbedding(nn.Module):
     def __init__(self, config: ModelConfig, size: int | None = None, parameters: dict[str, Any] | None = None) -> None:
         super().__init__()
         size = config.head_size if size is None else size
-        parameters = rope_parameters(config.hf_config) if parameters is None else parameters
+        parameters = config.text.rope() if parameters is None else parameters
         rope_type = parameters["rope_type"]
         if rope_type not in _SCALINGS:
             raise ModelError(f"config.json asks for rope_type {rope_type!r}; known are {', '.join(_SCALINGS)}")
@@ -51,10 +51,10 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cos_sin_cache", table.to(torch.get_default_device()), persistent=False)
 
 
-def rotary_size(config: ModelConfig, default: float = 1.0) -> int:
+def rotary_size(config: ModelConfig) -> int:
     """How many leading elements of a head are turned, of a family that reads ``partial_rotary_factor``. Raises
     ModelError where these are no pairs."""
-    factor = rope_parameters(config.hf_config).get("partial_rotary_factor", default)
+    factor = config.text.rope()["partial_rotary_factor"]
     size = int(config.head_size * factor) if _is_positive(factor) else 0
     if size < 2 or size % 2 or size > config.head_size:
         raise ModelError(
@@ -62,35 +62,6 @@ def rotary_size(config: ModelConfig, default: float = 1.0) -> int:
             "are not pairs within a head; correct the file or fetch the model again"
         )
     return size
-
-
-def rope_parameters(hf_config: dict[str, Any], layer_type: str | None = None) -> dict[str, Any]:
-    """One dictionary of rope_type, rope_theta and whatever the type needs, from either way of saying it.
-
-    ``layer_type`` chooses among those of kinds of layers, where they differ; ModelError where none is asked for.
-    """
-    stated = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
-    if layer_type is not None and isinstance(stated.get(layer_type), dict):
-        stated = stated[layer_type]
-    elif layer_type == "sliding_attention" and "rope_local_base_freq" in hf_config:
-        stated = {"rope_theta": hf_config["rope_local_base_freq"]}  # what stretches the context is for the others
-    parameters = {key: value for key, value in stated.items() if value is not None}
-    if any(isinstance(value, dict) for value in parameters.values()):
-        raise ModelError("config.json has rope parameters that differ between layers, which is not supported here")
-    parameters.setdefault("rope_type", parameters.get("type", "default"))
-    theta = hf_config.get("rope_theta")
-    parameters.setdefault("rope_theta", 10000.0 if theta is None else theta)
-    if "partial_rotary_factor" in hf_config:
-        parameters.setdefault("partial_rotary_factor", hf_config["partial_rotary_factor"])
-    if "max_position_embeddings" in hf_config:
-        parameters["max_position_embeddings"] = hf_config["max_position_embeddings"]
-    # Beside the dictionary it wins (as Phi-3 writes it); without any, the model was not trained for less.
-    original = hf_config.get("original_max_position_embeddings")
-    if original is not None:
-        parameters["original_max_position_embeddings"] = original
-    elif "max_position_embeddings" in hf_config:
-        parameters.setdefault("original_max_position_embeddings", hf_config["max_position_embeddings"])
-    return parameters
 
 
 def _inverse_frequencies(parameters: dict[str, Any], head_size: int) -> Tensor:

@@ -8,6 +8,7 @@ from itertools import chain
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.experts import GroupedExpertsConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSource
@@ -43,8 +44,8 @@ def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple
         return []
     cls = model_class(config.architecture)
     stored = iterate_weights(config.files)
-    if (number := config.hf_config.get("prediction_layer")) is not None:
-        stored = _prediction_layers(stored, number, config.num_layers)
+    if isinstance(config.text, GroupedExpertsConfig) and config.text.prediction_layer is not None:
+        stored = _prediction_layers(stored, config.text.prediction_layer, config.num_layers)
     elif cls.leaves_out_mtp_layers:
         stored = (entry for entry in stored if _layer_of(entry[0]) < config.num_layers)
     weights = list(chain.from_iterable(cls.experts_apart(name, source, config) for name, source in stored))
@@ -56,7 +57,7 @@ def _with_table(
     weights: list[tuple[str, WeightSource]], cls: type[Model], config: ModelConfig
 ) -> list[tuple[str, WeightSource]]:
     """``weights`` with the head of a tied model as the table of tokens, where the checkpoint has the head alone."""
-    if not issubclass(cls, CausalLM) or not config.hf_config.get("tie_word_embeddings", cls.ties_embeddings):
+    if not issubclass(cls, CausalLM) or not config.text.tie_word_embeddings:
         return weights
     own_names = [cls.weight_name(name) for name, _ in weights]
     if TABLE in own_names or HEAD not in own_names:
@@ -99,8 +100,8 @@ def _check_counts(config: ModelConfig, names: list[str]) -> None:
     take long to build, only to find that tensors are missing."""
     for field, pattern in _COUNTED.items():
         found = {int(match[1]) for name in names if (match := pattern.search(name))}
-        asked = config.hf_config.get(field)
-        if found and asked is not None and asked > max(found) + 1:
+        asked = config.num_layers if field == "num_hidden_layers" else config.num_experts
+        if found and asked > max(found) + 1:
             raise ModelError(
                 f"{config.model}: the configuration's {field} is {asked}, the checkpoint has {max(found) + 1}; "
                 "the weights and the configuration are not of one model"

@@ -151,7 +151,7 @@ def _smaller_entries(asked: EngineConfig, device: DeviceMemory) -> Iterator[Chan
 
 def _smaller_weights(asked: EngineConfig, device: DeviceMemory) -> Iterator[Change]:
     model = asked.model
-    if model.quantization is None and not model.hf_config.get("quantization_config"):
+    if model.quantization is None and not model.text.quantization_config:
         yield Change("--quantization", "int8", _changed(asked, model={"quantization": "int8"}), device)
     if model.dtype == "float32" and model.weight_dtype is None:
         shorter = {"dtype": "bfloat16", "dtype_is_asked": True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.interface.engine_config import EngineConfig, num_sampled_rows
+from octavo.interface.model_config.medusa import MedusaConfig
 
 GRAPH_BYTES = 2 << 20  # that the driver takes for each captured graph
 # Numbers of tokens that steps with prompts are captured for. Padding is at most a third from 33 tokens on; below, a
@@ -68,9 +69,8 @@ def result_bytes(
 ) -> int:  # fmt: skip
     """What captured graphs of those sizes keep: the driver's part, and the results of each. ``drafter``: sizes of a
     drafter's."""
-    model, hf = config.model, config.model.hf_config
-    streams = hf.get("altup_num_inputs")  # which go on beside the active one and its norm
-    deferred = model.hidden_size * (streams + 2 if streams else 1) + (hf.get("hidden_size_per_layer_input") or 0)
+    model = config.model
+    deferred = model.text.deferred_size
     deferred += model.num_heads * max(model.head_sizes)
     reads, kinds = _readings(config)
     ways = 1 if config.lora is None else 2  # of steps: with and without adapters
@@ -85,8 +85,8 @@ def _readings(config: EngineConfig) -> tuple[int, int]:
     speculative = config.speculative
     if speculative.draft is None or speculative.method == "draft_model":
         return 0, 2
-    if speculative.method == "medusa":
-        return 1, int(speculative.draft.hf_config["num_heads"])
+    if isinstance(speculative.draft.text, MedusaConfig):
+        return 1, speculative.draft.text.num_heads
     layers = speculative.draft.num_layers if speculative.method == "mtp" else 1
     return layers, layers + 1
 

@@ -319,8 +319,8 @@ def slot_bytes(config: EngineConfig) -> int:
 def _adapter_numbers(config: EngineConfig, ranks: int) -> int:
     """Of one adapter of the highest rank for every layer but experts, on each of ``ranks``; by config.json's sizes."""
     assert config.lora is not None
-    model, hf = config.model, config.model.hf_config
-    hidden, inner = model.hidden_size, int(hf.get("intermediate_size") or 4 * model.hidden_size)
+    model = config.model
+    hidden, inner = model.hidden_size, model.text.intermediate_size
     queries, keys = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     whole = model.num_layers * (4 + 3) * hidden + 2 * hidden  # A of q, k, v, gate, up and the head; B of the others
     split = model.num_layers * (2 * queries + 2 * keys + 3 * inner) + 2 * model.vocab_size

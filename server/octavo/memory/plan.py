@@ -163,7 +163,7 @@ def _check_float8(config: EngineConfig, device: DeviceMemory) -> None:
         raise ConfigError(
             "kv_cache_dtype: an fp8 cache needs a GPU of compute capability 8.9 or more; leave kv_cache_dtype at auto"
         )
-    if config.model.quantization == "fp8" and not config.model.hf_config.get("quantization_config"):
+    if config.model.quantization == "fp8" and not config.model.text.quantization_config:
         raise ConfigError("quantization fp8 needs a GPU of compute capability 8.9 or above; use int8 on this one")
 
 
@@ -194,7 +194,7 @@ def _estimated(config: EngineConfig, measure: Measure, ranks: int, stages: int) 
             own = replace(model, hf_config={**hf, **layers}, language_model_only=model.language_model_only or is_text)
             of_count[count, is_text] = measure(replace(config, model=own), ranks)
         elsewhere = (number > 0) + (number < stages - 1)
-        if hf.get("tie_word_embeddings"):  # one is both
+        if model.text.tie_word_embeddings:  # one is both
             elsewhere = 1 if 0 < number < stages - 1 else 0
         whole, stage = of_count[count, is_text], Stage(number, stages)
         found.append(replace(whole, weights=whole.weights - elsewhere * table, stage=stage, num_layers=count))

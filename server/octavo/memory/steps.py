@@ -3,10 +3,9 @@ before that it is estimated, a little above what is measured."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES
+from octavo.interface.model_config.deepseek import DeepseekConfig
 from octavo.memory import capture_sizes
 from octavo.memory.images import num_deep
 
@@ -57,34 +56,20 @@ def _step(config: EngineConfig, tokens: int, sampled: int) -> int:
     # Block tables; sums of chunks of long sequences; ids, positions and slots.
     beside = sequences * -(-scheduler.max_model_len // config.cache.block_size) * 4
     beside += min(_MOST_CHUNKS, sequences * _CHUNKS_OF_A_SEQUENCE) + tokens * 32
-    beside += _CHUNKS_OF_LATENTS if _has_latents(model) else 0
+    beside += _CHUNKS_OF_LATENTS if isinstance(model.text, DeepseekConfig) else 0
     if config.lora is not None:  # what a layer's adapters make of a row first
         beside += tokens * 4 * max(512, 3 * config.lora.max_lora_rank)
-    layer = tokens * size * (4 * hidden + max(_attention_size(model), 3 * _inner_size(model.hf_config)))
+    layer = tokens * size * (4 * hidden + max(_attention_size(model), 3 * model.text.inner_size))
     logits = tokens * size * 2 * hidden + sampled * size * (hidden + model.vocab_size)
     return max(layer, logits) + beside
 
 
 def _attention_size(model: ModelConfig) -> int:
     """Numbers of a token in attention: queries, keys, values and results."""
-    hf, heads = model.hf_config, model.num_heads
-    if not _has_latents(model):
+    text, heads = model.text, model.num_heads
+    if not isinstance(text, DeepseekConfig):
         return (3 * heads + 2 * model.num_kv_heads) * max(model.head_sizes)
     # Queries as projected and as latents, of which each head attends to sums, and values made of these.
-    latent = int(hf["kv_lora_rank"])
-    kept = latent + model.head_size
-    own = int(hf["qk_nope_head_dim"]) + model.head_size + kept + latent + int(hf["v_head_dim"])
+    kept = text.kv_lora_rank + model.head_size
+    own = text.qk_nope_head_dim + model.head_size + kept + text.kv_lora_rank + text.v_head_dim
     return heads * own + kept + model.hidden_size
-
-
-def _has_latents(model: ModelConfig) -> bool:
-    return model.architecture.startswith("Deepseek")
-
-
-def _inner_size(hf: dict[str, Any]) -> int:
-    """Width of what an MLP, or the experts of a token together, compute."""
-    inner = int(hf.get("intermediate_size") or hf.get("ffn_dim") or 0)
-    if hf.get("num_experts"):
-        chosen, own = int(hf.get("num_experts_per_tok") or 1), int(hf.get("moe_intermediate_size") or inner)
-        inner = max(inner, chosen * own)
-    return inner

@@ -69,7 +69,7 @@ class Model(nn.Module):
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
-        self.config, self.tp = config, tp
+        self.config, self.tp, self.text = config, tp, config.text
 
     @classmethod
     def weight_name(cls, checkpoint_name: str) -> str | None:
@@ -157,7 +157,6 @@ class CausalLM(Model):
 
     model: Decoder
     lm_head: ParallelLMHead
-    ties_embeddings: ClassVar[bool] = False  # where config.json does not say tie_word_embeddings
     # What all layers keep of a token in the model's dtype, and where this stage's begin; without stages: None.
     specs_of_all: tuple[list[KVCacheSpec], int] | None = None
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.bert import BertConfig
+from octavo.interface.model_config.encoder import EncoderConfig
 from octavo.layers.embedding import VocabParallelEmbedding
 from octavo.layers.encoder import EncoderAttention, EncoderInputs, HeadLinear, PostNormEncoderLayer
 from octavo.layers.mlp import MLP
@@ -44,16 +46,18 @@ _BERT: Names = [
 class BertModel(Encoder):
     """Learned positions and kinds of text, layers with norms behind their blocks."""
 
+    text: EncoderConfig
+
     checkpoint_names: ClassVar[Names] = [*_BERT, (r"^pooler\.", None)]
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
-        hf, hidden = config.hf_config, config.hidden_size
-        self.eps = hf.get("layer_norm_eps", 1e-12)
+        text, hidden = self.text, config.hidden_size
+        self.eps = text.layer_norm_eps
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, hidden, tp)
         # Small, so every rank holds all of them.
         self.embed_positions = self.create_positions()
-        num_types = hf.get("type_vocab_size", 2)
+        num_types = text.type_vocab_size
         self.embed_types = VocabParallelEmbedding(num_types, hidden, TensorParallel()) if num_types else None
         self.embed_norm = LayerNorm(hidden, self.eps)
         rotary = self.create_rotary()
@@ -61,17 +65,8 @@ class BertModel(Encoder):
 
     def create_positions(self) -> VocabParallelEmbedding | None:
         """The table of learned positions."""
-        return VocabParallelEmbedding(self.num_positions, self.config.hidden_size, TensorParallel())
-
-    @property
-    def num_positions(self) -> int:
-        """Rows of that table."""
-        return int(self.config.hf_config["max_position_embeddings"])
-
-    @property
-    def first_position(self) -> int:
-        """The row of a text's first token."""
-        return 0
+        assert isinstance(self.text, BertConfig)
+        return VocabParallelEmbedding(self.text.max_position_embeddings, self.text.hidden_size, TensorParallel())
 
     def create_rotary(self) -> RotaryEmbedding | None:
         """The rotary embedding that layers share."""
@@ -79,16 +74,16 @@ class BertModel(Encoder):
 
     def create_layer(self, rotary: RotaryEmbedding | None) -> PostNormEncoderLayer:
         """One layer."""
-        hf, hidden = self.config.hf_config, self.config.hidden_size
+        text, hidden = self.text, self.config.hidden_size
         attention = EncoderAttention(self.config, self.tp, bias=True)
-        mlp = MLP(hidden, hf["intermediate_size"], True, hf.get("hidden_act", "gelu"), self.tp)
+        mlp = MLP(hidden, text.intermediate_size, True, text.hidden_act, self.tp)
         return PostNormEncoderLayer(attention, LayerNorm(hidden, self.eps), mlp, LayerNorm(hidden, self.eps))
 
     def forward(self, inputs: EncoderInputs) -> Tensor:
         """See `Encoder`."""
         x: Tensor = self.embed_tokens(inputs.input_ids)
-        if self.embed_positions is not None:
-            x = octavo_kernels.add(x, self.embed_positions(inputs.positions, skip=self.first_position))
+        if self.embed_positions is not None and isinstance(self.text, BertConfig):
+            x = octavo_kernels.add(x, self.embed_positions(inputs.positions, skip=self.text.first_position))
         types = None if self.embed_types is None else self.embed_types(inputs.token_types)
         x, _ = self.embed_norm(x, types)
         for layer in self.layers:
@@ -119,11 +114,6 @@ class BertForSequenceClassification(BertModel):
 
 class RobertaModel(BertModel):
     """BERT whose positions are counted from behind the padding token's."""
-
-    @property
-    def first_position(self) -> int:
-        """See `BertModel`."""
-        return int(self.config.hf_config.get("pad_token_id", 1)) + 1
 
 
 class RobertaForMaskedLM(RobertaModel):

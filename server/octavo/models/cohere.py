@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from octavo.errors import ModelError
+from octavo.interface.model_config.cohere import CohereConfig
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import DecoderLayer, ParallelDecoderLayer
 from octavo.layers.linear import QKVRows
@@ -17,15 +16,15 @@ from octavo_kernels import AttentionOptions
 class CohereForCausalLM(LlamaForCausalLM):
     """Attention and MLP side by side, layer norms without bias, rotary pairs of neighbours, scaled logits."""
 
-    ties_embeddings: ClassVar[bool] = True
+    text: CohereConfig
 
     def scales(self) -> tuple[float, float]:
         """What embeddings and logits are multiplied by."""
-        return 1.0, self.config.hf_config.get("logit_scale", 0.0625)
+        return 1.0, self.text.logit_scale
 
     def create_norm(self) -> LayerNorm:
         """A norm of hidden states."""
-        return LayerNorm(self.config.hidden_size, self.config.hf_config.get("layer_norm_eps", 1e-5), bias=False)
+        return LayerNorm(self.config.hidden_size, self.text.layer_norm_eps, bias=False)
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
@@ -33,12 +32,12 @@ class CohereForCausalLM(LlamaForCausalLM):
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        if self.config.hf_config.get("use_qk_norm"):
+        if self.text.use_qk_norm:
             raise ModelError(f"{self.config.model}: Cohere models with norms of queries and keys are not supported")
         return self._attention(layer, rotary, None)
 
     def _attention(self, layer: int, rotary: RotaryEmbedding | None, window: int | None) -> SelfAttention:
-        bias, rows = self.config.hf_config.get("attention_bias", False), QKVRows(interleaved=self.config.head_size)
+        bias, rows = self.text.attention_bias, QKVRows(interleaved=self.config.head_size)
         return SelfAttention(
             self.config,
             layer,
@@ -56,8 +55,5 @@ class Cohere2ForCausalLM(CohereForCausalLM):
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        hf = self.config.hf_config
-        types = hf.get("layer_types")
-        slides = types[layer] == "sliding_attention" if types else (layer + 1) % hf.get("sliding_window_pattern", 4)
-        window = hf.get("sliding_window", 4096) if slides else None
+        window = self.text.window(layer)
         return self._attention(layer, rotary if window else None, window)

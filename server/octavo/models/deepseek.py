@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from octavo.interface.model_config.deepseek import DeepseekConfig
 from octavo.layers.decoder import DecoderLayer, PreNormDecoderLayer
 from octavo.layers.latent_attention import LatentSelfAttention
 from octavo.layers.mlp import GatedMLP
@@ -18,6 +19,8 @@ from octavo.models.llama import LlamaForCausalLM
 
 class DeepseekV2ForCausalLM(LlamaForCausalLM):
     """The chosen experts' scores are used as they are, times a constant."""
+
+    text: DeepseekConfig
 
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"\.mlp\.shared_experts\.", ".mlp.shared_expert."),
@@ -31,26 +34,24 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
         assert rotary is not None
-        interleaved = self.config.hf_config.get("rope_interleave", True)
+        interleaved = self.text.rope_interleave
         attention = LatentSelfAttention(self.config, layer, self.tp, rotary, interleaved)
-        hf = self.config.hf_config
-        mlp = self.create_mlp() if layer < hf["first_k_dense_replace"] else self.create_experts()
+        text = self.text
+        mlp = self.create_mlp() if layer < text.first_k_dense_replace else self.create_experts()
         return PreNormDecoderLayer(self.create_norm(), attention, self.create_norm(), mlp)
 
     def routing(self) -> Routing:
         """How experts are chosen."""
-        hf = self.config.hf_config
-        limited = hf.get("topk_method") == "group_limited_greedy"
-        groups = (hf["n_group"], hf["topk_group"]) if limited else None
-        scale = hf.get("routed_scaling_factor", 1.0)
-        return Routing(hf["num_experts_per_tok"], renormalise=False, scale=scale, groups=groups)
+        text = self.text
+        scale = text.routed_scaling_factor
+        return Routing(text.num_experts_per_tok, renormalise=False, scale=scale, groups=text.groups)
 
     def create_experts(self) -> nn.Module:
         """The experts of one layer, and the MLP that every row goes through."""
-        hf, hidden = self.config.hf_config, self.config.hidden_size
-        inner, act, count = hf["moe_intermediate_size"], hf.get("hidden_act", "silu"), hf.get("n_shared_experts") or 0
-        shared = GatedMLP(hidden, inner * count, hf.get("mlp_bias", False), act, self.tp) if count else None
-        return FusedMoE(expert_settings(hf["num_experts"], hidden, inner, act), self.routing(), self.tp, shared)
+        text, hidden = self.text, self.config.hidden_size
+        inner, act, count = text.expert_size, text.hidden_act, text.n_shared_experts
+        shared = GatedMLP(hidden, inner * count, text.mlp_bias, act, self.tp) if count else None
+        return FusedMoE(expert_settings(text.num_experts, hidden, inner, act), self.routing(), self.tp, shared)
 
 
 class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
@@ -60,7 +61,7 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
 
     def routing(self) -> Routing:
         """How experts are chosen."""
-        hf = self.config.hf_config
-        groups, scale = (hf["n_group"], hf["topk_group"]), hf.get("routed_scaling_factor", 1.0)
-        how = Routing(hf["num_experts_per_tok"], "sigmoid", hf.get("norm_topk_prob", True), scale, groups)
+        text = self.text
+        groups, scale = text.groups, text.routed_scaling_factor
+        how = Routing(text.num_experts_per_tok, "sigmoid", text.norm_topk_prob, scale, groups)
         return replace(how, correction=True)

@@ -9,12 +9,13 @@ a head of its own, often of the most frequent tokens alone. Both feed what comes
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.eagle import Eagle3Config, Eagle3Qwen3Config, EagleConfig
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden, PreNormDecoderLayer
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -70,6 +71,7 @@ class EagleDecoder(Decoder):
 class EagleModel(StateReader, LlamaForCausalLM):
     """Of EAGLE-1 and 2."""
 
+    text: EagleConfig
     model: EagleDecoder
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"^model\.(?=lm_head\.)", ""),
@@ -78,7 +80,7 @@ class EagleModel(StateReader, LlamaForCausalLM):
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
-        if not config.hf_config["own_embedding"]:
+        if not self.text.own_embedding:
             self.model.embed_tokens = OfTarget()  # type: ignore[assignment]
         self.lm_head = self.create_head()
 
@@ -91,17 +93,17 @@ class EagleModel(StateReader, LlamaForCausalLM):
 
     def create_head(self) -> ParallelLMHead:
         """The head, or `OfTarget`."""
-        config, hf = self.config, self.config.hf_config
-        if not hf["own_head"]:
+        config, text = self.config, self.text
+        if not text.own_head:
             return OfTarget()  # type: ignore[return-value]
-        return ParallelLMHead(hf["draft_vocab_size"], config.hidden_size, self.tp, scale=hf.get("logit_scale", 1.0))
+        return ParallelLMHead(text.draft_vocab_size, config.hidden_size, self.tp, scale=text.logit_scale)
 
     def create_decoder(
         self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], embedding_scale: float
     ) -> Decoder:
         """See `LlamaForCausalLM`."""
         size = self.config.hidden_size
-        fc = ReplicatedLinear(2 * size, size, self.config.hf_config["fc_bias"], self.tp)
+        fc = ReplicatedLinear(2 * size, size, self.text.fc_bias, self.tp)
         return EagleDecoder(embed_tokens, layers, fc)
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
@@ -133,7 +135,7 @@ class Eagle3Layer(PreNormDecoderLayer):
         # A norm whose output is not quantised as its linear layer would have it, see `layers.fusion`.
         super().__init__(cast(RMSNorm, NoNorm()), attention, norms[0], model.create_mlp())
         self.embed_norm, self.hidden_norm = norms[1:]
-        self.residual_is_normed = bool(config.hf_config.get("norm_before_residual", False))
+        self.residual_is_normed = model.text.norm_before_residual
         sizes = (config.head_size, config.num_heads, config.num_kv_heads)
         attention.qkv_proj = QKVParallelLinear(2 * config.hidden_size, *sizes, model.qkv_bias, tp)
 
@@ -159,17 +161,17 @@ class Eagle3Decoder(EagleDecoder):
         layers: list[DecoderLayer],
         norm: RMSNorm,
         fc: nn.Module,
-        hf: dict[str, Any],
+        text: Eagle3Config,
         sizes: tuple[int, int],
     ) -> None:
-        """``sizes``: of a tapped state, and how many there are; ``hf``: the configuration's fields."""
+        """``sizes``: of a tapped state, and how many there are; ``text``: the configuration's fields."""
         super().__init__(embed_tokens, layers, fc)
-        self.norm, self._norms_output, eps = norm, bool(hf.get("norm_output")), hf.get("rms_norm_eps", 1e-6)
+        self.norm, self._norms_output, eps = norm, text.norm_output, text.rms_norm_eps
         size, count = sizes
-        self.input_norm = RMSNorm(size * count, eps) if hf.get("norm_before_fc") else None
-        self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in range(count)) if hf.get("fc_norm") else None
-        vocabulary = (hf["draft_vocab_size"], hf["vocab_size"], "d2t")
-        self.vocabulary = DraftVocabulary(*vocabulary) if hf["maps_tokens"] else None
+        self.input_norm = RMSNorm(size * count, eps) if text.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in range(count)) if text.fc_norm else None
+        vocabulary = (text.draft_vocab_size, text.vocab_size, "d2t")
+        self.vocabulary = DraftVocabulary(*vocabulary) if text.maps_tokens else None
 
     def join(self, tapped: tuple[Tensor, ...]) -> Tensor:
         """The tapped states ``[R, Ht]`` as one, ``[R, H]``."""
@@ -198,6 +200,7 @@ class Eagle3Decoder(EagleDecoder):
 class Eagle3Model(EagleModel):
     """Of EAGLE-3, with layers as Llama's."""
 
+    text: Eagle3Config
     model: Eagle3Decoder
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"^(model\.)?(t2d$|verifier_)", None),
@@ -210,12 +213,12 @@ class Eagle3Model(EagleModel):
     @property
     def qkv_bias(self) -> bool:
         """Of the first layer's queries, keys and values."""
-        return bool(self.config.hf_config.get("attention_bias", False))
+        return self.text.attention_bias
 
     def attach(self, target: CausalLM) -> None:
         """Also have ``target`` keep what is read of it."""
         super().attach(target)
-        target.model.taps = tuple(self.config.hf_config["taps"])
+        target.model.taps = tuple(self.text.taps)
 
     def read(self, target: CausalLM, deferred: DeferredHidden, hidden: Tensor) -> Tensor:
         """See `StateReader`: made of what layers of ``target`` were given."""
@@ -225,10 +228,10 @@ class Eagle3Model(EagleModel):
         self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], embedding_scale: float
     ) -> Decoder:
         """See `LlamaForCausalLM`."""
-        hf, size = self.config.hf_config, self.config.hidden_size
-        taps = (hf["target_hidden_size"], len(hf["taps"]))
-        fc = ReplicatedLinear(taps[0] * taps[1], size, hf["fc_bias"], self.tp)
-        return Eagle3Decoder(embed_tokens, layers, cast(RMSNorm, self.create_norm()), fc, hf, taps)
+        text, size = self.text, self.config.hidden_size
+        taps = (text.target_hidden_size, len(text.taps))
+        fc = ReplicatedLinear(taps[0] * taps[1], size, text.fc_bias, self.tp)
+        return Eagle3Decoder(embed_tokens, layers, cast(RMSNorm, self.create_norm()), fc, text, taps)
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
@@ -247,3 +250,5 @@ class Eagle3Model(EagleModel):
 
 class Eagle3Qwen3Model(Eagle3Model, Qwen3ForCausalLM):
     """Of EAGLE-3, with layers as Qwen3's."""
+
+    text: Eagle3Qwen3Config

@@ -7,11 +7,12 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from octavo.interface.model_config.gemma import GemmaConfig, WindowedGemmaConfig
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import DecoderLayer, PreNormDecoderLayer
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
-from octavo.layers.rotary import RotaryEmbedding, rope_parameters
+from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.base import CausalLM
 from octavo.models.llama import LlamaForCausalLM
 from octavo_kernels import AttentionOptions
@@ -19,6 +20,8 @@ from octavo_kernels import AttentionOptions
 
 class GemmaForCausalLM(LlamaForCausalLM):
     """Llama with norms around 0, embeddings times sqrt(H) and GELU gates."""
+
+    text: GemmaConfig
 
     @property
     def norm_offset(self) -> float:
@@ -32,18 +35,18 @@ class GemmaForCausalLM(LlamaForCausalLM):
 
     def create_norm(self) -> RMSNorm:
         """A norm of hidden states."""
-        return RMSNorm(self.config.hidden_size, self.config.hf_config["rms_norm_eps"], self.norm_offset)
+        return RMSNorm(self.config.hidden_size, self.text.rms_norm_eps, self.norm_offset)
 
     def create_mlp(self) -> nn.Module:
-        """The MLP of one layer. What the first configurations call gelu in ``hidden_act`` is the tanh approximation."""
-        hf = self.config.hf_config
-        act = hf.get("hidden_act", "gelu")
-        act = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if act == "gelu" else act)
-        return GatedMLP(self.config.hidden_size, hf["intermediate_size"], False, act, self.tp)
+        """The MLP of one layer."""
+        text = self.text
+        return GatedMLP(text.hidden_size, text.intermediate_size, False, text.act, self.tp)
 
 
 class Gemma2ForCausalLM(GemmaForCausalLM):
     """Gemma with norms behind the blocks, too, capped scores and logits, and windows in every other layer."""
+
+    text: WindowedGemmaConfig
 
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"\.post_attention_layernorm\.", ".attention_output_norm."),
@@ -53,7 +56,11 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
     ]
     qk_norm: ClassVar[bool] = False
     caps_scores: ClassVar[bool] = True
-    caps_logits: ClassVar[bool] = True
+
+    @property
+    def logit_cap(self) -> float | None:
+        """See `LlamaForCausalLM`."""
+        return self.text.final_logit_softcapping
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
@@ -62,8 +69,8 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        hf = self.config.hf_config
-        bias = hf.get("attention_bias", False)
+        text = self.text
+        bias = text.attention_bias
         return SelfAttention(
             self.config,
             layer,
@@ -73,9 +80,9 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
             out_bias=bias,
             qk_norm=self.qk_norm,
             options=AttentionOptions(
-                scale=hf["query_pre_attn_scalar"] ** -0.5,
-                window=hf["sliding_window"] if hf["layer_types"][layer] == "sliding_attention" else None,
-                softcap=hf.get("attn_logit_softcapping") if self.caps_scores else None,
+                scale=text.query_pre_attn_scalar**-0.5,
+                window=text.window(layer),
+                softcap=text.attn_logit_softcapping if self.caps_scores else None,
             ),
             norm_offset=self.norm_offset,
         )
@@ -89,7 +96,6 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
 
     def create_rotaries(self) -> list[RotaryEmbedding | None]:
         """One for each type of layer."""
-        hf = self.config.hf_config
-        types: list[str] = hf["layer_types"]
-        shared = {kind: RotaryEmbedding(self.config, parameters=rope_parameters(hf, kind)) for kind in set(types)}
-        return [shared[kind] for kind in types]
+        text = self.text
+        shared = {kind: RotaryEmbedding(self.config, parameters=text.rope(kind)) for kind in set(text.kinds)}
+        return [shared[kind] for kind in text.kinds]

@@ -4,6 +4,7 @@ other in both directions."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isqrt
 from typing import ClassVar
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.gemma import Gemma3Config
 from octavo.interface.vision_config import vision_config
 from octavo.layers.vision import TowerRMSNorm, Weights, parameter
 from octavo.models.gemma import Gemma3ForCausalLM
@@ -40,9 +42,9 @@ class Gemma3Vision(Vision):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         tower = vision_config(config.hf_config, config.model, ("siglip_vision_model",))
-        count = config.hf_config.get("mm_tokens_per_image", 256)
-        side = int(count**0.5) if type(count) is int and count > 0 else 0
-        if side == 0 or side**2 != count or tower.side % side:
+        count = config.text_of(Gemma3Config).mm_tokens_per_image
+        side = isqrt(count)
+        if side**2 != count or tower.side % side:
             raise ModelError(
                 f"{config.model}: mm_tokens_per_image must be a square whose side divides the {tower.side} patches of "
                 f"an image's side, got {count!r}; correct the file or fetch the model again"

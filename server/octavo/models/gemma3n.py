@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.gemma3n import Gemma3nConfig
 from octavo.layers.activation import activation_kind
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden
@@ -100,14 +101,14 @@ class AltUp(nn.Module):
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
-        hf, hidden = config.hf_config, config.hidden_size
-        count, self.active = hf["altup_num_inputs"], hf["altup_active_idx"]
-        self.router_norm = ModalityNorm(hidden, hf["rms_norm_eps"], 0.0)
+        text, hidden = config.text_of(Gemma3nConfig), config.hidden_size
+        count, self.active = text.altup_num_inputs, text.altup_active_idx
+        self.router_norm = ModalityNorm(hidden, text.rms_norm_eps, 0.0)
         self.modality_router = ExactLinear(hidden, count, False, tp)
         self.prediction_coefs = StreamFactors(torch.eye(count, dtype=torch.float32))
         self.correction_coefs = CorrectionFactors(count, self.active)
         self.correct_output_scale = nn.Parameter(torch.empty(hidden), requires_grad=False)
-        self.scales = hf["altup_correct_scale"]
+        self.scales = text.altup_correct_scale
         columns = torch.arange(self.active * hidden, (self.active + 1) * hidden, dtype=torch.int32)
         self.register_buffer("active_columns", columns, persistent=False)
 
@@ -142,10 +143,10 @@ class Laurel(nn.Module):
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
-        hidden, rank = config.hidden_size, config.hf_config["laurel_rank"]
+        hidden, rank = config.hidden_size, config.text_of(Gemma3nConfig).laurel_rank
         self.linear_left = ReplicatedLinear(hidden, rank, False, tp)
         self.linear_right = ReplicatedLinear(rank, hidden, False, tp)
-        self.post_laurel_norm = RMSNorm(hidden, config.hf_config["rms_norm_eps"], 0.0)
+        self.post_laurel_norm = RMSNorm(hidden, config.text_of(Gemma3nConfig).rms_norm_eps, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, H]``; returns ``[T, H]``."""
@@ -160,11 +161,11 @@ class Gemma3nDecoderLayer(DecoderLayer):
 
     def __init__(self, config: ModelConfig, self_attn: SelfAttention, mlp: GatedMLP, act: str, tp: TensorParallel):
         super().__init__()
-        hf, hidden = config.hf_config, config.hidden_size
-        count, size = hf["altup_num_inputs"], hf["hidden_size_per_layer_input"]
+        text, hidden = config.text_of(Gemma3nConfig), config.hidden_size
+        count, size = text.altup_num_inputs, text.hidden_size_per_layer_input
 
         def norm() -> RMSNorm:
-            return RMSNorm(hidden, hf["rms_norm_eps"], 0.0)
+            return RMSNorm(hidden, text.rms_norm_eps, 0.0)
 
         self.self_attn, self.mlp, self.act = self_attn, mlp, activation_kind(act)
         self.altup, self.laurel = AltUp(config, tp), Laurel(config, tp)
@@ -205,7 +206,7 @@ class Gemma3nDecoder(PerLayerDecoder):
 
     def __init__(self, config: ModelConfig, tp: TensorParallel, *args: Any) -> None:
         super().__init__(config, tp, *args)
-        hidden, count = config.hidden_size, config.hf_config["altup_num_inputs"]
+        hidden, count = config.hidden_size, config.text_of(Gemma3nConfig).altup_num_inputs
 
         def projections() -> nn.ModuleList:
             return nn.ModuleList(ReplicatedLinear(hidden, hidden, False, tp) for _ in range(count - 1))
@@ -246,6 +247,8 @@ class Gemma3nDecoder(PerLayerDecoder):
 class Gemma3nForCausalLM(Gemma4ForCausalLM):
     """As in Gemma 4 the last layers share keys and values, and each has embeddings of its own."""
 
+    text: Gemma3nConfig
+
     @classmethod
     def experts_apart(cls, name: str, source: WeightSource, config: ModelConfig) -> Iterator[tuple[str, WeightSource]]:
         """See `Gemma4ForCausalLM`. GGUF files hold the projections of all streams in one tensor."""
@@ -264,9 +267,9 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
-        hf, hidden = self.config.hf_config, self.config.hidden_size
-        act, sparsity = hf.get("hidden_activation", "gelu_pytorch_tanh"), hf["activation_sparsity_pattern"][layer]
-        sizes = (hidden, hf["intermediate_size"])
+        text, hidden = self.text, self.config.hidden_size
+        act, sparsity = text.act, text.sparsity(layer)
+        sizes = (hidden, text.intermediate_size)
         mlp = GatedMLP(*sizes, False, act, self.tp)
         if sparsity > 0.0:
             dtype = getattr(torch, self.config.dtype)

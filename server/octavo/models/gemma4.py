@@ -13,6 +13,7 @@ from torch import Tensor
 
 import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.gemma4 import Gemma4Config, PerLayerGemmaConfig
 from octavo.interface.ranks import Stage
 from octavo.layers.activation import activation_kind
 from octavo.layers.attention import Attention, ForwardContext, SelfAttention
@@ -24,7 +25,7 @@ from octavo.layers.moe import FusedMoE, Routing, expert_settings
 from octavo.layers.norm import RMSNorm, UnitNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization import LinearMethod
-from octavo.layers.rotary import RotaryEmbedding, rope_parameters
+from octavo.layers.rotary import RotaryEmbedding
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
 from octavo.models.gemma import Gemma2ForCausalLM
 from octavo_kernels import AttentionOptions
@@ -37,7 +38,7 @@ class Gemma4Attention(SelfAttention):
 
     def __init__(self, config: ModelConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        norm = UnitNorm(config.head_size, config.hf_config["rms_norm_eps"], 0.0)
+        norm = UnitNorm(config.head_size, config.text.rms_norm_eps, 0.0)
         self.v_norm = norm if self.attn.has_cache else None
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
@@ -64,9 +65,10 @@ class Gemma4Experts(FusedMoE):
     """Experts beside an MLP: they are chosen by one norm of what enters the block, and read another one."""
 
     def __init__(self, config: ModelConfig, act: str, tp: TensorParallel) -> None:
-        hf, hidden, eps = config.hf_config, config.hidden_size, config.hf_config["rms_norm_eps"]
-        settings = expert_settings(hf["num_experts"], hidden, hf["moe_intermediate_size"], act)
-        super().__init__(settings, Routing(hf["num_experts_per_tok"], expert_scale=True), tp)
+        text, hidden = config.text_of(Gemma4Config), config.hidden_size
+        eps = text.rms_norm_eps
+        settings = expert_settings(text.num_experts, hidden, text.expert_size, act)
+        super().__init__(settings, Routing(text.num_experts_per_tok, expert_scale=True), tp)
         self.router_norm = RouterNorm(hidden, eps, 0.0)
         self.input_norm, self.output_norm = RMSNorm(hidden, eps, 0.0), RMSNorm(hidden, eps, 0.0)
 
@@ -84,17 +86,17 @@ class Gemma4DecoderLayer(PreNormDecoderLayer):
     def __init__(
         self, config: ModelConfig, self_attn: SelfAttention, mlp: GatedMLP, act: str, tp: TensorParallel
     ) -> None:
-        hf, hidden = config.hf_config, config.hidden_size
+        text, hidden = config.text_of(Gemma4Config), config.hidden_size
 
         def norm() -> RMSNorm:
-            return RMSNorm(hidden, hf["rms_norm_eps"], 0.0)
+            return RMSNorm(hidden, text.rms_norm_eps, 0.0)
 
         super().__init__(norm(), self_attn, norm(), mlp, attention_output_norm=norm(), mlp_output_norm=norm())
         self.layer_scalar = 1.0
-        sparse = hf.get("enable_moe_block", False)
+        sparse = text.enable_moe_block
         self.moe = Gemma4Experts(config, act, tp) if sparse else None
         self.mlp_norm = norm() if sparse else None
-        if size := hf.get("hidden_size_per_layer_input"):
+        if size := text.hidden_size_per_layer_input:
             self.act = activation_kind(act)
             self.per_layer_input_gate = ReplicatedLinear(hidden, size, False, tp)
             self.per_layer_projection = ReplicatedLinear(size, hidden, False, tp)
@@ -156,16 +158,16 @@ class PerLayerDecoder(Decoder):
         embedding_scale: float,
     ) -> None:
         super().__init__(embed_tokens, layers, norm, embedding_scale)
-        hf, hidden, count = config.hf_config, config.hidden_size, config.num_layers
-        self.size: int = hf["hidden_size_per_layer_input"]
+        text, hidden, count = config.text_of(PerLayerGemmaConfig), config.hidden_size, config.num_layers
+        self.size = text.hidden_size_per_layer_input or 0
         self.table_scale = torch.tensor(self.size**0.5, dtype=getattr(torch, config.dtype), device="cpu").item()
-        rows, width = hf["vocab_size_per_layer_input"], count * self.size
+        rows, width = text.vocab_size_per_layer_input, count * self.size
         if rows < config.vocab_size:
             self.embed_tokens_per_layer: VocabParallelEmbedding = PerLayerEmbedding(rows, config.vocab_size, width, tp)
         else:
             self.embed_tokens_per_layer = VocabParallelEmbedding(rows, width, tp)
         self.per_layer_model_projection = ReplicatedLinear(hidden, count * self.size, False, tp)
-        self.per_layer_projection_norm = RMSNorm(self.size, hf["rms_norm_eps"], 0.0)
+        self.per_layer_projection_norm = RMSNorm(self.size, text.rms_norm_eps, 0.0)
         last = torch.arange((count - 1) * self.size, count * self.size, dtype=torch.int32)
         self.register_buffer("last_columns", last, persistent=False)
 
@@ -216,6 +218,8 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
     """Layers without a window have heads of another size, and may take their keys for values; the last layers attend to
     the keys and values of the last one of their kind that has some."""
 
+    text: PerLayerGemmaConfig
+
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"(?<!\.moe)\.experts\.", ".moe.experts."),
         (r"\.router\.proj\.", ".moe.gate."),
@@ -232,14 +236,14 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
         """See `Model`. Keys that are values as well come a second time, as values; those that a layer has no use for,
         since it shares another one's, are left out."""
         for found, part in super().experts_apart(name, source, config):
-            match, hf = _KEYS_AND_VALUES.fullmatch(found), config.hf_config
+            match, text = _KEYS_AND_VALUES.fullmatch(found), config.text_of(PerLayerGemmaConfig)
             if match is None or cls.weight_name(found) is None:
                 yield found, part
                 continue
             layer = int(match[2])
-            if layer >= config.num_layers - hf["num_kv_shared_layers"]:
+            if layer >= text.first_shared_layer:
                 continue
-            is_both = hf.get("attention_k_eq_v") and hf["layer_types"][layer] == "full_attention"
+            is_both = text.keys_are_values(layer)
             if match[3] == "k" or not is_both:
                 yield found, part
             if match[3] == "k" and is_both and match[4].startswith("_proj."):
@@ -257,34 +261,34 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
 
     def create_rotaries(self) -> list[RotaryEmbedding | None]:
         """One for each kind of layer."""
-        hf = self.config.hf_config
+        text = self.text
         found: dict[str, RotaryEmbedding] = {}
-        for layer, kind in enumerate(hf["layer_types"]):
+        for layer, kind in enumerate(text.kinds):
             if kind not in found:
-                found[kind] = RotaryEmbedding(self.config.of_layer(layer), parameters=rope_parameters(hf, kind))
-        return [found[kind] for kind in hf["layer_types"]]
+                found[kind] = RotaryEmbedding(self.config.of_layer(layer), parameters=text.rope(kind))
+        return [found[kind] for kind in text.kinds]
 
     def create_decoder(
         self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], embedding_scale: float
     ) -> Decoder:
         """With embeddings for each layer, where there are any."""
-        if self.config.hf_config.get("hidden_size_per_layer_input"):
+        if self.text.hidden_size_per_layer_input:
             return PerLayerDecoder(self.config, self.tp, embed_tokens, layers, self.create_norm(), embedding_scale)
         return super().create_decoder(embed_tokens, layers, embedding_scale)
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
-        hf, hidden = self.config.hf_config, self.config.hidden_size
-        act, attention = hf.get("hidden_activation", "gelu_pytorch_tanh"), self.create_attention(layer, rotary)
-        wide = hf.get("use_double_wide_mlp", False) and not attention.attn.has_cache
-        mlp = GatedMLP(hidden, hf["intermediate_size"] * (2 if wide else 1), False, act, self.tp)
+        text, hidden = self.text, self.config.hidden_size
+        act, attention = text.act, self.create_attention(layer, rotary)
+        wide = self.config.text_of(Gemma4Config).use_double_wide_mlp and not attention.attn.has_cache
+        mlp = GatedMLP(hidden, text.intermediate_size * (2 if wide else 1), False, act, self.tp)
         return Gemma4DecoderLayer(self.config, attention, mlp, act, self.tp)
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        hf = self.config.hf_config
-        kind, bias = hf["layer_types"][layer], hf.get("attention_bias", False)
-        shares = layer >= self.config.num_layers - hf["num_kv_shared_layers"]
+        text = self.text
+        kind, bias = text.kinds[layer], text.attention_bias
+        shares = layer >= text.first_shared_layer
         attention = Gemma4Attention(
             self.config.of_layer(layer),
             layer,
@@ -293,7 +297,7 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
             qkv_bias=bias,
             out_bias=bias,
             qk_norm=True,
-            options=AttentionOptions(1.0, hf["sliding_window"] if kind == "sliding_attention" else None),
+            options=AttentionOptions(1.0, text.window(layer)),
             norm_offset=self.norm_offset,
             shares_kv_with=self.owners[kind] if shares else None,
         )

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from octavo.interface.model_config.glm4 import GlmConfig
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import DecoderLayer, PreNormDecoderLayer
 from octavo.layers.linear import QKVRows
@@ -19,6 +20,8 @@ from octavo.models.llama import LlamaForCausalLM
 class GlmForCausalLM(LlamaForCausalLM):
     """Llama that turns neighbours in the first half of each head; gate and up are one tensor in the checkpoint."""
 
+    text: GlmConfig
+
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         **LlamaForCausalLM.packed_modules_mapping,
         "gate_up_proj": ["gate_up_proj"] * 2,
@@ -26,21 +29,21 @@ class GlmForCausalLM(LlamaForCausalLM):
 
     def create_rotary(self) -> RotaryEmbedding:
         """The rotary embedding that layers share."""
-        return RotaryEmbedding(self.config, rotary_size(self.config, 0.5))
+        return RotaryEmbedding(self.config, rotary_size(self.config))
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
         bias, rows = (
-            self.config.hf_config.get("attention_bias", True),
-            QKVRows(interleaved=rotary_size(self.config, 0.5)),
+            self.text.attention_bias,
+            QKVRows(interleaved=rotary_size(self.config)),
         )
         return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, rows=rows)
 
     def create_mlp(self) -> nn.Module:
         """The MLP of one layer."""
-        hf = self.config.hf_config
-        act = hf.get("hidden_act", "silu")
-        return GatedMLP(self.config.hidden_size, hf["intermediate_size"], False, act, self.tp, fused_weights=True)
+        text = self.text
+        act = text.hidden_act
+        return GatedMLP(self.config.hidden_size, text.intermediate_size, False, act, self.tp, fused_weights=True)
 
 
 class Glm4ForCausalLM(GlmForCausalLM):
@@ -54,7 +57,7 @@ class Glm4ForCausalLM(GlmForCausalLM):
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
-        eps = self.config.hf_config.get("rms_norm_eps", 1e-5)
+        eps = self.text.rms_norm_eps
         norms = [RMSNorm(self.config.hidden_size, eps) for _ in range(4)]
         return PreNormDecoderLayer(
             norms[0],

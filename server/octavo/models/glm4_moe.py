@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from octavo.interface.model_config.glm4_moe import Glm4MoeConfig
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import DecoderLayer, PreNormDecoderLayer
 from octavo.layers.mlp import GatedMLP
@@ -15,6 +16,8 @@ from octavo.models.llama import LlamaForCausalLM
 class Glm4MoeForCausalLM(LlamaForCausalLM):
     """Llama that turns half of each head, with experts from layer first_k_dense_replace on."""
 
+    text: Glm4MoeConfig
+
     leaves_out_mtp_layers: ClassVar[bool] = True
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"\.shared_experts\.", ".shared_expert."),
@@ -23,32 +26,31 @@ class Glm4MoeForCausalLM(LlamaForCausalLM):
 
     def create_rotary(self) -> RotaryEmbedding:
         """The rotary embedding that layers share."""
-        return RotaryEmbedding(self.config, rotary_size(self.config, 0.5))
+        return RotaryEmbedding(self.config, rotary_size(self.config))
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        hf = self.config.hf_config
-        bias, norms = hf.get("attention_bias", False), hf.get("use_qk_norm", False)
+        text = self.text
+        bias, norms = text.attention_bias, text.use_qk_norm
         return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, qk_norm=norms)
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
-        hf, attention = self.config.hf_config, self.create_attention(layer, rotary)
-        mlp = self.create_mlp() if layer < hf.get("first_k_dense_replace", 1) else self.create_experts()
+        attention = self.create_attention(layer, rotary)
+        mlp = self.create_mlp() if layer < self.text.first_k_dense_replace else self.create_experts()
         return PreNormDecoderLayer(self.create_norm(), attention, self.create_norm(), mlp)
 
     def create_experts(self) -> FusedMoE:
         """The experts of one layer."""
-        hf, hidden = self.config.hf_config, self.config.hidden_size
-        act, inner, shared = hf.get("hidden_act", "silu"), hf["moe_intermediate_size"], hf.get("n_shared_experts", 1)
-        groups = hf.get("n_group") or 1, hf.get("topk_group") or 1
+        text, hidden = self.text, self.config.hidden_size
+        act, inner, shared = text.hidden_act, text.expert_size, text.n_shared_experts
         routing = Routing(
-            hf["num_experts_per_tok"],
+            text.num_experts_per_tok,
             "sigmoid",
-            hf.get("norm_topk_prob", True),
-            hf.get("routed_scaling_factor", 1.0),
-            None if groups == (1, 1) else groups,
+            text.norm_topk_prob,
+            text.routed_scaling_factor,
+            text.groups,
             correction=True,
         )
         shared_expert = GatedMLP(hidden, inner * shared, False, act, self.tp) if shared else None
-        return FusedMoE(expert_settings(hf["num_experts"], hidden, inner, act), routing, self.tp, shared_expert)
+        return FusedMoE(expert_settings(text.num_experts, hidden, inner, act), routing, self.tp, shared_expert)

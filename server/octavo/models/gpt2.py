@@ -8,6 +8,7 @@ from torch import Tensor
 
 import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.gpt2 import GPT2Config
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, PreNormDecoderLayer
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -23,24 +24,24 @@ class GPT2Decoder(Decoder):
     """Adds learned positions."""
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
-        hf, hidden = config.hf_config, config.hidden_size
-        eps, act = hf.get("layer_norm_eps", 1e-5), hf.get("hidden_act", "gelu_new")
+        text, hidden = config.text_of(GPT2Config), config.hidden_size
+        eps, act = text.layer_norm_eps, text.hidden_act
 
         def layer(number: int) -> DecoderLayer:
-            scale = config.head_size**-0.5 if hf.get("scale_attn_weights", True) else 1.0
-            if hf.get("scale_attn_by_inverse_layer_idx"):
+            scale = config.head_size**-0.5 if text.scale_attn_weights else 1.0
+            if text.scale_attn_by_inverse_layer_idx:
                 scale /= number + 1
             rows = QKVRows(fused=True)
             attention = SelfAttention(
                 config, number, tp, qkv_bias=True, out_bias=True, options=AttentionOptions(scale), rows=rows
             )
-            mlp = MLP(hidden, hf["intermediate_size"], True, act, tp)
+            mlp = MLP(hidden, text.intermediate_size, True, act, tp)
             return PreNormDecoderLayer(LayerNorm(hidden, eps), attention, LayerNorm(hidden, eps), mlp)
 
         layers = [layer(number) for number in range(config.num_layers)]
         super().__init__(VocabParallelEmbedding(config.vocab_size, hidden, tp), layers, LayerNorm(hidden, eps))
         # Small, so every rank holds all of it.
-        self.embed_positions = VocabParallelEmbedding(hf["max_position_embeddings"], hidden, TensorParallel())
+        self.embed_positions = VocabParallelEmbedding(text.max_position_embeddings, hidden, TensorParallel())
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """See `Decoder`."""
@@ -65,11 +66,10 @@ class GPT2LMHeadModel(CausalLM):
         (r"\.mlp\.c_proj\.", ".mlp.fc2."),
         *CausalLM.checkpoint_names,
     ]
-    ties_embeddings: ClassVar[bool] = True
     transposed_weights: ClassVar[str | None] = r"\.(qkv_proj|o_proj|fc1|fc2)\.weight$"
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
         self.model = decoder = GPT2Decoder(config, tp)
-        tied = decoder.embed_tokens if config.hf_config.get("tie_word_embeddings", self.ties_embeddings) else None
+        tied = decoder.embed_tokens if config.text.tie_word_embeddings else None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, tp, tied)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from octavo.interface.model_config.gpt_oss import GptOssConfig
 from octavo.layers.attention import SelfAttention
 from octavo.layers.moe import FusedMoE, Routing
 from octavo.layers.norm import RMSNorm
@@ -19,6 +20,8 @@ from octavo_kernels import AttentionOptions
 class GptOssForCausalLM(LlamaForCausalLM):
     """A softmax over the logits of the chosen experts, which is that over all of them made to add up to 1."""
 
+    text: GptOssConfig
+
     stacked_experts: ClassVar[tuple[bool, bool]] = (True, True)
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"\.self_attn\.sinks(\.weight)?$", ".self_attn.attn.sinks"),
@@ -28,14 +31,11 @@ class GptOssForCausalLM(LlamaForCausalLM):
 
     def create_norm(self) -> RMSNorm:
         """A norm of hidden states, whose weight is applied before anything is rounded."""
-        return RMSNorm(self.config.hidden_size, self.config.hf_config["rms_norm_eps"], 0.0)
+        return RMSNorm(self.config.hidden_size, self.text.rms_norm_eps, 0.0)
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        hf = self.config.hf_config
-        types, bias = hf.get("layer_types"), hf.get("attention_bias", True)
-        slides = types[layer] == "sliding_attention" if types else layer % 2 == 0
-        window = hf.get("sliding_window") if slides else None
+        bias, window = self.text.attention_bias, self.text.window(layer)
         return SelfAttention(
             self.config,
             layer,
@@ -49,7 +49,7 @@ class GptOssForCausalLM(LlamaForCausalLM):
 
     def create_mlp(self) -> nn.Module:
         """The experts of one layer."""
-        hf = self.config.hf_config
-        sizes = hf["num_experts"], self.config.hidden_size, hf["intermediate_size"]
-        settings = ExpertSettings(*sizes, "clamped_swiglu", bias=True, limit=hf["swiglu_limit"])
-        return FusedMoE(settings, Routing(hf["num_experts_per_tok"], bias=True), self.tp)
+        text = self.text
+        sizes = text.num_experts, self.config.hidden_size, text.intermediate_size
+        settings = ExpertSettings(*sizes, "clamped_swiglu", bias=True, limit=text.swiglu_limit)
+        return FusedMoE(settings, Routing(text.num_experts_per_tok, bias=True), self.tp)

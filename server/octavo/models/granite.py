@@ -8,6 +8,7 @@ from torch import nn
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.granite import GraniteConfig, GraniteMoeHybridConfig
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import DecoderLayer, PreNormDecoderLayer
 from octavo.layers.mlp import GatedMLP
@@ -21,26 +22,32 @@ from octavo_kernels import AttentionOptions
 class GraniteForCausalLM(LlamaForCausalLM):
     """Llama with multipliers of embeddings, scores, what blocks add to the residual, and logits."""
 
+    text: GraniteConfig
+
     def scales(self) -> tuple[float, float]:
         """What embeddings and logits are multiplied by."""
-        hf = self.config.hf_config
-        return hf.get("embedding_multiplier", 1.0), 1.0 / hf.get("logits_scaling", 1.0)
+        text = self.text
+        return text.embedding_multiplier, 1.0 / text.logits_scaling
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
         attention, mlp = self.create_attention(layer, rotary), self.create_mlp()
-        scale = self.config.hf_config.get("residual_multiplier", 1.0)
+        scale = self.text.residual_multiplier
         return PreNormDecoderLayer(self.create_norm(), attention, self.create_norm(), mlp, residual_scale=scale)
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        hf = self.config.hf_config
-        bias, scale = hf.get("attention_bias", False), hf.get("attention_multiplier", 1.0)
-        return SelfAttention(self.config, layer, self.tp, rotary, AttentionOptions(scale), qkv_bias=bias, out_bias=bias)
+        text = self.text
+        bias, scale = text.attention_bias, text.attention_multiplier
+        return SelfAttention(
+            self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, options=AttentionOptions(scale)
+        )
 
 
 class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     """Granite 4 where all layers have attention and no experts: another name for the MLP, whose gate and up are one."""
+
+    text: GraniteMoeHybridConfig
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         **GraniteForCausalLM.packed_modules_mapping,
@@ -53,9 +60,9 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
     ]
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
-        hf = config.hf_config
-        others = sorted(set(hf.get("layer_types") or ["mamba"]) - {"attention", "full_attention"})
-        if others or hf.get("num_local_experts", 8):
+        text = config.text_of(GraniteMoeHybridConfig)
+        others = sorted(set(text.layer_types or ["mamba"]) - {"attention", "full_attention"})
+        if others or text.num_local_experts:
             what = f"layers of type {', '.join(others)}" if others else "experts"
             raise ModelError(
                 f"{config.model}: Granite 4 with {what} is not supported; use a dense one (granite-4.0-1b)"
@@ -64,10 +71,10 @@ class GraniteMoeHybridForCausalLM(GraniteForCausalLM):
 
     def create_rotary(self) -> RotaryEmbedding | None:
         """The rotary embedding that layers share; some models have none."""
-        return super().create_rotary() if self.config.hf_config.get("position_embedding_type") == "rope" else None
+        return super().create_rotary() if self.text.position_embedding_type == "rope" else None
 
     def create_mlp(self) -> nn.Module:
         """The MLP of one layer."""
-        hf = self.config.hf_config
-        inner, act = hf["shared_intermediate_size"], hf.get("hidden_act", "silu")
+        text = self.text
+        inner, act = text.shared_intermediate_size, text.hidden_act
         return GatedMLP(self.config.hidden_size, inner, False, act, self.tp, fused_weights=True)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from octavo.interface.model_config.granite_moe import GraniteMoeConfig
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.moe import FusedMoE, Routing, expert_settings
 from octavo.models.granite import GraniteForCausalLM
@@ -13,6 +14,8 @@ from octavo.models.granite import GraniteForCausalLM
 
 class GraniteMoeForCausalLM(GraniteForCausalLM):
     """Granite with experts in every layer."""
+
+    text: GraniteMoeConfig
 
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"\.block_sparse_moe\.input_linear\.", ".mlp.experts.gate_up_proj."),
@@ -26,11 +29,11 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
 
     def create_mlp(self) -> nn.Module:
         """The experts of one layer."""
-        hf, hidden = self.config.hf_config, self.config.hidden_size
-        act, shared = hf.get("hidden_act", "silu"), hf.get("shared_intermediate_size")
+        text, hidden = self.text, self.config.hidden_size
+        act, shared = text.hidden_act, text.shared_intermediate_size
         shared_expert = GatedMLP(hidden, shared, False, act, self.tp) if shared else None
-        settings = expert_settings(hf["num_experts"], hidden, hf["intermediate_size"], act)
-        return FusedMoE(settings, Routing(hf["num_experts_per_tok"]), self.tp, shared_expert)
+        settings = expert_settings(text.num_experts, hidden, text.intermediate_size, act)
+        return FusedMoE(settings, Routing(text.num_experts_per_tok), self.tp, shared_expert)
 
 
 class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from octavo.layers.encoder import EncoderAttention, PostNormEncoderLayer
 from octavo.layers.linear import QKVRows, RowParallelLinear
@@ -23,9 +23,6 @@ _NAMES: Names = [
 class GteModel(RotaryBertModel):
     """See the module."""
 
-    built: ClassVar[dict[str, Any]] = {
-        "pack_qkv": True, "layer_norm_type": "layer_norm", "logn_attention_scale": False, "logn_attention_clip1": False,
-    }  # fmt: skip
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         "qkv_proj": ["qkv_proj"] * 3, "gate_up_proj": ["gate_up_proj"] * 2,
     }  # fmt: skip
@@ -33,9 +30,9 @@ class GteModel(RotaryBertModel):
 
     def create_layer(self, rotary: RotaryEmbedding | None) -> PostNormEncoderLayer:
         """See `BertModel`."""
-        hf, hidden = self.config.hf_config, self.config.hidden_size
+        text, hidden = self.text, self.config.hidden_size
         attention = EncoderAttention(self.config, self.tp, True, rotary, rows=QKVRows(fused=True))
-        inner, act = hf["intermediate_size"], hf.get("hidden_act", "gelu")
+        inner, act = text.intermediate_size, text.hidden_act
         mlp = GatedMLP(hidden, inner, False, act, self.tp, fused_weights=True)
         gate, up = mlp.gate_up_proj.shards  # stored the other way round
         mlp.gate_up_proj.shards = [replace(gate, rows=up.rows), replace(up, rows=gate.rows)]

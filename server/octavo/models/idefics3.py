@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.idefics3 import Idefics3Config
 from octavo.interface.vision_config import vision_config
 from octavo.layers.vision import TowerLinear
 from octavo.models.base import CausalLM
@@ -38,8 +39,8 @@ class Idefics3Vision(Vision):
         hf = config.hf_config
         kinds = ("idefics3_vision", "idefics3", "smolvlm_vision", "smolvlm")
         tower = vision_config(hf, config.model, kinds)
-        self.factor = hf.get("scale_factor", 2)
-        if type(self.factor) is not int or self.factor < 1 or tower.side % self.factor:
+        self.factor = config.text_of(Idefics3Config).scale_factor
+        if tower.side % self.factor:
             raise ModelError(
                 f"{config.model}: scale_factor must divide the {tower.side} patches of a tile's side, "
                 f"got {self.factor!r}; correct the file or fetch the model again"

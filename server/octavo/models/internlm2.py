@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from octavo.interface.model_config.internlm2 import InternLM2Config, InternLM3Config
 from octavo.layers.attention import SelfAttention
 from octavo.layers.linear import QKVRows
 from octavo.layers.mlp import GatedMLP
@@ -16,6 +17,8 @@ from octavo.models.llama import LlamaForCausalLM
 
 class InternLM2ForCausalLM(LlamaForCausalLM):
     """Llama by other names; q, k and v are one tensor, with the heads that share a key and value together."""
+
+    text: InternLM2Config
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         **LlamaForCausalLM.packed_modules_mapping,
@@ -36,21 +39,23 @@ class InternLM2ForCausalLM(LlamaForCausalLM):
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        bias, rows = self.config.hf_config.get("bias", False), QKVRows(fused=True, by_group=True)
+        bias, rows = self.text.bias, QKVRows(fused=True, by_group=True)
         return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, rows=rows)
 
 
 class InternLM3ForCausalLM(LlamaForCausalLM):
     """Llama with its own names for the biases."""
 
+    text: InternLM3Config
+
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        hf = self.config.hf_config
-        bias, out_bias = hf.get("qkv_bias", False), hf.get("bias", False)
+        text = self.text
+        bias, out_bias = text.qkv_bias, text.bias
         return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=out_bias)
 
     def create_mlp(self) -> nn.Module:
         """The MLP of one layer."""
-        hf = self.config.hf_config
-        bias, act = hf.get("bias", False), hf.get("hidden_act", "silu")
-        return GatedMLP(self.config.hidden_size, hf["intermediate_size"], bias, act, self.tp)
+        text = self.text
+        bias, act = text.bias, text.hidden_act
+        return GatedMLP(self.config.hidden_size, text.intermediate_size, bias, act, self.tp)

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from octavo.interface.config_checks import query_growth
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.llama import MistralConfig
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, PreNormDecoderLayer
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -24,9 +24,7 @@ from octavo_kernels import AttentionOptions
 class LlamaForCausalLM(CausalLM):
     """RMSNorm before attention and before a gated MLP, rotary positions. Variations override the parts they change."""
 
-    # Whether the head has a bias; whether logits are capped.
     head_bias: ClassVar[bool] = False
-    caps_logits: ClassVar[bool] = False  # others say final_logit_softcapping without effect
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
@@ -36,9 +34,13 @@ class LlamaForCausalLM(CausalLM):
         layers = [self.create_layer(layer, rotary[layer]) for layer in range(config.num_layers)]
         embedding_scale, logit_scale = self.scales()
         self.model = self.create_decoder(embed_tokens, layers, embedding_scale)
-        tied = embed_tokens if config.hf_config.get("tie_word_embeddings", self.ties_embeddings) else None
-        softcap = config.hf_config.get("final_logit_softcapping") if self.caps_logits else None
-        self.lm_head = ParallelLMHead(config.vocab_size, hidden, tp, tied, logit_scale, self.head_bias, softcap)
+        tied = embed_tokens if self.text.tie_word_embeddings else None
+        self.lm_head = ParallelLMHead(config.vocab_size, hidden, tp, tied, logit_scale, self.head_bias, self.logit_cap)
+
+    @property
+    def logit_cap(self) -> float | None:
+        """What logits are capped at."""
+        return None
 
     def scales(self) -> tuple[float, float]:
         """What embeddings and logits are multiplied by."""
@@ -65,18 +67,17 @@ class LlamaForCausalLM(CausalLM):
 
     def create_norm(self) -> RMSNorm | LayerNorm:
         """A norm of hidden states."""
-        return RMSNorm(self.config.hidden_size, self.config.hf_config.get("rms_norm_eps", 1e-6))
+        return RMSNorm(self.config.hidden_size, self.text.rms_norm_eps)
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        bias = self.config.hf_config.get("attention_bias", False)
+        bias = self.text.attention_bias
         return SelfAttention(self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias)
 
     def create_mlp(self) -> nn.Module:
         """The MLP of one layer."""
-        hf = self.config.hf_config
-        bias, act = hf.get("mlp_bias", False), hf.get("hidden_act", "silu")
-        return GatedMLP(self.config.hidden_size, hf["intermediate_size"], bias, act, self.tp)
+        text = self.text
+        return GatedMLP(text.hidden_size, text.intermediate_size, text.mlp_bias, text.hidden_act, self.tp)
 
 
 class MinistralForCausalLM(LlamaForCausalLM):
@@ -84,20 +85,17 @@ class MinistralForCausalLM(LlamaForCausalLM):
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        hf = self.config.hf_config
-        types = hf.get("layer_types")
-        slides = types[layer] == "sliding_attention" if types else True
-        window = hf.get("sliding_window", 4096) if slides else None
-        return SelfAttention(self.config, layer, self.tp, rotary, AttentionOptions(window=window))
+        return SelfAttention(self.config, layer, self.tp, rotary, AttentionOptions(window=self.text.window(layer)))
 
 
 class MistralForCausalLM(LlamaForCausalLM):
     """Llama with a sliding window and no biases; Ministral 3's queries grow beyond its original context."""
 
     _query_scale: QueryScale | None
+    text: MistralConfig
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
-        grows = query_growth(config.hf_config)
+        grows = config.text_of(MistralConfig).query_growth
         scaled = grows is not None and config.max_model_len > grows[0]
         scale = QueryScale(config, *grows) if grows and scaled else None
         set_unregistered(self, _query_scale=scale)
@@ -105,7 +103,8 @@ class MistralForCausalLM(LlamaForCausalLM):
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """Every layer has the window; a config that does not speak of it means the first Mistral's, null means none."""
-        window = self.config.hf_config.get("sliding_window", 4096)
-        attention = GrowingQueryAttention(self.config, layer, self.tp, rotary, AttentionOptions(window=window))
+        attention = GrowingQueryAttention(
+            self.config, layer, self.tp, rotary, AttentionOptions(window=self.text.window(layer))
+        )
         attention.query_scale = self._query_scale
         return attention

@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.llama4 import Llama4Config
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import DecoderLayer, PreNormDecoderLayer
 from octavo.layers.linear import QKVRows
@@ -33,6 +34,8 @@ class Llama4ForCausalLM(LlamaForCausalLM):
     others to all positions, without rotary embeddings and with queries that grow."""
 
     _query_scale: QueryScale | None
+    text: Llama4Config
+
     stacked_experts: ClassVar[tuple[bool, bool]] = (True, False)
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"^(model\.)?(vision_model|multi_modal_projector)\.", None),
@@ -44,10 +47,10 @@ class Llama4ForCausalLM(LlamaForCausalLM):
     ]
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
-        hf = config.hf_config
-        floor = hf.get("floor_scale", 8192)
-        scaled = hf.get("attn_temperature_tuning", True) and config.max_model_len >= floor
-        scale = QueryScale(config, floor, hf.get("attn_scale", 0.1), first=1) if scaled else None
+        text = config.text_of(Llama4Config)
+        floor = text.floor_scale
+        scaled = text.attn_temperature_tuning and config.max_model_len >= floor
+        scale = QueryScale(config, floor, text.attn_scale, first=1) if scaled else None
         set_unregistered(self, _query_scale=scale)
         super().__init__(config, tp)
 
@@ -55,18 +58,15 @@ class Llama4ForCausalLM(LlamaForCausalLM):
         """The rotary embedding that layers share. What it multiplies queries and keys by, their norms take back: here
         they are normed before they are turned."""
         rotary = RotaryEmbedding(self.config)
-        if self.config.hf_config.get("use_qk_norm", True):
+        if self.text.use_qk_norm:
             rotary.cos_sin_cache.div_(rotary.scale)
         return rotary
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """``no_rope_layers`` has a 1 for each layer that turns, in spite of its name; these attend in chunks."""
-        hf = self.config.hf_config
-        turns, kinds = hf.get("no_rope_layers"), hf.get("layer_types")
-        turned = turns[layer] if turns else (layer + 1) % hf.get("no_rope_layer_interval", 4)
-        chunked = kinds[layer] == "chunked_attention" if kinds else bool(turned)
-        chunk = hf.get("attention_chunk_size", 8192) if chunked else None
-        bias, norms = hf.get("attention_bias", False), bool(turned) and hf.get("use_qk_norm", True)
+        text = self.text
+        turned, chunk = text.turned(layer), text.window(layer)
+        bias, norms = text.attention_bias, turned and text.use_qk_norm
         attention = Llama4Attention(
             self.config,
             layer,
@@ -85,17 +85,16 @@ class Llama4ForCausalLM(LlamaForCausalLM):
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
-        hf, hidden = self.config.hf_config, self.config.hidden_size
-        step, act = hf.get("interleave_moe_layer_step", 1), hf.get("hidden_act", "silu")
-        sparse = hf.get("moe_layers")  # an empty list: none
+        text, hidden = self.text, self.config.hidden_size
+        act = text.hidden_act
         mlp: nn.Module
-        if (layer + 1) % step == 0 if sparse is None else layer in sparse:
-            inner = hf["intermediate_size"]
-            settings = replace(expert_settings(hf["num_experts"], hidden, inner, act), weighs_input=True)
-            routing = Routing(hf.get("num_experts_per_tok", 1), "sigmoid", renormalise=False)
+        if text.is_sparse(layer):
+            inner = text.intermediate_size
+            settings = replace(expert_settings(text.num_experts, hidden, inner, act), weighs_input=True)
+            routing = Routing(text.num_experts_per_tok, "sigmoid", renormalise=False)
             mlp = FusedMoE(settings, routing, self.tp, GatedMLP(hidden, inner, False, act, self.tp))
         else:
-            mlp = GatedMLP(hidden, hf["intermediate_size_mlp"], False, act, self.tp)
+            mlp = GatedMLP(hidden, text.intermediate_size_mlp, False, act, self.tp)
         return PreNormDecoderLayer(self.create_norm(), self.create_attention(layer, rotary), self.create_norm(), mlp)
 
 

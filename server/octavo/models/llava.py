@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
-from octavo.interface.vision_config import LLAVA_TOWERS, PIXTRAL_TOWERS, feature_layers, vision_config
+from octavo.interface.model_config.llama import LlamaConfig
+from octavo.interface.model_config.llava import LlavaConfig
+from octavo.interface.model_config.qwen2 import Qwen2Config
+from octavo.interface.vision_config import LLAVA_TOWERS, PIXTRAL_TOWERS, feature_layers, tower_table, vision_config
 from octavo.layers.attention import SelfAttention
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.layers.vision import TowerLinear, tower_activation
@@ -17,7 +20,6 @@ from octavo.models.base import CausalLM
 from octavo.models.image_reader import ReadsImages, Vision
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.pixtral import PIXTRAL_NAMES, PixtralVisionTransformer
-from octavo.models.qwen2 import layer_window
 from octavo.models.siglip import VisionTransformer
 from octavo_kernels import AttentionOptions
 
@@ -93,8 +95,8 @@ class PixtralVision(Vision):
 
 def create_projector(config: ModelConfig, width: int) -> LlavaProjector:
     """From ``width`` of the tower to the language model's, as config.json says."""
-    hf = config.hf_config
-    act, bias = hf.get("projector_hidden_act", "gelu"), hf.get("multimodal_projector_bias", True)
+    text = config.text_of(LlavaConfig)
+    act, bias = text.projector_hidden_act, text.multimodal_projector_bias
     return LlavaProjector(width, config.hidden_size, act, bias)
 
 
@@ -109,16 +111,14 @@ class LlavaForConditionalGeneration(ReadsImages, LlamaForCausalLM):
 
     def create_vision(self, config: ModelConfig) -> Vision:
         """See `ReadsImages`."""
-        is_pixtral = config.hf_config["vision_config"].get("model_type") in PIXTRAL_TOWERS
+        is_pixtral = tower_table(config.hf_config).get("model_type") in PIXTRAL_TOWERS
         return PixtralVision(config) if is_pixtral else LlavaVision(config)
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """See `LlamaForCausalLM`; ``model_type`` is the language model's."""
-        hf = self.config.hf_config
-        kind = hf.get("model_type")
-        if kind not in ("mistral", "qwen2"):
+        if isinstance(self.text, LlamaConfig):
             return super().create_attention(layer, rotary)
-        window = layer_window(hf, layer) if kind == "qwen2" else hf.get("sliding_window", 4096)
+        bias, window = isinstance(self.text, Qwen2Config), self.text.window(layer)
         return SelfAttention(
-            self.config, layer, self.tp, rotary, AttentionOptions(window=window), qkv_bias=kind == "qwen2"
+            self.config, layer, self.tp, rotary, qkv_bias=bias, options=AttentionOptions(window=window)
         )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import octavo_kernels
 from octavo.interface.architectures import MEDUSA_NAMES
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.medusa import MedusaConfig
 from octavo.layers.attention import ForwardContext
 from octavo.layers.embedding import ParallelLMHead
 from octavo.layers.linear import ReplicatedLinear
@@ -43,14 +44,14 @@ class MedusaModel(StateReader):
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
-        hf, size = config.hf_config, config.hidden_size
-        blocks = (hf["num_hidden_layers"], size, hf["fc_bias"], tp)
-        self.blocks = nn.ModuleList(ResidualBlocks(*blocks) for _ in range(hf["num_heads"]))
-        scale = hf.get("logit_scale", 1.0)
-        heads = [ParallelLMHead(hf["draft_vocab_size"], size, tp, scale=scale) for _ in range(hf["num_lm_heads"])]
+        text, size = config.text_of(MedusaConfig), config.hidden_size
+        blocks = (text.num_hidden_layers, size, text.fc_bias, tp)
+        self.blocks = nn.ModuleList(ResidualBlocks(*blocks) for _ in range(text.num_heads))
+        scale = text.logit_scale
+        heads = [ParallelLMHead(text.draft_vocab_size, size, tp, scale=scale) for _ in range(text.num_lm_heads)]
         self.lm_heads = nn.ModuleList(heads)
-        vocabulary = (hf["draft_vocab_size"], config.vocab_size, "token_map")
-        self.vocabulary = DraftVocabulary(*vocabulary) if hf["maps_tokens"] else None
+        vocabulary = (text.draft_vocab_size, config.vocab_size, "token_map")
+        self.vocabulary = DraftVocabulary(*vocabulary) if text.maps_tokens else None
 
     def attach(self, target: CausalLM) -> None:
         """Take the head of ``target`` where there is none here."""

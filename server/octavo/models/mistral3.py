@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.mistral3 import Mistral3Config
 from octavo.interface.vision_config import PIXTRAL_TOWERS, feature_layers, merge_size, vision_config
 from octavo.layers.vision import TowerLinear, TowerRMSNorm, tower_activation
 from octavo.models.image_reader import ReadsImages, Vision
@@ -51,7 +52,7 @@ class Mistral3Vision(Vision):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        hf = config.hf_config
+        hf, text = config.hf_config, config.text_of(Mistral3Config)
         tower = vision_config(hf, config.model, PIXTRAL_TOWERS)
         features, _ = feature_layers(hf, config.model, tower, default=-1)
         if len(features) > 1:
@@ -60,8 +61,8 @@ class Mistral3Vision(Vision):
                 "correct the file or fetch the model again"
             )
         self.tower = PixtralVisionTransformer(tower, config.model, features)
-        act, bias = hf.get("projector_hidden_act", "gelu"), hf.get("multimodal_projector_bias", False)
-        size, eps = merge_size(hf, config.model), hf.get("rms_norm_eps", 1e-6)
+        act, bias = text.projector_hidden_act, text.multimodal_projector_bias
+        size, eps = merge_size(hf, config.model), text.rms_norm_eps
         self.projector = _Projector(tower.hidden_size, config.hidden_size, size, act, bias, eps)
 
     def encode(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from octavo.interface.model_config.mixtral import MixtralConfig
 from octavo.layers.moe import FusedMoE, Routing, expert_settings
 from octavo.models.base import CausalLM
 from octavo.models.llama import MistralForCausalLM
@@ -13,6 +14,8 @@ from octavo.models.llama import MistralForCausalLM
 
 class MixtralForCausalLM(MistralForCausalLM):
     """Scores of the chosen experts add up to 1."""
+
+    text: MixtralConfig
 
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"\.block_sparse_moe\.", ".mlp."),
@@ -24,8 +27,6 @@ class MixtralForCausalLM(MistralForCausalLM):
 
     def create_mlp(self) -> nn.Module:
         """The experts of one layer."""
-        hf = self.config.hf_config
-        sizes = hf["num_experts"], self.config.hidden_size, hf["intermediate_size"]
-        return FusedMoE(
-            expert_settings(*sizes, hf.get("hidden_act", "silu")), Routing(hf["num_experts_per_tok"]), self.tp
-        )
+        text = self.text
+        sizes = text.num_experts, self.config.hidden_size, text.intermediate_size
+        return FusedMoE(expert_settings(*sizes, text.hidden_act), Routing(text.num_experts_per_tok), self.tp)

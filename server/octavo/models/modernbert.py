@@ -7,6 +7,7 @@ from typing import ClassVar, cast
 from torch import Tensor, nn
 
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.modernbert import ModernBertConfig
 from octavo.layers.activation import activation
 from octavo.layers.embedding import VocabParallelEmbedding
 from octavo.layers.encoder import EncoderAttention, EncoderInputs, HeadLinear
@@ -14,7 +15,7 @@ from octavo.layers.linear import QKVRows
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import LayerNorm
 from octavo.layers.parallel import TensorParallel
-from octavo.layers.rotary import RotaryEmbedding, rope_parameters
+from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.encoder import Encoder
 
 Names = list[tuple[str, str | None]]
@@ -50,6 +51,8 @@ class _Layer(nn.Module):
 class ModernBertModel(Encoder):
     """See the module."""
 
+    text: ModernBertConfig
+
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         "qkv_proj": ["qkv_proj"] * 3, "gate_up_proj": ["gate_up_proj"] * 2,
     }  # fmt: skip
@@ -59,27 +62,25 @@ class ModernBertModel(Encoder):
         super().__init__(config, tp)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size, tp)
         self.embed_norm = self.create_norm()
-        hf, count = config.hf_config, config.num_layers
-        every = hf.get("global_attn_every_n_layers", 3)
-        kinds = hf.get("layer_types") or ["sliding_attention" if i % every else "full_attention" for i in range(count)]
-        rotary = {kind: RotaryEmbedding(config, None, rope_parameters(hf, kind)) for kind in sorted(set(kinds))}
+        kinds = self.text.kinds
+        rotary = {kind: RotaryEmbedding(config, None, self.text.rope(kind)) for kind in sorted(set(kinds))}
         self.layers = nn.ModuleList(self.create_layer(i, kind, rotary[kind]) for i, kind in enumerate(kinds))
         self.final_norm = self.create_norm()
 
     def create_norm(self) -> LayerNorm:
         """A norm of hidden states."""
-        hf = self.config.hf_config
-        return LayerNorm(self.config.hidden_size, hf.get("layer_norm_eps", 1e-5), bias=hf.get("norm_bias", False))
+        text = self.text
+        return LayerNorm(self.config.hidden_size, text.layer_norm_eps, bias=text.norm_bias)
 
     def create_layer(self, number: int, kind: str, rotary: RotaryEmbedding) -> _Layer:
         """Layer ``number``, of ``kind`` "full_attention" or "sliding_attention"."""
-        config, hf = self.config, self.config.hf_config
+        config, text = self.config, self.text
         # As many tokens to both sides as half of local_attention, and the token itself.
-        window = hf.get("local_attention", 128) // 2 + 1 if kind == "sliding_attention" else None
-        rows, bias = QKVRows(fused=True), hf.get("attention_bias", False)
+        window = text.local_attention // 2 + 1 if kind == "sliding_attention" else None
+        rows, bias = QKVRows(fused=True), text.attention_bias
         attention = EncoderAttention(config, self.tp, bias, rotary, window, rows)
-        act, mlp_bias = hf.get("hidden_act", "gelu"), hf.get("mlp_bias", False)
-        mlp = GatedMLP(config.hidden_size, hf["intermediate_size"], mlp_bias, act, self.tp, fused_weights=True)
+        act, mlp_bias = text.hidden_act, text.mlp_bias
+        mlp = GatedMLP(config.hidden_size, text.intermediate_size, mlp_bias, act, self.tp, fused_weights=True)
         return _Layer(self.create_norm() if number else None, attention, self.create_norm(), mlp)
 
     def forward(self, inputs: EncoderInputs) -> Tensor:
@@ -114,9 +115,9 @@ class ModernBertForSequenceClassification(ModernBertModel):
 class _Head(nn.Module):
     def __init__(self, config: ModelConfig, norm: LayerNorm) -> None:
         super().__init__()
-        hf = config.hf_config
-        self.dense = HeadLinear(config.hidden_size, config.hidden_size, hf.get("classifier_bias", False))
-        self.act, self.norm = activation(hf.get("classifier_activation", "gelu")), norm
+        text = config.text_of(ModernBertConfig)
+        self.dense = HeadLinear(config.hidden_size, config.hidden_size, text.classifier_bias)
+        self.act, self.norm = activation(text.classifier_activation), norm
 
     def forward(self, pooled: Tensor) -> Tensor:
         out: Tensor = self.norm(self.act(self.dense(pooled)))[0]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from octavo.errors import ModelError
-from octavo.interface.engine_config import ModelConfig
 from octavo.layers.encoder import EncoderAttention, PostNormEncoderLayer
 from octavo.layers.linear import QKVRows
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import LayerNorm
-from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.bert import BertForSequenceClassification, BertModel, Names
 
@@ -29,18 +26,7 @@ _NAMES: Names = [
 
 
 class RotaryBertModel(BertModel):
-    """BERT with rotary positions. ``built``: what the released config.json may say, and says; the authors' code has
-    more than is built here."""
-
-    built: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
-        for field, built in self.built.items():
-            if (stated := config.hf_config.get(field, built)) != built:
-                raise ModelError(
-                    f"{config.model}: {field} is {stated!r}; {config.architecture} runs with {built!r} alone"
-                )
-        super().__init__(config, tp)
+    """BERT with rotary positions."""
 
     def create_positions(self) -> None:
         """None."""
@@ -53,12 +39,6 @@ class RotaryBertModel(BertModel):
 class NomicBertModel(RotaryBertModel):
     """See the module."""
 
-    built: ClassVar[dict[str, Any]] = {
-        "activation_function": "swiglu", "prenorm": False, "parallel_block": False, "causal": False,
-        "use_rms_norm": False, "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False,
-        "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False, "rotary_scaling_factor": None,
-        "moe_every_n_layers": 0,
-    }  # fmt: skip
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         "qkv_proj": ["qkv_proj"] * 3, "gate_up_proj": ["gate_proj", "up_proj"],
     }  # fmt: skip
@@ -66,9 +46,9 @@ class NomicBertModel(RotaryBertModel):
 
     def create_layer(self, rotary: RotaryEmbedding | None) -> PostNormEncoderLayer:
         """See `BertModel`."""
-        hf, hidden = self.config.hf_config, self.config.hidden_size
+        text, hidden = self.text, self.config.hidden_size
         attention = EncoderAttention(self.config, self.tp, False, rotary, rows=QKVRows(fused=True))
-        mlp = GatedMLP(hidden, hf["intermediate_size"], False, hf.get("hidden_act", "silu"), self.tp)
+        mlp = GatedMLP(hidden, text.intermediate_size, False, text.hidden_act, self.tp)
         return PostNormEncoderLayer(attention, LayerNorm(hidden, self.eps), mlp, LayerNorm(hidden, self.eps))
 
 

@@ -6,13 +6,14 @@ from torch import Tensor
 
 import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.olmo2 import Olmo3Config
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.decoder import DecoderLayer, DeferredHidden
 from octavo.layers.gathered_columns import GatheredColumns, Part
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.parallel import TensorParallel
-from octavo.layers.rotary import RotaryEmbedding, rope_parameters
+from octavo.layers.rotary import RotaryEmbedding
 from octavo.models.llama import LlamaForCausalLM
 from octavo_kernels import AttentionOptions
 
@@ -23,8 +24,10 @@ class OlmoSelfAttention(SelfAttention):
     def __init__(
         self, config: ModelConfig, layer: int, tp: TensorParallel, rotary: RotaryEmbedding | None, window: int | None
     ) -> None:
-        bias, eps = config.hf_config.get("attention_bias", False), config.hf_config.get("rms_norm_eps", 1e-5)
-        super().__init__(config, layer, tp, rotary, AttentionOptions(window=window), qkv_bias=bias, out_bias=bias)
+        bias, eps = config.text.attention_bias, config.text.rms_norm_eps
+        super().__init__(
+            config, layer, tp, rotary, qkv_bias=bias, out_bias=bias, options=AttentionOptions(window=window)
+        )
         queries, keys = (shard.num_rows for shard in self.qkv_proj.shards[:2])
         copies = max(1, tp.size // config.num_kv_heads)
         parts = [Part(0, queries), Part(queries, keys, copies)]
@@ -69,38 +72,22 @@ class Olmo2ForCausalLM(LlamaForCausalLM):
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``."""
-        hf, hidden = self.config.hf_config, self.config.hidden_size
-        attention = OlmoSelfAttention(self.config, layer, self.tp, rotary, self.window(layer))
-        norm, last_norm = (RMSNorm(hidden, hf.get("rms_norm_eps", 1e-5)) for _ in range(2))
-        mlp = GatedMLP(hidden, hf["intermediate_size"], False, hf.get("hidden_act", "silu"), self.tp)
+        text, hidden = self.text, self.config.hidden_size
+        attention = OlmoSelfAttention(self.config, layer, self.tp, rotary, self.text.window(layer))
+        norm, last_norm = (RMSNorm(hidden, text.rms_norm_eps) for _ in range(2))
+        mlp = GatedMLP(hidden, text.intermediate_size, False, text.hidden_act, self.tp)
         return OlmoDecoderLayer(attention, norm, mlp, last_norm)
-
-    def window(self, layer: int) -> int | None:
-        """The sliding window of layer number ``layer``, in tokens."""
-        return None
 
 
 class Olmo3ForCausalLM(Olmo2ForCausalLM):
     """OLMo 2 with a window in three of four layers, whose positions are not stretched to longer contexts."""
 
+    text: Olmo3Config
+
     def create_rotaries(self) -> list[RotaryEmbedding | None]:
         """One for layers with a window, another for those without."""
-        hf = self.config.hf_config
-        kinds = (hf.get("rope_scaling") or hf.get("rope_parameters") or {}).values()
-        if any(isinstance(kind, dict) for kind in kinds):
-            short = rope_parameters(hf, "sliding_attention")
-        else:
-            short = rope_parameters({**hf, "rope_scaling": {"rope_type": "default", **self._theta()}})
-        sliding = RotaryEmbedding(self.config, parameters=short)
-        full = RotaryEmbedding(self.config, parameters=rope_parameters(hf, "full_attention"))
-        return [full if self.window(layer) is None else sliding for layer in range(self.config.num_layers)]
-
-    def _theta(self) -> dict[str, float]:
-        return {"rope_theta": rope_parameters(self.config.hf_config)["rope_theta"]}
-
-    def window(self, layer: int) -> int | None:
-        """The sliding window of layer number ``layer``, in tokens."""
-        hf = self.config.hf_config
-        types = hf.get("layer_types")
-        slides = types[layer] == "sliding_attention" if types else (layer + 1) % 4 != 0
-        return hf.get("sliding_window", 4096) if slides else None
+        sliding, full = (
+            RotaryEmbedding(self.config, parameters=self.text.rope(kind))
+            for kind in ("sliding_attention", "full_attention")
+        )
+        return [full if self.text.window(layer) is None else sliding for layer in range(self.config.num_layers)]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config.opt import OPTConfig
 from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.decoder import Decoder, DecoderLayer, DeferredHidden, PreNormDecoderLayer
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -46,26 +47,26 @@ class OPTDecoder(Decoder):
     behind_layers: ClassVar[tuple[str, ...]] = ("norm", "project_out")
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
-        hf, hidden = config.hf_config, config.hidden_size
-        bias, affine = hf.get("enable_bias", True), hf.get("layer_norm_elementwise_affine", True)
-        norm_before = hf.get("do_layer_norm_before", True)
+        text, hidden = config.text_of(OPTConfig), config.hidden_size
+        bias, affine = text.enable_bias, text.layer_norm_elementwise_affine
+        norm_before = text.do_layer_norm_before
 
         def layer(number: int) -> DecoderLayer:
             attention = SelfAttention(config, number, tp, qkv_bias=bias, out_bias=bias)
-            mlp = MLP(hidden, hf["ffn_dim"], bias, hf.get("activation_function", "relu"), tp)
+            mlp = MLP(hidden, text.intermediate_size, bias, text.hidden_act, tp)
             norm, last_norm = LayerNorm(hidden, affine=affine), LayerNorm(hidden, affine=affine)
             if norm_before:
                 return PreNormDecoderLayer(norm, attention, last_norm, mlp)
             return OPTPostNormDecoderLayer(attention, norm, mlp, last_norm)
 
-        self.embed_size = hf.get("word_embed_proj_dim") or hidden
-        final = norm_before and not hf.get("_remove_final_layer_norm", False)
+        self.embed_size = text.word_embed_proj_dim or hidden
+        final = norm_before and not text._remove_final_layer_norm
         super().__init__(
             VocabParallelEmbedding(config.vocab_size, self.embed_size, tp),
             [layer(number) for number in range(config.num_layers)],
             LayerNorm(hidden, affine=affine) if final else None,
         )
-        positions = hf["max_position_embeddings"] + _POSITION_OFFSET
+        positions = text.max_position_embeddings + _POSITION_OFFSET
         # Small, so every rank holds all of it.
         self.embed_positions = VocabParallelEmbedding(positions, hidden, TensorParallel())
         project = self.embed_size != hidden
@@ -97,10 +98,9 @@ class OPTForCausalLM(CausalLM):
         (r"\.(fc[12])\.", r".mlp.\1."),
         *CausalLM.checkpoint_names,
     ]
-    ties_embeddings: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
         self.model = decoder = OPTDecoder(config, tp)
-        tied = config.hf_config.get("tie_word_embeddings", self.ties_embeddings)
+        tied = config.text.tie_word_embeddings
         self.lm_head = ParallelLMHead(config.vocab_size, decoder.embed_size, tp, decoder.embed_tokens if tied else None)

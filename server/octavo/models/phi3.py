@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from octavo.interface.model_config.phi3 import Phi3Config
 from octavo.layers.attention import SelfAttention
 from octavo.layers.linear import QKVRows
 from octavo.layers.mlp import GatedMLP
@@ -16,6 +17,8 @@ from octavo_kernels import AttentionOptions
 
 class Phi3ForCausalLM(LlamaForCausalLM):
     """Llama whose checkpoint holds q, k, v as one tensor, gate and up as another; part of each head may be turned."""
+
+    text: Phi3Config
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
         "qkv_proj": ["qkv_proj"] * 3,
@@ -28,13 +31,13 @@ class Phi3ForCausalLM(LlamaForCausalLM):
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        window = self.config.hf_config.get("sliding_window")
+        window = self.text.window(layer)
         return SelfAttention(
-            self.config, layer, self.tp, rotary, AttentionOptions(window=window), rows=QKVRows(fused=True)
+            self.config, layer, self.tp, rotary, options=AttentionOptions(window=window), rows=QKVRows(fused=True)
         )
 
     def create_mlp(self) -> nn.Module:
         """The MLP of one layer."""
-        hf = self.config.hf_config
-        act = hf.get("hidden_act", "silu")
-        return GatedMLP(self.config.hidden_size, hf["intermediate_size"], False, act, self.tp, fused_weights=True)
+        text = self.text
+        act = text.hidden_act
+        return GatedMLP(self.config.hidden_size, text.intermediate_size, False, act, self.tp, fused_weights=True)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from octavo.interface.model_config.starcoder2 import Starcoder2Config
 from octavo.layers.attention import SelfAttention
 from octavo.layers.mlp import MLP
 from octavo.layers.norm import LayerNorm
@@ -18,7 +19,8 @@ from octavo_kernels import AttentionOptions
 class Starcoder2ForCausalLM(LlamaForCausalLM):
     """Layer norms, biases, a plain MLP and a sliding window."""
 
-    ties_embeddings: ClassVar[bool] = True
+    text: Starcoder2Config
+
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"\.mlp\.c_fc\.", ".mlp.fc1."),
         (r"\.mlp\.c_proj\.", ".mlp.fc2."),
@@ -27,18 +29,18 @@ class Starcoder2ForCausalLM(LlamaForCausalLM):
 
     def create_norm(self) -> LayerNorm:
         """A norm of hidden states."""
-        return LayerNorm(self.config.hidden_size, self.config.hf_config.get("layer_norm_eps", 1e-5))
+        return LayerNorm(self.config.hidden_size, self.text.layer_norm_eps)
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> SelfAttention:
         """The attention of layer number ``layer``."""
-        hf = self.config.hf_config
-        bias, window = hf.get("use_bias", True), hf.get("sliding_window")
+        text = self.text
+        bias, window = text.use_bias, text.window(layer)
         return SelfAttention(
-            self.config, layer, self.tp, rotary, AttentionOptions(window=window), qkv_bias=bias, out_bias=bias
+            self.config, layer, self.tp, rotary, qkv_bias=bias, out_bias=bias, options=AttentionOptions(window=window)
         )
 
     def create_mlp(self) -> nn.Module:
         """The MLP of one layer."""
-        hf = self.config.hf_config
-        bias, act = hf.get("use_bias", True), hf.get("hidden_act", "gelu_pytorch_tanh")
-        return MLP(self.config.hidden_size, hf["intermediate_size"], bias, act, self.tp)
+        text = self.text
+        bias, act = text.use_bias, text.hidden_act
+        return MLP(self.config.hidden_size, text.intermediate_size, bias, act, self.tp)

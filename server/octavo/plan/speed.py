@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import accumulate, pairwise
 from typing import Any
 
+from octavo.interface.model_config.experts import ExpertsConfig
 from octavo.memory.plan import Plan
 from octavo.plan.gpus import GPU
 
@@ -120,12 +121,11 @@ def _prompt_seconds(plan: Plan, base: float, short: Point, middle: Point, long: 
 
 def active_share(plan: Plan) -> float:
     """The share of the parameters that a token passes through: of experts, those that are chosen."""
-    hf = plan.config.model.hf_config
-    count, chosen = hf.get("num_experts") or 0, hf.get("num_experts_per_tok") or 0
-    if not count:
+    text = plan.config.model.text
+    if not isinstance(text, ExpertsConfig) or not text.expert_count:
         return 1.0
-    inner = hf.get("moe_intermediate_size") or hf["intermediate_size"]
-    experts = 3 * count * inner * plan.config.model.hidden_size * plan.config.model.num_layers
+    count, chosen = text.num_experts, text.num_experts_per_tok
+    experts: float = 3 * count * text.expert_size * plan.config.model.hidden_size * plan.config.model.num_layers
     experts = min(experts, 0.98 * plan.memory.parameters)
     return float(1 - experts * (1 - chosen / count) / plan.memory.parameters)
 

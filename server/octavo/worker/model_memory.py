@@ -53,7 +53,7 @@ def model_memory(
     if dealt and ranks * cores > 1:  # there are more experts than those here
         whole = model_without_memory(config.model, device, TensorParallel(stage=stage), stored, measured=True)
         parameters = weight_size(whole, stored, device).parameters
-    described = bool(config.model.hf_config.get("quantization_config"))
+    described = bool(config.model.text.quantization_config)
     rounded = device.type != "cpu" and config.model.quantization in ("int8", "fp8") and not described
     weight_dtype = held_in(config.model, model.is_quantized or rounded)
     if described and any(source.qtype not in FLOATS for _, source in stored):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import cpu_time
+from support.tiny_configs import LLAMA_SIZES
 
 from octavo.engine.input_processor import InputProcessor
 from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
@@ -21,7 +22,8 @@ MAX_LEN = 64
 def make_config(vocab_size: int, generation_config: dict | None = None, eos: object = None) -> EngineConfig:
     model = ModelConfig(
         model="m", files=ModelFiles("m", "safetensors", "/nowhere"), dtype="float32", max_model_len=MAX_LEN,
-        hf_config={"vocab_size": vocab_size, "eos_token_id": eos}, generation_config=generation_config or {},
+        hf_config=LLAMA_SIZES | {"vocab_size": vocab_size, "eos_token_id": eos},
+        generation_config=generation_config or {},
     )  # fmt: skip
     return EngineConfig(model=model, cache=CacheConfig(), scheduler=SchedulerConfig(max_model_len=MAX_LEN))
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
 from support.emulated_tp import EmulatedTP
-from support.family_cases import FAMILY_CASES, FIRST_CASES, MOE_CASES, architecture
+from support.family_cases import FAMILY_CASES
 from support.paged import load, logits_of, model_config
 from support.quantized_files import DYNAMIC_INT8, awq, compressed, gptq, quantize_checkpoint
 from support.tiny_models import make_model
@@ -23,7 +22,6 @@ from octavo.errors import ConfigError, ModelError
 from octavo.fetch.sources import resolve_model
 from octavo.gguf.header import GGUFFile
 from octavo.gguf.names import hf_name
-from octavo.interface.architectures import in_common_words
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import ExpertsBase
 from octavo.layers.quantization.checkpoint import CheckpointConfig
@@ -293,18 +291,3 @@ def test_experts_that_ranks_do_not_divide_are_refused(tmp_path: Path) -> None:
 
 def test_mixtrals_first_gguf_files_name_each_expert() -> None:
     assert hf_name("blk.3.ffn_down.5.weight", "llama") == "model.layers.3.mlp.experts.5.down_proj.weight"
-
-
-@pytest.mark.parametrize("case", sorted(set(FIRST_CASES.values()) & set(MOE_CASES)))
-def test_what_config_json_leaves_out_is_the_familys_default(case: str) -> None:
-    """Of what tensors do not tell, so that a wrong default would answer otherwise, and of what counts experts."""
-    name, full = architecture(MOE_CASES[case]), getattr(transformers, MOE_CASES[case][0])().to_dict()
-    rope = full.pop("rope_parameters")
-    theirs = in_common_words(full | {"architectures": [name], "rope_theta": rope["rope_theta"]})
-    ours = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0} | in_common_words({"architectures": [name]})
-    fields = ["rms_norm_eps", "rope_theta", "num_experts", "num_experts_per_tok", "moe_intermediate_size"]
-    fields += ["shared_expert_intermediate_size", "num_key_value_heads"]
-    if theirs["num_key_value_heads"] == theirs["num_attention_heads"]:  # what leaving it out means everywhere
-        fields.remove("num_key_value_heads")
-    for field in fields:
-        assert ours.get(field) == theirs.get(field), field

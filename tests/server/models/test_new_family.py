@@ -107,6 +107,7 @@ def test_blocks_may_be_wired_in_another_way(tmp_path: Path, monkeypatch: pytest.
     """Attention and MLP side by side, against transformers; the stack and its cut are those of all families."""
     monkeypatch.setitem(architectures.MODELS, "ParallelForCausalLM", "parallel")
     monkeypatch.setitem(sys.modules, "octavo.models.parallel", parallel_family)
+    monkeypatch.setitem(sys.modules, "octavo.interface.model_config.parallel", parallel_family)
     heads, size = 4, 16
     settings = {
         "vocab_size": VOCAB_SIZE, "hidden_size": heads * size, "num_hidden_layers": 3, "num_attention_heads": heads,

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tiny_configs import LLAMA_SIZES
 from support.tiny_models import VOCAB_SIZE
 from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -22,7 +23,7 @@ LENGTH = 600
 
 
 def table(size: int | None = None, **hf_config: Any) -> torch.Tensor:
-    hf_config = {"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_attention_heads": 4} | hf_config
+    hf_config = LLAMA_SIZES | {"hidden_size": 256, "num_attention_heads": 4} | hf_config
     config = ModelConfig("m", ModelFiles("m", "safetensors", "."), hf_config, "float32", max_model_len=LENGTH)
     return RotaryEmbedding(config, size).cos_sin_cache
 

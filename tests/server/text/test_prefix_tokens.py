@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tiny_configs import LLAMA_SIZES
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 
 from octavo.engine.input_processor import InputProcessor
@@ -191,7 +192,7 @@ def test_who_sends_a_salt_leaves_and_finds_no_trace() -> None:
     tokenizer = KNOWN["llama 3"]()
     model = ModelConfig(
         model="m", files=ModelFiles("m", "safetensors", "/nowhere"), dtype="float32", max_model_len=4096,
-        hf_config={"vocab_size": 1000}, generation_config={},
+        hf_config=LLAMA_SIZES | {"vocab_size": 1000}, generation_config={},
     )  # fmt: skip
     processor = InputProcessor(
         EngineConfig(model=model, cache=CacheConfig(), scheduler=SchedulerConfig(max_model_len=4096)), tokenizer

@@ -16,8 +16,9 @@ from typing import Any
 from octavo.errors import ConfigError
 from octavo.fetch.description import stored_shapes
 from octavo.interface.architectures import MEDUSA_NAMES, MODELS
-from octavo.interface.config_checks import MAX_HEADS, MAX_VOCAB, MAX_WIDTH, Fields, check_config
+from octavo.interface.config_checks import MAX_HEADS, MAX_VOCAB, MAX_WIDTH, Fields
 from octavo.interface.engine_config import ModelConfig, SpeculativeConfig
+from octavo.interface.model_config import check_config
 from octavo.interface.model_files import ModelFiles
 from octavo.system.file_reading import read_json
 

@@ -1,0 +1,73 @@
+"""What families with mixtures of experts have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from octavo.interface.config_checks import MAX_EXPERTS, MAX_FACTOR, MAX_LAYERS, MAX_WIDTH, Fields
+from octavo.interface.model_config.declarations import declare, flag, integer, number
+from octavo.interface.model_config.text import TextConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(TextConfig):
+    """``num_experts`` 0: there are none (Gemma 4)."""
+
+    aliases: ClassVar[Mapping[str, str]] = {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"}
+
+    num_experts: int = integer(1, MAX_EXPERTS)
+    num_experts_per_tok: int = integer(1, MAX_EXPERTS)
+    moe_intermediate_size: int | None = integer(1, MAX_WIDTH * 4, None)
+    norm_topk_prob: bool = flag(False)
+
+    @property
+    def expert_count(self) -> int:
+        """See `TextConfig`."""
+        return self.num_experts
+
+    @property
+    def expert_size(self) -> int:
+        """Width of what lies between an expert's two layers."""
+        return self.moe_intermediate_size or self.intermediate_size
+
+    @property
+    def inner_size(self) -> int:
+        """See `TextConfig`."""
+        return max(self.intermediate_size, self.num_experts_per_tok * self.expert_size)
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """How many groups the experts are in, and how many of these a token may choose from; None: from all."""
+        return None
+
+    def check(self, fields: Fields) -> None:
+        """See `TextConfig`."""
+        super().check(fields)
+        count, chosen = self.num_experts, self.num_experts_per_tok
+        if chosen > count:
+            limit = f"{fields.name('num_experts')} ({count})"
+            raise fields.error(f"{fields.name('num_experts_per_tok')} ({chosen}) must be at most {limit}")
+        groups, kept = self.groups or (1, 1)
+        if count % groups or kept > groups or chosen > count // groups * kept:
+            raise fields.error(f"{chosen} of {count} experts cannot be chosen from {kept} of n_group ({groups}) groups")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedExpertsConfig(ExpertsConfig):
+    """Experts in groups, beside shared ones, behind some dense layers."""
+
+    n_group: int | None = integer(1, MAX_WIDTH * 4, None)
+    topk_group: int | None = integer(1, MAX_WIDTH * 4, None)
+    n_shared_experts: int = integer(0, MAX_WIDTH * 4, 1)
+    first_k_dense_replace: int = integer(0, MAX_WIDTH * 4, 0)
+    routed_scaling_factor: float = number(0.0, MAX_FACTOR, 1.0, above=True)
+    prediction_layer: int | None = integer(0, MAX_LAYERS, None)  # the first, where the model is such layers alone
+    num_nextn_predict_layers: Any = declare(lambda fields, key: fields.config[key], None)  # checked where it is used
+
+    @property
+    def groups(self) -> tuple[int, int] | None:
+        """See `ExpertsConfig`."""
+        found = self.n_group or 1, self.topk_group or 1
+        return None if found == (1, 1) else found

@@ -1,0 +1,23 @@
+"""GLM-4 (dense)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.interface.model_config.text import PartialRotaryConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlmConfig(PartialRotaryConfig):
+    """Of the 9B of 2024."""
+
+    partial_rotary_factor: float = 0.5
+    num_key_value_heads: int | None = 2
+    head_dim: int | None = 128
+    rms_norm_eps: float = 1.5625e-7
+    attention_bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glm4Config(GlmConfig):
+    """Of the models of 2025."""

@@ -1,0 +1,72 @@
+"""The language models that LLaVA is built around, by model_type of text_config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from octavo.interface.config_checks import Name
+from octavo.interface.model_config.declarations import flag, text
+from octavo.interface.model_config.llama import LlamaConfig, MistralConfig
+from octavo.interface.model_config.qwen2 import Qwen2Config
+from octavo.interface.model_config.text import TextConfig, unsupported_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaConfig(TextConfig):
+    """What they have beside themselves: a projector of what a tower sees."""
+
+    projector_hidden_act: str = text("gelu")
+    multimodal_projector_bias: bool = flag(True)
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any], source: str, name: Name = str) -> Self:
+        """See `TextConfig`; with the fields and defaults of the language model's family."""
+        kind = str(config.get("model_type") or "llama")
+        if kind not in TEXTS:
+            raise unsupported_text(config, TEXTS, source)
+        return cast("Self", super(LlavaConfig, TEXTS[kind]).parse(config, source, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaLlamaConfig(LlamaConfig, LlavaConfig):
+    """Around a Llama."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    max_position_embeddings: int | None = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaMistralConfig(MistralConfig, LlavaConfig):
+    """Around a Mistral."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 14336
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    max_position_embeddings: int | None = 131072
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaQwen2Config(Qwen2Config, LlavaConfig):
+    """Around a Qwen2."""
+
+    vocab_size: int = 151936
+    hidden_size: int = 4096
+    intermediate_size: int = 22016
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    max_position_embeddings: int | None = 32768
+
+
+TEXTS: dict[str, type[LlavaConfig]] = {
+    "llama": LlavaLlamaConfig,
+    "mistral": LlavaMistralConfig,
+    "qwen2": LlavaQwen2Config,
+}
