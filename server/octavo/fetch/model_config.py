@@ -37,7 +37,7 @@ def load_hf_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None
         config, architectures = {**config, "architectures": [name]}, [name]
     check_architecture(architectures[0])
     aliases = config_class(architectures[0]).aliases
-    names = {common: own for own, common in aliases.items() if config.get(own) is not None or common not in config}
+    names = {common: own for own, common in aliases.items() if config.get(own) is not None}
     return check_config(config, str(path), lambda field: names.get(field, field))
 
 

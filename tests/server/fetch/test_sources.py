@@ -152,7 +152,10 @@ def test_a_config_that_cannot_be_is_one_clear_line(config: object, says: str, fo
 
 
 def test_the_language_part_of_a_larger_config_is_what_counts(folder: Path) -> None:
-    inner = {k: v for k, v in CONFIG.items() if k != "architectures"} | {"intermediate_size": 8}
+    inner = {k: v for k, v in CONFIG.items() if k != "architectures"} | {
+        "intermediate_size": 8,
+        "num_key_value_heads": 1,
+    }
     config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": inner, "vision_config": {}}
     found = load_hf_config(resolve_model(str(model_folder(folder / "m", config))))
     assert (found["vocab_size"], found["architectures"]) == (8, ["Mistral3ForConditionalGeneration"])

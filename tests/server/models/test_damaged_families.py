@@ -53,8 +53,8 @@ SAID: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # What no config.json states, and what is left to those who read it.
 UNREAD = {
-    "architecture", "prediction_layer", "num_nextn_predict_layers", "num_ln_in_parallel_attn", "clip_qkv",
-    "use_bidirectional_attention",
+    "architecture", "eos_token_id", "quantization_config", "dtype", "prediction_layer", "num_nextn_predict_layers",
+    "num_ln_in_parallel_attn", "clip_qkv", "use_bidirectional_attention",
 }  # fmt: skip
 TABLES = {"rope_parameters", "rope_scaling", "quantization_config"}
 

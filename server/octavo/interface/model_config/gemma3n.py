@@ -49,7 +49,8 @@ class Gemma3nConfig(PerLayerGemmaConfig):
         """See `TextConfig`; the width of MLPs may be said once for each layer."""
         found = super().in_common_words(config)
         widths, count = found.get("intermediate_size"), found.get("num_hidden_layers", cls.num_hidden_layers)
-        if isinstance(widths, list) and len(widths) == count and all(width == widths[0] for width in widths):
+        counted = isinstance(widths, list) and (len(widths) == count or type(count) is not int)
+        if isinstance(widths, list) and widths and counted and all(width == widths[0] for width in widths):
             found["intermediate_size"] = widths[0]
         return found
 

@@ -58,9 +58,9 @@ class TextConfig:
     architecture: str = ""
     vocab_size: int = integer(1, MAX_VOCAB)
     hidden_size: int = integer(1, MAX_WIDTH)
-    intermediate_size: int = integer(1, MAX_WIDTH * 4)
-    num_hidden_layers: int = integer(1, MAX_LAYERS)
     num_attention_heads: int = integer(1, MAX_HEADS)
+    num_hidden_layers: int = integer(1, MAX_LAYERS)
+    intermediate_size: int = integer(1, MAX_WIDTH * 4)
     num_key_value_heads: int | None = integer(1, MAX_HEADS, None)  # None: as many as there are query heads
     head_dim: int | None = integer(2, MAX_HEAD_SIZE, None)  # None: hidden_size / num_attention_heads
     max_position_embeddings: int | None = integer(1, MAX_POSITIONS, None)
@@ -100,6 +100,8 @@ class TextConfig:
                 values[key] = read(fields, key)
             elif key in own and null_is_none:
                 values[key] = None
+            elif needed and key != "intermediate_size":
+                read(fields, key)
             elif needed:
                 raise fields.error(f"it lacks {name(key)!r}, which {values['architecture']} needs")
         found = cls(**values)
