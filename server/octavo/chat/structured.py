@@ -11,6 +11,7 @@ from typing import Any
 from octavo.chat.thought_tags import BEGIN, END
 from octavo.errors import FieldError
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
+from octavo.text.shown import shown
 
 
 @dataclass
@@ -51,6 +52,20 @@ def make_constraint(field: str, **kind: Any) -> Constraint:
         return Constraint(StructuredOutputsParams(**kind), field)
     except ValueError as error:
         raise _named(error, field) from None
+
+
+def schema_constraint(value: Any, field: str) -> Constraint:
+    """The constraint of an object with ``schema`` and ``strict``. Raises FieldError naming ``field``."""
+    if not isinstance(value, dict):
+        raise FieldError(f'{field} must be an object with "name" and "schema", got {shown(value)}', field)
+    schema, strict = value.get("schema"), value.get("strict")
+    if not isinstance(schema, dict | bool):
+        raise FieldError(f"{field}.schema must be a JSON schema, got {shown(schema)}", f"{field}.schema")
+    if strict is not None and not isinstance(strict, bool):
+        raise FieldError(f"{field}.strict must be true or false, got {shown(strict)}", f"{field}.strict")
+    constraint = make_constraint(f"{field}.schema", json=json.dumps(schema))
+    constraint.lenient = not strict
+    return constraint
 
 
 def after_reasoning(grammar: str, inside: bool, token_id: Callable[[str], int | None]) -> str:

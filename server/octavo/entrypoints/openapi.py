@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from octavo.entrypoints.errors import ErrorResponse
-from octavo.entrypoints.openai.embeddings import MAX_INPUTS
+from octavo.entrypoints.generation.pooled import MAX_INPUTS
 from octavo.entrypoints.openai.protocol import MAX_PROMPTS
 from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.transport.responses import Handler

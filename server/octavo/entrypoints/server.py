@@ -21,8 +21,8 @@ from octavo.engine.core_launcher import CoreProcess, CoreProcesses
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.state import FAILED_SECONDS, Phase, ServerState, served_names
+from octavo.entrypoints.transport.http11 import LimitedHttpProtocol
 from octavo.entrypoints.transport.http_server import FLUSH_SECONDS, HttpServer, make_http_server
-from octavo.entrypoints.transport.protocol import LimitedHttpProtocol
 from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.log_line import LoadLog
 from octavo.metrics.prometheus import EngineMetrics, HttpMetrics

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 import pytest
 import uvicorn
 
-from octavo.entrypoints.transport import protocol as http_protocol
-from octavo.entrypoints.transport.protocol import DirectBody, LimitedHttpProtocol
+from octavo.entrypoints.transport import http11
+from octavo.entrypoints.transport.http11 import DirectBody, LimitedHttpProtocol
 from octavo.entrypoints.transport.stream_body import DIRECT_BODY
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -78,12 +78,12 @@ async def serving(app=echo) -> AsyncIterator[int]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.4)
-    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 0.4)
-    monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.4)
-    monkeypatch.setattr(http_protocol, "FIRST_PROBE_SECONDS", 0.1)
-    monkeypatch.setattr(http_protocol, "PROBE_SECONDS", 0.1)
-    monkeypatch.setattr(http_protocol, "PROBE_REPLY_SECONDS", 0.1)
+    monkeypatch.setattr(http11, "HEAD_SECONDS", 0.4)
+    monkeypatch.setattr(http11, "BODY_SECONDS", 0.4)
+    monkeypatch.setattr(http11, "UNREAD_SECONDS", 0.4)
+    monkeypatch.setattr(http11, "FIRST_PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(http11, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(http11, "PROBE_REPLY_SECONDS", 0.1)
 
 
 class Slow:
@@ -162,7 +162,7 @@ def test_a_body_that_never_comes():
 
 def test_a_slow_but_steady_body_is_waited_for(monkeypatch):
     """Longer than the time between two looks, at a small multiple of the least pace: this process may be held up."""
-    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 1.0)
+    monkeypatch.setattr(http11, "BODY_SECONDS", 1.0)
 
     async def conversation(reader, writer) -> None:
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 6000\r\n\r\n")
@@ -199,7 +199,7 @@ def test_pipelined_requests():
 @pytest.mark.parametrize("pieces", [1, 20])
 def test_a_head_beyond_the_limit(pieces):
     async def conversation(reader, writer) -> None:
-        data = b"GET / HTTP/1.1\r\nX: " + b"a" * (http_protocol.MAX_HEAD_BYTES + 10) + b"\r\n\r\n"
+        data = b"GET / HTTP/1.1\r\nX: " + b"a" * (http11.MAX_HEAD_BYTES + 10) + b"\r\n\r\n"
         step = len(data) // pieces + 1
         with contextlib.suppress(ConnectionError):
             for i in range(0, len(data), step):
@@ -214,7 +214,7 @@ def test_a_head_beyond_the_limit(pieces):
 def test_a_head_just_below_the_limit_and_again_on_the_same_connection():
     async def conversation(reader, writer) -> None:
         for _ in range(3):
-            writer.write(b"GET / HTTP/1.1\r\nX: " + b"a" * (http_protocol.MAX_HEAD_BYTES - 100) + b"\r\n\r\n")
+            writer.write(b"GET / HTTP/1.1\r\nX: " + b"a" * (http11.MAX_HEAD_BYTES - 100) + b"\r\n\r\n")
             assert await read_answer(reader) == (200, b"0")
 
     run(conversation)
@@ -244,7 +244,7 @@ def test_a_client_that_never_reads_is_let_go_and_costs_little():
 
 def test_a_client_that_reads_slowly_is_waited_for(monkeypatch):
     """Longer than one may leave all of it unread; what it catches up with is followed by more at once."""
-    monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 1.0)  # more than a busy machine may hold up this process
+    monkeypatch.setattr(http11, "UNREAD_SECONDS", 1.0)  # more than a busy machine may hold up this process
 
     async def main() -> None:
         streamer = Streamer()

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from octavo.entrypoints.openai.answers import ChatLogprob
+from octavo.entrypoints.generation.logprobs import ChatLogprob
 from octavo.interface.outputs import RequestMetrics
 
 

@@ -20,6 +20,7 @@ from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request, in_ollama_form
 from octavo.entrypoints.generation.chat import PreparedChat, prepare_chat
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
+from octavo.entrypoints.generation.logprobs import ChatLogprob, LogprobsFormatter
 from octavo.entrypoints.generation.run import Generation, PromptOptions, TopLogprobs, prepare_request, sampling_params
 from octavo.entrypoints.generation.stream import EventStream
 from octavo.entrypoints.ollama.answers import (
@@ -41,8 +42,6 @@ from octavo.entrypoints.ollama.translate import (
     sampling_fields,
     whole_calls,
 )
-from octavo.entrypoints.openai.answers import ChatLogprob
-from octavo.entrypoints.openai.logprobs import LogprobsFormatter
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, encode_json, unless_disconnected

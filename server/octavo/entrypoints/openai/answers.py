@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from octavo.entrypoints.generation.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
+
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
@@ -33,19 +35,6 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usa
     return Usage(
         prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
     )
-
-
-# One entry of vLLM's prompt_logprobs: token id -> what is known of it.
-PromptLogprobs = list[dict[str, Any] | None]
-
-
-class CompletionLogprobs(Struct):
-    """Log-probabilities of a text completion, one entry per token."""
-
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None] | None
 
 
 class CompletionChoice(Struct):
@@ -73,30 +62,6 @@ class Completion(Struct):
     system_fingerprint: str = ""
     usage: Usage | UnsetType | None = UNSET
     kv_transfer_params: UnsetType | None = UNSET
-
-
-class TopLogprob(Struct):
-    """An alternative token."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatLogprob(Struct):
-    """A token of a chat answer and its alternatives."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(Struct):
-    """Log-probabilities of a chat answer."""
-
-    content: list[ChatLogprob] | None
-    refusal: None = None
 
 
 class FunctionCall(Struct):

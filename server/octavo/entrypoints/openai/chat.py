@@ -13,7 +13,9 @@ from starlette.responses import Response
 from octavo.chat.answer import AnswerDelta, AnswerParser
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.fields.types import IMAGES
 from octavo.entrypoints.generation.chat import PreparedChat, prepare_chat, read_messages
+from octavo.entrypoints.generation.logprobs import ChatLogprobs, LogprobsFormatter, prompt_logprobs
 from octavo.entrypoints.generation.run import (
     Generation,
     TopLogprobs,
@@ -30,7 +32,6 @@ from octavo.entrypoints.openai.answers import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
-    ChatLogprobs,
     ChatMessage,
     FunctionCall,
     ToolCall,
@@ -39,8 +40,7 @@ from octavo.entrypoints.openai.answers import (
     usage,
 )
 from octavo.entrypoints.openai.events import DONE, ChunkEvents
-from octavo.entrypoints.openai.logprobs import LogprobsFormatter, prompt_logprobs
-from octavo.entrypoints.openai.protocol import IMAGES, ChatCompletionRequest
+from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.openai.response_format import constraint_of
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
@@ -168,7 +168,7 @@ def _usage(output: RequestOutput, completion_tokens: int) -> Usage:
 def _logprobs(context: ChatRequestContext, completion: CompletionOutput) -> ChatLogprobs | None:
     if completion.logprobs is None or not context.body.logprobs:
         return None
-    formatter = LogprobsFormatter(context.state, context.body)
+    formatter = LogprobsFormatter(context.state, context.body.return_tokens_as_token_ids)
     return formatter.chat(completion.token_ids, completion.logprobs, context.body.top_logprobs or 0)
 
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.generation.context import naming
+from octavo.entrypoints.generation.logprobs import CompletionLogprobs, LogprobsFormatter, prompt_logprobs
 from octavo.entrypoints.generation.run import (
     Generation,
     TokenLimit,
@@ -25,9 +26,8 @@ from octavo.entrypoints.generation.run import (
     sampling_params,
 )
 from octavo.entrypoints.generation.stream import EventStream
-from octavo.entrypoints.openai.answers import Completion, CompletionChoice, CompletionLogprobs, Usage, usage
+from octavo.entrypoints.openai.answers import Completion, CompletionChoice, Usage, usage
 from octavo.entrypoints.openai.events import DONE, ChunkEvents
-from octavo.entrypoints.openai.logprobs import LogprobsFormatter, prompt_logprobs
 from octavo.entrypoints.openai.protocol import NO_LIMIT, CompletionRequest
 from octavo.entrypoints.openai.response_format import constraint_of
 from octavo.entrypoints.state import ServerState, state_of
@@ -206,7 +206,7 @@ class _Choice:
         self._index = position * context.n + index
         self._offsets: TextOffsets | None = None  # of the tokens that are generated
         self._first = True
-        self._format = LogprobsFormatter(context.state, context.body)
+        self._format = LogprobsFormatter(context.state, context.body.return_tokens_as_token_ids)
         self.template: EventTemplate | None = None  # for pieces that are text and nothing else
 
     def take(self, completion: CompletionOutput, output: RequestOutput) -> CompletionChoice:

@@ -12,16 +12,15 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.fields.types import Count, Priority, RequestBody
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
 from octavo.entrypoints.generation.context import in_words_of
+from octavo.entrypoints.generation.pooled import MAX_INPUTS, run_pooled
 from octavo.entrypoints.openai.embeddings import (
-    MAX_INPUTS,
     EmbeddingRequest,
     as_base64,
     prepare_embeddings,
-    run_pooled,
 )
-from octavo.entrypoints.openai.protocol import Count, Priority, RequestBody
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import base64
 import sys
-import uuid
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -18,32 +17,38 @@ from starlette.responses import Response
 
 from octavo.chat.messages import Conversation
 from octavo.entrypoints.admission import check_model, check_serving
-from octavo.entrypoints.errors import APIError, bad_request
-from octavo.entrypoints.fields.unsupported import EMBEDDING, UnsupportedFields
-from octavo.entrypoints.generation.chat import prompt_to_pool, read_messages
-from octavo.entrypoints.generation.run import Generation, PromptOptions, encode_choices
-from octavo.entrypoints.openai.protocol import (
+from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.fields.types import (
     IMAGES,
     Count,
     MessagesField,
     Priority,
-    PromptField,
     RequestBody,
     TemplateVariables,
     Truncation,
     TruncationSide,
     prompts_in,
 )
+from octavo.entrypoints.fields.unsupported import EMBEDDING, UnsupportedFields
+from octavo.entrypoints.generation.chat import prompt_to_pool, read_messages
+from octavo.entrypoints.generation.pooled import (
+    MAX_INPUTS,
+    PooledOptions,
+    how_to_pool,
+    pooled_request,
+    prepare_texts,
+    run_pooled,
+)
+from octavo.entrypoints.generation.run import PromptOptions, encode_choices
+from octavo.entrypoints.openai.protocol import PromptField
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.pooling import Pooling
-from octavo.interface.pooling_params import PoolingParams, embedding_pooling
+from octavo.interface.pooling_params import PoolingParams
 
-MAX_INPUTS = 2_048  # as OpenAI's API
 _CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
-_WORTH_A_THREAD = 4_000  # characters or ids
 
 
 class EmbeddingRequest(RequestBody):
@@ -92,6 +97,11 @@ class EmbeddingRequest(RequestBody):
             raise bad_request("exactly one of input and messages must be given", "input")
         return prompts_in(self.input, "input", MAX_INPUTS)
 
+    def pooled_options(self) -> PooledOptions:
+        """How the prompts are tokenised and queued."""
+        special = self.add_special_tokens is not False or self.messages is not None
+        return PooledOptions(self.priority or 0, special, self.truncate_prompt_tokens, self.truncation_side)
+
 
 class Embedding(Struct):
     """One text's vector."""
@@ -131,57 +141,13 @@ async def prepare_embeddings(
     state: ServerState, body: EmbeddingRequest, field: str = "input"
 ) -> list[EngineCoreRequest]:
     """Requests for the core, one a text. Raises ValueError, APIError naming the text in ``field``, or another field."""
-    model = state.engine.config.model
     asked = PoolingParams(
-        dimensions=body.dimensions,
-        normalize=body.normalize,
-        use_activation=body.use_activation,
-        pooling=body.pooling or state.args.embedding_pooling,
+        dimensions=body.dimensions, normalize=body.normalize, use_activation=body.use_activation, pooling=body.pooling
     )
-    pooling = embedding_pooling(model.pooler, asked, model.hidden_size)
+    pooling = how_to_pool(state, asked)
     if body.messages is not None:
         return [await _prepare_conversation(state, body, pooling, body.messages)]
-    texts = body.inputs()
-    if sum(map(len, texts)) > _WORTH_A_THREAD:
-        prepared: list[EngineCoreRequest] = await state.engine.run_in_thread(
-            _prepare, state, body, pooling, texts, field
-        )
-        return prepared
-    return _prepare(state, body, pooling, texts, field)
-
-
-def _prepare(
-    state: ServerState, body: EmbeddingRequest, pooling: Pooling, texts: Sequence[str | list[int]], name: str
-) -> list[EngineCoreRequest]:
-    """Requests for the core. Raises APIError naming the text."""
-    requests = []
-    for i, text in enumerate(texts):
-        field = name if name == "input" and len(texts) == 1 else f"{name}.{i}"
-        request = _request(state, body, pooling, text, body.add_special_tokens is not False, field)
-        requests.append(request)
-    return requests
-
-
-def _request(
-    state: ServerState, body: EmbeddingRequest, pooling: Pooling, prompt: Any, add_special_tokens: bool, field: str,
-    called: str | None = None,
-) -> EngineCoreRequest:  # fmt: skip
-    """Raises APIError that names the prompt's ``field``, as it is ``called``."""
-    try:
-        return state.engine.input_processor.process_pooling(
-            uuid.uuid4().hex,
-            prompt,
-            pooling,
-            priority=body.priority or 0,
-            add_special_tokens=add_special_tokens,
-            truncate_prompt_tokens=body.truncate_prompt_tokens,
-            truncation_side=body.truncation_side,
-        )
-    except ValueError as error:
-        subject, _, rest = str(error).partition(" ")
-        if not subject.startswith("prompt"):
-            raise
-        raise bad_request(f"{called or field} {rest}", field) from None
+    return await prepare_texts(state, pooling, body.inputs(), body.pooled_options(), field)
 
 
 async def _prepare_conversation(
@@ -194,7 +160,7 @@ async def _prepare_conversation(
     conversation = Conversation(await read_messages(state, messages), **fields)
     options = PromptOptions(add_special_tokens=bool(body.add_special_tokens)).for_tenant
     prompt = await prompt_to_pool(state, conversation, options)
-    return _request(state, body, pooling, prompt, True, "messages", "messages: the prompt")
+    return pooled_request(state, pooling, prompt, body.pooled_options(), "messages", "messages: the prompt")
 
 
 async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[EngineCoreRequest]) -> Response:
@@ -205,22 +171,6 @@ async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[Eng
     )
     tokens = sum(len(request.prompt_token_ids) for request in requests)
     return JSON(EmbeddingList(state.model_name, data, EmbeddingUsage(tokens, tokens)))
-
-
-async def run_pooled(state: ServerState, requests: list[EngineCoreRequest]) -> list[list[float]]:
-    """The results of requests that are pooled. Sends at most max_num_seqs of them at a time, so that a long list does
-    not fill the queue. Raises APIError."""
-    results: list[list[float]] = []
-    step = state.engine.config.scheduler.max_num_seqs
-    for start in range(0, len(requests), step):
-        wave = requests[start : start + step]
-        with Generation(state, wave, [None] * len(wave), admit=start == 0) as generation:
-            await generation.start()
-            for output in await generation.final_outputs():
-                if output.embedding is None:
-                    raise APIError(500, "The engine returned no vector", code="engine_error")
-                results.append(output.embedding)
-    return results
 
 
 def _embedding(index: int, vector: list[float], encode: Callable[[list[float]], list[float] | str]) -> Embedding:

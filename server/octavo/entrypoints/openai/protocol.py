@@ -5,46 +5,37 @@ Validation and schema have one source: pydantic derives both from the type, or t
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, WrapValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from octavo.chat.messages import Conversation
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields import schemas
-from octavo.entrypoints.fields.unsupported import CHAT, COMPLETION, HARMLESS, UnsupportedFields
+from octavo.entrypoints.fields.types import (
+    Count,
+    FromFloat,
+    Index,
+    MessagesField,
+    Priority,
+    ReasoningEffort,
+    RequestBody,
+    Seed,
+    StopField,
+    TemplateVariables,
+    TokenIds,
+    Truncation,
+    TruncationSide,
+    integral_list,
+    prompts_in,
+)
+from octavo.entrypoints.fields.unsupported import CHAT, COMPLETION, UnsupportedFields
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit
 from octavo.entrypoints.state import REQUEST_ID
 from octavo.interface import sampling_params as limits
-from octavo.multimodal.pieces import Pieces
-
-logger = logging.getLogger(__name__)
-
-_logged: set[str] = set()
-_MAX_LOGGED = 1_000
 
 MAX_PROMPTS = 1_024
 
-
-def integral(value: Any) -> Any:
-    """1.0 as 1: JSON has one type of number, and some clients write integers so."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-_FromFloat = BeforeValidator(integral)  # after the limits, or the schema would lose them
-
-
-def integral_list(value: Any) -> Any:
-    """The same for a list; free if it holds integers only."""
-    return list(map(integral, value)) if isinstance(value, list) and float in set(map(type, value)) else value
-
-
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(integral_list)]
-Index = Annotated[int, Field(ge=0, le=limits.MAX_INT), _FromFloat]
-Count = Annotated[int, Field(ge=1, le=limits.MAX_INT), _FromFloat]
-Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _FromFloat]
-Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _FromFloat]
 
 NO_LIMIT = -1  # llama.cpp's: as many tokens as fit
 
@@ -55,10 +46,10 @@ def _not_zero(value: int) -> int:
     return value
 
 
-LimitOrZero = Annotated[int, Field(ge=NO_LIMIT, le=limits.MAX_INT), _FromFloat]
+LimitOrZero = Annotated[int, Field(ge=NO_LIMIT, le=limits.MAX_INT), FromFloat]
 Limit = Annotated[
     int, Field(ge=NO_LIMIT, le=limits.MAX_INT, json_schema_extra={"not": {"const": 0}}), AfterValidator(_not_zero),
-    _FromFloat,
+    FromFloat,
 ]  # fmt: skip
 
 
@@ -73,17 +64,6 @@ def _only(*values: Any) -> Any:
         )
 
     return Annotated[Any, BeforeValidator(check), WithJsonSchema({"enum": [None, *values]})]
-
-
-def _truncation(value: Any) -> Any:
-    value = integral(value)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= -1 and value != 0):
-        return value
-    raise ValueError(f"must be -1 or an integer >= 1, got {shown(value)}")
-
-
-_TRUNCATION_SCHEMA = {"anyOf": [{"const": -1}, {"type": "integer", "minimum": 1}, {"type": "null"}]}
-Truncation = Annotated[int | None, BeforeValidator(_truncation), WithJsonSchema(_TRUNCATION_SCHEMA)]
 
 
 def _check_prompt(value: Any) -> Any:
@@ -105,16 +85,6 @@ def _check_prompt(value: Any) -> Any:
     raise ValueError(f"must be a string, a list of strings, a list of token ids or a list of those, got {shown(value)}")
 
 
-def prompts_in(value: Any, field: str, most: int) -> list[str | list[int]]:
-    """The value of a PromptField as a list of at most ``most`` prompts. Raises APIError naming ``field``."""
-    prompts: list[str | list[int]] = [value] if isinstance(value, str) or isinstance(value[0], int) else value
-    if len(prompts) > most:
-        raise bad_request(
-            f"{field} takes at most {most} prompts a request, got {len(prompts)}; split the request", field
-        )
-    return prompts
-
-
 _PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string", "minLength": 1},
@@ -130,40 +100,12 @@ _PROMPT_SCHEMA = {
 PromptField = Annotated[Any, BeforeValidator(_check_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 
 
-_WORD = {"type": "string", "minLength": 1, "maxLength": limits.MAX_STOP_LENGTH}
-
-
-def _strings(value: Any) -> Any:
-    words = [value] if isinstance(value, str) else value
-    if words is None:
-        return None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ValueError(f"must be a string or a list of strings, got {shown(value)}")
-    if len(words) > limits.MAX_STOP_STRINGS:
-        raise ValueError(f"takes at most {limits.MAX_STOP_STRINGS} strings, got {len(words)}")
-    for word in words:
-        if not 0 < len(word) <= limits.MAX_STOP_LENGTH:
-            raise ValueError(f"must hold strings of 1 to {limits.MAX_STOP_LENGTH} characters, got one of {len(word)}")
-    return value
-
-
-_STOP_SCHEMA = {
-    "anyOf": [_WORD, {"type": "array", "items": _WORD, "maxItems": limits.MAX_STOP_STRINGS}, {"type": "null"}]
-}
-StopField = Annotated[Any, BeforeValidator(_strings), WithJsonSchema(_STOP_SCHEMA)]
 BadWord = Annotated[str, Field(max_length=limits.MAX_STOP_LENGTH, pattern=r"[^\s\x1c-\x1f\x85]")]  # one shows
 BadWords = Annotated[list[BadWord], Field(max_length=limits.MAX_BAD_WORDS)]
 LogitBias = Annotated[
     dict[Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,9})$")], Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=limits.MAX_LOGIT_BIAS),
 ]
-MessagesField = Annotated[list[dict[str, Any]], WithJsonSchema(schemas.MESSAGES)]
-# Where they hold images, for `read_body`.
-IMAGES = (("messages", None, "content", None, "image_url"), ("messages", None, "content", None, "image_url", "url"))
-ImageText = Annotated[str, WrapValidator(lambda value, check: value if isinstance(value, Pieces) else check(value))]
-TemplateVariables = Annotated[dict[str, Any] | None, WithJsonSchema(schemas.TEMPLATE_VARIABLES)]
-TruncationSide = Literal["left", "right"]
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(BaseModel):
@@ -173,42 +115,6 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class RequestBody(BaseModel):
-    """Any body. A null is the same as no field."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
-
-    UNSUPPORTED: ClassVar[UnsupportedFields]
-    CLAMPED: ClassVar[frozenset[str]] = frozenset()  # may ask for more than fits, and get what does
-    # A field -> the field that it needs, with its value, or None for any.
-    NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {}
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
-        reference: dict[str, Any] = handler(core_schema)
-        schema = handler.resolve_ref_schema(reference)
-        schema["patternProperties"] = cls.UNSUPPORTED.schema()
-        for name, (other, value) in cls.NEEDS.items():
-            enough = {"const": value} if value is not None else {"not": {"type": "null"}}
-            options = [{"properties": {name: {"type": "null"}}}, {"required": [other], "properties": {other: enough}}]
-            schema.setdefault("dependentSchemas", {})[name] = {"anyOf": options}
-        return reference
-
-    def check(self) -> None:
-        """Check what the types do not. Raises APIError."""
-        for name, value in (self.model_extra or {}).items():
-            if why := self.UNSUPPORTED.why_not(name, value):
-                raise bad_request(why, name)
-            if value is not None and name not in HARMLESS and name not in _logged and len(_logged) < _MAX_LOGGED:
-                _logged.add(name)
-                logger.warning("ignoring unknown request field %r", name[:100])
-        for name, (other, needed) in self.NEEDS.items():
-            value = getattr(self, other)
-            if getattr(self, name) is not None and (value is None or needed not in (None, value)):
-                wanted = other if needed is None else f"{other}: {shown(needed)}"
-                raise bad_request(f"{name} needs {wanted}; set it or drop {name}", name)
 
 
 class GenerationRequest(RequestBody):
@@ -230,7 +136,7 @@ class GenerationRequest(RequestBody):
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     # vLLM's
-    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_INT), _FromFloat] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_INT), FromFloat] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None = None

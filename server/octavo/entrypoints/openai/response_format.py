@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from octavo.chat.structured import Constraint, make_constraint
+from octavo.chat.structured import Constraint, make_constraint, schema_constraint
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields.schemas import KINDS, WITHOUT_EFFECT
 from octavo.entrypoints.openai.protocol import GenerationRequest
@@ -42,25 +41,11 @@ def _response_format(body: GenerationRequest) -> Constraint | None:
         case "json_object":
             return make_constraint("response_format", json_object=True)
         case "json_schema":
-            return schema_constraint(value.get("json_schema"))
+            return schema_constraint(value.get("json_schema"), "response_format.json_schema")
     raise bad_request(
         f'response_format.type must be "text", "json_object" or "json_schema", got {shown(value.get("type"))}',
         "response_format.type",
     )
-
-
-def schema_constraint(value: Any, field: str = "response_format.json_schema") -> Constraint:
-    """The constraint of an object with ``schema`` and ``strict``. Raises APIError naming ``field``."""
-    if not isinstance(value, dict):
-        raise bad_request(f'{field} must be an object with "name" and "schema", got {shown(value)}', field)
-    schema, strict = value.get("schema"), value.get("strict")
-    if not isinstance(schema, dict | bool):
-        raise bad_request(f"{field}.schema must be a JSON schema, got {shown(schema)}", f"{field}.schema")
-    if strict is not None and not isinstance(strict, bool):
-        raise bad_request(f"{field}.strict must be true or false, got {shown(strict)}", f"{field}.strict")
-    constraint = make_constraint(f"{field}.schema", json=json.dumps(schema))
-    constraint.lenient = not strict
-    return constraint
 
 
 def _structured_outputs(body: GenerationRequest) -> Constraint | None:

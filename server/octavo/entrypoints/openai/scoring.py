@@ -19,16 +19,11 @@ from starlette.responses import Response
 from octavo.engine.scoring import ScorePlan, check_pairs, plan_scores, text_of
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.fields.types import Index, Priority, RequestBody, Truncation, prompts_in
 from octavo.entrypoints.fields.unsupported import SCORING, UnsupportedFields
-from octavo.entrypoints.openai.embeddings import MAX_INPUTS, EmbeddingUsage, run_pooled
-from octavo.entrypoints.openai.protocol import (
-    Index,
-    Priority,
-    PromptField,
-    RequestBody,
-    Truncation,
-    prompts_in,
-)
+from octavo.entrypoints.generation.pooled import MAX_INPUTS, run_pooled
+from octavo.entrypoints.openai.embeddings import EmbeddingUsage
+from octavo.entrypoints.openai.protocol import PromptField
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected

@@ -13,10 +13,7 @@ from octavo.chat.messages import Conversation
 from octavo.entrypoints.admission import check_model
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.fields import schemas
-from octavo.entrypoints.fields.unsupported import DETOKENIZE, TOKENIZE, UnsupportedFields
-from octavo.entrypoints.generation.chat import count_prompt, read_messages
-from octavo.entrypoints.generation.run import PromptOptions
-from octavo.entrypoints.openai.protocol import (
+from octavo.entrypoints.fields.types import (
     IMAGES,
     MessagesField,
     ReasoningEffort,
@@ -24,6 +21,9 @@ from octavo.entrypoints.openai.protocol import (
     TemplateVariables,
     TokenIds,
 )
+from octavo.entrypoints.fields.unsupported import DETOKENIZE, TOKENIZE, UnsupportedFields
+from octavo.entrypoints.generation.chat import count_prompt, read_messages
+from octavo.entrypoints.generation.run import PromptOptions
 from octavo.entrypoints.state import state_of
 from octavo.entrypoints.tenants import combined_salt
 from octavo.entrypoints.transport.request_body import read_body

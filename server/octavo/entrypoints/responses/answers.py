@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from octavo.chat.parts import Part, Step
-from octavo.entrypoints.openai.answers import ChatLogprob
+from octavo.entrypoints.generation.logprobs import ChatLogprob
 from octavo.entrypoints.responses.logprobs import TextLogprobs
 from octavo.entrypoints.responses.protocol import (
     AdditionalToolsParam,

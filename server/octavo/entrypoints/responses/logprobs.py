@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.entrypoints.openai.answers import ChatLogprob
+from octavo.entrypoints.generation.logprobs import ChatLogprob
 
 
 class TextLogprobs:

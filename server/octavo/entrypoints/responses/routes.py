@@ -19,6 +19,7 @@ from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import APIError, bad_request, shown
 from octavo.entrypoints.generation.chat import PreparedChat, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
+from octavo.entrypoints.generation.logprobs import LogprobsFormatter
 from octavo.entrypoints.generation.run import (
     Generation,
     PromptOptions,
@@ -28,7 +29,6 @@ from octavo.entrypoints.generation.run import (
     sampling_params,
 )
 from octavo.entrypoints.generation.stream import EventStream
-from octavo.entrypoints.openai.logprobs import LogprobsFormatter
 from octavo.entrypoints.replica import elsewhere, new_id
 from octavo.entrypoints.responses.answers import (
     DeletedResponse,

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.chat.messages import Conversation, FieldNames
-from octavo.chat.structured import Constraint, make_constraint
+from octavo.chat.structured import Constraint, make_constraint, schema_constraint
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.openai.response_format import schema_constraint
 from octavo.entrypoints.responses.protocol import (
     AdditionalToolsParam,
     AllowedToolsParam,

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from octavo.entrypoints.args import ServerArgs
-from octavo.entrypoints.transport.protocol import LimitedHttpProtocol
+from octavo.entrypoints.transport.http11 import LimitedHttpProtocol
 from octavo.errors import ConfigError
 
 FLUSH_SECONDS = 3  # for responses of aborted requests, after the drain

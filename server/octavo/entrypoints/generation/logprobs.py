@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.entrypoints.openai.answers import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
-from octavo.entrypoints.openai.protocol import GenerationRequest
+from msgspec import Struct
+
 from octavo.entrypoints.state import ServerState
 from octavo.interface.outputs import Logprob, PositionLogprobs
 from octavo.text.detokenizer import Vocabulary
@@ -14,13 +14,49 @@ from octavo.text.detokenizer import Vocabulary
 _LOWEST = -9999.0  # JSON has no -Infinity
 
 
+# One entry of vLLM's prompt_logprobs: token id -> what is known of it.
+PromptLogprobs = list[dict[str, Any] | None]
+
+
+class CompletionLogprobs(Struct):
+    """Log-probabilities of a text completion, one entry per token."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None] | None
+
+
+class TopLogprob(Struct):
+    """An alternative token."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatLogprob(Struct):
+    """A token of a chat answer and its alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Log-probabilities of a chat answer."""
+
+    content: list[ChatLogprob] | None
+    refusal: None = None
+
+
 class LogprobsFormatter:
     """Formats log-probabilities as a request asks; return_tokens_as_token_ids spells tokens "token_id:123"."""
 
-    def __init__(self, state: ServerState, body: GenerationRequest | None = None) -> None:
+    def __init__(self, state: ServerState, as_token_ids: bool | None = None) -> None:
         self._vocabulary: Vocabulary | None = state.engine.output_processor.vocabulary
-        asked = None if body is None else body.return_tokens_as_token_ids
-        as_ids = state.args.return_tokens_as_token_ids if asked is None else asked
+        as_ids = state.args.return_tokens_as_token_ids if as_token_ids is None else as_token_ids
         self._as_ids = as_ids or self._vocabulary is None
 
     def token(self, token_id: int) -> str:
