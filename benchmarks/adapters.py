@@ -62,10 +62,14 @@ def write_adapters(folder: Path, count: int, rank: int, hf: dict[str, Any]) -> N
     size = hf.get("head_dim") or hidden // heads
     queries, keys = heads * size, (hf.get("num_key_value_heads") or heads) * size
     shapes = {
-        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
-    }  # fmt: skip
+    }
     layers = range(hf["num_hidden_layers"])
     modules = {f"model.layers.{layer}.{name}": shape for layer in layers for name, shape in shapes.items()}
     for number in range(count):
@@ -107,12 +111,18 @@ def measure_embedded(args: argparse.Namespace) -> None:
         cold = [first_token(ready, f"{folder}/a{i % (args.adapters + 1)}") for i in range(4 * (args.adapters + 1))]
     steps = [llm.engine.executor.worker.runner.device_runner.recorded_steps._step for llm in (plain, ready)]
     same = len(steps[0]._words) == len(steps[1]._words)
-    print(f"no adapter in a step: {statistics.median(idle):.3f}x the CPU time of an engine without --enable-lora; "
-          f"recorded steps are {'of the same' if same else 'NOT of the same'} operations")  # fmt: skip
-    print(f"{args.users} users over {args.adapters} adapters of rank {args.rank}: {statistics.median(rates):.2f}x the "
-          "base's decoded tokens a second")  # fmt: skip
-    print(f"first token of an adapter that is read from its files: {statistics.median(cold):.3f} s, at most "
-          f"{max(cold):.3f} s")  # fmt: skip
+    print(
+        f"no adapter in a step: {statistics.median(idle):.3f}x the CPU time of an engine without --enable-lora; "
+        f"recorded steps are {'of the same' if same else 'NOT of the same'} operations"
+    )
+    print(
+        f"{args.users} users over {args.adapters} adapters of rank {args.rank}: {statistics.median(rates):.2f}x the "
+        "base's decoded tokens a second"
+    )
+    print(
+        f"first token of an adapter that is read from its files: {statistics.median(cold):.3f} s, at most "
+        f"{max(cold):.3f} s"
+    )
 
 
 def first_token(llm: Any, path: str) -> float:

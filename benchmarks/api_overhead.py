@@ -46,11 +46,20 @@ def write_model(folder: Path, max_len: int) -> None:
     backend.decoder = decoders.ByteLevel()
     backend.save(str(folder / "tokenizer.json"))
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256, "hidden_size": 64,
-        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "max_position_embeddings": max_len, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": max_len,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
         "torch_dtype": "float32",
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -190,10 +199,28 @@ def serving(model: str, concurrency: int) -> Iterator[tuple[int, int]]:
     """A server of the model with made-up weights: its process id and its port."""
     log = tempfile.NamedTemporaryFile("r")  # noqa: SIM115  (as long as the server)
     server = subprocess.Popen(
-        [sys.executable, "-m", "octavo.cli.main", "serve", model, "--load-format", "dummy", "--host", "127.0.0.1",
-         "--port", "0", "--max-num-seqs", str(concurrency), "--kv-cache-memory-bytes", str(256 << 20),
-         "--disable-access-log"], stdout=log.fileno(), stderr=log.fileno(), env=ENV,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "octavo.cli.main",
+            "serve",
+            model,
+            "--load-format",
+            "dummy",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--max-num-seqs",
+            str(concurrency),
+            "--kv-cache-memory-bytes",
+            str(256 << 20),
+            "--disable-access-log",
+        ],
+        stdout=log.fileno(),
+        stderr=log.fileno(),
+        env=ENV,
+    )
     try:
         while not (found := re.search(r"serving .* at http://127.0.0.1:(\d+)", Path(log.name).read_text())):
             if server.poll() is not None:
@@ -209,8 +236,11 @@ def compare(model: str, options: argparse.Namespace) -> None:
     size = ["--concurrency", str(options.concurrency), "--tokens", str(options.tokens)]
     alone = subprocess.Popen(
         [sys.executable, __file__, "--core-alone", model, *size],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENV, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=ENV,
+        text=True,
+    )
     try:
         with serving(model, options.concurrency) as (pid, port):
             measure(alone, pid, port, options)

@@ -47,10 +47,17 @@ SAME, THIN = 0.03, 0.05  # how far figures may be apart
 # Largest and 99th percentile of few requests are those of one moment; peaks depend on where a second begins.
 LOOSE = ("p99_", "std_", "max_")
 FIGURES = (
-    "completed", "total_input_tokens", "total_output_tokens", "duration", "request_throughput", "output_throughput",
-    "total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests",
+    "completed",
+    "total_input_tokens",
+    "total_output_tokens",
+    "duration",
+    "request_throughput",
+    "output_throughput",
+    "total_token_throughput",
+    "max_output_tokens_per_s",
+    "max_concurrent_requests",
     *(f"{kind}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for kind in ("mean", "median", "std", "p99")),
-)  # fmt: skip
+)
 # Runs in vLLM's environment: figures by its own function from what our client recorded.
 RECOMPUTE = """
 import json, sys
@@ -214,8 +221,11 @@ def recompute(run: dict[str, Any], folder: Path) -> dict[str, tuple[float, float
 def compare(runs: dict[str, list[dict[str, Any]]]) -> tuple[list[str], list[str]]:
     """Lines of a table, and what is too far apart: of the first client's figures, from each other's."""
     first, *others = runs
-    lines = [f"{'median of ' + str(len(runs[first])):<28}" + "".join(f"{name:>12}" for name in runs)
-             + "".join(f"{first + ' / ' + name:>18}" for name in others)]  # fmt: skip
+    lines = [
+        f"{'median of ' + str(len(runs[first])):<28}"
+        + "".join(f"{name:>12}" for name in runs)
+        + "".join(f"{first + ' / ' + name:>18}" for name in others)
+    ]
     far = []
     for name in FIGURES:
         medians = {client: percentile([run[name] for run in found], 50) for client, found in runs.items()}
@@ -271,8 +281,10 @@ def main() -> int:
         print("FAR:", line)
     if args.output:
         kept = {name: [{key: run[key] for key in FIGURES} for run in found] for name, found in runs.items()}
-        args.output.write_text(json.dumps({"cpu": cpu_kind(), "load": vars(args) | {"output": None}, "runs": kept},
-                                          indent=1, default=str) + "\n")  # fmt: skip
+        args.output.write_text(
+            json.dumps({"cpu": cpu_kind(), "load": vars(args) | {"output": None}, "runs": kept}, indent=1, default=str)
+            + "\n"
+        )
         print("saved", args.output)
     return 1 if far else 0
 

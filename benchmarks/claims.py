@@ -94,13 +94,15 @@ def prefix(quick: bool) -> dict[str, Any]:
         raise SystemExit(f"prefix: {wrong}")
     shown = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "prefix_hit_rate")
     return {
-        "command": " ".join(["octavo bench sweep", *words]), "shared": SHARED, "own": OWN,
+        "command": " ".join(["octavo bench sweep", *words]),
+        "shared": SHARED,
+        "own": OWN,
         "rows": [
             {"caching": row.configuration["enable_prefix_caching"], "users": row.users}
             | {name: statistics.median(row.values(name)) for name in shown}
             for row in rows
         ],
-    }  # fmt: skip
+    }
 
 
 def users(quick: bool) -> dict[str, Any]:
@@ -111,10 +113,12 @@ def users(quick: bool) -> dict[str, Any]:
     memory = measure_memory(replace(config, device=choose_device(config.device).type), 1)
     ways = {"paged": [], "reserved": ["--max-num-seqs", str(RESERVED)]}
     found: dict[str, Any] = {
-        "longest": LONGEST, "reserved": RESERVED, "tokens": blocks * 16,
+        "longest": LONGEST,
+        "reserved": RESERVED,
+        "tokens": blocks * 16,
         "cache_bytes": blocks * 16 * sum(spec.bytes_per_token() for spec in memory.specs),
         "runs": {name: [] for name in ways},
-    }  # fmt: skip
+    }
     words = ["--num-prompts", "96" if quick else "256", "--input-len", "100", "--output-len", "100"]
     words += ["--random-range-ratio", "0.5", "--ignore-eos", "--temperature", "0", "--disable-tqdm"]
     found["load"] = " ".join(["octavo bench serve", *words])
@@ -153,11 +157,12 @@ def _load_and_watch(flags: list[str], words: list[str]) -> dict[str, Any]:
             raise RuntimeError(f"{figures['failed']} requests failed: what is left is another load")
         lengths = [result.prompt_len + result.output_tokens for result in results]
         return {
-            "running": [[round(at, 2), count] for at, count in running], "peak": max(count for _, count in running),
+            "running": [[round(at, 2), count] for at, count in running],
+            "peak": max(count for _, count in running),
             "preemptions": _metric(server.url, "vllm:num_preemptions_total") - before,
             "mean_length": statistics.mean(lengths),
             **{name: figures[name] for name in ("completed", "failed", "output_throughput", "median_ttft_ms")},
-        }  # fmt: skip
+        }
 
 
 def _metric(url: str, name: str) -> float:
@@ -166,8 +171,11 @@ def _metric(url: str, name: str) -> float:
 
 
 MEASUREMENTS: dict[str, Callable[[bool], dict[str, Any]]] = {
-    "waste": waste, "hugging_face": hugging_face, "prefix": prefix, "users": users,
-}  # fmt: skip
+    "waste": waste,
+    "hugging_face": hugging_face,
+    "prefix": prefix,
+    "users": users,
+}
 
 
 def about(command: str) -> dict[str, Any]:
@@ -175,10 +183,13 @@ def about(command: str) -> dict[str, Any]:
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=HERE)
     versions = {name: metadata.version(name) for name in ("octavo", "torch", "transformers")}
     return {
-        "machine": cpu_kind(), "date": datetime.now(UTC).date().isoformat(), "command": command,
-        "versions": versions | {"Python": platform.python_version()}, "commit": commit.stdout.strip(),
+        "machine": cpu_kind(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": command,
+        "versions": versions | {"Python": platform.python_version()},
+        "commit": commit.stdout.strip(),
         "load_before": round(os.getloadavg()[0], 1),
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

@@ -53,9 +53,7 @@ def claims_of(results: dict[str, Any]) -> list[Claim]:
 
 
 def _row(prefix: dict[str, Any], caching: str, users: int) -> dict[str, Any]:
-    found: dict[str, Any] = next(
-        row for row in prefix["rows"] if row["caching"] == caching and row["users"] == users
-    )  # fmt: skip
+    found: dict[str, Any] = next(row for row in prefix["rows"] if row["caching"] == caching and row["users"] == users)
     return found
 
 
@@ -209,8 +207,11 @@ def _users_section(users: dict[str, Any]) -> list[str]:
 
 
 SECTIONS = {
-    "waste": _waste_section, "hugging_face": _hf_section, "prefix": _prefix_section, "users": _users_section,
-}  # fmt: skip
+    "waste": _waste_section,
+    "hugging_face": _hf_section,
+    "prefix": _prefix_section,
+    "users": _users_section,
+}
 
 
 def plot_all(results: dict[str, Any], folder: Path) -> None:
@@ -255,8 +256,10 @@ def _plot_hf(axes: list[Any], found: dict[str, Any]) -> None:
     for axis, run in zip(axes, found["runs"], strict=True):
         own = run["octavo"]
         rates = [run["output_tokens_per_second"], *(one["output_tokens_per_second"] for one in run["baselines"])]
-        ways = ["one at\na time" if one["batch_size"] == 1 else f"batches\nof {one['batch_size']}"
-                for one in run["baselines"]]  # fmt: skip
+        ways = [
+            "one at\na time" if one["batch_size"] == 1 else f"batches\nof {one['batch_size']}"
+            for one in run["baselines"]
+        ]
         names = ["Octavo", *(f"HF, {way}" for way in ways)]
         _bars(axis, names, rates, [OURS, OTHERS, OTHERS], "{:,.0f}")
         axis.set_title(f"Octavo {own['weights']}, HF {run['baselines'][0]['weights']}", fontsize=10)
@@ -265,9 +268,10 @@ def _plot_hf(axes: list[Any], found: dict[str, Any]) -> None:
 
 def _plot_prefix(axes: list[Any], prefix: dict[str, Any]) -> None:
     for axis, (key, title) in zip(
-        axes, {"median_ttft_ms": "first token, median, ms", "output_throughput": "output tokens a second"}.items(),
+        axes,
+        {"median_ttft_ms": "first token, median, ms", "output_throughput": "output tokens a second"}.items(),
         strict=True,
-    ):  # fmt: skip
+    ):
         rows = sorted(prefix["rows"], key=lambda row: (row["users"], row["caching"] == "on"))
         names = [f"{_people(row['users'])}\ncache {row['caching']}" for row in rows]
         _bars(

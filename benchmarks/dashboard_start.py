@@ -56,9 +56,13 @@ def measure(page: Any) -> dict[str, float]:
             finally:
                 dashboard.terminate()
     return {
-        "address printed": address, "page usable": usable, "model ready": ready,
-        "processor: dashboard": alone, "processor: server": both - alone, "processor: browser": browser,
-    }  # fmt: skip
+        "address printed": address,
+        "page usable": usable,
+        "model ready": ready,
+        "processor: dashboard": alone,
+        "processor: server": both - alone,
+        "processor: browser": browser,
+    }
 
 
 def main() -> None:

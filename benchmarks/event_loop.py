@@ -83,13 +83,14 @@ class Work:
             "text in need of tokens": cls.completions(prompt="The quick brown fox. " * 40, max_tokens=1),
             "300 prompts at once": cls.completions(prompt=["The quick brown fox"] * 300, max_tokens=1),
             "10,000 messages": (
-                "POST", "/v1/chat/completions",
+                "POST",
+                "/v1/chat/completions",
                 json.dumps({"messages": [{"role": "user", "content": "hello"}] * 10_000}).encode(),
             ),
             "log-probabilities of 16 answers": cls.completions(prompt="x", n=16, max_tokens=200, logprobs=20),
             "log-probabilities of a prompt": cls.completions(prompt=ids[:900], max_tokens=1, prompt_logprobs=20),
             "broken JSON of 4 MB": ("POST", "/v1/completions", b'{"prompt": "' + b"x" * 4 * million),
-        }  # fmt: skip
+        }
 
 
 def repeat(port: int, until: float, request: tuple[str, str, bytes]) -> dict[int, int]:
@@ -144,15 +145,22 @@ def main(arguments: Iterable[str] | None = None) -> int:
         record, log = Path(folder, "record"), Path(folder, "log")
         with log.open("wb") as file:
             flags = {
-                "load-format": "dummy", "host": "127.0.0.1", "port": 0, "max-num-seqs": options.streams + 16,
-                "max-num-queued-reqs": 1000, "kv-cache-memory-bytes": 256 << 20,
+                "load-format": "dummy",
+                "host": "127.0.0.1",
+                "port": 0,
+                "max-num-seqs": options.streams + 16,
+                "max-num-queued-reqs": 1000,
+                "kv-cache-memory-bytes": 256 << 20,
                 "chat-template": "{{ messages[0].content }}",
-            }  # fmt: skip
+            }
             command = [sys.executable, "-m", "benchmarks.event_loop", "--serve", record, folder, "--disable-access-log"]
             server = subprocess.Popen(
                 [*command, *(str(part) for flag, value in flags.items() for part in (f"--{flag}", value))],
-                stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=Path(__file__).parents[1],
-            )  # fmt: skip
+                stdout=file,
+                stderr=file,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                cwd=Path(__file__).parents[1],
+            )
         try:
             while not (found := re.search(r"serving .* at http://127.0.0.1:(\d+)", log.read_text())):
                 if server.poll() is not None:

@@ -46,8 +46,16 @@ from octavo.bench.datasets import SampleRequest
 from octavo.bench.http_client import HTTPClient
 
 FAMILIES = (
-    "idefics3", "llava", "llava-next", "llava-onevision", "gemma3", "qwen2.5-vl", "qwen3-vl", "pixtral", "mistral3",
-)  # fmt: skip
+    "idefics3",
+    "llava",
+    "llava-next",
+    "llava-onevision",
+    "gemma3",
+    "qwen2.5-vl",
+    "qwen3-vl",
+    "pixtral",
+    "mistral3",
+)
 LENGTH = ("--max-model-len", "4096")
 WORDS = "Describe this picture in a few words, and say what stands out in it."
 PROMPTS, TOKENS = 20, 16
@@ -171,10 +179,13 @@ def gaps(server: Server, images: int) -> list[Row]:
     return [
         Row("longest gap of a stream, ms", 1000 * max(alone.itls), "", None, "nobody else there"),
         Row(
-            f"  while {images} images are read, ms", 1000 * max(busy.itls), "", None,
+            f"  while {images} images are read, ms",
+            1000 * max(busy.itls),
+            "",
+            None,
             f"reading one alone takes {1000 * seconds:.0f} ms",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def rate(name: str, first: Server, second: Server, rounds: int, users: int, images: int) -> list[Row]:
@@ -206,10 +217,15 @@ def answers(server: Server, requests: Sequence[SampleRequest]) -> list[list[tupl
     found = []
     for request in requests:
         body = {
-            "model": server.engine.model, "messages": [{"role": "user", "content": request.content}], "temperature": 0,
-            "max_tokens": TOKENS, "ignore_eos": True, "logprobs": True, "top_logprobs": 2,
+            "model": server.engine.model,
+            "messages": [{"role": "user", "content": request.content}],
+            "temperature": 0,
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "logprobs": True,
+            "top_logprobs": 2,
             "return_tokens_as_token_ids": True,  # texts of pieces of characters differ between the two
-        }  # fmt: skip
+        }
         answer = httpx.post(f"http://127.0.0.1:{server.port}/v1/chat/completions", json=body, timeout=300)
         answer.raise_for_status()
         entries = answer.json()["choices"][0]["logprobs"]["content"]
@@ -246,9 +262,21 @@ def ours(folder: Path, variant: str = "", *flags: str) -> Engine:
 def vllm(folder: Path, dtype: str) -> Engine:
     binary, cores = vllm_binary(peers_folder()), len(os.sched_getaffinity(0))
     command = (
-        str(binary), "serve", str(folder), "--served-model-name", "m", "--dtype", dtype, *LENGTH,
-        "--skip-mm-profiling", "--disable-uvicorn-access-log", "--host", "127.0.0.1", "--port", "{port}",
-    )  # fmt: skip
+        str(binary),
+        "serve",
+        str(folder),
+        "--served-model-name",
+        "m",
+        "--dtype",
+        dtype,
+        *LENGTH,
+        "--skip-mm-profiling",
+        "--disable-uvicorn-access-log",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+    )
     env, more = vllm_environment(peers_folder(), cores), torchvision_folder(peers_folder())
     return Engine("vLLM", dtype, command, env | {"PYTHONPATH": str(more)}, "m", (binary, more))
 
@@ -291,9 +319,11 @@ def main() -> None:
         "--peers", action="store_true", help="also vLLM, where `make peers ARGS='vllm images'` has installed it"
     )
     parser.add_argument(
-        "--parts", type=lambda text: text.split(","), default=["alone", "rate", "tokens"],
+        "--parts",
+        type=lambda text: text.split(","),
+        default=["alone", "rate", "tokens"],
         help="some of alone,rate,tokens; the last two need --peers (default: all)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--families", type=lambda text: text.split(","), default=list(FAMILIES), help="small checkpoints"
     )

@@ -187,9 +187,15 @@ class Model:
         for cache, (qkv, out, gate_up, down) in zip(caches, self.layers, strict=True):
             rows, residual = k.rms_norm_quantize(x, self.norm, 1e-5, residual, self.terms)
             q = k.rope_and_cache(
-                k.quantized_linear(rows, qkv), positions, self.cos_sin, cache, metadata.slot_mapping,
-                HEADS, KV_HEADS, HEAD_SIZE,
-            )  # fmt: skip
+                k.quantized_linear(rows, qkv),
+                positions,
+                self.cos_sin,
+                cache,
+                metadata.slot_mapping,
+                HEADS,
+                KV_HEADS,
+                HEAD_SIZE,
+            )
             x = k.quantized_linear(k.paged_attention(q, cache, metadata, AttentionOptions(0.125)).flatten(1), out)
             rows, residual = k.rms_norm_quantize(x, self.norm, 1e-5, residual, self.terms)
             x = k.quantized_linear(k.silu_and_mul_quantize(k.quantized_linear(rows, gate_up), self.terms), down)

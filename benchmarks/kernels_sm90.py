@@ -143,9 +143,16 @@ def latent_cases() -> Iterator[tuple[str, Callable[[], object]]]:
         metadata = AttentionMetadata(ints(count + 1), ints(count), ints(count, 256), slots, queries, 4096, rows)
         cache = empty(1, 1000, 1, 16, 576, dtype=dtype)
         made = backend.latent_queries(
-            empty(rows, heads, 192, dtype=dtype), empty(rows, 576, dtype=dtype), slots, empty(4096, 64), cache, slots,
-            empty(heads, 128, 512, dtype=dtype), empty(512, dtype=dtype), 1e-6,
-        )  # fmt: skip
+            empty(rows, heads, 192, dtype=dtype),
+            empty(rows, 576, dtype=dtype),
+            slots,
+            empty(4096, 64),
+            cache,
+            slots,
+            empty(heads, 128, 512, dtype=dtype),
+            empty(512, dtype=dtype),
+            1e-6,
+        )
         backend.latent_attention(made, cache, metadata, 192**-0.5, empty(heads, 512, 128, dtype=dtype))
 
     # Tiles of 16, 32 and 64 rows, two tiles of heads, and prompts.

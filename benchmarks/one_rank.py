@@ -63,9 +63,13 @@ def start(tree: Path, users: int) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     subprocess.run([sys.executable, str(tree / "kernels/octavo_kernels/cpu/compiler.py")], env=env, check=True)
     return subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(users)], env=env, cwd=tree, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", _CHILD, str(users)],
+        env=env,
+        cwd=tree,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
 
 
 def read(process: subprocess.Popen[str]) -> Any:

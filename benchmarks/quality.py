@@ -69,8 +69,11 @@ def logits_of(model: CausalLM, tokens: list[int], kv_dtype: str) -> Tensor:
         query_start_loc=torch.tensor([0, len(tokens)], dtype=torch.int32),
         seq_lens=torch.tensor([len(tokens)], dtype=torch.int32),
         block_table=torch.arange(1, pages + 1, dtype=torch.int32)[None],
-        slot_mapping=slots, max_query_len=len(tokens), max_seq_len=len(tokens), num_actual_tokens=len(tokens),
-    )  # fmt: skip
+        slot_mapping=slots,
+        max_query_len=len(tokens),
+        max_seq_len=len(tokens),
+        num_actual_tokens=len(tokens),
+    )
     ids = torch.tensor(tokens + [0] * (padded - len(tokens)))
     hidden = model(ids, torch.arange(padded), ForwardContext([metadata], caches))
     return model.compute_logits(hidden)[: len(tokens)].float()
@@ -90,9 +93,13 @@ def compare(model: CausalLM, reference: CausalLM, pieces: list[list[int]], kv_dt
         print(".", end="", flush=True)
     kl, loss = torch.cat(kls), torch.cat(losses, 1).mean(1)
     return {
-        "positions": float(kl.numel()), "kl": kl.mean().item(), "kl_p99": kl.quantile(0.99).item(),
-        "top1": torch.cat(equal).float().mean().item(), "loss": loss[0].item(), "loss_float32": loss[1].item(),
-    }  # fmt: skip
+        "positions": float(kl.numel()),
+        "kl": kl.mean().item(),
+        "kl_p99": kl.quantile(0.99).item(),
+        "top1": torch.cat(equal).float().mean().item(),
+        "loss": loss[0].item(),
+        "loss_float32": loss[1].item(),
+    }
 
 
 def agreement_with_llama_cpp(
@@ -178,9 +185,12 @@ def page(figures: dict[str, Any]) -> str:
     notes = [f"Goals: mean KL at most {MAX_KL} nats, the same best token for {MIN_AGREEMENT:.0%}."]
     for name, f in figures["results"].items():
         if "llama_cpp_float32" in f:
-            notes += ["", f"llama.cpp's own best tokens of {name.partition(':')[0]} are those of float32 for "
-                      f"{f['llama_cpp_float32']:.2%}, which no exact computation can exceed; goal: ours "
-                      f"at most {100 * MAX_FURTHER:.1f} percentage points below."]  # fmt: skip
+            notes += [
+                "",
+                f"llama.cpp's own best tokens of {name.partition(':')[0]} are those of float32 for "
+                f"{f['llama_cpp_float32']:.2%}, which no exact computation can exceed; goal: ours "
+                f"at most {100 * MAX_FURTHER:.1f} percentage points below.",
+            ]
     return "\n".join([*lines, "", *notes])
 
 

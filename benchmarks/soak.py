@@ -29,11 +29,22 @@ from benchmarks.api_overhead import write_model
 MAX_NUM_SEQS = 16
 MAX_LEN = 512
 BAD_BODIES = [
-    b"", b"{", b"[1]", b'{"prompt": ""}', b'{"prompt": [999999]}', b'{"prompt": "x", "n": 1000000}',
-    b'{"prompt": "x", "temperature": NaN}', b'{"prompt": "x", "top_p": 0}', b'{"prompt": "\xff"}',
-    b'{"prompt": "x", "max_tokens": 1000000000}', b'{"prompt": "x", "stop": [""]}', b"[" * 50_000,
-    b'{"prompt": "x", "allowed_token_ids": []}', b'{"messages": []}', b'{"prompt": [true]}',
-]  # fmt: skip
+    b"",
+    b"{",
+    b"[1]",
+    b'{"prompt": ""}',
+    b'{"prompt": [999999]}',
+    b'{"prompt": "x", "n": 1000000}',
+    b'{"prompt": "x", "temperature": NaN}',
+    b'{"prompt": "x", "top_p": 0}',
+    b'{"prompt": "\xff"}',
+    b'{"prompt": "x", "max_tokens": 1000000000}',
+    b'{"prompt": "x", "stop": [""]}',
+    b"[" * 50_000,
+    b'{"prompt": "x", "allowed_token_ids": []}',
+    b'{"messages": []}',
+    b'{"prompt": [true]}',
+]
 
 
 def random_body(rng: random.Random) -> dict[str, object]:
@@ -48,10 +59,19 @@ def random_body(rng: random.Random) -> dict[str, object]:
         "ignore_eos": True,
     }
     extras: list[tuple[str, object]] = [
-        ("logprobs", 3), ("prompt_logprobs", 1), ("stop", ["a", "zz"]), ("presence_penalty", 1.0), ("top_k", 5),
-        ("min_tokens", 1), ("seed", 3), ("repetition_penalty", 1.2), ("bad_words", ["b"]), ("echo", True),
-        ("top_p", 0.5), ("cache_salt", "salt"),
-    ]  # fmt: skip
+        ("logprobs", 3),
+        ("prompt_logprobs", 1),
+        ("stop", ["a", "zz"]),
+        ("presence_penalty", 1.0),
+        ("top_k", 5),
+        ("min_tokens", 1),
+        ("seed", 3),
+        ("repetition_penalty", 1.2),
+        ("bad_words", ["b"]),
+        ("echo", True),
+        ("top_p", 0.5),
+        ("cache_salt", "salt"),
+    ]
     if rng.random() < 0.03:  # few, or they would starve the others
         body["priority"] = -1
     return body | dict(rng.sample(extras, rng.randint(0, 3)))
@@ -190,11 +210,31 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile("r") as log:
         write_model(Path(folder), MAX_LEN)
         server = subprocess.Popen(
-            [sys.executable, "-m", "octavo.cli.main", "serve", folder, "--load-format", "dummy", "--host", "127.0.0.1",
-             "--port", "0", "--max-num-seqs", str(MAX_NUM_SEQS), "--num-gpu-blocks-override", "200",
-             "--max-num-queued-reqs", "100", "--scheduling-policy", "priority", "--disable-access-log"],
-            stdout=log.fileno(), stderr=log.fileno(),
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "octavo.cli.main",
+                "serve",
+                folder,
+                "--load-format",
+                "dummy",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "0",
+                "--max-num-seqs",
+                str(MAX_NUM_SEQS),
+                "--num-gpu-blocks-override",
+                "200",
+                "--max-num-queued-reqs",
+                "100",
+                "--scheduling-policy",
+                "priority",
+                "--disable-access-log",
+            ],
+            stdout=log.fileno(),
+            stderr=log.fileno(),
+        )
         try:
             while not (found := re.search(r"serving .* at (http\S+)", Path(log.name).read_text())):
                 if server.poll() is not None:

@@ -121,10 +121,17 @@ def compare(plain: Server, speculative: Server, workload: str, users: int, round
     without, with_ = rates[plain.engine.variant], rates[speculative.engine.variant]
     ratios = [b / a for a, b in zip(without, with_, strict=True)]
     return Row(
-        workload, users, statistics.median(without), statistics.median(with_), statistics.median(ratios), min(ratios),
-        max(ratios), GOALS[workload] if users == 1 else MANY_USERS_GOAL,
-        texts[plain.engine.variant] == texts[speculative.engine.variant], errors,
-    )  # fmt: skip
+        workload,
+        users,
+        statistics.median(without),
+        statistics.median(with_),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        GOALS[workload] if users == 1 else MANY_USERS_GOAL,
+        texts[plain.engine.variant] == texts[speculative.engine.variant],
+        errors,
+    )
 
 
 def ours(config: dict[str, object], flags: Sequence[str]) -> tuple[Engine, Engine]:

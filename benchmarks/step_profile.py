@@ -36,10 +36,14 @@ CONTEXT, PROMPT, OUTPUT = 192, 128, 128
 LINEARS = ("linear: qkv", "linear: attention out", "linear: gate, up", "linear: down")
 GATED = LINEARS[2]
 KINDS = {
-    "embedding": "embedding", "quantized_embedding": "embedding", "quantize": "norms, activation, quantise",
-    "rms_norm": "norms, activation, quantise", "silu_and_mul": "norms, activation, quantise",
-    "rope_and_cache": "rotary, cache write", "paged_attention": "attention",
-}  # fmt: skip
+    "embedding": "embedding",
+    "quantized_embedding": "embedding",
+    "quantize": "norms, activation, quantise",
+    "rms_norm": "norms, activation, quantise",
+    "silu_and_mul": "norms, activation, quantise",
+    "rope_and_cache": "rotary, cache write",
+    "paged_attention": "attention",
+}
 
 
 class Timers:
@@ -100,8 +104,10 @@ def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int
         seq_lens=torch.full((rows,), length, dtype=torch.int32),
         block_table=table,
         slot_mapping=(table[:, at // block].long() * block + at % block).flatten(),
-        max_query_len=new, max_seq_len=length, num_actual_tokens=rows * new,
-    )  # fmt: skip
+        max_query_len=new,
+        max_seq_len=length,
+        num_actual_tokens=rows * new,
+    )
     ids, positions = torch.randint(0, 40_000, (rows * new,)), at.repeat(rows)
     program = cpu.record(lambda: model(ids, positions, ForwardContext([metadata], caches)))
     layers = [layer.method.packed for layer in model.linear_layers() if layer is not model.lm_head]
@@ -213,9 +219,12 @@ def server(rows_of: list[int]) -> dict[int, dict[str, float]]:
             spent = [sum(p.cpu_times()[:2]) - was for p, was in zip((api, core), before, strict=True)]
             steps = requests * OUTPUT
             found[rows] = {
-                "itl_p50_ms": level.itl_p50, "tok_s": level.tok_s, "ms_per_step": 1e3 * level.seconds / steps,
-                "api_cpu_ms": 1e3 * spent[0] / steps, "core_cpu_ms": 1e3 * spent[1] / steps,
-            }  # fmt: skip
+                "itl_p50_ms": level.itl_p50,
+                "tok_s": level.tok_s,
+                "ms_per_step": 1e3 * level.seconds / steps,
+                "api_cpu_ms": 1e3 * spent[0] / steps,
+                "core_cpu_ms": 1e3 * spent[1] / steps,
+            }
     return found
 
 
@@ -281,8 +290,11 @@ def main() -> None:
 
     torch.manual_seed(0)
     figures: dict[str, Any] = {
-        "cpu": cpu_kind(), "isa": library.isa, "date": time.strftime("%Y-%m-%d"), "limits": limits(),
-    }  # fmt: skip
+        "cpu": cpu_kind(),
+        "isa": library.isa,
+        "date": time.strftime("%Y-%m-%d"),
+        "limits": limits(),
+    }
     llm = LLM(max_num_seqs=max(rows_of))
     figures["threads"] = torch.get_num_threads()
     figures["steps"] = []

@@ -24,16 +24,37 @@ from pathlib import Path
 from typing import Any
 
 SHAPE = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048,
-    "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True,
-    "hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 EXPERTS = SHAPE | {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": 32000, "hidden_size": 1024,
-    "intermediate_size": 2048, "num_attention_heads": 16, "num_experts": 32, "num_experts_per_tok": 4,
-    "moe_intermediate_size": 512, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
-}  # fmt: skip
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_attention_heads": 16,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 # Runs in each engine's own interpreter: both have this API.
 RUN = """
 import json, sys, time
@@ -81,8 +102,12 @@ def make_checkpoint(folder: Path, layers: int, shape: dict[str, Any]) -> Path:
         return torch.empty(rows, columns, dtype=torch.bfloat16).normal_(0, columns**-0.5, generator=generator)
 
     tensors = {"model.embed_tokens.weight": weight(shape["vocab_size"], hidden)}
-    shapes = {"self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
-              "self_attn.o_proj": (hidden, hidden)}  # fmt: skip
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+    }
     mlps = [f"mlp.experts.{number}" for number in range(experts)] or ["mlp"]
     inner = shape.get("moe_intermediate_size", inner)
     for mlp in mlps:
@@ -150,14 +175,21 @@ def main() -> int:
             python, env, engine, *layout = engines[name]
             result = run_once(python, env, engine, model, *layout, args.users, args.tokens, number)
             found[name].append(result)
-            print(f"{name:16} {result['rate']:7.1f} tokens/s decoding, {result['whole']:7.1f} with prompts, "
-                  f"ready in {result['ready']:.2f} s", flush=True)  # fmt: skip
+            print(
+                f"{name:16} {result['rate']:7.1f} tokens/s decoding, {result['whole']:7.1f} with prompts, "
+                f"ready in {result['ready']:.2f} s",
+                flush=True,
+            )
     rates = {name: statistics.median(result["rate"] for result in results) for name, results in found.items()}
     ready = {name: statistics.median(result["ready"] for result in results) for name, results in found.items()}
-    print(f"two ranks of one thread: {rates['octavo -tp 2'] / rates['octavo -tp 1']:.2f}x one of two; "
-          f"ready {ready['octavo -tp 2'] - ready['octavo -tp 1']:+.2f} s")  # fmt: skip
-    print(f"two stages of one thread: {rates['octavo -pp 2'] / rates['octavo -tp 1']:.2f}x; "
-          f"ready {ready['octavo -pp 2'] - ready['octavo -tp 1']:+.2f} s")  # fmt: skip
+    print(
+        f"two ranks of one thread: {rates['octavo -tp 2'] / rates['octavo -tp 1']:.2f}x one of two; "
+        f"ready {ready['octavo -tp 2'] - ready['octavo -tp 1']:+.2f} s"
+    )
+    print(
+        f"two stages of one thread: {rates['octavo -pp 2'] / rates['octavo -tp 1']:.2f}x; "
+        f"ready {ready['octavo -pp 2'] - ready['octavo -tp 1']:+.2f} s"
+    )
     if args.experts:
         print(f"whole experts: {rates['octavo -tp 2 -ep'] / rates['octavo -tp 2']:.2f}x parts of each")
     if args.vllm:

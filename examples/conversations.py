@@ -38,11 +38,16 @@ def main(service: str, pods: str) -> int:
     replicas = sorted({str(found[4][0]) for found in socket.getaddrinfo(pods, 8001, socket.AF_INET)})
     model = json.load(urllib.request.urlopen(f"{url}/v1/models", timeout=20))["data"][0]["id"]
     talks = [
-        [{"role": "system", "content": "You are a patient guide who answers travellers in one short sentence. " * 8},
-         {"role": "user", "content": f"I am in {place}. We have come to {place} for three days, by train, with two "
-          f"children and a dog, and it rains. Of all that there is in {place}, what should I look at first?"}]
+        [
+            {"role": "system", "content": "You are a patient guide who answers travellers in one short sentence. " * 8},
+            {
+                "role": "user",
+                "content": f"I am in {place}. We have come to {place} for three days, by train, with two "
+                f"children and a dog, and it rains. Of all that there is in {place}, what should I look at first?",
+            },
+        ]
         for place in PLACES
-    ]  # fmt: skip
+    ]
     before = [prompts(one) for one in replicas]
     places: list[int] = []
     found: list[bool] = []

@@ -147,9 +147,11 @@ def own_cluster() -> Cluster:
     kubeconfig = rig("kubeconfig").strip()
     programs = dict(line.split(maxsplit=1) for line in run([*RIG, "binaries"]).splitlines())
     return Cluster(
-        [programs["kubectl"], f"--kubeconfig={kubeconfig}"], [programs["helm"], f"--kubeconfig={kubeconfig}"], images,
+        [programs["kubectl"], f"--kubeconfig={kubeconfig}"],
+        [programs["helm"], f"--kubeconfig={kubeconfig}"],
+        images,
         f"export KUBECONFIG={kubeconfig}  # kubectl: {programs['kubectl']}",
-    )  # fmt: skip
+    )
 
 
 def _rig_up() -> None:
@@ -175,9 +177,11 @@ def foreign_cluster(context: str) -> Cluster:
     variables = {name: f"OCTAVO_{name.upper()}_IMAGE" for name in NAMES}
     images = {name: os.environ[variable] for name, variable in variables.items() if variable in os.environ}
     return Cluster(
-        [*commands[0], f"--context={context}"], [*commands[1], f"--kube-context={context}"], images,
+        [*commands[0], f"--context={context}"],
+        [*commands[1], f"--kube-context={context}"],
+        images,
         f"kubectl config use-context {context}",
-    )  # fmt: skip
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- the steps
@@ -199,9 +203,17 @@ def install(cluster: Cluster) -> None:
             values += _image_values(prefix, image)
     with step("operator, installed with Helm"):
         cluster.helm(
-            "upgrade", "--install", RELEASE, str(ROOT / "charts/octavo"), "--namespace", NAMESPACE, "--wait",
-            "--timeout", "5m", *values,
-        )  # fmt: skip
+            "upgrade",
+            "--install",
+            RELEASE,
+            str(ROOT / "charts/octavo"),
+            "--namespace",
+            NAMESPACE,
+            "--wait",
+            "--timeout",
+            "5m",
+            *values,
+        )
 
 
 def _is_ours(cluster: Cluster) -> bool:
@@ -280,9 +292,15 @@ def _pod(cluster: Cluster, name: str, command: list[str]) -> list[str]:
         "containers": [{"name": name, "image": image, "command": command, "securityContext": hardened}],
     }
     return [
-        "run", name, "-n", NAMESPACE, f"--image={image}", "--restart=Never", "--override-type=strategic",
+        "run",
+        name,
+        "-n",
+        NAMESPACE,
+        f"--image={image}",
+        "--restart=Never",
+        "--override-type=strategic",
         f"--overrides={json.dumps({'spec': spec})}",
-    ]  # fmt: skip
+    ]
 
 
 def burst(cluster: Cluster) -> None:
@@ -296,10 +314,26 @@ def burst(cluster: Cluster) -> None:
         _wait("the autoscaler to be ready", lambda: condition(cluster, "AutoscalerReady").get("status") == "True")
         _wait("the new spec to be ready", lambda: condition(cluster, "Ready").get("status") == "True")
     load = [
-        "octavo", "bench", "serve", "--base-url", "http://smollm2", "--model", "smollm2", "--tokenizer",
-        "smollm2-135m-instruct", "--num-prompts", "2000", "--max-concurrency", "32", "--random-input-len", "64",
-        "--random-output-len", "128", "--ignore-eos", "--disable-tqdm",
-    ]  # fmt: skip
+        "octavo",
+        "bench",
+        "serve",
+        "--base-url",
+        "http://smollm2",
+        "--model",
+        "smollm2",
+        "--tokenizer",
+        "smollm2-135m-instruct",
+        "--num-prompts",
+        "2000",
+        "--max-concurrency",
+        "32",
+        "--random-input-len",
+        "64",
+        "--random-output-len",
+        "128",
+        "--ignore-eos",
+        "--disable-tqdm",
+    ]
     cluster.kubectl(*_pod(cluster, "load", load))
     print("\n         requests: running  waiting   replicas: desired  ready", flush=True)
     with step("burst, from one replica to two"):

@@ -70,9 +70,14 @@ def run(name: str, scratch: str) -> dict[str, object]:
     start, lines = time.monotonic(), []
     env = {**os.environ, **_peers(), **ENVIRONMENT, **OWN.get(name, {})}
     with subprocess.Popen(
-        command, cwd=ROOT, env=env, text=True, errors="replace",
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
+        command,
+        cwd=ROOT,
+        env=env,
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             sys.stdout.write(line)

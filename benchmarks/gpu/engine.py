@@ -36,19 +36,50 @@ if DRY:
     os.environ["OCTAVO_KERNEL_BACKEND"] = "triton"
 
 LLAMA_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-    "max_position_embeddings": 8192, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
 QWEN3_600M: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072,
-    "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
-    "max_position_embeddings": 4096, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16",
-    "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 1,
-}  # fmt: skip
-TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500, "torch_dtype": "float32"}  # fmt: skip
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 4096,
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 500,
+    "torch_dtype": "float32",
+}
 
 results: dict[str, Any] = {}
 compiles = measure.Compiles()  # main() has it counted
@@ -188,8 +219,15 @@ def decode(copy: float, rate: float) -> None:
         times = [generate(llm, many, seed=2 * i + 1) - generate(llm, few, seed=2 * i + 2) for i in range(3)]
         step, costs = statistics.median(times) / steps, Costs.of(llm)
         floor = (costs.floor(many, copy, rate) - costs.floor(few, copy, rate)) / steps
-        say("8B one sequence", step * 1e3, "ms/step", "5.6 (H100), 3.9 (H200)", of_floor=floor / step,
-            floor_ms=floor * 1e3, compiled=compiles.since(before).compiled)  # fmt: skip
+        say(
+            "8B one sequence",
+            step * 1e3,
+            "ms/step",
+            "5.6 (H100), 3.9 (H200)",
+            of_floor=floor / step,
+            floor_ms=floor * 1e3,
+            compiled=compiles.since(before).compiled,
+        )
     hf = hugging_face(LLAMA_8B, 4 if DRY else 48)
     free_memory()
     if hf is not None:
@@ -211,8 +249,14 @@ def hugging_face(config: dict[str, Any], tokens: int) -> float | None:
 
         def run(count: int) -> float:
             start = time.perf_counter()
-            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count,
-                           do_sample=False, pad_token_id=0)  # fmt: skip
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=count,
+                min_new_tokens=count,
+                do_sample=False,
+                pad_token_id=0,
+            )
             if not DRY:
                 torch.cuda.synchronize()
             return time.perf_counter() - start
@@ -230,8 +274,14 @@ def throughput(copy: float, rate: float) -> None:
     load = Load.draw(count, 32, out)
     with engine(LLAMA_8B, max_model_len=2176, max_num_seqs=count) as llm:
         seconds, compiled = timed(llm, load)
-        say(f"8B {count} x (32, {out})", count * out / seconds, "tok/s", ">= 9,000 (H100), 12,900 (H200)",
-            of_floor=Costs.of(llm).floor(load, copy, rate) / seconds, compiled=compiled)  # fmt: skip
+        say(
+            f"8B {count} x (32, {out})",
+            count * out / seconds,
+            "tok/s",
+            ">= 9,000 (H100), 12,900 (H200)",
+            of_floor=Costs.of(llm).floor(load, copy, rate) / seconds,
+            compiled=compiled,
+        )
 
 
 def prefill(copy: float, rate: float) -> None:
@@ -242,9 +292,15 @@ def prefill(copy: float, rate: float) -> None:
     with engine(LLAMA_8B, max_num_seqs=32, **options) as llm:
         seconds, compiled = timed(llm, load)
         costs = Costs.of(llm)
-        say(f"8B prefill {count} x ({prompt}, 32)", count * prompt / seconds, "tok/s", ">= 36,000 (H100)",
+        say(
+            f"8B prefill {count} x ({prompt}, 32)",
+            count * prompt / seconds,
+            "tok/s",
+            ">= 36,000 (H100)",
             of_floor=costs.floor(load, copy, rate) / seconds,
-            of_matrix_rate=costs.prompt_flops(load) / seconds / rate, compiled=compiled)  # fmt: skip
+            of_matrix_rate=costs.prompt_flops(load) / seconds / rate,
+            compiled=compiled,
+        )
 
 
 def small(copy: float, rate: float) -> None:
@@ -253,8 +309,14 @@ def small(copy: float, rate: float) -> None:
     load = Load.draw(count, lengths, lengths)
     with engine(QWEN3_600M, max_model_len=4096, max_num_seqs=count) as llm:
         seconds, compiled = timed(llm, load)
-        say("Qwen3-0.6B 256 sequences", sum(load.outs) / seconds, "tok/s", ">= 20,000 (H100), 25,000 (H200)",
-            of_floor=Costs.of(llm).floor(load, copy, rate) / seconds, compiled=compiled)  # fmt: skip
+        say(
+            "Qwen3-0.6B 256 sequences",
+            sum(load.outs) / seconds,
+            "tok/s",
+            ">= 20,000 (H100), 25,000 (H200)",
+            of_floor=Costs.of(llm).floor(load, copy, rate) / seconds,
+            compiled=compiled,
+        )
 
 
 def write_adapter(folder: Path, config: dict[str, Any], rank: int, seed: int) -> None:
@@ -265,10 +327,14 @@ def write_adapter(folder: Path, config: dict[str, Any], rank: int, seed: int) ->
     size = config.get("head_dim", hidden // heads)
     keys, queries = config["num_key_value_heads"] * size, heads * size
     shapes = {
-        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
-    }  # fmt: skip
+    }
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for layer in range(config["num_hidden_layers"]):
         for name, (outputs, inputs) in shapes.items():
@@ -308,8 +374,14 @@ def adapters(copy: float, rate: float) -> None:
             say("8B 8 sequences, no adapter", base, "ms/step", "that without --enable-lora", without_ms=plain)
             for number in sorted({1, min(4, count), count}):
                 step = step_of(llm, [loras[i % number] for i in range(count)])
-                say(f"8B 8 sequences over {number} adapters", step, "ms/step", "none yet: not measured",
-                    of_base=base / step, compiled=compiles.since(before).compiled)  # fmt: skip
+                say(
+                    f"8B 8 sequences over {number} adapters",
+                    step,
+                    "ms/step",
+                    "none yet: not measured",
+                    of_base=base / step,
+                    compiled=compiles.since(before).compiled,
+                )
             say("8B first token of a cold adapter", cold, "s", "<= 0.5")
 
 
@@ -325,17 +397,29 @@ def start(copy: float, rate: float) -> None:
         print(f"start: max_model_len {MAX_MODEL_LEN}, weights {weights} ({time.perf_counter() - begin:.0f} s)")
         for name, goal in (("cold", "none: it compiles"), ("warm", "<= 12, and none compiled")):
             found = start_engine(folder, load_format, cache)
-            say(f"8B start, {name} Triton cache", found["ready_s"], "s", goal, compiled=found["compiled"],
-                loaded=found["loaded"], answered_s=found["answered_s"], weights=load_format)  # fmt: skip
+            say(
+                f"8B start, {name} Triton cache",
+                found["ready_s"],
+                "s",
+                goal,
+                compiled=found["compiled"],
+                loaded=found["loaded"],
+                answered_s=found["answered_s"],
+                weights=load_format,
+            )
         os.environ["TRITON_CACHE_DIR"] = str(cache)  # the other sections need not compile it all again
     finally:
         shutil.rmtree(folder)
 
 
 SECTIONS: dict[str, Callable[[float, float], None]] = {
-    "start": start, "decode": decode, "throughput": throughput, "prefill": prefill, "small": small,
+    "start": start,
+    "decode": decode,
+    "throughput": throughput,
+    "prefill": prefill,
+    "small": small,
     "adapters": adapters,
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -28,9 +28,12 @@ def start_engine(folder: Path, load_format: str, triton_cache: Path) -> dict[str
     environment = os.environ | {"TRITON_CACHE_DIR": str(triton_cache)}
     begin = time.perf_counter()
     child = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.gpu.start", str(folder.resolve()), load_format], env=environment,
-        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "benchmarks.gpu.start", str(folder.resolve()), load_format],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout is not None
     said: dict[str, Any] = {}
     for line in child.stdout:
@@ -70,11 +73,16 @@ def _layer_shapes(config: dict[str, Any], layer: int) -> dict[str, tuple[int, ..
     size = config.get("head_dim", hidden // heads)
     queries, keys = heads * size, config["num_key_value_heads"] * size
     shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
         "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden), "mlp.down_proj": (hidden, ffn),
-    }  # fmt: skip
+        "mlp.gate_proj": (ffn, hidden),
+        "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn),
+    }
     return {f"model.layers.{layer}.{name}.weight": shape for name, shape in shapes.items()}
 
 

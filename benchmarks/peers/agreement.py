@@ -42,10 +42,17 @@ TOP = 20  # tokens that a server tells of each position; the others count as one
 OUTPUT = 32
 NAME = "agreement"
 QUESTIONS = (
-    "What is the capital of Italy?", "Name three fruits.", "Why is the sky blue?", "How do I boil an egg?",
-    "Write a haiku about the sea.", "What is 12 times 12?", "Who wrote Romeo and Juliet?",
-    "Explain what a computer is to a child.", "Give me a tip for sleeping well.", "Translate 'good morning' to French.",
-)  # fmt: skip
+    "What is the capital of Italy?",
+    "Name three fruits.",
+    "Why is the sky blue?",
+    "How do I boil an egg?",
+    "Write a haiku about the sea.",
+    "What is 12 times 12?",
+    "Who wrote Romeo and Juliet?",
+    "Explain what a computer is to a child.",
+    "Give me a tip for sleeping well.",
+    "Translate 'good morning' to French.",
+)
 
 
 def engines_of(file: ModelFile, root: Path) -> dict[str, Engine]:
@@ -60,9 +67,21 @@ def engines_of(file: ModelFile, root: Path) -> dict[str, Engine]:
     }
     for dtype in ("bfloat16", "float32", "float16"):
         command = (
-            str(vllm_binary(root)), "serve", str(file.path), "--served-model-name", NAME, "--dtype", dtype,
-            "--max-model-len", "2048", "--disable-uvicorn-access-log", "--host", "127.0.0.1", "--port", "{port}",
-        )  # fmt: skip
+            str(vllm_binary(root)),
+            "serve",
+            str(file.path),
+            "--served-model-name",
+            NAME,
+            "--dtype",
+            dtype,
+            "--max-model-len",
+            "2048",
+            "--disable-uvicorn-access-log",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "{port}",
+        )
         needs = (vllm_binary(root),)
         engines[f"vLLM {dtype}"] = Engine(
             f"vLLM {dtype}", "", command, vllm_environment(root, cpu_count()), NAME, needs
@@ -154,10 +173,14 @@ def run(file: ModelFile, root: Path, positions: int, wanted: list[str]) -> Itera
         gaps = [gap(one, tokens) for one, tokens in pairs if one["token_ids"] != tokens]
         half = len(QUESTIONS)
         cell |= {
-            "kl": kl, "top1": top1, "positions": sum(map(len, pieces)) - len(pieces),
-            "same_questions": sum(same[:half]), "same_prose": sum(same[half:]),
-            "gap": statistics.median(gaps) if gaps else 0.0, "largest_gap": max(gaps, default=0.0),
-        }  # fmt: skip
+            "kl": kl,
+            "top1": top1,
+            "positions": sum(map(len, pieces)) - len(pieces),
+            "same_questions": sum(same[:half]),
+            "same_prose": sum(same[half:]),
+            "gap": statistics.median(gaps) if gaps else 0.0,
+            "largest_gap": max(gaps, default=0.0),
+        }
         print(f"          {cell}", flush=True)
         yield cell
 

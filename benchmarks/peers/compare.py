@@ -124,9 +124,10 @@ def _level(server: Server, users: int, requests: int, prompts: Prompts) -> dict[
     busy = others.share()
     say(
         f"    {users:3d} users {level.tok_s:8.1f} tok/s   TTFT {level.ttft_p50:7.0f} / {level.ttft_p99:7.0f} ms   ITL "
-        f"{level.itl_p50:6.1f} / {level.itl_p99:7.1f} ms" + (f"   {level.errors} ERRORS" if level.errors else "")
+        f"{level.itl_p50:6.1f} / {level.itl_p99:7.1f} ms"
+        + (f"   {level.errors} ERRORS" if level.errors else "")
         + (f"   (others took {busy:.0%} of the CPUs)" if busy > 0.1 else "")
-    )  # fmt: skip
+    )
     return asdict(level) | {"bystanders": busy}
 
 
@@ -163,9 +164,11 @@ def hugging_face(dtypes: list[str], batches: dict[int, int]) -> Iterator[dict[st
     """``batches``: batch size -> how many batches. One at a time in each dtype, larger ones in the last."""
     for dtype in dtypes:
         record: dict[str, Any] = {
-            "engine": "Hugging Face", "label": f"Hugging Face generate {dtype}", "levels": [],
+            "engine": "Hugging Face",
+            "label": f"Hugging Face generate {dtype}",
+            "levels": [],
             "flags": f"transformers generate, {dtype}, static batches",
-        }  # fmt: skip
+        }
         say(record["label"])
         for batch, requests in batches.items():
             if batch > 1 and dtype != dtypes[-1]:

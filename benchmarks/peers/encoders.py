@@ -114,9 +114,15 @@ def export_onnx(folder: Path) -> None:
     plain = folder / "model.onnx"
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
     torch.onnx.export(
-        model, (sample, sample, sample * 0), str(plain), input_names=names, output_names=["last_hidden_state"],
-        dynamic_shapes=tuple({0: batch, 1: length} for _ in names), dynamo=True, external_data=False,
-    )  # fmt: skip
+        model,
+        (sample, sample, sample * 0),
+        str(plain),
+        input_names=names,
+        output_names=["last_hidden_state"],
+        dynamic_shapes=tuple({0: batch, 1: length} for _ in names),
+        dynamo=True,
+        external_data=False,
+    )
     quantize_dynamic(plain, folder / "model_int8.onnx", weight_type=QuantType.QInt8)
     plain.unlink()
 

@@ -129,13 +129,31 @@ def _vllm(root: Path, cores: int) -> list[Engine]:
     best = better_dtype()
     return [
         Engine(
-            "vLLM", dtype,
-            (str(binary), "serve", str(checkpoint), "--served-model-name", "smollm2", "--dtype", dtype,
-             "--max-model-len", "2048", "--disable-uvicorn-access-log", "--host", "127.0.0.1", "--port", "{port}"),
-            env, "smollm2", (binary, checkpoint), default=dtype == best,
+            "vLLM",
+            dtype,
+            (
+                str(binary),
+                "serve",
+                str(checkpoint),
+                "--served-model-name",
+                "smollm2",
+                "--dtype",
+                dtype,
+                "--max-model-len",
+                "2048",
+                "--disable-uvicorn-access-log",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "{port}",
+            ),
+            env,
+            "smollm2",
+            (binary, checkpoint),
+            default=dtype == best,
         )
         for dtype in (best, "float32" if best == "bfloat16" else "bfloat16")
-    ]  # fmt: skip
+    ]
 
 
 def _llama(root: Path, cores: int) -> list[Engine]:
@@ -143,9 +161,24 @@ def _llama(root: Path, cores: int) -> list[Engine]:
 
     def serve(model: Path, variant: str, *flags: str, brief: bool = False) -> Engine:
         command = (
-            str(binary), "-m", str(model), "--alias", "smollm2", "-np", str(LLAMA_SLOTS), "-c", str(LLAMA_CONTEXT),
-            "-t", str(cores), *flags, "--no-webui", "--host", "127.0.0.1", "--port", "{port}",
-        )  # fmt: skip
+            str(binary),
+            "-m",
+            str(model),
+            "--alias",
+            "smollm2",
+            "-np",
+            str(LLAMA_SLOTS),
+            "-c",
+            str(LLAMA_CONTEXT),
+            "-t",
+            str(cores),
+            *flags,
+            "--no-webui",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "{port}",
+        )
         return Engine("llama.cpp", variant, command, {}, "smollm2", (binary, model), brief)
 
     return [

@@ -78,9 +78,22 @@ def goals(file: File) -> Iterator[Goal]:
 
 
 HEAD = [
-    "file", "engine", "tok/s, 1 user", "8", "20", "first token of 512", "CPU ms a token, 1 user", "8", "20",
-    "of a prompt", "ready", "memory", "after 5,600: first token", "each", "measured",
-]  # fmt: skip
+    "file",
+    "engine",
+    "tok/s, 1 user",
+    "8",
+    "20",
+    "first token of 512",
+    "CPU ms a token, 1 user",
+    "8",
+    "20",
+    "of a prompt",
+    "ready",
+    "memory",
+    "after 5,600: first token",
+    "each",
+    "measured",
+]
 
 
 def _number(value: float | None, unit: str = "", scale: float = 1.0) -> str:
@@ -98,17 +111,24 @@ def rows(file: File) -> Iterator[list[str]]:
         if trouble and not cell.get("levels"):
             yield [file.title, engine, f"not served: {_short(trouble)}", *[""] * (len(HEAD) - 4), measured]
             continue
-        level = {(users, key): file.figure(engine, "levels", users, key) for users in ("1", "8", "20")
-                 for key in ("tok_s", "cpu_ms_token")}  # fmt: skip
+        level = {
+            (users, key): file.figure(engine, "levels", users, key)
+            for users in ("1", "8", "20")
+            for key in ("tok_s", "cpu_ms_token")
+        }
         yield [
-            file.title, engine, *(_number(level[users, "tok_s"]) for users in ("1", "8", "20")),
+            file.title,
+            engine,
+            *(_number(level[users, "tok_s"]) for users in ("1", "8", "20")),
             _number(file.figure(engine, "ttft_512_ms"), " ms"),
             *(_number(level[users, "cpu_ms_token"]) for users in ("1", "8", "20")),
-            _number(file.figure(engine, "prompt_cpu_ms_token")), _number(file.figure(engine, "ready_s"), " s"),
+            _number(file.figure(engine, "prompt_cpu_ms_token")),
+            _number(file.figure(engine, "ready_s"), " s"),
             _number(file.figure(engine, "pss_bytes_after"), " GB", 1e-9),
             _number(file.figure(engine, "long_ttft_ms"), " s", 1e-3),
-            _number(file.figure(engine, "long_itl_ms"), " ms"), measured,
-        ]  # fmt: skip
+            _number(file.figure(engine, "long_itl_ms"), " ms"),
+            measured,
+        ]
 
 
 def _short(text: str, most: int = 160) -> str:

@@ -55,16 +55,33 @@ def engine_of(name: str, file: ModelFile, root: Path, long: bool = False) -> Eng
             return None
         slots = ("-np", "1", "-c", str(MODEL_LEN)) if long else ("-np", str(SLOTS), "-c", str(1024 * SLOTS))
         command = (
-            str(llama_binary(root)), "-m", str(gguf.path), "--alias", NAME, *slots, "-t", str(cpu_count()),
-            "--no-webui", *where,
-        )  # fmt: skip
+            str(llama_binary(root)),
+            "-m",
+            str(gguf.path),
+            "--alias",
+            NAME,
+            *slots,
+            "-t",
+            str(cpu_count()),
+            "--no-webui",
+            *where,
+        )
         return Engine(name, "", command, {}, NAME, (llama_binary(root),))
     if file.is_gguf:
         return None
     command = (
-        str(vllm_binary(root)), "serve", str(file.path), "--served-model-name", NAME, "--dtype", file.dtype,
-        "--max-model-len", str(MODEL_LEN if long or not file.slow else 2048), "--disable-uvicorn-access-log", *where,
-    )  # fmt: skip
+        str(vllm_binary(root)),
+        "serve",
+        str(file.path),
+        "--served-model-name",
+        NAME,
+        "--dtype",
+        file.dtype,
+        "--max-model-len",
+        str(MODEL_LEN if long or not file.slow else 2048),
+        "--disable-uvicorn-access-log",
+        *where,
+    )
     return Engine(name, "", command, vllm_environment(root, cpu_count()), NAME, (vllm_binary(root),))
 
 
@@ -117,9 +134,12 @@ def _level(server: Server, prompts: Prompts, users: int, requests: int, output: 
     level = _checked(run_level(server.port, NAME, prompts.take(users * requests, INPUT), users, output))
     cpu_ms = 1e3 * (server.cpu_seconds() - before) / (level.requests * output)
     return {
-        "tok_s": level.tok_s, "ttft_ms": level.ttft_p50, "itl_ms": level.itl_p50, "cpu_ms_token": cpu_ms,
+        "tok_s": level.tok_s,
+        "ttft_ms": level.ttft_p50,
+        "itl_ms": level.itl_p50,
+        "cpu_ms_token": cpu_ms,
         "bystanders": others.share(),
-    }  # fmt: skip
+    }
 
 
 def _checked(level: Level) -> Level:

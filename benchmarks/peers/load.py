@@ -54,10 +54,19 @@ class Level:
         ttfts = [1e3 * answer.ttft for answer in good]
         gaps = [1e3 * gap for answer in good for gap in answer.itls]
         return cls(
-            users, len(answers), seconds, tokens / seconds, percentile(ttfts, 50), percentile(ttfts, 99),
-            percentile(gaps, 50), percentile(gaps, 99), (len(gaps) + len(good)) / max(1, tokens),
-            good[0].prompt_len if good else 0, len(bad), bad[0] if bad else "",
-        )  # fmt: skip
+            users,
+            len(answers),
+            seconds,
+            tokens / seconds,
+            percentile(ttfts, 50),
+            percentile(ttfts, 99),
+            percentile(gaps, 50),
+            percentile(gaps, 99),
+            (len(gaps) + len(good)) / max(1, tokens),
+            good[0].prompt_len if good else 0,
+            len(bad),
+            bad[0] if bad else "",
+        )
 
 
 def run_level(

@@ -19,18 +19,42 @@ from benchmarks.peers.engines import checkpoint_folder, gguf_file, llama_binary
 
 TESTS = Path(__file__).parents[2] / "tests"
 LLAMA_1B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 8192,
-    "vocab_size": 128256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-    "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 8192,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 # About 130 million numbers take part in a token; every width is whole blocks of 256.
 MIXTRAL_130M: dict[str, Any] = {
-    "hidden_size": 768, "num_hidden_layers": 18, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64,
-    "intermediate_size": 768, "vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
-    "rope_theta": 100000.0, "bos_token_id": 1, "eos_token_id": 2, "num_experts": 8, "num_experts_per_tok": 2,
-}  # fmt: skip
+    "hidden_size": 768,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 768,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
 
 Make = Callable[[Path], None]  # writes the path that it is given
 
@@ -82,12 +106,17 @@ def model_files(root: Path) -> list[ModelFile]:
     bf16 = next(file for file in files if file.name == "bf16")
     files += [
         ModelFile(
-            "smollm2-bf16", "SmolLM2 bfloat16, safetensors", folder / "smollm2-bf16",
-            partial(_as_bfloat16, smollm2), bf16, "bfloat16", long=True,
+            "smollm2-bf16",
+            "SmolLM2 bfloat16, safetensors",
+            folder / "smollm2-bf16",
+            partial(_as_bfloat16, smollm2),
+            bf16,
+            "bfloat16",
+            long=True,
         ),
         ModelFile("smollm2-fp32", "SmolLM2 float32, safetensors", smollm2, None, None, "float32"),
         ModelFile("gemma3-270m", "Gemma 3 270M, Q4_K_M", folder / "gemma-3-270m-q4_k_m.gguf", _gemma3),
-    ]  # fmt: skip
+    ]
     for name, title, make in _quantised_checkpoints(smollm2):
         files.append(ModelFile(name, title, folder / f"smollm2-{name}", make, dtype="bfloat16"))
     experts = ModelFile("", "", folder / "mixtral-130m-bf16.gguf", partial(_mixtral_gguf, smollm2))
@@ -101,13 +130,22 @@ def model_files(root: Path) -> list[ModelFile]:
     return [
         *files,
         ModelFile(
-            "llama-1b-q4_k_m", "Llama 3.2 1B shape, Q4_K_M", folder / "llama-1b-q4_k_m.gguf", quantize, slow=True,
-        ),
-        ModelFile(
-            "llama-1b-bf16", "Llama 3.2 1B shape, bfloat16", checkpoint.path, checkpoint.make, as_gguf, "bfloat16",
+            "llama-1b-q4_k_m",
+            "Llama 3.2 1B shape, Q4_K_M",
+            folder / "llama-1b-q4_k_m.gguf",
+            quantize,
             slow=True,
         ),
-    ]  # fmt: skip
+        ModelFile(
+            "llama-1b-bf16",
+            "Llama 3.2 1B shape, bfloat16",
+            checkpoint.path,
+            checkpoint.make,
+            as_gguf,
+            "bfloat16",
+            slow=True,
+        ),
+    ]
 
 
 def _gemma3(target: Path) -> None:
@@ -176,9 +214,13 @@ def _quantised_checkpoints(smollm2: Path) -> list[tuple[str, str, Make]]:
 
     awq = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
     gptq = {
-        "quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True,
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 64,
+        "desc_act": False,
+        "sym": True,
         "checkpoint_format": "gptq",
-    }  # fmt: skip
+    }
     w8a8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
 
     def int8(q: Any) -> tuple[Any, dict[str, Any]]:
@@ -224,10 +266,16 @@ def _llama_shapes() -> dict[str, tuple[int, ...]]:
     width, inner = LLAMA_1B["hidden_size"], LLAMA_1B["intermediate_size"]
     kv = LLAMA_1B["num_key_value_heads"] * LLAMA_1B["head_dim"]
     of_layer = {
-        "input_layernorm": (width,), "post_attention_layernorm": (width,), "self_attn.q_proj": (width, width),
-        "self_attn.k_proj": (kv, width), "self_attn.v_proj": (kv, width), "self_attn.o_proj": (width, width),
-        "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner),
-    }  # fmt: skip
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+        "self_attn.q_proj": (width, width),
+        "self_attn.k_proj": (kv, width),
+        "self_attn.v_proj": (kv, width),
+        "self_attn.o_proj": (width, width),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }
     shapes = {"model.embed_tokens.weight": (LLAMA_1B["vocab_size"], width), "model.norm.weight": (width,)}
     for layer in range(LLAMA_1B["num_hidden_layers"]):
         shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in of_layer.items()}

@@ -157,7 +157,7 @@ def _rows(engines: list[Engine]) -> tuple[list[str], list[list[str]]]:
             [e.label, *(_number(e.level(users), 1 if (e.level(users) or 0) < 100 else 0) for users in counts)]
             + ["–" if ms is None else f"{ms:,.0f} ms" for ms in (ttft, cold, warm)]
             + [f"{ready:.1f} s" if ready and served else "–", f"{memory / 1e9:.2f} GB" if memory else "–"]
-        )  # fmt: skip
+        )
     return head, rows
 
 
@@ -299,18 +299,27 @@ def plot(kinds: dict[str, Any], path: Path) -> None:
         seen[engine.name] += 1
         ours = engine.label == OURS
         look = {
-            "color": COLOURS.get(engine.name, "black"), "marker": marker, "markersize": 7 if ours else 5,
+            "color": COLOURS.get(engine.name, "black"),
+            "marker": marker,
+            "markersize": 7 if ours else 5,
             "linestyle": line if users == counts else "none",  # no line through what was not measured
-            "linewidth": 3 if ours else 1.6, "zorder": 5 if ours else 3,
-        }  # fmt: skip
+            "linewidth": 3 if ours else 1.6,
+            "zorder": 5 if ours else 3,
+        }
         rates = [engine.level(count) or 0 for count in users]
         left.plot([place[count] for count in users], rates, label=engine.label, **look)
         if ours:
             for count, rate in zip(users, rates, strict=True):
                 left.annotate(
-                    f"{rate:,.0f}", (place[count], rate), xytext=(0, 9), textcoords="offset points", ha="center",
-                    color=COLOURS[OURS], fontweight="bold", fontsize=10,
-                )  # fmt: skip
+                    f"{rate:,.0f}",
+                    (place[count], rate),
+                    xytext=(0, 9),
+                    textcoords="offset points",
+                    ha="center",
+                    color=COLOURS[OURS],
+                    fontweight="bold",
+                    fontsize=10,
+                )
         waits = [(place[count], engine.level(count, "ttft_p50"), engine.level(count, "ttft_p99")) for count in users]
         known = [(x, p50, p99) for x, p50, p99 in waits if p50 and p99]
         if not known:
@@ -335,14 +344,15 @@ def plot(kinds: dict[str, Any], path: Path) -> None:
             axes.spines[side].set_visible(False)
     workload = results["workload"]
     figure.suptitle(
-        f"{workload['model']} on a CPU: {workload['input']} tokens in, {workload['output']} out", fontsize=14,
-        fontweight="bold", x=0.01, ha="left",
-    )  # fmt: skip
+        f"{workload['model']} on a CPU: {workload['input']} tokens in, {workload['output']} out",
+        fontsize=14,
+        fontweight="bold",
+        x=0.01,
+        ha="left",
+    )
     figure.text(0.012, 0.925, kind, fontsize=9, color="#555555")
     handles, labels = left.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="lower center", ncol=min(4, len(labels)), frameon=False, fontsize=10
-    )  # fmt: skip
+    figure.legend(handles, labels, loc="lower center", ncol=min(4, len(labels)), frameon=False, fontsize=10)
     figure.tight_layout(rect=(0, 0.06 + 0.03 * ((len(labels) - 1) // 4), 1, 0.96))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

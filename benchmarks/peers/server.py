@@ -42,9 +42,13 @@ class Server:
         command = [word.replace("{port}", str(self.port)) for word in self.engine.command]
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            command, env=self._env, stdin=subprocess.DEVNULL, stdout=self._log.fileno(), stderr=self._log.fileno(),
+            command,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log.fileno(),
+            stderr=self._log.fileno(),
             start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             while not self._is_healthy():
                 if self._process.poll() is not None:

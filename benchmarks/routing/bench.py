@@ -62,9 +62,15 @@ def real(workload: Workload, replicas: int, share: float) -> Iterator[tuple[Port
             port = free_port()
             events = {"enable_kv_cache_events": True, "endpoint": events_address(port)}
             engine = Engine(
-                place, "--num-gpu-blocks-override", str(blocks), "--block-size", str(EVENTS_BLOCK),
-                "--kv-events-config", json.dumps(events), port=port,
-            )  # fmt: skip
+                place,
+                "--num-gpu-blocks-override",
+                str(blocks),
+                "--block-size",
+                str(EVENTS_BLOCK),
+                "--kv-events-config",
+                json.dumps(events),
+                port=port,
+            )
             template = "{% for m in messages %}{{ m.role }}\n{{ m.content }}\n{% endfor %}"
             (tiny_model(place / "model") / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
             config = place / "model" / "config.json"
@@ -97,10 +103,14 @@ def measure(kind: str, workload: Workload, front: Front, replicas: int, seed: in
         assert measured.ttft, "no request was answered"
         served = [now - was for now, was in zip(requests_of(ports), before, strict=True)]
     return {
-        "hit": 100 * measured.hit_rate, "balance": max(served) * len(served) / sum(served), "blocks": blocks,
-        "ttft_p50_ms": 1000 * measured.percentile(0.5), "ttft_p99_ms": 1000 * measured.percentile(0.99),
-        "failed": measured.failed, "seconds": seconds,
-    }  # fmt: skip
+        "hit": 100 * measured.hit_rate,
+        "balance": max(served) * len(served) / sum(served),
+        "blocks": blocks,
+        "ttft_p50_ms": 1000 * measured.percentile(0.5),
+        "ttft_p99_ms": 1000 * measured.percentile(0.99),
+        "failed": measured.failed,
+        "seconds": seconds,
+    }
 
 
 def medians(runs: list[Figures]) -> Figures:
@@ -177,8 +187,10 @@ def main() -> int:
         found = compare(args.engines, workload, fronts, args.seeds)
         print(table(f"{name}, {args.engines} engines, seeds {args.seeds}", found), flush=True)
         results.setdefault(args.engines, {})[name] = {
-            "seeds": args.seeds, **_machine(), "routers": found,
-        }  # fmt: skip
+            "seeds": args.seeds,
+            **_machine(),
+            "routers": found,
+        }
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 

@@ -76,9 +76,17 @@ def stage2(ports: Ports) -> Iterator[int]:
 def _rival(ports: Ports, name: str, *words: str, policy: str = "cache_aware") -> Iterator[int]:
     port = free_port()
     command = [
-        str(peers_folder() / "routers" / "bin" / name), *words, "--host", "127.0.0.1", "--port", str(port),
-        "--policy", policy, "--worker-urls", *(_url(api) for api, _ in ports),
-    ]  # fmt: skip
+        str(peers_folder() / "routers" / "bin" / name),
+        *words,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--policy",
+        policy,
+        "--worker-urls",
+        *(_url(api) for api, _ in ports),
+    ]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:

@@ -105,10 +105,17 @@ def conversation(workload: Workload, seed: int, number: int) -> list[dict[str, A
         if workload.completions:
             joined = "\n".join(one["content"] for one in messages)
             prompt = {"prompt": list(joined.encode()) if workload.tokens else joined}
-        bodies.append({
-            "model": "tiny", **prompt, "max_tokens": workload.max_tokens, "ignore_eos": True, "temperature": 0,
-            "stream": True, "stream_options": {"include_usage": True},
-        })  # fmt: skip
+        bodies.append(
+            {
+                "model": "tiny",
+                **prompt,
+                "max_tokens": workload.max_tokens,
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        )
     return bodies
 
 

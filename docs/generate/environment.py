@@ -65,7 +65,7 @@ ENGINE = {
     "TERM": ("", "`dumb`: `octavo chat` writes without colours."),
     "CC": ("cc, gcc or clang", "C compiler for the CPU kernels."),
     "LD_BIND_NOW": ("none", "Set: torch is loaded with NVIDIA's libraries, where there is no GPU, too."),
-}  # fmt: skip
+}
 OPERATOR_VARIABLES = {
     "OCTAVO_ENGINE_IMAGE": ("the release's image", "Engine image of LLMDeployments that name none: `engine.image`."),
     "OCTAVO_ROUTER_IMAGE": ("the release's image", "Image of the routers: `router.image`."),
@@ -100,7 +100,7 @@ OPERATOR_VARIABLES = {
     "KUBECONFIG": ("`~/.kube/config`", "Kubeconfig, where the operator runs outside of the cluster."),
     "KUBERNETES_SERVICE_HOST": ("", "Address of the API server in pods, set by Kubernetes."),
     "KUBERNETES_SERVICE_PORT": ("443", "Its port."),
-}  # fmt: skip
+}
 
 
 def page() -> str:

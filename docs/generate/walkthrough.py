@@ -73,9 +73,15 @@ def run(block: Block, folder: Path, replaced: Mapping[str, str], timeout: float 
     log = folder / "log"
     with log.open("wb") as out:  # a file: what a shell leaves in the background would hold a pipe open
         done = subprocess.run(
-            command, cwd=folder, env=env, stdout=subprocess.PIPE if block.language == "python" else out, stderr=out,
-            input=text if block.language == "python" else None, text=True, timeout=timeout,
-        )  # fmt: skip
+            command,
+            cwd=folder,
+            env=env,
+            stdout=subprocess.PIPE if block.language == "python" else out,
+            stderr=out,
+            input=text if block.language == "python" else None,
+            text=True,
+            timeout=timeout,
+        )
     errors = log.read_text()
     failed = done.returncode or (block.language == "python" and re.search(r"^Traceback|^\S*Error\b", errors, re.M))
     if failed:

@@ -31,8 +31,14 @@ async def run(config: OperatorConfig) -> int:
     controller = Controller(client, config, lease)
     watches = Watches(client, config, controller)
     autoscaler = Autoscaler(client, config, controller.store, lease, controller.queue.add)
-    zero = ZeroScaler(client, controller.store, autoscaler.reader, controller.post, lambda: lease.is_held,
-                      gateways=controller.gateways_of)  # fmt: skip
+    zero = ZeroScaler(
+        client,
+        controller.store,
+        autoscaler.reader,
+        controller.post,
+        lambda: lease.is_held,
+        gateways=controller.gateways_of,
+    )
     adapters = AdapterReader(controller.store, controller.queue.add, config.operator_id)
     rejections = RejectionReader(
         controller.store, controller.queue.add, lambda key: key not in controller.claims.others
@@ -57,11 +63,17 @@ async def run(config: OperatorConfig) -> int:
         others: list[asyncio.Task[Any]] = [
             asyncio.create_task(task)
             for task in (
-                watches.run(), watches.keep_discovering(), watches.keep_listing(), lead(),
-                autoscaler.run(), zero.run(lease.leading), adapters.run(lease.leading), rejections.run(lease.leading),
+                watches.run(),
+                watches.keep_discovering(),
+                watches.keep_listing(),
+                lead(),
+                autoscaler.run(),
+                zero.run(lease.leading),
+                adapters.run(lease.leading),
+                rejections.run(lease.leading),
                 stop.wait(),
             )
-        ]  # fmt: skip
+        ]
         logger.info(
             "octavo operator %s: watching %s", __version__, ", ".join(config.watch_namespaces) or "all namespaces"
         )

@@ -241,9 +241,11 @@ class Controller:
             self.queue.succeeded(key)
         applier = self._applier
         for seconds in (
-            outcome.requeue_after, events_due, applier.rejected_writes.retry_after(key),
+            outcome.requeue_after,
+            events_due,
+            applier.rejected_writes.retry_after(key),
             applier.field_conflicts.requeue_after(key),
-        ):  # fmt: skip
+        ):
             if seconds is not None:
                 self.queue.add_after(key, seconds)
         return not (problem or transient)
@@ -303,8 +305,11 @@ class Controller:
             if not error.is_unknown_field:
                 raise
             self.claims.mark_unsupported()
-            logger.error("the CRD of %s is older than this operator and lacks status.operator; "
-                         "install the CustomResourceDefinition of this version", owner.kind)  # fmt: skip
+            logger.error(
+                "the CRD of %s is older than this operator and lacks status.operator; "
+                "install the CustomResourceDefinition of this version",
+                owner.kind,
+            )
             return body
         if operator is not None:
             logger.warning("%s/%s: taken over from operator %s, which no longer serves it", *key, operator)

@@ -32,8 +32,11 @@ from octavo_operator.times import parse_time
 
 RESULTS = ("done", "retried", "failed")  # failed: an internal error of the operator
 COUNTS = {
-    "current": "replicas", "ready": "readyReplicas", "available": "availableReplicas", "updated": "updatedReplicas",
-}  # fmt: skip
+    "current": "replicas",
+    "ready": "readyReplicas",
+    "available": "availableReplicas",
+    "updated": "updatedReplicas",
+}
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 Json = dict[str, Any]

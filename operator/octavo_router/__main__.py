@@ -26,9 +26,12 @@ async def serve(args: argparse.Namespace) -> None:
     rejected = rejections.Rejections()
     told = {"GET /metrics": processor.page, "GET /held": processor.held}
     asked = {
-        "GET /held": processor.held, "POST /refuse": processor.refuse, "POST /pause": processor.pause,
-        "POST /resume": processor.resume, "GET /rejected": rejected.page,
-    }  # fmt: skip
+        "GET /held": processor.held,
+        "POST /refuse": processor.refuse,
+        "POST /pause": processor.pause,
+        "POST /resume": processor.resume,
+        "GET /rejected": rejected.page,
+    }
     address = args.management_address
     managing = [await management.start(told, address, args.management_port)]
     managing.append(await management.start(asked, address, args.control_port))

@@ -21,25 +21,36 @@ _MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
     "AttributesEntry": [("key", 1, "string", False), ("value", 2, _STRUCT, False)],
     "HttpBody": [("body", 1, "bytes", False)],
     "HttpHeaders": [],
-    "ProcessingRequest": [("request_headers", 2, "HttpHeaders", False), ("request_body", 4, "HttpBody", False),
-                          ("attributes", 9, "AttributesEntry", True)],
+    "ProcessingRequest": [
+        ("request_headers", 2, "HttpHeaders", False),
+        ("request_body", 4, "HttpBody", False),
+        ("attributes", 9, "AttributesEntry", True),
+    ],
     "HeaderValue": [("key", 1, "string", False), ("raw_value", 3, "bytes", False)],
     "HeaderValueOption": [("header", 1, "HeaderValue", False), ("append_action", 3, "int32", False)],
     "HeaderMutation": [("set_headers", 1, "HeaderValueOption", True)],
     "BodyResponse": [],
     "HeadersResponse": [],
     "HttpStatus": [("code", 1, "int32", False)],
-    "ImmediateResponse": [("status", 1, "HttpStatus", False), ("headers", 2, "HeaderMutation", False),
-                          ("body", 3, "bytes", False)],
-    "ProcessingResponse": [("request_headers", 1, "HeadersResponse", False),
-                           ("request_body", 3, "BodyResponse", False),
-                           ("immediate_response", 7, "ImmediateResponse", False),
-                           ("dynamic_metadata", 8, _STRUCT, False),
-                           ("override_message_timeout", 10, _DURATION, False)],
-}  # fmt: skip
+    "ImmediateResponse": [
+        ("status", 1, "HttpStatus", False),
+        ("headers", 2, "HeaderMutation", False),
+        ("body", 3, "bytes", False),
+    ],
+    "ProcessingResponse": [
+        ("request_headers", 1, "HeadersResponse", False),
+        ("request_body", 3, "BodyResponse", False),
+        ("immediate_response", 7, "ImmediateResponse", False),
+        ("dynamic_metadata", 8, _STRUCT, False),
+        ("override_message_timeout", 10, _DURATION, False),
+    ],
+}
 _SCALARS = {
-    "string": _FIELD.TYPE_STRING, "bytes": _FIELD.TYPE_BYTES, "bool": _FIELD.TYPE_BOOL, "int32": _FIELD.TYPE_INT32,
-}  # fmt: skip
+    "string": _FIELD.TYPE_STRING,
+    "bytes": _FIELD.TYPE_BYTES,
+    "bool": _FIELD.TYPE_BOOL,
+    "int32": _FIELD.TYPE_INT32,
+}
 _OVERWRITE_IF_EXISTS_OR_ADD = 2
 
 

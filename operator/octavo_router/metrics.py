@@ -18,25 +18,56 @@ class Metrics:
     def __init__(self, pools: dict[str, Picker], hold: Hold, tenants: Tenants) -> None:
         self.registry = CollectorRegistry()
         self._pools, self._hold, self._tenants = pools, hold, tenants
-        self.picks = Counter("octavo_router_picks", "Requests by why their replica was picked.", ["pool", "reason"],
-                             registry=self.registry)  # fmt: skip
-        self.matched = Histogram("octavo_router_match_ratio", "Share of a prompt that its replica had seen.", ["pool"],
-                                 buckets=[0.1 * i for i in range(10)], registry=self.registry)  # fmt: skip
-        self.seconds = Histogram("octavo_router_pick_seconds", "Time that a pick took, without the network.",
-                                 buckets=[0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1], registry=self.registry)  # fmt: skip
-        self.errors = Counter("octavo_router_pick_errors", "Picks that failed; their requests went on without.",
-                              registry=self.registry)  # fmt: skip
-        self.held_seconds = Histogram("octavo_router_hold_seconds", "Seconds of waiting for a replica.", ["pool"],
-                                      buckets=[1, 2, 5, 10, 30, 100, 300], registry=self.registry)  # fmt: skip
-        self.refused = Counter("octavo_router_hold_refused", "Requests that could not wait (full), or did in vain.",
-                               ["pool", "reason"], registry=self.registry)  # fmt: skip
-        self.tenant_requests = Counter("octavo_router_tenant_requests", "Requests of tenants that may go on.",
-                                       ["tenant"], registry=self.registry)  # fmt: skip
-        self.limited = Counter("octavo_router_tenant_refused",
-                               "Requests refused by a limit: tokens, requests, concurrent.", ["tenant", "limit"],
-                               registry=self.registry)  # fmt: skip
-        self._reads = Counter("octavo_router_usage_reads", "Readings of what a replica's tenants have used: ok, error.",
-                              ["outcome"], registry=self.registry)  # fmt: skip
+        self.picks = Counter(
+            "octavo_router_picks",
+            "Requests by why their replica was picked.",
+            ["pool", "reason"],
+            registry=self.registry,
+        )
+        self.matched = Histogram(
+            "octavo_router_match_ratio",
+            "Share of a prompt that its replica had seen.",
+            ["pool"],
+            buckets=[0.1 * i for i in range(10)],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "octavo_router_pick_seconds",
+            "Time that a pick took, without the network.",
+            buckets=[0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1],
+            registry=self.registry,
+        )
+        self.errors = Counter(
+            "octavo_router_pick_errors", "Picks that failed; their requests went on without.", registry=self.registry
+        )
+        self.held_seconds = Histogram(
+            "octavo_router_hold_seconds",
+            "Seconds of waiting for a replica.",
+            ["pool"],
+            buckets=[1, 2, 5, 10, 30, 100, 300],
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "octavo_router_hold_refused",
+            "Requests that could not wait (full), or did in vain.",
+            ["pool", "reason"],
+            registry=self.registry,
+        )
+        self.tenant_requests = Counter(
+            "octavo_router_tenant_requests", "Requests of tenants that may go on.", ["tenant"], registry=self.registry
+        )
+        self.limited = Counter(
+            "octavo_router_tenant_refused",
+            "Requests refused by a limit: tokens, requests, concurrent.",
+            ["tenant", "limit"],
+            registry=self.registry,
+        )
+        self._reads = Counter(
+            "octavo_router_usage_reads",
+            "Readings of what a replica's tenants have used: ok, error.",
+            ["outcome"],
+            registry=self.registry,
+        )
         self.registry.register(self)
 
     def usage_read(self, has_succeeded: bool) -> None:
@@ -55,8 +86,9 @@ class Metrics:
             for replica, many in picker.in_flight.items():
                 load.add_metric([name, replica], many)
         under_way = GaugeMetricFamily("octavo_router_tenant_in_flight", "Requests under way.", labels=["tenant"])
-        used = GaugeMetricFamily("octavo_router_tenant_tokens", "Tokens of the last minute, where they are limited.",
-                                 labels=["tenant"])  # fmt: skip
+        used = GaugeMetricFamily(
+            "octavo_router_tenant_tokens", "Tokens of the last minute, where they are limited.", labels=["tenant"]
+        )
         tokens = self._tenants.usage.by_tenant(time.monotonic())
         for name, limits in self._tenants.limits.items():
             under_way.add_metric([name], self._tenants.under_way(name))

@@ -22,8 +22,18 @@ _DATA = re.compile(rb"(?:data:[-\w.\\/+;=]*,)?[-\w\\+/]+=*")  # base64, with or 
 _LEAST_DATA = 4096  # bytes of a string that may be an image
 # Ollama's "images" stand before the text of their message, as in its prompts.
 _CHUNK_FIELDS = (
-    "images", "text", "content", "image_url", "url", "source", "data", "input", "arguments", "output", "tool_calls"
-)  # fmt: skip
+    "images",
+    "text",
+    "content",
+    "image_url",
+    "url",
+    "source",
+    "data",
+    "input",
+    "arguments",
+    "output",
+    "tool_calls",
+)
 IMAGE_BLOCKS = 16  # that an image counts for, whatever its size: the tokens that it takes are about those of their text
 _IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})  # of parts in the dialects
 

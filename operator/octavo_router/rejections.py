@@ -19,8 +19,10 @@ from urllib.parse import quote
 
 from octavo_router.management import Answer, json_answer
 
-KINDS = {"clusters": ("cluster_manager.cds", "cds.yaml", "cluster(s)"),
-         "listeners": ("listener_manager.lds", "lds.yaml", "listener(s)")}  # fmt: skip
+KINDS = {
+    "clusters": ("cluster_manager.cds", "cds.yaml", "cluster(s)"),
+    "listeners": ("listener_manager.lds", "lds.yaml", "listener(s)"),
+}
 _FILTER = r"^(cluster_manager\.cds|listener_manager\.lds)\.update_(failure|rejected|time)$"
 _SAID = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3})\].*?\] Filesystem config update \w+: (.*)", re.DOTALL)
 _MAX_WORDS = 600

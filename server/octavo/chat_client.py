@@ -96,9 +96,13 @@ class Client:
         try:
             verify = has_tls(url)
             self._http = httpx.Client(
-                base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT, trust_env=False, verify=verify,
+                base_url=url.rstrip("/"),
+                headers=headers,
+                timeout=TIMEOUT,
+                trust_env=False,
+                verify=verify,
                 transport=httpx.HTTPTransport(uds=uds, verify=verify) if uds is not None else None,
-            )  # fmt: skip
+            )
         except (httpx.InvalidURL, ValueError) as error:
             raise OctavoError(f"--url {url!r} is not a valid URL: {error}") from None
 

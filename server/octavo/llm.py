@@ -248,9 +248,17 @@ class LLM(PoolingMethods):
         params = self._params_for(sampling_params, len(many))
         adapters = self._adapters_for(lora_request, len(many))
         asked = Conversation(
-            [], tools, tool_choice, parallel_tool_calls, documents, reasoning_effort, chat_template,
-            chat_template_kwargs, add_generation_prompt, continue_final_message,
-        )  # fmt: skip
+            [],
+            tools,
+            tool_choice,
+            parallel_tool_calls,
+            documents,
+            reasoning_effort,
+            chat_template,
+            chat_template_kwargs,
+            add_generation_prompt,
+            continue_final_message,
+        )
         requests, texts = list[EngineCoreRequest](), list[str | None]()
         for given, one, adapter in zip(many, params, adapters, strict=True):
             rendered = self._render(dataclasses.replace(asked, messages=check_messages(given, offline_image)), one)

@@ -202,8 +202,13 @@ class _Strict(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-PLACES = ("commonLabels", "podLabels", "monitoring.podMonitor.labels", "monitoring.rules.labels",
-          "monitoring.dashboards.labels")  # fmt: skip
+PLACES = (
+    "commonLabels",
+    "podLabels",
+    "monitoring.podMonitor.labels",
+    "monitoring.rules.labels",
+    "monitoring.dashboards.labels",
+)
 
 
 @pytest.mark.parametrize("name", ["app.kubernetes.io/component", "app.kubernetes.io/instance", "helm.sh/chart"])
@@ -385,8 +390,13 @@ def test_a_budget_is_there_for_several_operators(replicas: int, count: int) -> N
 
 def test_images_are_taken_by_digest() -> None:
     digest = "sha256:" + "0" * 64
-    objects = rendered(f"image.digest={digest}", "image.tag=v1", f"engine.image.digest={digest}", "engine.image.tag=v1",
-                       f"router.image.digest={digest}")  # fmt: skip
+    objects = rendered(
+        f"image.digest={digest}",
+        "image.tag=v1",
+        f"engine.image.digest={digest}",
+        "engine.image.tag=v1",
+        f"router.image.digest={digest}",
+    )
     env = {variable["name"]: variable.get("value") for variable in container(objects)["env"]}
     ours = [container(objects)["image"], of_kind(objects, "Pod")[0]["spec"]["containers"][0]["image"]]
     assert ours == [f"ghcr.io/octavo-dev/octavo-operator@{digest}"] * 2

@@ -221,9 +221,13 @@ def external_metrics(cluster: Cluster, namespace: str) -> Iterator[None]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     target = {"type": "ExternalName", "externalName": settings.HOST_IP, "ports": [{"port": port}]}
     api = {
-        "group": "external.metrics.k8s.io", "version": "v1beta1", "groupPriorityMinimum": 100, "versionPriority": 100,
-        "insecureSkipTLSVerify": True, "service": {"name": "metrics", "namespace": namespace, "port": port},
-    }  # fmt: skip
+        "group": "external.metrics.k8s.io",
+        "version": "v1beta1",
+        "groupPriorityMinimum": 100,
+        "versionPriority": 100,
+        "insecureSkipTLSVerify": True,
+        "service": {"name": "metrics", "namespace": namespace, "port": port},
+    }
     name = "v1beta1.external.metrics.k8s.io"
     cluster.apply(
         {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "metrics"}, "spec": target},
@@ -247,15 +251,19 @@ def test_an_autoscaler_follows_an_aggregated_metric(cluster: Cluster, namespace:
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "app"}
     cluster.apply(
         {
-            "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "app"},
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "app"},
             "spec": {"selector": {"matchLabels": {"app": "app"}}, "template": template},
         },
         {
-            "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "app"},
+            "apiVersion": "autoscaling/v2",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "app"},
             "spec": {"scaleTargetRef": target, "maxReplicas": 5, "metrics": [metric]},
         },
         namespace=namespace,
-    )  # fmt: skip
+    )
     eventually(lambda: cluster.get("deployment", "app", namespace=namespace)["status"].get("readyReplicas") == 3)
 
 

@@ -19,11 +19,31 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relativ
 
 # Of other programs, and one that is an example of a wrong one.
 FOREIGN_FLAGS = {
-    "--agreement", "--all", "--as", "--create-namespace", "--encoders", "--files", "--help", "--index-url",
-    "--max-model", "--merge",
-    "--model-server-metrics-port", "--no-deps", "--only", "--page", "--peers", "--previous", "--quick", "--readme",
-    "--recursive", "--replicas", "--resume", "--set", "--strict", "--target",
-}  # fmt: skip
+    "--agreement",
+    "--all",
+    "--as",
+    "--create-namespace",
+    "--encoders",
+    "--files",
+    "--help",
+    "--index-url",
+    "--max-model",
+    "--merge",
+    "--model-server-metrics-port",
+    "--no-deps",
+    "--only",
+    "--page",
+    "--peers",
+    "--previous",
+    "--quick",
+    "--readme",
+    "--recursive",
+    "--replicas",
+    "--resume",
+    "--set",
+    "--strict",
+    "--target",
+}
 
 
 def names(page: str, pattern: str) -> set[str]:

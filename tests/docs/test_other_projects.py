@@ -91,9 +91,10 @@ def test_a_chat_of_ollama_goes_on_from_its_history(client: ollama.Client) -> Non
     assert "Paris" in (client.chat(MODEL, turn, options=SHORT).message.content or "")
     call = {"function": {"name": "get_current_weather", "arguments": {"location": "Paris", "format": "celsius"}}}
     told = [
-        *ASKED, {"role": "assistant", "content": "", "tool_calls": [call]},
+        *ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_name": "get_current_weather", "content": "22 degrees"},
-    ]  # fmt: skip
+    ]
     assert client.chat(MODEL, told, tools=[WEATHER], options=SHORT).message.content
     tight = first.prompt_eval_count + 5  # which only the last message fits
     cut = client.chat(MODEL, [*ASKED, first.message, *ASKED], options={**SHORT, "num_ctx": tight})
@@ -105,8 +106,9 @@ def test_a_chat_of_ollama_goes_on_from_its_history(client: ollama.Client) -> Non
 def test_forms_of_ollama_hold(client: ollama.Client, stream: bool, temperature: float) -> None:
     options = {"temperature": temperature, "seed": 29, "num_predict": 96}
     prompt = "She is 22 years old and busy. Respond using JSON"
-    answers = client.generate(MODEL, prompt, format=PERSON, think=False, logprobs=True, top_logprobs=20,
-                              options=options, stream=stream)  # fmt: skip
+    answers = client.generate(
+        MODEL, prompt, format=PERSON, think=False, logprobs=True, top_logprobs=20, options=options, stream=stream
+    )
     found = list(answers) if stream else [answers]
     person = json.loads("".join(one.response for one in found))
     assert isinstance(person["age"], int) and isinstance(person["available"], bool) and len(person) == 2
@@ -125,12 +127,33 @@ def test_raw_prompts_json_and_context_of_ollama(client: ollama.Client) -> None:
     again = client.generate(MODEL, "What is my name?", context=first.context, options=SHORT)
     assert again.context is not None and again.context[: len(first.context)] == first.context and again.response
     every = {
-        "num_keep": 5, "seed": 42, "num_predict": 8, "top_k": 20, "top_p": 0.9, "min_p": 0.0, "typical_p": 1.0,
-        "temperature": 0.8, "repeat_penalty": 1.2, "presence_penalty": 1.5, "frequency_penalty": 1.0, "mirostat": 0,
-        "mirostat_tau": 0.8, "mirostat_eta": 0.6, "penalize_newline": True, "stop": ["\n", "user:"], "numa": False,
-        "num_ctx": 1024, "num_batch": 2, "num_gpu": 1, "main_gpu": 0, "low_vram": False, "vocab_only": False,
-        "use_mmap": True, "use_mlock": False, "num_thread": 8,
-    }  # fmt: skip
+        "num_keep": 5,
+        "seed": 42,
+        "num_predict": 8,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.0,
+        "typical_p": 1.0,
+        "temperature": 0.8,
+        "repeat_penalty": 1.2,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 1.0,
+        "mirostat": 0,
+        "mirostat_tau": 0.8,
+        "mirostat_eta": 0.6,
+        "penalize_newline": True,
+        "stop": ["\n", "user:"],
+        "numa": False,
+        "num_ctx": 1024,
+        "num_batch": 2,
+        "num_gpu": 1,
+        "main_gpu": 0,
+        "low_vram": False,
+        "vocab_only": False,
+        "use_mmap": True,
+        "use_mlock": False,
+        "num_thread": 8,
+    }
     assert client.generate(MODEL, SKY, options=every).done
     empty: dict[str, Any] = {"suffix": "", "template": "", "system": "", "images": []}  # as clients send what is unset
     assert client.generate(MODEL, SKY, options=SHORT, **empty).response
@@ -205,9 +228,16 @@ def test_offline_programs_of_vllm() -> None:
     prompts = ["Hello, my name is", "The president of the United States is", "The capital of France is"]
     sampled = SamplingParams(temperature=0.8, top_p=0.95)
     llm = LLM(
-        model=MODEL, tensor_parallel_size=1, trust_remote_code=False, dtype="auto", gpu_memory_utilization=0.2,
-        max_model_len=512, enforce_eager=True, seed=0, generation_config="vllm",
-    )  # fmt: skip
+        model=MODEL,
+        tensor_parallel_size=1,
+        trust_remote_code=False,
+        dtype="auto",
+        gpu_memory_utilization=0.2,
+        max_model_len=512,
+        enforce_eager=True,
+        seed=0,
+        generation_config="vllm",
+    )
     for output, prompt in zip(llm.generate(prompts, sampled), prompts, strict=True):
         assert output.prompt == prompt and output.outputs[0].text and len(output.outputs[0].token_ids) <= 16
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]

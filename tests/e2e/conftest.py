@@ -76,9 +76,17 @@ def installed(cluster: Cluster, image_values: list[str], helm: Callable[..., str
     cluster.kubectl("create", "namespace", name)
     cluster.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
     helm(
-        "install", name, str(ROOT / "charts/octavo"), "-n", name, "--wait", "--timeout=3m", "--set=crd.install=false",
-        f"--set=watchNamespaces={{{name}}}", *image_values,
-    )  # fmt: skip
+        "install",
+        name,
+        str(ROOT / "charts/octavo"),
+        "-n",
+        name,
+        "--wait",
+        "--timeout=3m",
+        "--set=crd.install=false",
+        f"--set=watchNamespaces={{{name}}}",
+        *image_values,
+    )
     yield name
     cluster.kubectl("delete", "llmd,llmg", "--all", "-n", name, "--timeout=60s", timeout=90)
     helm("uninstall", name, "-n", name, "--wait", "--timeout=60s")

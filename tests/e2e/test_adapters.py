@@ -54,11 +54,17 @@ def deployed(cluster: Cluster, installed: str, hub: Hub) -> Iterator[str]:
     """Two replicas of the embedded model, with LoRA and without an adapter."""
     env = {"OMP_NUM_THREADS": "1", "HF_ENDPOINT": hub.url}
     manifest: dict[str, Any] = {
-        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": NAME},
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": NAME},
         "spec": {
-            "model": {"uri": "smollm2-135m-instruct"}, "replicas": 2, "adapters": [],
+            "model": {"uri": "smollm2-135m-instruct"},
+            "replicas": 2,
+            "adapters": [],
             "engine": {
-                "maxModelLen": 512, "maxNumSeqs": 16, "env": [{"name": k, "value": v} for k, v in env.items()],
+                "maxModelLen": 512,
+                "maxNumSeqs": 16,
+                "env": [{"name": k, "value": v} for k, v in env.items()],
             },
             "lifecycle": {"preStopSeconds": 5, "drainSeconds": 60},
             "probes": {
@@ -66,7 +72,7 @@ def deployed(cluster: Cluster, installed: str, hub: Hub) -> Iterator[str]:
                 "liveness": {"timeoutSeconds": 30, "periodSeconds": 30, "failureThreshold": 10},
             },
         },
-    }  # fmt: skip
+    }
     cluster.apply(manifest, namespace=installed)
     eventually(lambda: condition(cluster, installed, "Ready")["status"] == "True", PATIENCE)
     yield installed
@@ -204,8 +210,11 @@ def test_routers_and_a_gateway_find_the_pods_that_have_one(cluster: Cluster, dep
     """Behind routers an adapter is used as soon as one pod has it, and never is anybody told that it is missing."""
     change(cluster, deployed, "a0")
     gateway = {
-        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMGateway", "metadata": {"name": "all"}, "spec": {"replicas": 1},
-    }  # fmt: skip
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMGateway",
+        "metadata": {"name": "all"},
+        "spec": {"replicas": 1},
+    }
     cluster.apply(gateway, namespace=deployed)
     routing = {"spec": {"routing": {"strategy": "prefix", "prefix": {"replicas": 1}}}}
     cluster.kubectl("patch", "llmd", NAME, "-n", deployed, "--type=merge", "-p", json.dumps(routing))

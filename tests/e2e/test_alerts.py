@@ -41,11 +41,15 @@ def watched(cluster: Cluster, installed: str) -> Iterator[str]:
     if not cluster.is_rig:
         pytest.skip("Prometheus is outside of the cluster, and only the rig's pods are reached from there")
     manifest: dict[str, Any] = {
-        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": NAME},
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": NAME},
         "spec": {
             "model": {"uri": "smollm2-135m-instruct"},
             "engine": {
-                "maxModelLen": 2048, "maxNumSeqs": 1, "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+                "maxModelLen": 2048,
+                "maxNumSeqs": 1,
+                "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
                 "args": ["--max-num-queued-reqs=200", "--health-stall-seconds=3", "--watchdog-seconds=300"],
             },
             "routing": {"strategy": "prefix", "prefix": {"replicas": 1}},
@@ -53,7 +57,7 @@ def watched(cluster: Cluster, installed: str) -> Iterator[str]:
             # The alert is judged, not the kubelet, which would restart a stalled engine under way.
             "probes": {"liveness": {"periodSeconds": 60, "failureThreshold": 10}},
         },
-    }  # fmt: skip
+    }
     cluster.apply(manifest, namespace=installed)
     cluster.kubectl("wait", f"llmd/{NAME}", "-n", installed, "--for=condition=Ready", "--timeout=240s", timeout=250)
     yield installed

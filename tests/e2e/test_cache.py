@@ -21,8 +21,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 FILES = {
-    "config.json": CONFIG, "tokenizer.json": b"{}", "tokenizer_config.json": b"[]", "model.safetensors": b"x" * 5000,
-}  # fmt: skip
+    "config.json": CONFIG,
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"[]",
+    "model.safetensors": b"x" * 5000,
+}
 # The engine's container only answers probes: what is judged is the container that fetches.
 ANSWER = (
     "from http.server import *\n"
@@ -154,8 +157,17 @@ def test_a_second_pod_of_a_node_fetches_nothing(
 
     def allow(*folders: Path) -> None:
         paths = json.dumps([str(one) for one in folders])
-        helm("upgrade", installed, str(ROOT / "charts/octavo"), "-n", installed, "--wait", "--timeout=3m",
-             "--reuse-values", f"--set-json=cache.nodePaths={paths}")  # fmt: skip
+        helm(
+            "upgrade",
+            installed,
+            str(ROOT / "charts/octavo"),
+            "-n",
+            installed,
+            "--wait",
+            "--timeout=3m",
+            "--reuse-values",
+            f"--set-json=cache.nodePaths={paths}",
+        )
 
     def put_back() -> None:
         forget(cluster, installed, name)
@@ -199,14 +211,16 @@ def test_a_model_of_an_image_is_mounted_and_nothing_is_fetched(
     image = run_rig("load-image", "octavo.dev/e2e/weights:test").splitlines()[-1]
     cluster.apply(
         {
-            "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name},
+            "apiVersion": "octavo.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": name},
             "spec": {
                 "model": {"uri": f"oci://{image}//models/tiny", "name": "tiny"},
                 "engine": {"args": ["--load-format=dummy"]},
             },
         },
         namespace=installed,
-    )  # fmt: skip
+    )
     ready(cluster, installed, name)
     address = cluster.get("service", name, namespace=installed)["spec"]["clusterIP"]
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "ignore_eos": True}

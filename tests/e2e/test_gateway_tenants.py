@@ -29,7 +29,9 @@ def door(cluster: Cluster, installed: str) -> Iterator[str]:
     objects: list[dict[str, Any]] = [
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": keys},
         {
-            "apiVersion": group, "kind": "LLMDeployment", "metadata": {"name": MODEL},
+            "apiVersion": group,
+            "kind": "LLMDeployment",
+            "metadata": {"name": MODEL},
             "spec": {
                 "model": {"uri": "smollm2-135m-instruct"},
                 "engine": {"maxModelLen": 512, "maxNumSeqs": 16},
@@ -38,16 +40,22 @@ def door(cluster: Cluster, installed: str) -> Iterator[str]:
             },
         },
         {
-            "apiVersion": group, "kind": "LLMGateway", "metadata": {"name": DOOR},
+            "apiVersion": group,
+            "kind": "LLMGateway",
+            "metadata": {"name": DOOR},
             "spec": {
                 "tenants": [
-                    {"name": "red", "apiKeySecretRef": {"name": "keys", "key": "red"}, "tokensPerMinute": TOKENS,
-                     "isolateCache": True},
+                    {
+                        "name": "red",
+                        "apiKeySecretRef": {"name": "keys", "key": "red"},
+                        "tokensPerMinute": TOKENS,
+                        "isolateCache": True,
+                    },
                     {"name": "blue", "apiKeySecretRef": {"name": "keys", "key": "blue"}},
                 ]
             },
         },
-    ]  # fmt: skip
+    ]
     for one in objects:
         cluster.apply(one, namespace=installed)
     eventually(lambda: condition(cluster, installed, "llmg", DOOR, "Ready")["status"] == "True", PATIENCE)
@@ -115,13 +123,16 @@ def test_a_model_behind_a_gateway_goes_to_zero_and_wakes(cluster: Cluster, insta
 def test_fifty_requests_wake_a_model_that_never_ran(cluster: Cluster, installed: str, door: str) -> None:
     """Nobody has seen how many requests a replica of it handles at once; its queue takes 32 more than four."""
     manifest: dict[str, Any] = {
-        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": NEWCOMER},
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": NEWCOMER},
         "spec": {
-            "model": {"uri": "smollm2-135m-instruct"}, "replicas": 0,
+            "model": {"uri": "smollm2-135m-instruct"},
+            "replicas": 0,
             "engine": {"maxModelLen": 512, "maxNumSeqs": 4},
             "autoscaling": {"minReplicas": 0, "maxReplicas": 2, "idleSeconds": IDLE_SECONDS},
         },
-    }  # fmt: skip
+    }
     cluster.apply(manifest, namespace=installed)
     try:
         reason = lambda: condition(cluster, installed, "llmd", NEWCOMER, "Available")["reason"]  # noqa: E731

@@ -24,14 +24,17 @@ Json = dict[str, Any]
 
 def llmd(name: str, model: Json | None = None, replicas: int = 1) -> Json:
     return {
-        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name},
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": name},
         "spec": {
-            "model": {"uri": "smollm2-135m-instruct", **(model or {})}, "replicas": replicas,
+            "model": {"uri": "smollm2-135m-instruct", **(model or {})},
+            "replicas": replicas,
             "engine": {"maxModelLen": 512, "maxNumSeqs": 8, "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
             "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}},
             "lifecycle": {"preStopSeconds": 5, "drainSeconds": 60},
         },
-    }  # fmt: skip
+    }
 
 
 def llmg(name: str, **spec: Any) -> Json:
@@ -44,8 +47,12 @@ def deployed(cluster: Cluster, installed: str) -> Iterator[str]:
     if not cluster.is_rig:
         pytest.skip("the clients are outside of the cluster, and only the rig's Services are reached from there")
     alias = {"name": "gpt-4o-mini", "model": "one"}
-    cluster.apply(llmd("one"), llmd("two", {"name": "second", "aliases": ["deux"]}), llmg(NAME, aliases=[alias]),
-                  namespace=installed)  # fmt: skip
+    cluster.apply(
+        llmd("one"),
+        llmd("two", {"name": "second", "aliases": ["deux"]}),
+        llmg(NAME, aliases=[alias]),
+        namespace=installed,
+    )
     for one in ("one", "two"):
         eventually(lambda one=one: condition(cluster, installed, "llmd", one, "Available") == "Serving", PATIENCE)
     eventually(lambda: condition(cluster, installed, "llmg", NAME) == "Ready", PATIENCE)
@@ -95,9 +102,13 @@ class Stream:
         while not self._stop.is_set() and not self.error:
             try:
                 made = self._sdk.completions.create(
-                    model=self._model, prompt="Once upon a time", max_tokens=300, stream=True, temperature=0,
+                    model=self._model,
+                    prompt="Once upon a time",
+                    max_tokens=300,
+                    stream=True,
+                    temperature=0,
                     extra_body={"ignore_eos": True},
-                )  # fmt: skip
+                )
                 for part in made:
                     self.parts += 1
                     self.end = part.choices[0].finish_reason or ""
@@ -227,16 +238,20 @@ def test_a_gateway_is_ready_again_once_all_of_its_routers_are_of_the_latest_spec
 
 
 def test_one_of_a_models_name_is_degraded_and_touches_nothing_of_it(cluster: Cluster, deployed: str) -> None:
-    before = {one["metadata"]["uid"] for one in cluster.get("services", "-l", "octavo.dev/llmdeployment=one",
-                                                            namespace=deployed)["items"]}  # fmt: skip
+    before = {
+        one["metadata"]["uid"]
+        for one in cluster.get("services", "-l", "octavo.dev/llmdeployment=one", namespace=deployed)["items"]
+    }
     cluster.apply(llmg("one"), namespace=deployed)
     eventually(lambda: condition(cluster, deployed, "llmg", "one", "Degraded") == "NameConflict", 30)
     assert not cluster.get("deployments,services,configmaps", "-l", "octavo.dev/llmgateway=one", namespace=deployed)[
         "items"
     ]
     cluster.kubectl("delete", "llmg", "one", "-n", deployed, "--timeout=60s")
-    after = {one["metadata"]["uid"] for one in cluster.get("services", "-l", "octavo.dev/llmdeployment=one",
-                                                           namespace=deployed)["items"]}  # fmt: skip
+    after = {
+        one["metadata"]["uid"]
+        for one in cluster.get("services", "-l", "octavo.dev/llmdeployment=one", namespace=deployed)["items"]
+    }
     assert after == before
 
 

@@ -25,9 +25,12 @@ HEALED_SECONDS = 20.0
 def deployed(cluster: Cluster, group_controller: None, installed: str) -> Iterator[str]:
     """A group of the embedded model, of which each pod has half of the layers."""
     manifest: dict[str, Any] = {
-        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": NAME},
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": NAME},
         "spec": {
-            "model": {"uri": "smollm2-135m-instruct"}, "replicas": 1,
+            "model": {"uri": "smollm2-135m-instruct"},
+            "replicas": 1,
             "parallelism": {"pipeline": NODES, "nodes": NODES},
             "engine": {"maxModelLen": 512, "maxNumSeqs": 8, "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
             "lifecycle": {"drainSeconds": 60, "preStopSeconds": 5},
@@ -37,7 +40,7 @@ def deployed(cluster: Cluster, group_controller: None, installed: str) -> Iterat
                 "liveness": {"timeoutSeconds": 30, "periodSeconds": 30, "failureThreshold": 10},
             },
         },
-    }  # fmt: skip
+    }
     cluster.apply(manifest, namespace=installed)
     eventually(lambda: settled(cluster, installed, 1), PATIENCE)
     yield installed

@@ -47,13 +47,14 @@ def address(cluster: Cluster, installed: str, hub: Hub) -> Iterator[str]:
     spec: dict[str, Any] = {
         "model": {"uri": "hf://org/llava"},
         "engine": {
-            "maxModelLen": 512, "maxNumSeqs": 4,
+            "maxModelLen": 512,
+            "maxNumSeqs": 4,
             "env": [{"name": "OMP_NUM_THREADS", "value": "1"}, {"name": "HF_ENDPOINT", "value": hub.url}],
             "multimodal": {"limitPerPrompt": {"image": 2}, "allowedMediaDomains": ["images.example.com"]},
         },
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
         "lifecycle": {"preStopSeconds": 1, "drainSeconds": 10},
-    }  # fmt: skip
+    }
     model = {"apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": NAME}, "spec": spec}
     gateway = {"apiVersion": "octavo.dev/v1alpha1", "kind": "LLMGateway", "metadata": {"name": GATEWAY}, "spec": {}}
     cluster.apply(model, gateway, namespace=installed)

@@ -31,9 +31,12 @@ def deployed(cluster: Cluster, installed: str) -> Iterator[str]:
     if not cluster.is_rig:
         pytest.skip("the clients are outside of the cluster, and only the rig's Services are reached from there")
     manifest: dict[str, Any] = {
-        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": NAME},
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": NAME},
         "spec": {
-            "model": {"uri": "smollm2-135m-instruct"}, "replicas": 2,
+            "model": {"uri": "smollm2-135m-instruct"},
+            "replicas": 2,
             "engine": {"maxModelLen": 512, "maxNumSeqs": 16, "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
             "lifecycle": {"preStopSeconds": 5, "drainSeconds": 60},
             "probes": {
@@ -41,7 +44,7 @@ def deployed(cluster: Cluster, installed: str) -> Iterator[str]:
                 "liveness": {"timeoutSeconds": 30, "periodSeconds": 30, "failureThreshold": 10},
             },
         },
-    }  # fmt: skip
+    }
     cluster.apply(manifest, namespace=installed)
     eventually(lambda: settled(cluster, installed, 2), PATIENCE)
     yield installed

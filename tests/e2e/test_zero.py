@@ -33,7 +33,9 @@ def deployed(cluster: Cluster, installed: str) -> Iterator[str]:
     if not cluster.is_rig:
         pytest.skip("the clients are outside of the cluster, and only the rig's Services are reached from there")
     manifest: dict[str, Any] = {
-        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": NAME},
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": NAME},
         "spec": {
             "model": {"uri": "smollm2-135m-instruct"},
             "engine": {"maxModelLen": 512, "maxNumSeqs": 16},
@@ -41,7 +43,7 @@ def deployed(cluster: Cluster, installed: str) -> Iterator[str]:
             "routing": {"strategy": "prefix", "prefix": {"hold": {"maxRequests": 64, "maxSeconds": 240}}},
             "autoscaling": {"minReplicas": 0, "maxReplicas": 1, "idleSeconds": IDLE_SECONDS},
         },
-    }  # fmt: skip
+    }
     cluster.apply(manifest, namespace=installed)
     eventually(lambda: condition(cluster, installed, "Ready")["status"] == "True", PATIENCE)
     yield installed
@@ -146,13 +148,17 @@ def test_who_waits_for_a_model_that_cannot_start_is_told_why(cluster: Cluster, d
     crash = {"op": "replace", "path": "/spec/containers/0/command", "value": ["/bin/false"]}
     prefix = {"replicas": 1, "hold": {"maxSeconds": 240}}
     manifest: dict[str, Any] = {
-        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "broken"},
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "broken"},
         "spec": {
-            "model": {"uri": "smollm2-135m-instruct"}, "replicas": 0, "podPatches": [crash],
+            "model": {"uri": "smollm2-135m-instruct"},
+            "replicas": 0,
+            "podPatches": [crash],
             "routing": {"strategy": "prefix", "prefix": prefix},
             "autoscaling": {"minReplicas": 0, "maxReplicas": 1},
         },
-    }  # fmt: skip
+    }
     cluster.apply(manifest, namespace=deployed)
     try:
         deployment = ("deployment", "broken-router")

@@ -31,9 +31,12 @@ def test_inputs_are_those_of_the_rows_asked_for(data):
     metadata = AttentionMetadata(
         query_start_loc=torch.full((sequences + 1,), -7, dtype=torch.int32),
         seq_lens=torch.full((sequences,), -7, dtype=torch.int32),
-        block_table=tables[0], slot_mapping=slot_mappings[0],
-        max_query_len=9, max_seq_len=length, num_actual_tokens=9,
-    )  # fmt: skip
+        block_table=tables[0],
+        slot_mapping=slot_mappings[0],
+        max_query_len=9,
+        max_seq_len=length,
+        num_actual_tokens=9,
+    )
     step = for_groups(metadata, tables, slot_mappings)
     inputs = DecodeInputs(computed, in_cache, tokens, blocks, block_size, ids, positions, step)
     for _ in range(2):

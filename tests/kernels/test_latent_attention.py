@@ -51,9 +51,14 @@ def test_a_step_is_recorded() -> None:
     cache = torch.zeros(1, 4, 1, 16, 40)
     rows = torch.arange(40)
     metadata = AttentionMetadata(
-        torch.tensor([0, 40], dtype=torch.int32), torch.tensor([40], dtype=torch.int32),
-        torch.tensor([[1, 2, 3]], dtype=torch.int32), rows + 16, 40, 40, 40,
-    )  # fmt: skip
+        torch.tensor([0, 40], dtype=torch.int32),
+        torch.tensor([40], dtype=torch.int32),
+        torch.tensor([[1, 2, 3]], dtype=torch.int32),
+        rows + 16,
+        40,
+        40,
+        40,
+    )
 
     def step() -> torch.Tensor:
         queries = cpu.latent_queries(

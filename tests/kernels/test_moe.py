@@ -63,11 +63,14 @@ def routes(count: int, k: int = 2, among: int = EXPERTS) -> tuple[Tensor, Tensor
 
 
 ROUTES: list[dict[str, Any]] = [
-    {}, {"renormalise": True}, {"kind": "sigmoid"}, {"groups": (4, 2)},
+    {},
+    {"renormalise": True},
+    {"kind": "sigmoid"},
+    {"groups": (4, 2)},
     {"kind": "sigmoid", "bias": True, "renormalise": True, "scale": 2.5},
     {"kind": "sigmoid", "groups": (4, 2), "bias": True, "renormalise": True},
     {"renormalise": True, "expert_scale": True},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=str)
@@ -107,9 +110,14 @@ def test_rows_of_nan_choose_experts_that_are_there() -> None:
 
 @pytest.mark.parametrize(
     ("k", "settings", "said"),
-    [(0, {}, "k: 0"), (7, {}, "k: 7"), (4, {"groups": (3, 1)}, "k: 4"), (1, {"groups": (4, 2)}, "groups"),
-     (1, {"kind": "best"}, "kind")],
-)  # fmt: skip
+    [
+        (0, {}, "k: 0"),
+        (7, {}, "k: 7"),
+        (4, {"groups": (3, 1)}, "k: 4"),
+        (1, {"groups": (4, 2)}, "groups"),
+        (1, {"kind": "best"}, "kind"),
+    ],
+)
 @pytest.mark.parametrize("backend", [octavo_kernels, reference])
 def test_routes_that_cannot_be_are_refused(k: int, settings: dict[str, Any], said: str, backend: Any) -> None:
     with pytest.raises(ValueError, match=said):
@@ -132,10 +140,14 @@ def test_results_are_those_of_the_reference_in_any_company(form: str, dtype: tor
 @pytest.mark.parametrize("form", ["float32", "int8"])
 @pytest.mark.parametrize(
     "settings",
-    [{"activation": "gelu_tanh"}, {"activation": "clamped_swiglu", "limit": 0.5}, {"weighs_input": True},
-     {"biases": True}],
+    [
+        {"activation": "gelu_tanh"},
+        {"activation": "clamped_swiglu", "limit": 0.5},
+        {"weighs_input": True},
+        {"biases": True},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_activations_biases_and_weights_of_inputs(form: str, settings: dict[str, Any]) -> None:
     settings = dict(settings)
     if settings.pop("biases", False):

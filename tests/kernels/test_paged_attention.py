@@ -238,9 +238,14 @@ def test_blocks_may_lie_anywhere(isa, kv_dtype):
     positions = torch.arange(70)
     slots = table[0, positions // 16].long() * 16 + positions % 16
     metadata = octavo_kernels.AttentionMetadata(
-        query_start_loc=torch.tensor([0, 70], dtype=torch.int32), seq_lens=torch.tensor([70], dtype=torch.int32),
-        block_table=table, slot_mapping=slots, max_query_len=70, max_seq_len=70, num_actual_tokens=70,
-    )  # fmt: skip
+        query_start_loc=torch.tensor([0, 70], dtype=torch.int32),
+        seq_lens=torch.tensor([70], dtype=torch.int32),
+        block_table=table,
+        slot_mapping=slots,
+        max_query_len=70,
+        max_seq_len=70,
+        num_actual_tokens=70,
+    )
     qkv, results = torch.randn(70, 8 * 64), []
     for kv_cache in (beside, own):
         q = cpu.rope_and_cache(qkv, positions, None, kv_cache, slots, 4, 2, 64)

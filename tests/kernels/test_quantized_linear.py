@@ -23,10 +23,23 @@ KINDS = [*PACKED_TYPES, "w8"]  # the other types are packed to the same kinds
 
 
 SCALES = {
-    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_XS": [0], "IQ4_NL": [0],
-    "IQ3_S": [0], "IQ3_XXS": [0], "IQ2_S": [0], "IQ2_XS": [0], "IQ2_XXS": [0], "IQ1_S": [0], "IQ1_M": [],
-    "TQ1_0": [52], "TQ2_0": [64],
-}  # fmt: skip
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "IQ4_XS": [0],
+    "IQ4_NL": [0],
+    "IQ3_S": [0],
+    "IQ3_XXS": [0],
+    "IQ2_S": [0],
+    "IQ2_XS": [0],
+    "IQ2_XXS": [0],
+    "IQ1_S": [0],
+    "IQ1_M": [],
+    "TQ1_0": [52],
+    "TQ2_0": [64],
+}
 
 
 def gguf_rows(weight: torch.Tensor, qtype: str):

@@ -67,9 +67,15 @@ class Decoder:
         for cache, (qkv, out, gate_up, down) in zip(self.caches, self.layers, strict=True):
             rows, residual = k.rms_norm_quantize(x, self.norm, 1e-5, residual)
             q = k.rope_and_cache(
-                k.quantized_linear(rows, qkv), self.positions, self.cos_sin, cache, self.metadata.slot_mapping,
-                HEADS, KV_HEADS, HEAD_SIZE,
-            )  # fmt: skip
+                k.quantized_linear(rows, qkv),
+                self.positions,
+                self.cos_sin,
+                cache,
+                self.metadata.slot_mapping,
+                HEADS,
+                KV_HEADS,
+                HEAD_SIZE,
+            )
             x = k.quantized_linear(
                 k.paged_attention(q, cache, self.metadata, AttentionOptions(0.25)).view(ROWS, -1), out
             )

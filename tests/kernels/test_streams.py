@@ -79,9 +79,13 @@ def test_only_the_largest_gates_stay(isa, assert_close, width, dtype):
 
 def test_gates_are_those_of_transformers():
     config = Gemma3nTextConfig(
-        hidden_size=8, num_attention_heads=2, intermediate_size=64, num_hidden_layers=1, num_kv_shared_layers=0,
+        hidden_size=8,
+        num_attention_heads=2,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_kv_shared_layers=0,
         activation_sparsity_pattern=[0.9],
-    )  # fmt: skip
+    )
     x = torch.randn(7, 64)
     expected = Gemma3nTextMLP(config)._gaussian_topk(x.clone())
     cpu.sparsify_(x, 1.2815515655446004)

@@ -47,9 +47,7 @@ def test_the_same_bits_in_any_company_and_on_any_number_of_threads(isa, threads,
     heads, size = 4, 32
     qkv = rows_of(LENGTHS, heads, heads, size, torch.float32)
     rest = (heads, heads, size, size**-0.5, window)
-    alone = torch.cat([
-        cpu.varlen_attention(part, *layout([len(part)]), *rest) for part in qkv.split(LENGTHS)
-    ])  # fmt: skip
+    alone = torch.cat([cpu.varlen_attention(part, *layout([len(part)]), *rest) for part in qkv.split(LENGTHS)])
     for count in (1, 2, 3):
         threads(count)
         assert torch.equal(cpu.varlen_attention(qkv, *layout(LENGTHS), *rest), alone)

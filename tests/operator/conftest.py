@@ -48,10 +48,16 @@ class Operator:
 
     def __init__(self, kubeconfig: Path, folder: Path, name: str = "one") -> None:
         self.environment = {
-            **os.environ, "KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": SYSTEM, "POD_NAME": name,
-            "OCTAVO_LEASE_NAME": RELEASE, "OCTAVO_LEASE_SECONDS": "6", "OCTAVO_RESYNC_SECONDS": "30",
-            "OCTAVO_SELECTOR": f"{LABEL}={NUMBER}", "OCTAVO_METRICS_SERVICE": f"{RELEASE}-metrics",
-        }  # fmt: skip
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            "POD_NAMESPACE": SYSTEM,
+            "POD_NAME": name,
+            "OCTAVO_LEASE_NAME": RELEASE,
+            "OCTAVO_LEASE_SECONDS": "6",
+            "OCTAVO_RESYNC_SECONDS": "30",
+            "OCTAVO_SELECTOR": f"{LABEL}={NUMBER}",
+            "OCTAVO_METRICS_SERVICE": f"{RELEASE}-metrics",
+        }
         self.environment.pop("KUBERNETES_SERVICE_HOST", None)
         self.log_file = folder / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
@@ -83,9 +89,14 @@ class Operator:
         release, system = self.environment["OCTAVO_LEASE_NAME"], self.environment["POD_NAMESPACE"]
         name, role = f"{release}-metrics", f"{release}-{system}-metrics"  # as the chart names them
         return {
-            "OCTAVO_METRICS_API": "true", "OCTAVO_METRICS_SERVICE": name, "OCTAVO_METRICS_OWNER": role,
-            "OCTAVO_METRICS_PORT": str(port), "POD_IP": settings.HOST_IP, "OCTAVO_LEASE_SECONDS": "15", **more,
-        }  # fmt: skip
+            "OCTAVO_METRICS_API": "true",
+            "OCTAVO_METRICS_SERVICE": name,
+            "OCTAVO_METRICS_OWNER": role,
+            "OCTAVO_METRICS_PORT": str(port),
+            "POD_IP": settings.HOST_IP,
+            "OCTAVO_LEASE_SECONDS": "15",
+            **more,
+        }
 
     def is_ready(self) -> bool:
         assert self.process and self.process.poll() is None, self.log()[-3000:]

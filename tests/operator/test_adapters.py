@@ -177,8 +177,15 @@ def test_what_is_told() -> None:
     assert mixed is not None and mixed.condition[1] == "DigestMismatch"
 
 
-@given(st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(
-    st.sampled_from(["adapters", "listed", "name", "state", "served", "x"]), inner)))  # fmt: skip
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from(["adapters", "listed", "name", "state", "served", "x"]), inner)
+        ),
+    )
+)
 def test_whatever_a_pod_answers_is_read_or_refused(answer: Any) -> None:
     try:
         parse_report(answer)
@@ -267,8 +274,10 @@ def test_events_tell_of_broken_ones_and_of_their_end() -> None:
         events(status("False", "RankTooHigh"), status("True", "Loaded")),
     ]
     assert [[(one.kind, one.reason) for one in some] for some in told] == [
-        [], [("Warning", "RankTooHigh")], [("Normal", "AdaptersReady")],
-    ]  # fmt: skip
+        [],
+        [("Warning", "RankTooHigh")],
+        [("Normal", "AdaptersReady")],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -353,9 +362,12 @@ def test_the_reader_asks_one_pod_after_the_other_and_then_lets_them_be() -> None
         for number, port in enumerate([*ports, 1]):  # the last one does not answer
             container = {"name": "engine", "ports": [{"name": "management", "containerPort": port}]}
             meta = {
-                "name": f"p{number}", "namespace": "default", "uid": f"p{number}", "resourceVersion": "1",
+                "name": f"p{number}",
+                "namespace": "default",
+                "uid": f"p{number}",
+                "resourceVersion": "1",
                 "labels": {"octavo.dev/llmdeployment": "toy", "app.kubernetes.io/component": "engine"},
-            }  # fmt: skip
+            }
             pod = {"metadata": meta, "spec": {"containers": [container]}, "status": {"podIP": "127.0.0.1"}}
             store.put(Observed.of("Pod", "v1", pod))
         engines.digest = list_digest(parsed(adapters=[SQL]))

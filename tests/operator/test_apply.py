@@ -119,12 +119,13 @@ def edited_service() -> tuple[OneService, Observed, dict[str, Any]]:
         "f:ports": {'k:{"port":80,"protocol":"TCP"}': {".": {}, "f:port": {}}},
     }
     live["metadata"] |= {
-        "uid": "s", "resourceVersion": "7",
+        "uid": "s",
+        "resourceVersion": "7",
         "managedFields": [
             {"manager": "octavo-operator", "operation": "Apply", "fieldsV1": {"f:spec": fields}},
             {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:selector": {}}}},
         ],
-    }  # fmt: skip
+    }
     return OneService(live), Observed.of("Service", "v1", live), wanted
 
 

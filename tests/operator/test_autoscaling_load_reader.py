@@ -89,15 +89,20 @@ def pod(name: str, ready: bool = True, address: str | None = "127.0.0.1", port: 
     conditions = [{"type": "Ready", "status": str(ready)}]
     return {
         "metadata": {
-            "name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": "1",
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "resourceVersion": "1",
             "labels": {
-                "octavo.dev/llmdeployment": "toy", "app.kubernetes.io/component": "engine", "pod-template-hash": "a",
+                "octavo.dev/llmdeployment": "toy",
+                "app.kubernetes.io/component": "engine",
+                "pod-template-hash": "a",
             },
             "creationTimestamp": "2026-01-01T00:00:00Z",
         },
         "spec": {"containers": [{"name": "engine", "ports": [{"name": "management", "containerPort": port}]}]},
         "status": {"phase": "Running", "conditions": conditions, "podIP": address, **status},
-    }  # fmt: skip
+    }
 
 
 def test_pods_that_go_or_cannot_run_hold_nothing() -> None:

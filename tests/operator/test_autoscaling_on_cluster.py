@@ -340,13 +340,18 @@ def test_an_apiservice_of_somebody_else_is_left_alone(
 ) -> None:
     eventually(lambda: api_service(cluster) is None, 60)  # nobody is scaled, so nothing is registered
     theirs = {
-        "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": API_SERVICE},
+        "apiVersion": "apiregistration.k8s.io/v1",
+        "kind": "APIService",
+        "metadata": {"name": API_SERVICE},
         "spec": {
-            "group": "external.metrics.k8s.io", "version": "v1beta1", "groupPriorityMinimum": 100,
-            "versionPriority": 100, "insecureSkipTLSVerify": True,
+            "group": "external.metrics.k8s.io",
+            "version": "v1beta1",
+            "groupPriorityMinimum": 100,
+            "versionPriority": 100,
+            "insecureSkipTLSVerify": True,
             "service": {"namespace": nodes, "name": "keda-operator-metrics-apiserver", "port": 443},
         },
-    }  # fmt: skip
+    }
     cluster.kubectl("create", "-f", "-", input=json.dumps(theirs))
     try:
         cluster.apply(scaled(fleet), namespace=nodes)
@@ -385,18 +390,24 @@ def test_an_operator_that_does_not_serve_the_api_says_so(
 
 
 KEDA = {
-    "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
     "metadata": {"name": "scaledobjects.keda.sh"},
     "spec": {
-        "group": "keda.sh", "scope": "Namespaced", "names": {"kind": "ScaledObject", "plural": "scaledobjects"},
+        "group": "keda.sh",
+        "scope": "Namespaced",
+        "names": {"kind": "ScaledObject", "plural": "scaledobjects"},
         "versions": [
             {
-                "name": "v1alpha1", "served": True, "storage": True, "subresources": {"status": {}},
+                "name": "v1alpha1",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
                 "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
             }
         ],
     },
-}  # fmt: skip
+}
 
 
 def test_keda_gets_a_scaled_object_once_it_is_there(

@@ -22,18 +22,31 @@ Json = dict[str, Any]
 LONG_AGO = "2026-01-01T00:00:00Z"
 NOW = 1.9e9
 READY = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}]
-CRASHING = {"name": "c", "restartCount": 9, "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-            "lastState": {"terminated": {"exitCode": 1}}}  # fmt: skip
+CRASHING = {
+    "name": "c",
+    "restartCount": 9,
+    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    "lastState": {"terminated": {"exitCode": 1}},
+}
 UNSCHEDULABLE = {
-    "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: Insufficient cpu",
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/1 nodes: Insufficient cpu",
     "lastTransitionTime": LONG_AGO,
-}  # fmt: skip
+}
 
 
 def pod(name: str, component: str, **status: Any) -> Observed:
     labels = {"octavo.dev/llmdeployment": "toy", "app.kubernetes.io/component": component, "pod-template-hash": name}
-    meta = {"name": name, "namespace": "default", "uid": name, "resourceVersion": "1", "labels": labels,
-            "creationTimestamp": LONG_AGO}  # fmt: skip
+    meta = {
+        "name": name,
+        "namespace": "default",
+        "uid": name,
+        "resourceVersion": "1",
+        "labels": labels,
+        "creationTimestamp": LONG_AGO,
+    }
     status = {"phase": "Running", "conditions": READY, "podIP": "127.0.0.1", **status}
     body = {"metadata": meta, "spec": {"containers": [{"name": "c"}]}, "status": status}
     return Observed.of("Pod", "v1", body)

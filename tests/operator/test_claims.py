@@ -84,8 +84,13 @@ class Way:
         kind, meta = one["kind"], one["metadata"]
         live = self.server.objects.get((kind, meta["name"]))
         if "operator" in one.get("status", {}) and not self.server.has_field:
-            raise ApiError(500, {"message": "failed to create typed patch object (default/toy; ...): "
-                                            ".status.operator: field not declared in schema"})  # fmt: skip
+            raise ApiError(
+                500,
+                {
+                    "message": "failed to create typed patch object (default/toy; ...): "
+                    ".status.operator: field not declared in schema"
+                },
+            )
         if live and meta.get("resourceVersion") not in (None, live["metadata"]["resourceVersion"]):
             raise ApiError(409, {"message": "the object has been modified"})
         self.server.writes.append((self.who, kind))
@@ -263,12 +268,24 @@ LABELS = {"team": "a", "tier": "gold"}
 @pytest.mark.parametrize(
     ("selector", "found"),
     [
-        ("", True), ("team=a", True), ("team==b", False), ("team!=b", True), ("none!=b", True), ("team", True),
-        ("none", False), ("!none", True), ("! team", False), ("team in (a, b),tier=gold", True), ("team in (c)", False),
-        ("team notin (a,b)", False), ("none notin (a)", True), ("team in (a,b),tier notin (gold)", False),
-        ("example.com/x=", False), ("what is this?", True),
+        ("", True),
+        ("team=a", True),
+        ("team==b", False),
+        ("team!=b", True),
+        ("none!=b", True),
+        ("team", True),
+        ("none", False),
+        ("!none", True),
+        ("! team", False),
+        ("team in (a, b),tier=gold", True),
+        ("team in (c)", False),
+        ("team notin (a,b)", False),
+        ("none notin (a)", True),
+        ("team in (a,b),tier notin (gold)", False),
+        ("example.com/x=", False),
+        ("what is this?", True),
     ],
-)  # fmt: skip
+)
 def test_label_selectors(selector: str, found: bool) -> None:
     assert selects(selector, LABELS) is found
 

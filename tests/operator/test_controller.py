@@ -29,8 +29,12 @@ WRONG_TYPE = (
 )
 WEBHOOK_DOWN = 'Internal error occurred: failed calling webhook "policy": connection refused'
 COMPLETE = {
-    "observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1,
-}  # fmt: skip
+    "observedGeneration": 1,
+    "replicas": 1,
+    "updatedReplicas": 1,
+    "readyReplicas": 1,
+    "availableReplicas": 1,
+}
 
 
 class Lease:
@@ -69,8 +73,11 @@ class Answers:
 
 def as_live(manifest: Json, version: str = "1") -> Json:
     status = {"status": COMPLETE} if manifest["kind"] == "Deployment" else {}
-    return {**manifest, **status, "metadata": {**manifest["metadata"], "uid": manifest["kind"], "generation": 1,
-                                               "resourceVersion": version}}  # fmt: skip
+    return {
+        **manifest,
+        **status,
+        "metadata": {**manifest["metadata"], "uid": manifest["kind"], "generation": 1, "resourceVersion": version},
+    }
 
 
 def changed(serving: bool, **spec: Any) -> tuple[Controller, Answers]:
@@ -201,9 +208,10 @@ def test_a_pod_that_hangs_has_the_reason_of_its_events() -> None:
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": long_ago}
     meta = {"name": "p", "namespace": "default", "uid": "p", "resourceVersion": "5", "labels": labels}
     pod = {
-        "metadata": {**meta, "creationTimestamp": long_ago}, "spec": {},
+        "metadata": {**meta, "creationTimestamp": long_ago},
+        "spec": {},
         "status": {"phase": "Pending", "conditions": [scheduled]},
-    }  # fmt: skip
+    }
     controller.store.put(Observed.of("Pod", "v1", pod))
     message = 'MountVolume.SetUp failed for volume "v" : secret "keys" not found'
     event = {"type": "Warning", "reason": "FailedMount", "message": message, "lastTimestamp": long_ago}

@@ -113,11 +113,13 @@ def kubeconfig(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) 
         authority = base64.b64encode(server.own.authority).decode()
         entry = {"server": f"https://localhost:{server.port}", "certificate-authority-data": authority, **cluster}
         config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "x",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "x",
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "mine"}}],
             "clusters": [{"name": "c", "cluster": entry}],
             "users": [{"name": "u", "user": user}],
-        }  # fmt: skip
+        }
         path.write_text(yaml.safe_dump(config))
         return path
 
@@ -130,10 +132,14 @@ def log_in_program(folder: Path, *arguments: str) -> Json:
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return {
         "exec": {
-            "apiVersion": "client.authentication.k8s.io/v1", "command": "./log-in", "args": [str(folder), *arguments],
-            "env": [{"name": "PROFILE", "value": "prod"}], "interactiveMode": "Never", "provideClusterInfo": True,
+            "apiVersion": "client.authentication.k8s.io/v1",
+            "command": "./log-in",
+            "args": [str(folder), *arguments],
+            "env": [{"name": "PROFILE", "value": "prod"}],
+            "interactiveMode": "Never",
+            "provideClusterInfo": True,
         },
-    }  # fmt: skip
+    }
 
 
 def runs(folder: Path) -> int:
@@ -248,9 +254,10 @@ def test_a_program_may_give_a_certificate(tmp_path: Path, server: Server, kubeco
 def test_what_stands_in_the_file_itself(tmp_path: Path, server: Server, kubeconfig: Any, kind: str) -> None:
     (tmp_path / "token").write_text("first\n")
     user = {
-        "token": {"token": "first"}, "tokenFile": {"tokenFile": "token"},
+        "token": {"token": "first"},
+        "tokenFile": {"tokenFile": "token"},
         "username": {"username": "u", "password": "p"},
-    }[kind]  # fmt: skip
+    }[kind]
 
     async def run() -> None:
         async with server.running(tmp_path):

@@ -35,13 +35,15 @@ def evicted(message: str, ended: str = "2026-01-01T01:00:00Z") -> Json:
     return {
         "metadata": {"name": "gone", "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {}},
         "status": {
-            "phase": "Failed", "reason": "Evicted", "message": message,
+            "phase": "Failed",
+            "reason": "Evicted",
+            "message": message,
             "conditions": [{"type": "Ready", "status": "False", "reason": "PodFailed", "lastTransitionTime": ended}],
             "containerStatuses": [
                 {"name": "engine", "ready": False, "restartCount": 0, "state": {"terminated": lost}},
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def running(ready: bool, created: str = "2026-01-01T01:00:00Z") -> Json:
@@ -102,9 +104,12 @@ def test_a_pod_that_has_ended_for_good_keeps_nothing_from_serving(phase: str) ->
 def test_the_record_of_an_old_pod_holds_no_gpu() -> None:
     full = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
     waiting = {
-        "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": full,
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": full,
         "lastTransitionTime": "2026-01-01T02:00:00Z",
-    }  # fmt: skip
+    }
     new = running(False, "2026-01-01T02:00:00Z")
     new["metadata"]["labels"] = {"pod-template-hash": "new"}
     new["status"]["conditions"].append(waiting)
@@ -165,11 +170,15 @@ def test_a_claim_keeps_what_it_has_and_no_model_whose_name_begins_like_it(uri: s
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     for name in [n for n in os.environ if n.startswith(("HF_", "HUGGING", "TRANSFORMERS_")) or "proxy" in n.lower()]:
         monkeypatch.delenv(name)
-    with Hub({
-        "org/name": Repo(FILES), "org/private": Repo(FILES, token="right"), "org/gated": Repo(FILES, gated=True),
-        "org/pickles": Repo({"config.json": b"{}", "model.bin": b"never"}),
-        "org/quants": Repo({"a-Q4_0.gguf": b"never", "a-Q5_0.gguf": b"never"}),
-    }) as hub:  # fmt: skip
+    with Hub(
+        {
+            "org/name": Repo(FILES),
+            "org/private": Repo(FILES, token="right"),
+            "org/gated": Repo(FILES, gated=True),
+            "org/pickles": Repo({"config.json": b"{}", "model.bin": b"never"}),
+            "org/quants": Repo({"a-Q4_0.gguf": b"never", "a-Q5_0.gguf": b"never"}),
+        }
+    ) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path))
         monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "octavo"))
@@ -253,23 +262,42 @@ PULLING = 'Pulling image "example.com/engine:1"'
 @pytest.mark.parametrize(
     ("events", "reason", "words"),
     [
-        ([event("FailedMount", 'MountVolume.SetUp failed for volume "v" : secret "n/keys" not found')],
-         "SecretNotFound", "there is no Secret keys"),
-        ([event("FailedMount", 'MountVolume.SetUp failed for volume "v" : configmap "template" not found')],
-         "ConfigMapNotFound", "there is no ConfigMap template"),
-        ([event("FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other')],
-         "VolumeInUse", "ReadWriteMany"),
+        (
+            [event("FailedMount", 'MountVolume.SetUp failed for volume "v" : secret "n/keys" not found')],
+            "SecretNotFound",
+            "there is no Secret keys",
+        ),
+        (
+            [event("FailedMount", 'MountVolume.SetUp failed for volume "v" : configmap "template" not found')],
+            "ConfigMapNotFound",
+            "there is no ConfigMap template",
+        ),
+        (
+            [
+                event(
+                    "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other'
+                )
+            ],
+            "VolumeInUse",
+            "ReadWriteMany",
+        ),
         ([event("FailedAttachVolume", "AttachVolume.Attach failed: timed out")], "VolumeNotMounted", "timed out"),
-        ([event("FailedCreatePodSandBox", "plugin type=bridge failed (add): no IP addresses")],
-         "SandboxNotCreated", "no IP addresses"),
+        (
+            [event("FailedCreatePodSandBox", "plugin type=bridge failed (add): no IP addresses")],
+            "SandboxNotCreated",
+            "no IP addresses",
+        ),
         ([event("NetworkNotReady", "network is not ready: cni config uninitialized")], "PodNotStarted", "cni config"),
         ([SCHEDULED], None, ""),
         ([], None, ""),
         ([event("FailedMount", "timed out"), event("Pulling", PULLING, "2026-01-01T00:00:09Z", "Normal")], None, ""),
-        ([event("Pulling", PULLING, "2026-01-01T00:00:01Z", "Normal"), event("FailedMount", "at last")],
-         "VolumeNotMounted", "at last"),
+        (
+            [event("Pulling", PULLING, "2026-01-01T00:00:01Z", "Normal"), event("FailedMount", "at last")],
+            "VolumeNotMounted",
+            "at last",
+        ),
     ],
-)  # fmt: skip
+)
 def test_events_tell_why_a_pod_hangs(events: list[Json], reason: str | None, words: str) -> None:
     found = diagnose(waiting(), None, [SCHEDULED, *events])
     assert (found and found.reason) == reason

@@ -45,7 +45,7 @@ def test_the_digest_is_the_same_everywhere() -> None:
         ({"c": {"d": 1}}, {"c": "text"}, "/c"),
         ({"c": [{"name": ["a"]}]}, {"c": [{"name": "a"}]}, "/c/['a']"),
     ],
-)  # fmt: skip
+)
 def test_first_difference(desired: Any, live: Any, where: str | None) -> None:
     assert (first_difference(desired, live) or "").rstrip("/0") == (where or "")
 

@@ -46,17 +46,34 @@ def test_specs_and_what_they_are_rendered_to_are_taken(
 
 
 LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
     "dtype": "bfloat16",
-}  # fmt: skip
+}
 DEVICES = (["--memory", "64GiB"], ["--memory", "40000000001"], ["--gpu", "h100"], ["--gpu", "l4"], ["--gpu", "b200"])
 FLAGS = (
-    [], ["--max-model-len", "4096", "--max-num-seqs", "16", "--dtype", "bfloat16", "--quantization", "int8"],
+    [],
+    ["--max-model-len", "4096", "--max-num-seqs", "16", "--dtype", "bfloat16", "--quantization", "int8"],
     ["--gpu-memory-utilization", "0.875", "--no-enable-prefix-caching", "--block-size", "32"],
-    ["--served-model-name", "llama", "--port", "9000", "--default-chat-template-kwargs", '{"a": "$(b): #c"}',
-     "--hf-overrides", '{"rope_theta": 1e6}', "--kv-cache-memory-bytes", "1GiB"],
-)  # fmt: skip
+    [
+        "--served-model-name",
+        "llama",
+        "--port",
+        "9000",
+        "--default-chat-template-kwargs",
+        '{"a": "$(b): #c"}',
+        "--hf-overrides",
+        '{"rope_theta": 1e6}',
+        "--kv-cache-memory-bytes",
+        "1GiB",
+    ],
+)
 
 
 def test_what_is_planned_is_taken(

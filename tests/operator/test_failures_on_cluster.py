@@ -176,8 +176,11 @@ def test_a_volume_is_none(cluster: Cluster, namespace: str, degraded: Degraded) 
     )
     cluster.apply(right, namespace=namespace)
     recovers(cluster, namespace)
-    (pod,) = [one for one in cluster.get("pods", "-l", "team=a", namespace=namespace)["items"]
-              if "deletionTimestamp" not in one["metadata"]]  # fmt: skip
+    (pod,) = [
+        one
+        for one in cluster.get("pods", "-l", "team=a", namespace=namespace)["items"]
+        if "deletionTimestamp" not in one["metadata"]
+    ]
     assert {"name": "x", "mountPath": "/x"} in pod["spec"]["containers"][0]["volumeMounts"]
 
 
@@ -223,9 +226,12 @@ def test_nobody_makes_the_volume(
 ) -> None:
     """The scheduler has chosen a node and waits, without a word, for a provisioner that does nothing."""
     storage = {
-        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": namespace},
-        "provisioner": "example.com/none", "volumeBindingMode": "WaitForFirstConsumer",
-    }  # fmt: skip
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": namespace},
+        "provisioner": "example.com/none",
+        "volumeBindingMode": "WaitForFirstConsumer",
+    }
     cluster.apply(storage, namespace=namespace)
     request.addfinalizer(lambda: cluster.kubectl("delete", "storageclass", namespace))
     pvc = {"mode": "pvc", "pvc": {"size": "1Mi", "storageClassName": namespace}}
@@ -263,13 +269,17 @@ def test_a_volume_cannot_be_mounted(cluster: Cluster, namespace: str, request: p
     common = {"accessModes": ["ReadOnlyMany"], "storageClassName": namespace}
     capacity = {"storage": "1Mi"}
     volume = {
-        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": namespace},
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": namespace},
         "spec": {**common, **source, "capacity": capacity},
-    }  # fmt: skip
+    }
     claim = {
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"},
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "models"},
         "spec": {**common, "resources": {"requests": capacity}, "volumeName": namespace},
-    }  # fmt: skip
+    }
     cluster.apply(volume, namespace=namespace)
     request.addfinalizer(lambda: cluster.kubectl("delete", "pv", namespace, "--wait=false"))
     cluster.apply(claim, namespace=namespace)
@@ -293,14 +303,20 @@ def test_a_webhook_is_down_and_comes_back(
 ) -> None:
     rule = {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["*"], "resources": ["deployments"]}
     hook = {
-        "name": "policy.example.com", "rules": [rule], "sideEffects": "None", "admissionReviewVersions": ["v1"],
-        "clientConfig": {"service": {"namespace": namespace, "name": "none", "path": "/"}}, "timeoutSeconds": 1,
+        "name": "policy.example.com",
+        "rules": [rule],
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": {"service": {"namespace": namespace, "name": "none", "path": "/"}},
+        "timeoutSeconds": 1,
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-    }  # fmt: skip
+    }
     config = {
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
-        "metadata": {"name": namespace}, "webhooks": [hook],
-    }  # fmt: skip
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": namespace},
+        "webhooks": [hook],
+    }
     cluster.apply(config, namespace=namespace)
     delete = ("delete", "validatingwebhookconfiguration", namespace, "--ignore-not-found")
     request.addfinalizer(lambda: cluster.kubectl(*delete))
@@ -322,12 +338,16 @@ def test_a_claim_that_cannot_grow_says_so_and_the_old_size_can_be_put_back(
     cluster.apply({**storage, "provisioner": "example.com/none", "allowVolumeExpansion": False}, namespace=namespace)
     request.addfinalizer(lambda: cluster.kubectl("delete", "storageclass", namespace))
     volume = {
-        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": namespace},
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": namespace},
         "spec": {
-            "accessModes": ["ReadWriteOnce"], "storageClassName": namespace, "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": namespace,
+            "capacity": {"storage": "1Gi"},
             "hostPath": {"path": f"/tmp/{namespace}", "type": "DirectoryOrCreate"},
         },
-    }  # fmt: skip
+    }
     cluster.apply(volume, namespace=namespace)
     request.addfinalizer(lambda: cluster.kubectl("delete", "pv", namespace, "--wait=false"))
 

@@ -27,11 +27,13 @@ def test_what_others_added_is_found_and_what_they_may_touch_is_not() -> None:
             ]
         },
         "spec": {
-            "replicas": 1, "paused": True, "schedulerName": "x",
+            "replicas": 1,
+            "paused": True,
+            "schedulerName": "x",
             "list": [{"name": "engine", "image": "i", "tty": True}, {"name": "more"}, {"name": "left"}],
             "template": {"metadata": {"annotations": {"restartedAt": "now"}}},
         },
-    }  # fmt: skip
+    }
     assert foreign_additions(live, "us") == ["/spec/paused", "/spec/list/2", "/spec/list/1", "/spec/list/0/tty"]
 
 

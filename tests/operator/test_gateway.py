@@ -69,7 +69,11 @@ def test_of_two_models_with_one_name_the_older_has_it() -> None:
     candidates = [model("b", 2, name="one", aliases=["two"]), model("a", 1, name="one", aliases=["old"])]
     served = served_models(gateway(aliases=aliases), candidates)
     assert [(one.name, one.owner, one.served) for one in served.models] == [
-        ("one", "a", "one"), ("old", "a", "old"), ("two", "b", "two"), ("small", "a", "one")]  # fmt: skip
+        ("one", "a", "one"),
+        ("old", "a", "old"),
+        ("two", "b", "two"),
+        ("small", "a", "one"),
+    ]
     assert len(served.conflicts) == 3
     assert "'one' of LLMDeployment b is served by a" in served.conflicts[0]
     assert "alias 'old'" in served.conflicts[1] and "'nobody'" in served.conflicts[2]
@@ -79,15 +83,19 @@ def test_of_two_models_with_one_name_the_older_has_it() -> None:
 
 def test_a_name_is_shared_by_weight_where_the_gateway_says_so() -> None:
     candidates = [model("v1", 1, name="chat"), model("v2", 2, name="chat"), model("v3", 3), model("v4", 4, name="chat")]
-    backends = [{"llmdeployment": name, "weight": weight} for name, weight in
-                {"v2": 10, "v1": 90, "v3": 0, "gone": 5}.items()]  # fmt: skip
+    backends = [
+        {"llmdeployment": name, "weight": weight} for name, weight in {"v2": 10, "v1": 90, "v3": 0, "gone": 5}.items()
+    ]
     made = gateway(splits=[{"name": "chat", "backends": backends}], aliases=[{"name": "gpt", "model": "chat"}])
     served = served_models(made, candidates)
     by_name = {one.name: one for one in served.models}
     assert list(by_name) == ["v3", "chat", "gpt"]
     shared = by_name["chat"]
     assert [(one.pool, one.served, one.weight) for one in shared.backends] == [
-        ("v2", "chat", 10), ("v1", "chat", 90), ("v3", "v3", 0)]  # fmt: skip
+        ("v2", "chat", 10),
+        ("v1", "chat", 90),
+        ("v3", "v3", 0),
+    ]
     assert (shared.owner, shared.created, by_name["gpt"].backends) == ("v1", 1, shared.backends)
     missing, stranger = served.conflicts
     assert "no LLMDeployment gone" in missing
@@ -103,17 +111,21 @@ def test_a_name_is_shared_by_weight_where_the_gateway_says_so() -> None:
 def test_envoys_settings_follow_the_spec() -> None:
     key = {"apiKeySecretRef": {"name": "keys"}}
     made = gateway_spec(
-        gateway(tls={"secretRef": {"name": "cert"}}, replicas=3, routing={"loadFactor": 150},
-                tenants=[{"name": "red", "requestsPerMinute": 9, "models": ["a"], **key}]),
-        [model("a", 1), model("b", 2)], OperatorConfig(cluster_domain="example.org"),
-    )  # fmt: skip
+        gateway(
+            tls={"secretRef": {"name": "cert"}},
+            replicas=3,
+            routing={"loadFactor": 150},
+            tenants=[{"name": "red", "requestsPerMinute": 9, "models": ["a"], **key}],
+        ),
+        [model("a", 1), model("b", 2)],
+        OperatorConfig(cluster_domain="example.org"),
+    )
     assert [pool.endpoints[0].address for pool in made.pools] == [
         f"{name}-pods.team.svc.example.org." for name in ("a", "b")
     ]
     assert (made.replicas, made.router.load_factor, made.tls_directory) == (3, 150, "/etc/octavo-tls")
     (tenant,) = made.tenants
-    assert (tenant.key_file, tenant.requests_per_minute, tenant.models) == (
-        "/etc/octavo-tenants/red/apiKey", 9, ("a",))  # fmt: skip
+    assert (tenant.key_file, tenant.requests_per_minute, tenant.models) == ("/etc/octavo-tenants/red/apiKey", 9, ("a",))
 
 
 def test_its_objects_are_restricted_routers_behind_a_service_of_its_name() -> None:
@@ -139,7 +151,14 @@ def test_its_objects_are_restricted_routers_behind_a_service_of_its_name() -> No
     (limits,) = (one.split("=")[1] for one in picker["args"] if one.startswith("--tenants="))
     assert limits == f"{picker['volumeMounts'][0]['mountPath']}/tenants.json"
     assert set(by_kind["ConfigMap"]["data"]) == {
-        "tenants.json", "envoy.yaml", "lds.yaml", "cds.yaml", "key.lua", "models.lua", "sds.yaml"}  # fmt: skip
+        "tenants.json",
+        "envoy.yaml",
+        "lds.yaml",
+        "cds.yaml",
+        "key.lua",
+        "models.lua",
+        "sds.yaml",
+    }
     volumes = {one["name"]: one for one in pod["spec"]["volumes"]}
     mounts = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"]}
     assert mounts["/etc/octavo-tls"]["secret"] == {"secretName": "cert"}

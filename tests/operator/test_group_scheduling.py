@@ -171,9 +171,12 @@ class Simulation:
             self.half_since.pop(key[:2], None)  # what it had is free for a moment
         for which, (count, size) in enumerate(self.sets):
             found = schedule_groups(
-                self.owners[which], live_with(self.held.get(which)), self.groups_of(which),
-                lambda which=which: self.other_groups(which), self.now,
-            )  # fmt: skip
+                self.owners[which],
+                live_with(self.held.get(which)),
+                self.groups_of(which),
+                lambda which=which: self.other_groups(which),
+                self.now,
+            )
             self.held[which] = found.held
             wanted = {
                 (which, index, number) for index in range(count - found.num_held) for number in range(size)

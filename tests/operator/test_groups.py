@@ -179,12 +179,18 @@ def pod(name: str, template: Json, index: int, *, ready: bool = True, leaving: b
     ]
     return {
         "metadata": {
-            "name": name, "namespace": "default", "uid": name, "resourceVersion": "1", "labels": labels,
-            "annotations": meta.get("annotations", {}), "creationTimestamp": "2026-01-01T00:00:00Z", **stamp,
+            "name": name,
+            "namespace": "default",
+            "uid": name,
+            "resourceVersion": "1",
+            "labels": labels,
+            "annotations": meta.get("annotations", {}),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            **stamp,
         },
         "spec": template["spec"],
         "status": {"phase": "Running", "conditions": conditions},
-    }  # fmt: skip
+    }
 
 
 def alive(manifest: Json, version: str = "1") -> Observed:
@@ -251,8 +257,9 @@ def test_what_serves_nothing_is_diagnosed_all_the_same() -> None:
     pods = [*group(made, 0), *group(made, 1)]
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
     pods[-1]["status"] = {
-        "phase": "Pending", "containerStatuses": [{"name": "engine", "image": "x", "state": {"waiting": waiting}}],
-    }  # fmt: skip
+        "phase": "Pending",
+        "containerStatuses": [{"name": "engine", "image": "x", "state": {"waiting": waiting}}],
+    }
     outcome = look(GROUPED, alive(made), *(Observed.of("Pod", "v1", one) for one in pods))
     assert reason(outcome, "Degraded") == ("True", "ImagePullBackOff")
 

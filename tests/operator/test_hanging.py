@@ -100,22 +100,46 @@ def test_a_pod_that_is_ending_in_time_or_whose_node_answers_is_no_fault_of_a_nod
     ("pod", "events", "reason", "words"),
     [
         ({**waiting(at(100)), "spec": {"nodeName": "one"}}, [], "PodNotStarted", "1970-01-01T00:01:40Z"),
-        ({**waiting(at(100)), "spec": {"nodeName": "one"}}, [event("Pulled", "there", kind="Normal")],
-         "PodNotStarted", "Pulled: there"),
+        (
+            {**waiting(at(100)), "spec": {"nodeName": "one"}},
+            [event("Pulled", "there", kind="Normal")],
+            "PodNotStarted",
+            "Pulled: there",
+        ),
         (waiting(at(100), conditions=[]), [], "PodNotStarted", "does default-scheduler run?"),
         ({**waiting(at(100), conditions=[]), "spec": {"schedulerName": "mine"}}, [], "PodNotStarted", "does mine run?"),
-        (lost(conditions=[
-            {"type": "Ready", "status": "False", "reason": "ReadinessGatesNotReady", "message": "of gate example.com/a",
-             "lastTransitionTime": at(100)}, {"type": "ContainersReady", "status": "True"}]), [],
-         "ReadinessGatesNotReady", "of gate example.com/a"),
-        ({**waiting(at(100)), "spec": {"nodeName": "one"}},
-         [event("FailedCreatePodSandBox", "no plugin", at(120)), event("SandboxChanged", "x", at(121), "Normal")],
-         "SandboxNotCreated", "no plugin"),
-        ({**waiting(at(100)), "spec": {"nodeName": "one"}}, [event("Odd", "a riddle", at(120))],
-         "PodNotStarted", "Odd: a riddle"),
+        (
+            lost(
+                conditions=[
+                    {
+                        "type": "Ready",
+                        "status": "False",
+                        "reason": "ReadinessGatesNotReady",
+                        "message": "of gate example.com/a",
+                        "lastTransitionTime": at(100),
+                    },
+                    {"type": "ContainersReady", "status": "True"},
+                ]
+            ),
+            [],
+            "ReadinessGatesNotReady",
+            "of gate example.com/a",
+        ),
+        (
+            {**waiting(at(100)), "spec": {"nodeName": "one"}},
+            [event("FailedCreatePodSandBox", "no plugin", at(120)), event("SandboxChanged", "x", at(121), "Normal")],
+            "SandboxNotCreated",
+            "no plugin",
+        ),
+        (
+            {**waiting(at(100)), "spec": {"nodeName": "one"}},
+            [event("Odd", "a riddle", at(120))],
+            "PodNotStarted",
+            "Odd: a riddle",
+        ),
         ({**waiting(at(100)), "spec": {"nodeName": "one"}}, [event("Pulling", PULLING, at(120), "Normal")], None, ""),
     ],
-)  # fmt: skip
+)
 def test_what_no_event_explains_is_said_within_a_minute(
     pod: Json, events: list[Json], reason: str | None, words: str
 ) -> None:

@@ -26,9 +26,7 @@ OLD = OperatorConfig(engine_image="engine:1")
 NEW = dataclasses.replace(OLD, engine_image="engine:2")
 
 
-@given(
-    st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 2)), min_size=1, max_size=8), st.integers(1, 3), st.data()
-)  # fmt: skip
+@given(st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 2)), min_size=1, max_size=8), st.integers(1, 3), st.data())
 def test_all_take_it_in_order_and_never_more_than_so_many_at_a_time(
     drawn: list[tuple[int, int]], limit: int, data: st.DataObject
 ) -> None:
@@ -147,8 +145,12 @@ def test_a_new_image_of_the_operator_reaches_followers_one_after_the_other() -> 
     outcomes = {name: fleet.reconcile(name, NEW) for name in names}
     assert [fleet.image(name) for name in names] == ["engine:2", "engine:2", "engine:2", "engine:1", "mine:1"]
     assert up_to_date(outcomes["second"])[:2] == ("True", "UpToDate")
-    assert not [action for outcome in outcomes.values() for action in outcome.plan.actions
-                if isinstance(action, Apply) and action.exists]  # fmt: skip
+    assert not [
+        action
+        for outcome in outcomes.values()
+        for action in outcome.plan.actions
+        if isinstance(action, Apply) and action.exists
+    ]
 
 
 def test_models_that_are_down_anyway_keep_nobody_from_a_new_image() -> None:
@@ -164,8 +166,11 @@ def test_models_that_are_down_anyway_keep_nobody_from_a_new_image() -> None:
     for name in ("new", "broken", "first", "second"):
         fleet.reconcile(name, NEW)
     assert [fleet.image(name) for name in ("new", "broken", "first", "second")] == [
-        "engine:2", "engine:1", "engine:2", "engine:1",
-    ]  # fmt: skip
+        "engine:2",
+        "engine:1",
+        "engine:2",
+        "engine:1",
+    ]
     assert up_to_date(fleet.reconcile("second", NEW))[2].endswith("before this one: default/first")
     fleet.become_ready("first")
     fleet.reconcile("second", NEW)

@@ -42,9 +42,14 @@ def installed(
 
     def install(*values: str) -> None:
         fixed = (
-            f"image.repository={image}", f"image.tag={NUMBER}", f"selector={LABEL}={NUMBER}", "crd.install=false",
-            f"watchNamespaces={{{namespace}}}", "leaseSeconds=3", f"fullnameOverride=op-{NUMBER}",
-        )  # fmt: skip
+            f"image.repository={image}",
+            f"image.tag={NUMBER}",
+            f"selector={LABEL}={NUMBER}",
+            "crd.install=false",
+            f"watchNamespaces={{{namespace}}}",
+            "leaseSeconds=3",
+            f"fullnameOverride=op-{NUMBER}",
+        )
         # A tag may be of digits alone, which is still no number.
         flags = [
             flag for value in (*fixed, *values) for flag in ("--set-string" if ".tag=" in value else "--set", value)

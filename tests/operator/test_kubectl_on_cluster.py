@@ -21,8 +21,9 @@ Json = dict[str, Any]
 
 def gateway(cluster: Cluster, namespace: str, **spec: Any) -> None:
     metadata = {"name": "all", "labels": dict(SESSION)}
-    cluster.apply({"apiVersion": "octavo.dev/v1alpha1", "kind": KIND, "metadata": metadata, "spec": spec},
-                  namespace=namespace)  # fmt: skip
+    cluster.apply(
+        {"apiVersion": "octavo.dev/v1alpha1", "kind": KIND, "metadata": metadata, "spec": spec}, namespace=namespace
+    )
 
 
 def ready(cluster: Cluster, namespace: str) -> None:
@@ -42,8 +43,10 @@ def test_both_kinds_are_listed_with_all_else_and_with_more_columns(
         ("llmd", "UPDATED AVAILABLE IMAGE OPERATOR MESSAGE"),
         ("llmg", "ROUTERS DESIRED MODELS MESSAGE"),
     ):
-        heads = [re.split(r"\s{2,}", cluster.kubectl("get", kind, "-n", namespace, *wide).splitlines()[0].strip())
-                 for wide in ((), ("-o", "wide"))]  # fmt: skip
+        heads = [
+            re.split(r"\s{2,}", cluster.kubectl("get", kind, "-n", namespace, *wide).splitlines()[0].strip())
+            for wide in ((), ("-o", "wide"))
+        ]
         assert heads[1] == [*heads[0], *more.split()]
     assert IMAGE in cluster.kubectl("get", "llmd", "-n", namespace, "-o", "wide")
 
@@ -83,8 +86,9 @@ def test_a_deletion_in_the_foreground_waits_for_the_pods(cluster: Cluster, names
     gateway(cluster, namespace)
     ready(cluster, namespace)
     eventually(lambda: cluster.get("deployment", "all-router", namespace=namespace), 20)
-    cluster.kubectl("delete", "llmd/toy", "llmg/all", "-n", namespace, "--cascade=foreground", "--timeout=90s",
-                    timeout=100)  # fmt: skip
+    cluster.kubectl(
+        "delete", "llmd/toy", "llmg/all", "-n", namespace, "--cascade=foreground", "--timeout=90s", timeout=100
+    )
     kinds = "pods,replicasets,deployments,services,configmaps,networkpolicies,poddisruptionbudgets,serviceaccounts"
     ours = ("-l", "app.kubernetes.io/managed-by=octavo-operator")
     assert cluster.get(kinds, *ours, namespace=namespace)["items"] == []

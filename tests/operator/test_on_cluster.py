@@ -443,10 +443,19 @@ def test_a_crashing_pod_that_is_not_the_engine_is_left_out(cluster: Cluster, nam
     cluster.apply(toy(IMAGE), namespace=namespace)
     ready(cluster, namespace)
     labels = {"octavo.dev/llmdeployment": "toy", "app.kubernetes.io/component": "router"}
-    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": True,
-               "seccompProfile": {"type": "RuntimeDefault"}}  # fmt: skip
-    container = {"name": "c", "image": IMAGE, "imagePullPolicy": "Never", "command": ["/toolbox", "cat", "/none"],
-                 "securityContext": context}  # fmt: skip
+    context = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    container = {
+        "name": "c",
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["/toolbox", "cat", "/none"],
+        "securityContext": context,
+    }
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "labels": labels}}
     cluster.apply({**pod, "spec": {"containers": [container]}}, namespace=namespace)
 

@@ -101,8 +101,12 @@ def test_an_inference_pool_follows_the_spec_where_the_kind_is(cluster: Cluster, 
         pool = eventually(lambda: cluster.get("inferencepool", "toy", namespace=namespace), 40)["spec"]
         assert pool["targetPorts"] == [{"number": 8000}]
         assert pool["endpointPickerRef"] == {
-            "group": "", "kind": "Service", "name": "epp", "port": {"number": 9002}, "failureMode": "FailOpen"
-        }  # fmt: skip
+            "group": "",
+            "kind": "Service",
+            "name": "epp",
+            "port": {"number": 9002},
+            "failureMode": "FailOpen",
+        }
         eventually(lambda: condition(cluster, namespace, "Degraded").get("status") == "False", 20)
         labels = ",".join(f"{key}={value}" for key, value in pool["selector"]["matchLabels"].items())
         pods = cluster.kubectl("get", "pods", "-n", namespace, "-l", labels, "-o", "name").split()

@@ -114,8 +114,15 @@ def serving(**spec: Any) -> Cluster:
 
 def job_pod(job: str, **container: Any) -> Json:
     labels = {"octavo.dev/llmdeployment": "toy", "app.kubernetes.io/component": PREFETCH}
-    meta = {"name": "j", "namespace": "default", "uid": "j", "resourceVersion": "1", "labels": labels,
-            "creationTimestamp": LONG_AGO, "ownerReferences": [{"kind": "Job", "name": job}]}  # fmt: skip
+    meta = {
+        "name": "j",
+        "namespace": "default",
+        "uid": "j",
+        "resourceVersion": "1",
+        "labels": labels,
+        "creationTimestamp": LONG_AGO,
+        "ownerReferences": [{"kind": "Job", "name": job}],
+    }
     return {"metadata": meta, "spec": {}, "status": {"containerStatuses": [{"name": "fetch", **container}]}}
 
 

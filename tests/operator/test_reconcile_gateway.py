@@ -62,10 +62,14 @@ def carried_out(plan: Plan, available: int = 2) -> list[Observed]:
 
 def pod(stamp: str | None = None) -> Observed:
     metadata: Json = {
-        "name": "all-router-x", "namespace": "default", "uid": "pod", "resourceVersion": "1",
-        "creationTimestamp": "2026-01-01T00:00:00Z", "annotations": {"other": "x", **({FILES: stamp} if stamp else {})},
+        "name": "all-router-x",
+        "namespace": "default",
+        "uid": "pod",
+        "resourceVersion": "1",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "annotations": {"other": "x", **({FILES: stamp} if stamp else {})},
         "labels": {"octavo.dev/llmgateway": "all", "app.kubernetes.io/component": "router"},
-    }  # fmt: skip
+    }
     return Observed.of("Pod", "v1", {"metadata": metadata, "spec": {}, "status": {"phase": "Running"}})
 
 
@@ -90,8 +94,10 @@ def test_a_first_reconciliation_writes_everything_and_a_second_one_nothing() -> 
     assert second.status is not None
     assert second.status["url"] == "http://all.default.svc.cluster.local/v1"
     assert second.status["models"] == [
-        {"name": "a", "llmdeployment": "a", "ready": True}, {"name": "b", "llmdeployment": "b", "ready": False},
-        {"name": "c", "llmdeployment": "b", "ready": False}]  # fmt: skip
+        {"name": "a", "llmdeployment": "a", "ready": True},
+        {"name": "b", "llmdeployment": "b", "ready": False},
+        {"name": "c", "llmdeployment": "b", "ready": False},
+    ]
 
 
 def test_adapters_are_models_of_their_own() -> None:
@@ -104,8 +110,11 @@ def test_adapters_are_models_of_their_own() -> None:
     ready = {one["name"]: (one["llmdeployment"], one["ready"]) for one in seen.status["models"]}
     assert ready == {"a": ("a", True), "sql": ("a", True), "new": ("a", False), "b": ("a", False)}
     assert "rename" not in conditions(seen)["Degraded"][2] and "served by a" in conditions(seen)["Degraded"][2]
-    files = next(one.manifest["data"] for one in seen.plan.actions if isinstance(one, Apply)
-                 and one.manifest["kind"] == "ConfigMap")  # fmt: skip
+    files = next(
+        one.manifest["data"]
+        for one in seen.plan.actions
+        if isinstance(one, Apply) and one.manifest["kind"] == "ConfigMap"
+    )
     assert '["parent"]="a"' in files["models.lua"]
 
 
@@ -158,8 +167,9 @@ def test_an_llmdeployment_of_its_name_is_left_alone() -> None:
     assert written(older.plan) == ["ConfigMap"], "one that was there first goes on"
     assert conditions(older)["Degraded"][:2] == ("True", "NameConflict")
     assert conditions(older)["Ready"][0] == "True"
-    service = next(one for one in carried_out(reconcile_deployment(parsed("all"), world(), CONFIG).plan)
-                   if one.kind == "Service")  # fmt: skip
+    service = next(
+        one for one in carried_out(reconcile_deployment(parsed("all"), world(), CONFIG).plan) if one.kind == "Service"
+    )
     assert reconcile(gateway(), gateway_world([service], has_namesake=True), CONFIG).plan.actions == []
 
 
@@ -191,8 +201,12 @@ def test_a_missing_certificate_and_a_router_that_fails_are_named() -> None:
         "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
         "containerStatuses": [{"name": "router", "state": {"waiting": {"reason": "ContainerCreating"}}}],
     }
-    event = {"reason": "FailedMount", "type": "Warning", "lastTimestamp": "2026-01-01T00:00:30Z",
-             "message": 'MountVolume.SetUp failed for volume "octavo-tls" : secret "cert" not found'}  # fmt: skip
+    event = {
+        "reason": "FailedMount",
+        "type": "Warning",
+        "lastTimestamp": "2026-01-01T00:00:30Z",
+        "message": 'MountVolume.SetUp failed for volume "octavo-tls" : secret "cert" not found',
+    }
     children = [*objects, Observed.of("Pod", "v1", hanging)]
     seen = reconcile(gateway(**spec), gateway_world(children, now=1e9, pod_events={"pod": [event]}), CONFIG)
     assert conditions(seen)["Degraded"][:2] == ("True", "SecretNotFound")
@@ -228,8 +242,9 @@ def test_pods_of_a_model_behind_a_gateway_are_found_and_not_rolled() -> None:
 )
 def test_its_routers_get_through_the_policy_of_closed_pods(spec: Json) -> None:
     plan = reconcile_deployment(parsed("a", **spec), world(gateways=("all",)), CONFIG).plan
-    policy = next(one.manifest for one in plan.actions
-                  if isinstance(one, Apply) and one.manifest["kind"] == "NetworkPolicy")  # fmt: skip
+    policy = next(
+        one.manifest for one in plan.actions if isinstance(one, Apply) and one.manifest["kind"] == "NetworkPolicy"
+    )
     assert GATEWAYS in policy["spec"]["ingress"][0]["from"]
 
 
@@ -377,10 +392,23 @@ def test_what_leads_in_from_outside_names_the_service_and_never_cuts_a_stream() 
     ingress, route = made["Ingress"], made["HTTPRoute"]
     assert ingress["metadata"]["annotations"]["a"] == "b"
     assert ingress["spec"] == {
-        "rules": [{"host": "a.example.org", "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": {
-            "service": {"name": "all", "port": {"number": 81}}}}]}}],
-        "ingressClassName": "nginx", "tls": [{"hosts": ["a.example.org"], "secretName": "t"}],
-    }  # fmt: skip
+        "rules": [
+            {
+                "host": "a.example.org",
+                "http": {
+                    "paths": [
+                        {
+                            "path": "/",
+                            "pathType": "Prefix",
+                            "backend": {"service": {"name": "all", "port": {"number": 81}}},
+                        }
+                    ]
+                },
+            }
+        ],
+        "ingressClassName": "nginx",
+        "tls": [{"hosts": ["a.example.org"], "secretName": "t"}],
+    }
     (parent,) = route["spec"]["parentRefs"]
     assert (parent["name"], parent["namespace"], parent["sectionName"]) == ("edge", "infra", "https")
     (rule,) = route["spec"]["rules"]
@@ -393,8 +421,11 @@ def test_what_leads_in_from_outside_names_the_service_and_never_cuts_a_stream() 
 def deployed(status: Json, generation: int = 1, **spec: Any) -> list[Observed]:
     """The objects of a gateway, of whose Deployment the status is given."""
     out = []
-    for one in (one.manifest for one in reconcile(gateway(**spec), gateway_world(), CONFIG).plan.actions
-                if isinstance(one, Apply)):  # fmt: skip
+    for one in (
+        one.manifest
+        for one in reconcile(gateway(**spec), gateway_world(), CONFIG).plan.actions
+        if isinstance(one, Apply)
+    ):
         meta = {**one["metadata"], "uid": one["kind"], "resourceVersion": "1", "generation": generation}
         told = status if one["kind"] == "Deployment" else {}
         out.append(Observed.of(one["kind"], one["apiVersion"], {**one, "metadata": meta, "status": told}))
@@ -402,8 +433,13 @@ def deployed(status: Json, generation: int = 1, **spec: Any) -> list[Observed]:
 
 
 def counts(generation: int, replicas: int, updated: int, available: int) -> Json:
-    return {"observedGeneration": generation, "replicas": replicas, "updatedReplicas": updated,
-            "readyReplicas": available, "availableReplicas": available}  # fmt: skip
+    return {
+        "observedGeneration": generation,
+        "replicas": replicas,
+        "updatedReplicas": updated,
+        "readyReplicas": available,
+        "availableReplicas": available,
+    }
 
 
 @pytest.mark.parametrize(
@@ -461,8 +497,13 @@ def test_a_restart_of_an_llmdeployment_replaces_all_its_pods(spec: Json) -> None
         body["metadata"]["annotations"] = annotations
         found = reconcile_deployment(LLMDeployment.from_json(body), world(children), CONFIG).plan
         made = [one.manifest for one in found.actions if isinstance(one, Apply)]
-        marks = {one["metadata"]["name"]: one["spec"]["template"]["metadata"].get("annotations", {})
-                 .get("kubectl.kubernetes.io/restartedAt") for one in made if one["kind"] == "Deployment"}  # fmt: skip
+        marks = {
+            one["metadata"]["name"]: one["spec"]["template"]["metadata"]
+            .get("annotations", {})
+            .get("kubectl.kubernetes.io/restartedAt")
+            for one in made
+            if one["kind"] == "Deployment"
+        }
         return [live(one) for one in made], marks
 
     objects, marks = templates({}, [])

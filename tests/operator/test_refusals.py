@@ -47,8 +47,9 @@ def carried_out(outcome: Outcome, refused: str, message: str) -> list[Observed]:
     """What a first reconciliation makes, with the Deployment `refused` as one whose pods are not made."""
     failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
     objects = [one.manifest for one in outcome.plan.actions if isinstance(one, Apply)]
-    return [observed(one, **({"conditions": [failure]} if one["metadata"]["name"] == refused else {}))
-            for one in objects]  # fmt: skip
+    return [
+        observed(one, **({"conditions": [failure]} if one["metadata"]["name"] == refused else {})) for one in objects
+    ]
 
 
 def conditions(outcome: Outcome) -> dict[str, Json]:

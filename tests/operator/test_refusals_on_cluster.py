@@ -87,9 +87,10 @@ def test_a_policy_that_denies_pods_is_told_of_routers_and_engines(
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     here = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
     spec = {
-        "failurePolicy": "Fail", "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [rule], "namespaceSelector": here},
         "validations": [{"expression": "false", "message": "no pods on Sundays"}],
-    }  # fmt: skip
+    }
     binding = {"policyName": namespace, "validationActions": ["Deny"]}
     for kind, body in (("ValidatingAdmissionPolicy", spec), ("ValidatingAdmissionPolicyBinding", binding)):
         cluster.apply({**group, "kind": kind, "metadata": {"name": namespace}, "spec": body}, namespace=namespace)

@@ -13,22 +13,34 @@ CLAIM = {"kind": "persistentvolumeclaims"}
 @pytest.mark.parametrize(
     ("error", "reason", "words", "passes"),
     [
-        (ApiError(500, {"message": 'Internal error: failed calling webhook "a.b.c": no endpoints'}),
-         "WebhookUnavailable", "webhook a.b.c does not respond", True),
+        (
+            ApiError(500, {"message": 'Internal error: failed calling webhook "a.b.c": no endpoints'}),
+            "WebhookUnavailable",
+            "webhook a.b.c does not respond",
+            True,
+        ),
         (ApiError(429, {"message": "slow down"}), "TooManyRequests", "overloaded", True),
         (ApiError(409, {"message": "modified"}), "Conflict", "retries", True),
         (ApiError(500, {"message": "etcd"}), "APIServerError", "etcd", True),
         (ApiError(401, {"message": "Unauthorized"}), "APIServerError", "Unauthorized", True),
         (TimeoutError(), "APIServerUnreachable", "TimeoutError", True),
-        (ApiError(403, {"details": CLAIM, "message": "only dynamically provisioned pvc can be resized and ..."}),
-         "PVCCannotGrow", "allowVolumeExpansion", False),
-        (ApiError(422, {"details": CLAIM, "message": "field can not be less than status.capacity"}),
-         "PVCCannotShrink", "cannot shrink", False),
+        (
+            ApiError(403, {"details": CLAIM, "message": "only dynamically provisioned pvc can be resized and ..."}),
+            "PVCCannotGrow",
+            "allowVolumeExpansion",
+            False,
+        ),
+        (
+            ApiError(422, {"details": CLAIM, "message": "field can not be less than status.capacity"}),
+            "PVCCannotShrink",
+            "cannot shrink",
+            False,
+        ),
         (ApiError(400, {"message": 'admission webhook "x" denied the request: no'}), "Forbidden", "policy", False),
         (ApiError(422, {"message": "ValidatingAdmissionPolicy 'x' denied request: no"}), "Forbidden", "policy", False),
         (NameConflictError("Service toy"), "NameConflict", "Service toy", False),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_written_is_told_with_its_cause_and_way_out(
     error: Exception, reason: str, words: str, passes: bool
 ) -> None:

@@ -169,7 +169,7 @@ def test_every_object_is_ours_and_says_so(spec: dict[str, Any]) -> None:
         ({"op": "add", "path": "/metadata/labels", "value": {}}, "labels"),
         ({"op": "replace", "path": "/metadata/labels/octavo.dev~1llmdeployment", "value": "x"}, "labels"),
     ],
-)  # fmt: skip
+)
 def test_patches_that_do_not_fit_are_named(patch: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidPodPatchError, match=message.replace("[", r"\[").replace("]", r"\]")):
         expected_template(parsed(podPatches=[patch]), CONFIG)
@@ -311,11 +311,13 @@ def test_what_is_said_in_kubernetes_own_words_reaches_the_pods_and_the_service()
     mount = {"name": "ca", "mountPath": "/etc/ca", "readOnly": True}
     source = {"secretRef": {"name": "proxy"}, "prefix": "P_"}
     deployment = parsed(
-        podLabels={"team": "research"}, podAnnotations={"a/b": "c"},
+        podLabels={"team": "research"},
+        podAnnotations={"a/b": "c"},
         volumes=[{"name": "ca", "configMap": {"name": "ca"}}],
-        volumeMounts=[mount], envFrom=[source],
+        volumeMounts=[mount],
+        envFrom=[source],
         service={"type": "LoadBalancer", "loadBalancerClass": "x/y", "externalTrafficPolicy": "Local"},
-    )  # fmt: skip
+    )
     made = {one["kind"]: one for one in render(deployment, CONFIG)}
     template = made["Deployment"]["spec"]["template"]
     assert template["metadata"]["labels"]["team"] == "research"
@@ -333,16 +335,20 @@ def test_what_is_said_in_kubernetes_own_words_reaches_the_pods_and_the_service()
     ("speculative", "config"),
     [
         ({"method": "none"}, {"method": "none"}),
-        ({"method": "ngram"},
-         {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}),
+        (
+            {"method": "ngram"},
+            {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+        ),
         ({"method": "suffix"}, {"method": "suffix"}),
         ({"method": "mtp"}, {"method": "mtp"}),
         ({"method": "suffix", "tokens": 8}, {"method": "suffix", "num_speculative_tokens": 8}),
-        ({"method": "draft_model", "model": "hf://a/b$(c)", "tokens": 2},
-         {"method": "draft_model", "model": "hf://a/b$$(c)", "num_speculative_tokens": 2}),
+        (
+            {"method": "draft_model", "model": "hf://a/b$(c)", "tokens": 2},
+            {"method": "draft_model", "model": "hf://a/b$$(c)", "num_speculative_tokens": 2},
+        ),
         ({"method": "eagle3", "model": "a/b"}, {"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3}),
     ],
-)  # fmt: skip
+)
 def test_speculation_is_asked_for_in_the_engines_own_words(speculative: Any, config: dict[str, Any]) -> None:
     args = pod_of(engine={"speculative": speculative})["containers"][0]["args"]
     assert json.loads(args[args.index("--speculative-config") + 1]) == config
@@ -353,9 +359,12 @@ def test_speculation_is_asked_for_in_the_engines_own_words(speculative: Any, con
 def test_images_are_limited_and_fetched_as_the_spec_says() -> None:
     mounted = {"volumes": [{"name": "p", "emptyDir": {}}], "volumeMounts": [{"name": "p", "mountPath": "/pictures"}]}
     said = {
-        "limitPerPrompt": {"image": 4}, "encoderCacheTokens": 4096, "allowedMediaDomains": ["a.example", "b.example"],
-        "allowedLocalMediaPath": "/pictures", "processorOptions": {"max_pixels": 9, "size": {"longest_edge": "$(X)"}},
-    }  # fmt: skip
+        "limitPerPrompt": {"image": 4},
+        "encoderCacheTokens": 4096,
+        "allowedMediaDomains": ["a.example", "b.example"],
+        "allowedLocalMediaPath": "/pictures",
+        "processorOptions": {"max_pixels": 9, "size": {"longest_edge": "$(X)"}},
+    }
     args = pod_of(engine={"multimodal": said, "args": ["--seed", "1"]}, **mounted)["containers"][0]["args"]
     parser = argparse.ArgumentParser()
     add_serve_flags(parser)
@@ -384,8 +393,17 @@ def test_pods_that_fetch_images_reach_public_addresses_and_no_others() -> None:
     assert dns["ports"] == [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
     blocks = [peer["ipBlock"] for peer in https["to"]]
     assert [one["cidr"] for one in blocks] == ["0.0.0.0/0", "::/0"]
-    for address in ("10.96.0.1", "172.31.0.9", "192.168.1.1", "169.254.169.254", "100.64.0.1", "127.0.0.1", "::1",
-                    "fd00::1", "fe80::1"):  # fmt: skip
+    for address in (
+        "10.96.0.1",
+        "172.31.0.9",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "127.0.0.1",
+        "::1",
+        "fd00::1",
+        "fe80::1",
+    ):
         ip = ip_address(address)
         networks = [ip_network(private) for one in blocks for private in one["except"]]
         assert any(ip in network for network in networks if network.version == ip.version), address
@@ -395,12 +413,14 @@ def test_pods_that_fetch_images_reach_public_addresses_and_no_others() -> None:
     ("engine", "wrong"),
     [
         (["--no-such-flag"], "spec.engine.args[0]: the engine has no flag --no-such-flag"),
-        (["--seed", "1", "--max-model-length=4"],
-         "args[2]: the engine has no flag --max-model-length; did you mean --max-model-len?"),
+        (
+            ["--seed", "1", "--max-model-length=4"],
+            "args[2]: the engine has no flag --max-model-length; did you mean --max-model-len?",
+        ),
         (["--max_model_len=64", "--seed", "-1", "-tp", "1", "--no-enforce-eager"], None),
         (["--chat-template", "{{ a }}", "--default-chat-template-kwargs", '{"--x": 1}'], None),
     ],
-)  # fmt: skip
+)
 def test_flags_that_the_engine_does_not_know_are_named_before_it_crashes(engine: list[str], wrong: str | None) -> None:
     known = dataclasses.replace(CONFIG, engine_image=f"mirror:5000/octavo-server:{__version__}@sha256:{'0' * 64}")
     if wrong is None:
@@ -434,7 +454,7 @@ def test_flags_that_the_engine_does_not_know_are_named_before_it_crashes(engine:
             None,
         ),
     ],
-)  # fmt: skip
+)
 def test_caches_on_the_read_only_root_are_told_before_they_fail(spec: dict[str, Any], wrong: str | None) -> None:
     if wrong is None:
         assert pod_of(**spec)

@@ -17,10 +17,13 @@ def pod(name: str, revision: str, created: str, waiting: str | None = None, read
     if waiting:
         conditions += [
             {
-                "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": waiting,
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": waiting,
                 "lastTransitionTime": created,
             }
-        ]  # fmt: skip
+        ]
     labels = {"pod-template-hash": revision}
     return {
         "metadata": {"name": name, "creationTimestamp": created, "labels": labels},
@@ -109,8 +112,11 @@ def test_old_pods_that_do_not_serve_make_room_at_once_and_those_that_serve_stay(
 
 def test_a_full_quota_is_no_room_either() -> None:
     refused = {
-        "type": "ReplicaFailure", "status": "True", "message": "exceeded quota: gpus", "lastTransitionTime": START,
-    }  # fmt: skip
+        "type": "ReplicaFailure",
+        "status": "True",
+        "message": "exceeded quota: gpus",
+        "lastTransitionTime": START,
+    }
     assert make_room(parsed(), live(1, 1, 0, conditions=[refused]), [OLD], T0 + 10) == (None, 50.0)
     stands = live(1, 1, 0, conditions=[refused])
     del stands["status"]["updatedReplicas"]  # as the API server leaves out zeros
@@ -119,9 +125,11 @@ def test_a_full_quota_is_no_room_either() -> None:
 
 
 @given(
-    st.integers(1, 6), st.integers(0, 6), st.integers(0, 6),
+    st.integers(1, 6),
+    st.integers(0, 6),
+    st.integers(0, 6),
     st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.booleans())),
-)  # fmt: skip
+)
 def test_never_more_than_one_that_serves_is_taken(replicas: int, available: int, young: int, drawn: list[Any]) -> None:
     """`young`: ready, but not for minReadySeconds yet."""
     pods = [pod(f"p{n}", r, START, FULL if w else None, ready) for n, (r, w, ready) in enumerate(drawn)]

@@ -46,12 +46,16 @@ def gpus(namespace: str, fake_nodes: Callable[..., None]) -> Gpus:
 def model(namespace: str, name: str = "toy", version: str = "1", patience: int = 1, **spec: Any) -> dict[str, Any]:
     scheduling = {"nodeSelector": {"nvidia.com/gpu.product": namespace}, "tolerations": [{"operator": "Exists"}]}
     return toy(
-        "example.com/none:1", name=name,
+        "example.com/none:1",
+        name=name,
         **{
-            "accelerator": {"count": 1}, "scheduling": scheduling, "rollout": {"surgePatienceSeconds": patience},
-            "engine": {"env": [{"name": "VERSION", "value": version}]}, **spec,
+            "accelerator": {"count": 1},
+            "scheduling": scheduling,
+            "rollout": {"surgePatienceSeconds": patience},
+            "engine": {"env": [{"name": "VERSION", "value": version}]},
+            **spec,
         },
-    )  # fmt: skip
+    )
 
 
 def pods(api: Api, namespace: str, name: str = "") -> list[dict[str, Any]]:
@@ -178,9 +182,11 @@ def break_it(api: Api, namespace: str, name: str) -> None:
 def test_a_full_quota_does_not_stop_a_rollout(cluster: Cluster, namespace: str, gpus: Gpus, api: Api) -> None:
     gpus(8)
     quota = {
-        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"},
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "gpus"},
         "spec": {"hard": {"requests.nvidia.com/gpu": "2"}},
-    }  # fmt: skip
+    }
     cluster.apply(quota, namespace=namespace)
     cluster.apply(model(namespace, replicas=2), namespace=namespace)
     eventually(lambda: serving(api, namespace, "1", 2), 60)

@@ -108,8 +108,14 @@ class Cluster:
 
 def router_pod(name: str = "r", ready: bool = False, state: Json | None = None, **more: Any) -> Json:
     labels = {"octavo.dev/llmdeployment": "toy", "app.kubernetes.io/component": ROUTER}
-    meta = {"name": name, "namespace": "default", "uid": name, "resourceVersion": "1", "labels": labels,
-            "creationTimestamp": LONG_AGO}  # fmt: skip
+    meta = {
+        "name": name,
+        "namespace": "default",
+        "uid": name,
+        "resourceVersion": "1",
+        "labels": labels,
+        "creationTimestamp": LONG_AGO,
+    }
     container = {"name": ROUTER, "ready": ready, "restartCount": 3, "state": state or {}, "image": "router:1", **more}
     return {"metadata": meta, "spec": {"containers": []}, "status": {"containerStatuses": [container]}}
 

@@ -28,9 +28,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 APIS = (
-    "api/v1", "apis/apps/v1", "apis/policy/v1", "apis/networking.k8s.io/v1", "apis/rbac.authorization.k8s.io/v1",
-    "apis/apiextensions.k8s.io/v1", "apis/autoscaling/v2", "apis/apiregistration.k8s.io/v1", "apis/octavo.dev/v1alpha1",
-)  # fmt: skip
+    "api/v1",
+    "apis/apps/v1",
+    "apis/policy/v1",
+    "apis/networking.k8s.io/v1",
+    "apis/rbac.authorization.k8s.io/v1",
+    "apis/apiextensions.k8s.io/v1",
+    "apis/autoscaling/v2",
+    "apis/apiregistration.k8s.io/v1",
+    "apis/octavo.dev/v1alpha1",
+)
 Check = Callable[[str], None]
 CRDS = {one["metadata"]["name"]: one for one in (generate.manifest(), gateway.manifest())}
 

@@ -26,15 +26,25 @@ ALLOWING = dataclasses.replace(CONFIG, allow_snippet_annotations=True)
 HOST = "llm.example.org"
 # What controllers document as such. The prefixes of most are options of theirs.
 SNIPPETS = [
-    *(f"nginx.ingress.kubernetes.io/{one}-snippet"
-      for one in ("configuration", "server", "auth", "stream", "modsecurity")),
-    "nginx.org/server-snippets", "nginx.org/location-snippets",
-    *(f"{prefix}/{one}-config-snippet" for prefix in ("haproxy.org", "haproxy.com", "ingress.kubernetes.io")
-      for one in ("backend", "frontend", "global", "defaults")),
-    *(f"{prefix}/config-{one}" for prefix in ("haproxy-ingress.github.io", "ingress.kubernetes.io", "mine.example.org")
-      for one in ("backend", "backend-early", "backend-late", "frontend", "global", "defaults", "tcp-service")),
-    "snippet", "Server-Snippet",
-]  # fmt: skip
+    *(
+        f"nginx.ingress.kubernetes.io/{one}-snippet"
+        for one in ("configuration", "server", "auth", "stream", "modsecurity")
+    ),
+    "nginx.org/server-snippets",
+    "nginx.org/location-snippets",
+    *(
+        f"{prefix}/{one}-config-snippet"
+        for prefix in ("haproxy.org", "haproxy.com", "ingress.kubernetes.io")
+        for one in ("backend", "frontend", "global", "defaults")
+    ),
+    *(
+        f"{prefix}/config-{one}"
+        for prefix in ("haproxy-ingress.github.io", "ingress.kubernetes.io", "mine.example.org")
+        for one in ("backend", "backend-early", "backend-late", "frontend", "global", "defaults", "tcp-service")
+    ),
+    "snippet",
+    "Server-Snippet",
+]
 ALPHABET = string.ascii_lowercase + string.digits
 PART = st.text(ALPHABET, min_size=1, max_size=8)
 WORDS = st.lists(PART, min_size=1, max_size=3).map("-".join)

@@ -212,8 +212,15 @@ def test_a_restore_of_the_store_from_a_backup_is_noticed(
         eventually(lambda: cluster.get(*found, namespace=namespace)["spec"]["ports"][0]["port"] == 81, 15)
         assert operator.process.poll() is None
     finally:  # the others are as deaf as operators that do not notice
-        for name in ("kubelet", "kube-scheduler", "kube-controller-manager", "kube-proxy", "coredns", "kwok",
-                     "rig-provisioner"):  # fmt: skip
+        for name in (
+            "kubelet",
+            "kube-scheduler",
+            "kube-controller-manager",
+            "kube-proxy",
+            "coredns",
+            "kwok",
+            "rig-provisioner",
+        ):
             os.kill(rig.daemon_pid(name), signal.SIGKILL)
         time.sleep(2)
         cluster.kubectl("wait", "node", settings.NODE_NAME, "--for=condition=Ready", "--timeout=60s", timeout=70)

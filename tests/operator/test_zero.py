@@ -350,10 +350,17 @@ def test_idle_replicas_are_stopped_unless_something_changes_meanwhile(
     async def work(scales: Scales, scaler: ZeroScaler, pickers: list[Picker], _: list[str]) -> None:
         status = {"observedGeneration": 1, **dict.fromkeys(("replicas", "updatedReplicas", "availableReplicas"), 1)}
         live = {
-            "metadata": {"name": "toy", "namespace": "default", "uid": "d", "resourceVersion": "1", "generation": 1,
-                         "labels": {"octavo.dev/llmdeployment": "toy"}},
-            "spec": {"replicas": 1}, "status": status,
-        }  # fmt: skip
+            "metadata": {
+                "name": "toy",
+                "namespace": "default",
+                "uid": "d",
+                "resourceVersion": "1",
+                "generation": 1,
+                "labels": {"octavo.dev/llmdeployment": "toy"},
+            },
+            "spec": {"replicas": 1},
+            "status": status,
+        }
         scales.store.put(Observed.of("Deployment", "apps/v1", live))
         ready = {"conditions": [{"type": "Ready", "status": "True"}]}
         scales.store.put(Observed.of("Pod", "v1", pod("engine", "127.0.0.1", "engine", "engine", **ready)))

@@ -103,9 +103,13 @@ def test_in_an_empty_environment_without_a_compiler_run_answers(ways: list[list[
     bare = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "CC")}
     done = subprocess.run(
         [environment / "bin" / "octavo", "run", "smollm2-135m-instruct", "Name the capital of France."],
-        cwd=tmp_path, env={**bare, "PATH": str(environment / "bin")}, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**bare, "PATH": str(environment / "bin")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0 and "Paris" in done.stdout, done.stdout + done.stderr
     assert "slower" not in done.stderr, "torch computes in place of the kernels"
     installed = {path.name for path in environment.rglob("octavo_kernels/cpu/lib/*.so")}

@@ -127,9 +127,10 @@ def test_without_a_picker_a_missing_adapter_is_asked_for_once_elsewhere(
 def test_the_picker_asks_those_that_have_it(replicas: list[Replica], tmp_path: Path) -> None:
     models = {"base": ("p", "base"), "x": ("p", "x")}
     pools = {"p": replicas[0].endpoint}
-    with Gateway(tmp_path, pools, models, with_picker=True) as router, PickerProcess(
-        router, "--engine-port", "0"
-    ) as picker:  # fmt: skip
+    with (
+        Gateway(tmp_path, pools, models, with_picker=True) as router,
+        PickerProcess(router, "--engine-port", "0") as picker,
+    ):
         router.change(
             pools=(Pool("p", tuple(one.endpoint for one in replicas)),),
             models=(ModelName("base", "p", "base", "p"), ModelName("x", "p", "x", "p", parent="base")),

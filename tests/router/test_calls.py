@@ -109,10 +109,17 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
 
 
-OTHER = st.sampled_from([
-    frame(4, 0, 0, bytes(6)), frame(4, 1, 0), frame(6, 0, 0, b"12345678"), frame(8, 0, 0, bytes(4)),
-    frame(2, 0, 1, bytes(5)), frame(99, 255, 3, b"?"), frame(3, 0, 77, bytes(4)),
-])  # fmt: skip
+OTHER = st.sampled_from(
+    [
+        frame(4, 0, 0, bytes(6)),
+        frame(4, 1, 0),
+        frame(6, 0, 0, b"12345678"),
+        frame(8, 0, 0, bytes(4)),
+        frame(2, 0, 1, bytes(5)),
+        frame(99, 255, 3, b"?"),
+        frame(3, 0, 77, bytes(4)),
+    ]
+)
 
 
 @given(st.data())
@@ -125,8 +132,10 @@ def test_messages_are_the_same_in_whatever_pieces_they_come(data: st.DataObject)
         cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
         parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         padded = data.draw(st.integers(0, 3))
-        body = [frame(0, 8, number, bytes([padded]) + one + bytes(padded)) if padded else frame(0, 0, number, one)
-                for one in parts]  # fmt: skip
+        body = [
+            frame(0, 8, number, bytes([padded]) + one + bytes(padded)) if padded else frame(0, 0, number, one)
+            for one in parts
+        ]
         end = data.draw(st.sampled_from([frame(0, 1, number), frame(3, 0, number, bytes(4)), frame(1, 5, number), b""]))
         queues[number] = [frame(1, 4, number, b"?"), *body, end]
     stream = PREFACE

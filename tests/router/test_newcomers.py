@@ -109,9 +109,12 @@ def test_everybody_who_asks_for_a_newcomer_is_answered(first: str, tmp_path: Pat
     port, other = free_port(), free_port()
     pool = Pool("newcomer", (Endpoint("127.0.0.1", port, port),))
     gateway = Gateway(
-        tmp_path, {"old": Endpoint("127.0.0.1", other, other)}, {"old": ("old", "tiny")},
-        with_picker=True, hold_seconds=60,
-    )  # fmt: skip
+        tmp_path,
+        {"old": Endpoint("127.0.0.1", other, other)},
+        {"old": ("old", "tiny")},
+        with_picker=True,
+        hold_seconds=60,
+    )
     gateway.workers = 2
     flags = ("--hold-requests", "256", "--hold-seconds", "60", "--engine-port", "0")
     with gateway, PickerProcess(gateway, *flags) as picker, ThreadPoolExecutor(USERS) as users:
@@ -131,8 +134,13 @@ def test_everybody_who_asks_for_a_newcomer_is_answered(first: str, tmp_path: Pat
             time.sleep(1.5)
             gateway.files = after
             gateway.write()
-        within(20, lambda: picker.by_label("octavo_router_held_requests", "pool").get("newcomer") == USERS
-                           or any(one.done() for one in asked))  # fmt: skip
+        within(
+            20,
+            lambda: (
+                picker.by_label("octavo_router_held_requests", "pool").get("newcomer") == USERS
+                or any(one.done() for one in asked)
+            ),
+        )
         with EmulatedEngines([port]):
             answers = [one.result(60) for one in asked]
         assert [one for one in answers if one[0] != 200] == []

@@ -174,9 +174,12 @@ def test_conversations_that_are_over_do_not_count() -> None:
 
 
 CASES = [
-    ("sessions", "1 router", 0.97), ("sessions", "2 routers", 0.93), ("hot", "1 router", 0.97),
-    ("sessions, saturated", "1 router", 0.97), ("hot, saturated", "1 router", 0.97),
-]  # fmt: skip
+    ("sessions", "1 router", 0.97),
+    ("sessions", "2 routers", 0.93),
+    ("hot", "1 router", 0.97),
+    ("sessions, saturated", "1 router", 0.97),
+    ("hot, saturated", "1 router", 0.97),
+]
 
 
 @pytest.mark.parametrize(("workload", "routers", "least"), CASES)
@@ -254,23 +257,32 @@ def test_an_image_is_as_much_of_a_prompt_whatever_its_size_and_nobody_elses(dial
 def test_prompts_of_every_dialect_have_blocks_and_their_number_is_bounded() -> None:
     long = "x" * 1000
     for sent in (
-        f'{{"prompt": "{long}"}}', f'{{"input": [{{"role": "user", "content": [{{"text": "{long}"}}]}}]}}',
-        f'{{"system": [{{"type": "text", "text": "{long}"}}]}}', f'{{"prompt": [{",".join(["12"] * 400)}]}}',
-    ):  # fmt: skip
+        f'{{"prompt": "{long}"}}',
+        f'{{"input": [{{"role": "user", "content": [{{"text": "{long}"}}]}}]}}',
+        f'{{"system": [{{"type": "text", "text": "{long}"}}]}}',
+        f'{{"prompt": [{",".join(["12"] * 400)}]}}',
+    ):
         assert len(read_prompt(sent.encode()).blocks) in (7, 8, 9)
     assert len(read_prompt(f'{{"prompt": "{"x" * (MAX_TEXT + 1)}"}}'.encode()).blocks) == MAX_BLOCKS
 
 
 SHAPES: dict[str, tuple[bytes, bytes, bytes, bytes]] = {
-    "integers": (b'{"prompt":[', b"0", b",", b"]}"), "lists": (b'{"messages":[', b"[]", b",", b"]}"),
-    "objects": (b'{"messages":[', b"{}", b",", b"]}"), "strings": (b'{"messages":[', b'""', b",", b"]}"),
+    "integers": (b'{"prompt":[', b"0", b",", b"]}"),
+    "lists": (b'{"messages":[', b"[]", b",", b"]}"),
+    "objects": (b'{"messages":[', b"{}", b",", b"]}"),
+    "strings": (b'{"messages":[', b'""', b",", b"]}"),
     "trees": (b'{"messages":[', b'{"content":{"text":{"url":"x"}}}', b",", b"]}"),
-    "escapes": (b'{"prompt":"', rb"\n", b"", b'"}'), "quotes": (b'{"prompt":"', rb"\"", b"", b'"}'),
-    "wide": (b'{"prompt":"', "\U0001f600".encode(), b"", b'"}'), "depth": (b'{"messages":', b"[", b"", b""),
-    "tools": (b'{"tools":[', b'{"b":1,"a":2}', b",", b"]}"), "members": (b'{"x":{', b'"a":0', b",", b"}}"),
-    "floats": (b'{"x":[', b"1.5e3", b",", b"]}"), "images": (b'{"images":[', b'"a"', b",", b"]}"),
-    "data": (b'{"prompt":"', b"aaaa", b"", b'"}'), "space": (b'{"x":1', b" ", b"", b"}"),
-}  # fmt: skip
+    "escapes": (b'{"prompt":"', rb"\n", b"", b'"}'),
+    "quotes": (b'{"prompt":"', rb"\"", b"", b'"}'),
+    "wide": (b'{"prompt":"', "\U0001f600".encode(), b"", b'"}'),
+    "depth": (b'{"messages":', b"[", b"", b""),
+    "tools": (b'{"tools":[', b'{"b":1,"a":2}', b",", b"]}"),
+    "members": (b'{"x":{', b'"a":0', b",", b"}}"),
+    "floats": (b'{"x":[', b"1.5e3", b",", b"]}"),
+    "images": (b'{"images":[', b'"a"', b",", b"]}"),
+    "data": (b'{"prompt":"', b"aaaa", b"", b'"}'),
+    "space": (b'{"x":1', b" ", b"", b"}"),
+}
 
 
 @pytest.mark.parametrize("size", [1 << 20, 3 << 20, 30 << 20])

@@ -55,9 +55,10 @@ def ask(router: Router, text: str, max_tokens: int = 2, model: str = "tiny", **h
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     sent = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{router.spec.port}/v1/chat/completions", json.dumps(sent).encode(),
+        f"http://127.0.0.1:{router.spec.port}/v1/chat/completions",
+        json.dumps(sent).encode(),
         {"Content-Type": "application/json", **named},
-    )  # fmt: skip
+    )
     with urllib.request.urlopen(request, timeout=30) as answer:
         return int(json.load(answer)["usage"]["prompt_tokens_details"]["cached_tokens"])
 

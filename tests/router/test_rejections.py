@@ -144,10 +144,18 @@ def test_what_envoy_says_makes_a_gateway_not_ready(router: Watched, monkeypatch:
         live = {**made, "metadata": meta, "status": {"observedGeneration": 1, **counts}}
         store.put(Observed.of(made["kind"], made["apiVersion"], live))
         if made["kind"] == "Deployment":
-            pod = {"metadata": {**made["spec"]["template"]["metadata"], "name": "p", "namespace": "default",
-                                "uid": "p", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
-                   "spec": made["spec"]["template"]["spec"],
-                   "status": {"phase": "Running", "podIP": "127.0.0.1"}}  # fmt: skip
+            pod = {
+                "metadata": {
+                    **made["spec"]["template"]["metadata"],
+                    "name": "p",
+                    "namespace": "default",
+                    "uid": "p",
+                    "resourceVersion": "1",
+                    "creationTimestamp": "2026-01-01T00:00:00Z",
+                },
+                "spec": made["spec"]["template"]["spec"],
+                "status": {"phase": "Running", "podIP": "127.0.0.1"},
+            }
     store.put(Observed.of("Pod", "v1", pod))
 
     def conditions(reader: RejectionReader) -> dict[str, tuple[str, str, str]]:

@@ -35,28 +35,48 @@ def said_of(files: dict[str, str]) -> str:
 
 NAME = st.text(min_size=1, max_size=30)
 COUNT = st.none() | st.integers(1, 1_000_000)
-ROUTING = st.fixed_dictionaries({}, optional={
-    "sessionHeaders": st.lists(st.from_regex(r"[A-Za-z0-9-]{1,20}", fullmatch=True), max_size=4, unique=True),
-    "loadFactor": st.integers(110, 1000), "keyBytes": st.integers(64, 65536),
-})  # fmt: skip
-TENANT = st.fixed_dictionaries({}, optional={
-    "requestsPerMinute": st.integers(1, 1_000_000), "tokensPerMinute": st.integers(1, 1_000_000_000),
-    "maxConcurrent": st.integers(1, 100_000), "models": st.lists(NAME, max_size=3, unique=True),
-    "isolateCache": st.booleans(),
-})  # fmt: skip
-SPEC = st.fixed_dictionaries({}, optional={
-    "replicas": st.integers(1, 16), "routing": ROUTING, "tls": st.just({"secretRef": {"name": "cert"}}),
-    "aliases": st.lists(
-        st.fixed_dictionaries({"name": NAME.filter(lambda name: name not in MODELS), "model": st.sampled_from(MODELS)}),
-        max_size=4, unique_by=lambda one: one["name"],
-    ),
-    "splits": st.just([{"name": "shared", "backends": [
-        {"llmdeployment": "a", "weight": 9}, {"llmdeployment": "b", "weight": 1}]}]),
-    "tenants": st.lists(TENANT, max_size=3).map(lambda some: [
-        {"name": f"t{number}", "apiKeySecretRef": {"name": "keys", "key": f"k{number}"}, **one}
-        for number, one in enumerate(some)
-    ]),
-})  # fmt: skip
+ROUTING = st.fixed_dictionaries(
+    {},
+    optional={
+        "sessionHeaders": st.lists(st.from_regex(r"[A-Za-z0-9-]{1,20}", fullmatch=True), max_size=4, unique=True),
+        "loadFactor": st.integers(110, 1000),
+        "keyBytes": st.integers(64, 65536),
+    },
+)
+TENANT = st.fixed_dictionaries(
+    {},
+    optional={
+        "requestsPerMinute": st.integers(1, 1_000_000),
+        "tokensPerMinute": st.integers(1, 1_000_000_000),
+        "maxConcurrent": st.integers(1, 100_000),
+        "models": st.lists(NAME, max_size=3, unique=True),
+        "isolateCache": st.booleans(),
+    },
+)
+SPEC = st.fixed_dictionaries(
+    {},
+    optional={
+        "replicas": st.integers(1, 16),
+        "routing": ROUTING,
+        "tls": st.just({"secretRef": {"name": "cert"}}),
+        "aliases": st.lists(
+            st.fixed_dictionaries(
+                {"name": NAME.filter(lambda name: name not in MODELS), "model": st.sampled_from(MODELS)}
+            ),
+            max_size=4,
+            unique_by=lambda one: one["name"],
+        ),
+        "splits": st.just(
+            [{"name": "shared", "backends": [{"llmdeployment": "a", "weight": 9}, {"llmdeployment": "b", "weight": 1}]}]
+        ),
+        "tenants": st.lists(TENANT, max_size=3).map(
+            lambda some: [
+                {"name": f"t{number}", "apiKeySecretRef": {"name": "keys", "key": f"k{number}"}, **one}
+                for number, one in enumerate(some)
+            ]
+        ),
+    },
+)
 
 
 @given(SPEC, st.integers(0, len(MODELS)))

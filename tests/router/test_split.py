@@ -59,12 +59,18 @@ class Pools(Router):
 
     def share(self, **backends: Weights) -> None:
         models = tuple(
-            ModelName(name, "a", name, "a", backends=tuple(
-                Backend(pool, f"{name}-there" if pool.startswith("x") else name, weight)
-                for pool, weight in weights.items()
-            ))
+            ModelName(
+                name,
+                "a",
+                name,
+                "a",
+                backends=tuple(
+                    Backend(pool, f"{name}-there" if pool.startswith("x") else name, weight)
+                    for pool, weight in weights.items()
+                ),
+            )
             for name, weights in backends.items()
-        )  # fmt: skip
+        )
         self.files = files(GatewaySpec(self.spec, self._pools, models))
 
     def ask(self, body: Any, **headers: str) -> tuple[int, Any]:

@@ -186,8 +186,9 @@ def test_id_and_salt_come_from_the_key(tmp_path: Path) -> None:
         gateway.wait_for(1)
 
         def told(key: str) -> dict[str, str]:
-            got = gateway.ask("POST", "/v1/completions", {"model": "m", "prompt": "x"},
-                              authorization=f"Bearer {key}", **forged)  # fmt: skip
+            got = gateway.ask(
+                "POST", "/v1/completions", {"model": "m", "prompt": "x"}, authorization=f"Bearer {key}", **forged
+            )
             assert got[0] == 200
             return dict(got[2]["headers"])
 
@@ -196,8 +197,15 @@ def test_id_and_salt_come_from_the_key(tmp_path: Path) -> None:
 
         for key in ("sk-red", "k" * 31, "k" * 32, "k" * 64, "ключ" * 30):  # blocks of SHA-256 end anywhere
             (tmp_path / "red.key").write_text(key)
-            within(30, lambda key=key: gateway.ask(  # type: ignore[misc]
-                "GET", "/v1/models", x_api_key=key.encode().decode("latin-1"))[0] == 200)  # fmt: skip
+            within(
+                30,
+                lambda key=key: (
+                    gateway.ask(  # type: ignore[misc]
+                        "GET", "/v1/models", x_api_key=key.encode().decode("latin-1")
+                    )[0]
+                    == 200
+                ),
+            )
             got = told(key.encode().decode("latin-1"))
             assert got["x-octavo-tenant"] == "red"
             assert got["x-octavo-tenant-id"] == digest("octavo-tenant-id", "red", key)
@@ -317,8 +325,10 @@ def test_a_tenant_has_so_many_requests_at_once(limited: tuple[Gateway, PickerPro
         return picker.by_label("octavo_router_tenant_in_flight", "tenant")["many"]
 
     with ThreadPoolExecutor(3) as pool:
-        first = [pool.submit(complete, gateway, "many", f"x{n}", model=name, max_tokens=400)
-                 for n, name in enumerate(("m", "n"))]  # fmt: skip
+        first = [
+            pool.submit(complete, gateway, "many", f"x{n}", model=name, max_tokens=400)
+            for n, name in enumerate(("m", "n"))
+        ]
         within(30, lambda: in_flight() == 2)
         refused_with(complete(gateway, "many", "y"), "2 requests under way")
         refused = complete(gateway, "many", "y", "/v1/messages")
@@ -392,8 +402,18 @@ def test_two_routers_keep_one_limit(tmp_path: Path) -> None:
             folder = tmp_path / str(number)
             folder.mkdir()
             made = Gateway(folder, pools, {"m": ("pool", "tiny")}, with_picker=True, tenants=tenants, replicas=2)
-            flags = ("--tenants", str(folder / "tenants.json"), "--engine-port", "0", "--peers", "127.0.0.1,127.0.0.2",
-                     "--peer-address", f"127.0.0.{number}", "--peer-port", port)  # fmt: skip
+            flags = (
+                "--tenants",
+                str(folder / "tenants.json"),
+                "--engine-port",
+                "0",
+                "--peers",
+                "127.0.0.1,127.0.0.2",
+                "--peer-address",
+                f"127.0.0.{number}",
+                "--peer-port",
+                port,
+            )
             routers.append((stack.enter_context(made), stack.enter_context(PickerProcess(made, *flags))))
         for made, picker in routers:
             made.wait_for(1)
@@ -402,8 +422,10 @@ def test_two_routers_keep_one_limit(tmp_path: Path) -> None:
         answers = [complete(routers[number % 3 == 0][0], "red", "x")[0] for number in range(24)]
         assert answers == [200] * 20 + [429] * 4
         clients = [made.openai("sk-many") for made, _ in routers]
-        streams = [clients[number].completions.create(model="m", prompt="z", max_tokens=3000, stream=True)
-                   for number in (0, 1, 1)]  # fmt: skip
+        streams = [
+            clients[number].completions.create(model="m", prompt="z", max_tokens=3000, stream=True)
+            for number in (0, 1, 1)
+        ]
         for one in streams:
             next(one)
         for made, _ in routers:

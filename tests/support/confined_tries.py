@@ -45,17 +45,23 @@ def main(folder: str) -> None:
     """Write and remove in ``folder``, which has a file ``there``."""
     inside, parent = Path(folder), os.getppid()
     tries: dict[str, Callable[[], object]] = {
-        "read a file": lambda: (inside / "there").read_bytes(), "fork": _fork, "start a thread": _thread,
-        "write to memory": _memory_file, "look into itself": lambda: _look_into(os.getpid()),
-        "open a connection": lambda: socket.create_connection(("127.0.0.1", 9), 1), "make a socket": socket.socket,
+        "read a file": lambda: (inside / "there").read_bytes(),
+        "fork": _fork,
+        "start a thread": _thread,
+        "write to memory": _memory_file,
+        "look into itself": lambda: _look_into(os.getpid()),
+        "open a connection": lambda: socket.create_connection(("127.0.0.1", 9), 1),
+        "make a socket": socket.socket,
         "start a program": lambda: subprocess.run(["/bin/true"], check=True),
         "signal another process": lambda: os.kill(parent, 0),
         "signal another process by its thread": lambda: signal.pthread_kill(threading.get_ident(), 0),
         "attach to another process": lambda: _attach(parent),
-        "write a file": lambda: (inside / "there").write_bytes(b""), "make a file": lambda: (inside / "new").touch(),
-        "make a folder": lambda: (inside / "folder").mkdir(), "remove a file": lambda: (inside / "there").unlink(),
+        "write a file": lambda: (inside / "there").write_bytes(b""),
+        "make a file": lambda: (inside / "new").touch(),
+        "make a folder": lambda: (inside / "folder").mkdir(),
+        "remove a file": lambda: (inside / "there").unlink(),
         "look into another process": lambda: _look_into(parent),
-    }  # fmt: skip
+    }
     found = {}
     for name, attempt in tries.items():
         try:

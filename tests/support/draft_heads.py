@@ -57,11 +57,15 @@ class Head:
         for layer in range(self.layers):
             width = self.size * (2 if self.taps and layer == 0 else 1)
             own = {
-                "self_attn.q_proj": (HEADS * self.dim, width), "self_attn.k_proj": (KV_HEADS * self.dim, width),
-                "self_attn.v_proj": (KV_HEADS * self.dim, width), "self_attn.o_proj": (self.size, HEADS * self.dim),
-                "mlp.gate_proj": (MIDDLE, self.size), "mlp.up_proj": (MIDDLE, self.size),
-                "mlp.down_proj": (self.size, MIDDLE), "post_attention_layernorm": (self.size,),
-            }  # fmt: skip
+                "self_attn.q_proj": (HEADS * self.dim, width),
+                "self_attn.k_proj": (KV_HEADS * self.dim, width),
+                "self_attn.v_proj": (KV_HEADS * self.dim, width),
+                "self_attn.o_proj": (self.size, HEADS * self.dim),
+                "mlp.gate_proj": (MIDDLE, self.size),
+                "mlp.up_proj": (MIDDLE, self.size),
+                "mlp.down_proj": (self.size, MIDDLE),
+                "post_attention_layernorm": (self.size,),
+            }
             own |= {"input_layernorm": (self.size,)} if self.taps or layer else {}
             own |= {"hidden_norm": (self.size,)} if self.taps and not layer else {}
             own |= {f"self_attn.{one}_norm": (self.dim,) for one in "qk"} if self.qk_norm else {}
@@ -90,10 +94,16 @@ class Head:
     def save(self, folder: Path, form: str = "vllm") -> dict[str, Any]:
         """Returns the speculative_config that asks for it."""
         fields: dict[str, Any] = {
-            "hidden_size": self.size, "vocab_size": self.vocab, "intermediate_size": MIDDLE, "rms_norm_eps": self.eps,
-            "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "num_hidden_layers": self.layers,
-            "max_position_embeddings": 64, "rope_theta": 10000.0,  # fewer than the target's
-        }  # fmt: skip
+            "hidden_size": self.size,
+            "vocab_size": self.vocab,
+            "intermediate_size": MIDDLE,
+            "rms_norm_eps": self.eps,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "num_hidden_layers": self.layers,
+            "max_position_embeddings": 64,
+            "rope_theta": 10000.0,  # fewer than the target's
+        }
         if self.qk_norm:
             fields["head_dim"] = self.dim
         own: dict[str, Any] = dict.fromkeys(self.flags, True)

@@ -12,37 +12,77 @@ ROPE_KINDS = ["default", "default", "linear", "dynamic", "llama3", "yarn", "long
 # Those that may turn part of each head.
 PARTIAL = {"Phi3Config", "GlmConfig", "Glm4Config", "Glm4MoeConfig", "GPTNeoXConfig", "StableLmConfig"}
 WITHOUT_HEAD_DIM = {
-    "Phi3Config", "OlmoeConfig", "FalconConfig", "GPT2Config", "GPTNeoXConfig", "OPTConfig", "StableLmConfig",
-}  # fmt: skip
+    "Phi3Config",
+    "OlmoeConfig",
+    "FalconConfig",
+    "GPT2Config",
+    "GPTNeoXConfig",
+    "OPTConfig",
+    "StableLmConfig",
+}
 WITHOUT_ROTARY = {"GPT2Config", "OPTConfig"}
 ROPE_BY_LAYER_TYPE = {"Olmo3Config", "Gemma3TextConfig", "Gemma3nTextConfig", "ModernBertConfig"}
 ROPE_NAMES = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}
 OLDER_NAMES = {"GPTNeoXConfig": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
 WINDOW_IN_ALL_LAYERS = {"MistralConfig", "MixtralConfig", "Phi3Config", "Starcoder2Config"}
 WINDOW_BY_LAYER = {
-    "Qwen2Config", "Qwen2MoeConfig", "Qwen3Config", "SmolLM3Config", "Olmo3Config", "Cohere2Config", "MinistralConfig",
-    "Gemma2Config", "Gemma3TextConfig", "Gemma3nTextConfig", "Gemma4TextConfig", "Gemma4UnifiedTextConfig",
+    "Qwen2Config",
+    "Qwen2MoeConfig",
+    "Qwen3Config",
+    "SmolLM3Config",
+    "Olmo3Config",
+    "Cohere2Config",
+    "MinistralConfig",
+    "Gemma2Config",
+    "Gemma3TextConfig",
+    "Gemma3nTextConfig",
+    "Gemma4TextConfig",
+    "Gemma4UnifiedTextConfig",
     "Exaone4Config",
-}  # fmt: skip
+}
 WIDTHS_OF_EXPERTS = (
-    "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size", "intermediate_size_mlp",
-)  # fmt: skip
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "intermediate_size_mlp",
+)
 FLAGS = (
     "attention_out_bias",
-    "attention_bias", "mlp_bias", "use_bias", "bias", "tie_word_embeddings", "use_parallel_residual", "enable_bias",
-    "do_layer_norm_before", "layer_norm_elementwise_affine", "_remove_final_layer_norm", "scale_attn_weights",
-    "scale_attn_by_inverse_layer_idx", "new_decoder_architecture", "multi_query", "parallel_attn",
-    "qkv_bias", "norm_bias", "classifier_bias", "attn_temperature_tuning", "use_qkv_bias",
-)  # fmt: skip
+    "attention_bias",
+    "mlp_bias",
+    "use_bias",
+    "bias",
+    "tie_word_embeddings",
+    "use_parallel_residual",
+    "enable_bias",
+    "do_layer_norm_before",
+    "layer_norm_elementwise_affine",
+    "_remove_final_layer_norm",
+    "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx",
+    "new_decoder_architecture",
+    "multi_query",
+    "parallel_attn",
+    "qkv_bias",
+    "norm_bias",
+    "classifier_bias",
+    "attn_temperature_tuning",
+    "use_qkv_bias",
+)
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "embedding_multiplier": (0.5, 3.0, 12.0), "residual_multiplier": (0.22, 0.7), "attention_multiplier": (0.02, 0.1),
-    "logits_scaling": (0.5, 7.0), "logit_scale": (0.1, 3.0), "attn_logit_softcapping": (None, 0.7, 3.0, 12.0),
-    "final_logit_softcapping": (None, 0.1, 3.0, 12.0), "query_pre_attn_scalar": (7, 16, 100),
+    "embedding_multiplier": (0.5, 3.0, 12.0),
+    "residual_multiplier": (0.22, 0.7),
+    "attention_multiplier": (0.02, 0.1),
+    "logits_scaling": (0.5, 7.0),
+    "logit_scale": (0.1, 3.0),
+    "attn_logit_softcapping": (None, 0.7, 3.0, 12.0),
+    "final_logit_softcapping": (None, 0.1, 3.0, 12.0),
+    "query_pre_attn_scalar": (7, 16, 100),
     **dict.fromkeys(
         ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), (1e-3, 1e-5, 1e-6)
     ),
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function", "activation"), (*ACTIVATIONS,)),
-}  # fmt: skip
+}
 
 
 def drawn(config_class: str, base: dict[str, Any], rng: random.Random) -> dict[str, Any]:
@@ -53,10 +93,13 @@ def drawn(config_class: str, base: dict[str, Any], rng: random.Random) -> dict[s
     size = rng.choice([16, 24, 32] if config_class in PARTIAL else [4, 8, 12, 16, 20, 32])
     left_out = ("layer_types", "no_rope_layers", "rope_parameters", "sliding_window_pattern")
     found = {key: value for key, value in base.items() if key not in left_out} | {
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "hidden_size": heads * size,
-        "intermediate_size": rng.choice([40, 72, 104]), "num_hidden_layers": rng.choice([1, 2, 3, 7]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "hidden_size": heads * size,
+        "intermediate_size": rng.choice([40, 72, 104]),
+        "num_hidden_layers": rng.choice([1, 2, 3, 7]),
         "max_position_embeddings": rng.choice([64, 200, 256]),
-    }  # fmt: skip
+    }
     has_size = "head_dim" in base or hasattr(default, "head_dim") or rng.random() < 0.3
     if config_class not in WITHOUT_HEAD_DIM and has_size:
         found |= {"head_dim": size, "hidden_size": heads * rng.choice([4, 6, 12])}
@@ -99,11 +142,16 @@ def _own(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[s
     if config_class.startswith("Deepseek"):
         turned = rng.choice([4, 8, 16])
         return {
-            "num_key_value_heads": heads, "hidden_size": heads * rng.choice([4, 12]), "head_dim": turned,
-            "qk_rope_head_dim": turned, "qk_nope_head_dim": rng.choice([4, 16, 20]), "v_head_dim": rng.choice([8, 12]),
-            "kv_lora_rank": rng.choice([16, 24, 34]), "q_lora_rank": rng.choice([None, 20]),
+            "num_key_value_heads": heads,
+            "hidden_size": heads * rng.choice([4, 12]),
+            "head_dim": turned,
+            "qk_rope_head_dim": turned,
+            "qk_nope_head_dim": rng.choice([4, 16, 20]),
+            "v_head_dim": rng.choice([8, 12]),
+            "kv_lora_rank": rng.choice([16, 24, 34]),
+            "q_lora_rank": rng.choice([None, 20]),
             "first_k_dense_replace": rng.randint(0, layers),
-        }  # fmt: skip
+        }
     if config_class.startswith("Qwen"):
         return {"max_window_layers": rng.randint(0, layers)}
     if config_class == "SmolLM3Config":
@@ -133,12 +181,16 @@ def _gemma_3n(found: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     types = found.get("layer_types") or [("full" if n % 5 == 4 else "sliding") + "_attention" for n in range(layers)]
     return {
         "num_kv_shared_layers": rng.choice([n for n in range(layers) if set(types[: layers - n]) == set(types)]),
-        "altup_num_inputs": streams, "altup_active_idx": rng.randrange(streams), "laurel_rank": rng.choice([4, 9]),
-        "altup_correct_scale": rng.random() < 0.7, "hidden_size_per_layer_input": rng.choice([8, 12]),
-        "vocab_size_per_layer_input": found["vocab_size"] - rng.choice([0, 60]), "intermediate_size": 320,
+        "altup_num_inputs": streams,
+        "altup_active_idx": rng.randrange(streams),
+        "laurel_rank": rng.choice([4, 9]),
+        "altup_correct_scale": rng.random() < 0.7,
+        "hidden_size_per_layer_input": rng.choice([8, 12]),
+        "vocab_size_per_layer_input": found["vocab_size"] - rng.choice([0, 60]),
+        "intermediate_size": 320,
         "final_logit_softcapping": found["final_logit_softcapping"] or 30.0,
         "activation_sparsity_pattern": [rng.choice([0.0, 0.5, 0.9]) for _ in range(layers)],
-    }  # fmt: skip
+    }
 
 
 def _gemma_4(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[str, Any]:
@@ -147,10 +199,13 @@ def _gemma_4(config_class: str, found: dict[str, Any], rng: random.Random) -> di
     types = [*types[: layers - 1], "full_attention"]
     shared = rng.choice([n for n in range(layers) if set(types[: layers - n]) == set(types)])
     own: dict[str, Any] = {
-        "layer_types": types, "num_kv_shared_layers": shared, "global_head_dim": rng.choice([8, 12, 28]),
-        "attention_k_eq_v": rng.random() < 0.5, "num_global_key_value_heads": rng.choice([None, 1, heads]),
+        "layer_types": types,
+        "num_kv_shared_layers": shared,
+        "global_head_dim": rng.choice([8, 12, 28]),
+        "attention_k_eq_v": rng.random() < 0.5,
+        "num_global_key_value_heads": rng.choice([None, 1, heads]),
         "use_double_wide_mlp": rng.random() < 0.5,
-    }  # fmt: skip
+    }
     if config_class == "Gemma4TextConfig":
         # transformers cannot share keys without them
         own["hidden_size_per_layer_input"] = rng.choice([8, 12] if shared else [0, 8, 12])
@@ -192,9 +247,11 @@ def _of_one_mixture(config_class: str, layers: int, rng: random.Random) -> dict[
     if config_class == "Llama4TextConfig":
         turned = [rng.randint(0, 1) for _ in range(layers)]
         return {
-            "interleave_moe_layer_step": rng.choice([1, 2]), "moe_layers": rng.choice([None, some]),
-            "no_rope_layer_interval": rng.choice([2, 4]), "no_rope_layers": rng.choice([None, turned]),
-        }  # fmt: skip
+            "interleave_moe_layer_step": rng.choice([1, 2]),
+            "moe_layers": rng.choice([None, some]),
+            "no_rope_layer_interval": rng.choice([2, 4]),
+            "no_rope_layers": rng.choice([None, turned]),
+        }
     return {}
 
 
@@ -203,10 +260,13 @@ def drawn_encoder(config_class: str, base: dict[str, Any], rng: random.Random) -
     default = getattr(transformers, config_class)()
     heads, size = rng.choice([1, 2, 3, 6]), rng.choice([4, 8, 12, 16, 20, 32, 64])
     found = base | {
-        "num_attention_heads": heads, "hidden_size": heads * size, "intermediate_size": rng.choice([40, 72, 104]),
-        "num_hidden_layers": rng.choice([1, 2, 4]), "max_position_embeddings": rng.choice([70, 130]),
+        "num_attention_heads": heads,
+        "hidden_size": heads * size,
+        "intermediate_size": rng.choice([40, 72, 104]),
+        "num_hidden_layers": rng.choice([1, 2, 4]),
+        "max_position_embeddings": rng.choice([70, 130]),
         "num_labels": rng.choice([1, 2, 5]),
-    }  # fmt: skip
+    }
     found |= {key: rng.random() < 0.5 for key in FLAGS if key != "tie_word_embeddings" and hasattr(default, key)}
     for key, choices in CHOICES.items():
         if hasattr(default, key) and ("act" not in key or rng.random() < 0.3):
@@ -259,9 +319,13 @@ def rope_of(kinds: list[str], longest: int, size: int, rng: random.Random) -> di
         rope |= {"low_freq_factor": rng.choice([0.5, 1.0]), "high_freq_factor": rng.choice([2.0, 4.0])}
     if kind == "yarn":
         for key, values in (
-            ("beta_fast", (16, 32.0)), ("beta_slow", (1, 2.0)), ("attention_factor", (0.8, 1.3)),
-            ("mscale", (0.7, 1.0)), ("mscale_all_dim", (0.5, 1.0)), ("truncate", (True, False)),
-        ):  # fmt: skip
+            ("beta_fast", (16, 32.0)),
+            ("beta_slow", (1, 2.0)),
+            ("attention_factor", (0.8, 1.3)),
+            ("mscale", (0.7, 1.0)),
+            ("mscale_all_dim", (0.5, 1.0)),
+            ("truncate", (True, False)),
+        ):
             if rng.random() < 0.4:
                 rope[key] = rng.choice(values)
     if kind == "longrope":

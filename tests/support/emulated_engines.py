@@ -142,9 +142,10 @@ class EmulatedEngine:
     async def metrics(self, _: web.Request) -> web.Response:
         """vLLM's names, as far as they are asked for here."""
         named = {
-            "request_success_total": self._requests, "prefix_cache_queries_total": self._queries,
+            "request_success_total": self._requests,
+            "prefix_cache_queries_total": self._queries,
             "prefix_cache_hits_total": self._hits,
-        }  # fmt: skip
+        }
         tenants = "".join(
             f'octavo:tenant_tokens_total{{tenant="{name}",account="{account}",type="all"}} {tokens}\n'
             for (name, account), tokens in self._tenants.items()

@@ -60,8 +60,10 @@ def compile_for_arm64(isa: str, target: Path) -> subprocess.CompletedProcess[str
     sources = [str(path) for path in (*sorted(compiler.SOURCES.glob("*.c")), DRIVER)]
     return subprocess.run(
         [*command, *flags, "-Wno-unused-command-line-argument", *sources, "-lm", "-o", str(target)],
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
 
 
 class EmulatedLibrary(library.Library):

@@ -129,13 +129,21 @@ os._exit(0)  # gloo's threads may not outlive the interpreter: "terminate called
 
 
 def case_of(
-    model: Path | None, tokens: list[list[int]], dtype: str = "float32", transport: str = "shared memory",
-    quantization: str | None = "none", expert_parallel: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    model: Path | None,
+    tokens: list[list[int]],
+    dtype: str = "float32",
+    transport: str = "shared memory",
+    quantization: str | None = "none",
+    expert_parallel: bool = False,
+) -> dict[str, Any]:
     return {
-        "model": None if model is None else str(model), "tokens": tokens, "dtype": dtype, "transport": transport,
-        "quantization": quantization, "expert_parallel": expert_parallel,
-    }  # fmt: skip
+        "model": None if model is None else str(model),
+        "tokens": tokens,
+        "dtype": dtype,
+        "transport": transport,
+        "quantization": quantization,
+        "expert_parallel": expert_parallel,
+    }
 
 
 def logits_of_processes(ranks: int, cases: list[dict[str, Any]], out: Path) -> list[list[tuple[list[Tensor], int]]]:
@@ -148,10 +156,11 @@ def logits_of_processes(ranks: int, cases: list[dict[str, Any]], out: Path) -> l
         started = [
             subprocess.Popen(
                 [sys.executable, "-c", _RANK, str(rank), str(ranks), str(descriptor), str(out), json.dumps(cases)],
-                env=env, pass_fds=(descriptor,),
+                env=env,
+                pass_fds=(descriptor,),
             )
             for rank in range(ranks)
-        ]  # fmt: skip
+        ]
         assert [process.wait(timeout=300) for process in started] == [0] * ranks
     finally:
         os.close(descriptor)

@@ -26,9 +26,14 @@ VOCABULARY = [
 ]
 WORDS = ["paris", "france", "the", "capital", "of", "is", "berlin", "a", "city", "cat", "dog", "runs", "yes", "no"]
 _COMMON: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96,
-    "max_position_embeddings": 130, "pad_token_id": 0,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "max_position_embeddings": 130,
+    "pad_token_id": 0,
+}
 # Name -> its configuration class, and what differs.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertConfig", {}),
@@ -37,9 +42,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": ("DistilBertConfig", {"hidden_dim": 96}),
     "gte": ("GteConfig", {"pad_token_id": 1}),
     "nomic-bert": ("NomicBertConfig", {}),
-    "modernbert": ("ModernBertConfig", {"num_hidden_layers": 4, "local_attention": 24, "norm_bias": True,
-                                        "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}),
-}  # fmt: skip
+    "modernbert": (
+        "ModernBertConfig",
+        {
+            "num_hidden_layers": 4,
+            "local_attention": 24,
+            "norm_bias": True,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+            "cls_token_id": 2,
+            "sep_token_id": 3,
+        },
+    ),
+}
 # Configuration class -> settings of a small model.
 ENCODER_CASES = {config_class: _COMMON | own for config_class, own in FAMILIES.values()}
 

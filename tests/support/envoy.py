@@ -45,9 +45,13 @@ class Router:
     def __init__(self, folder: Path, pool: Pool | None, **settings: Any) -> None:
         """`pool`: None where `files` are put in place before it is entered."""
         self.spec = RouterSpec(
-            address="127.0.0.1", port=free_port(), metrics_port=free_port(), admin_port=free_port(),
-            directory=str(folder), **settings,
-        )  # fmt: skip
+            address="127.0.0.1",
+            port=free_port(),
+            metrics_port=free_port(),
+            admin_port=free_port(),
+            directory=str(folder),
+            **settings,
+        )
         self.folder, self.pool = folder, pool
         self.files = files(self.spec, pool) if pool else {}
         self.workers = 1  # threads
@@ -139,10 +143,19 @@ class PickerProcess:
 
     def __enter__(self) -> PickerProcess:
         command = [
-            *self._program, "--port", str(self.port), "--admin-port", str(self.admin_port),
-            "--management-address", "127.0.0.1", "--management-port", str(self.metrics_port),
-            "--control-port", str(self.control_port), *self._flags,
-        ]  # fmt: skip
+            *self._program,
+            "--port",
+            str(self.port),
+            "--admin-port",
+            str(self.admin_port),
+            "--management-address",
+            "127.0.0.1",
+            "--management-port",
+            str(self.metrics_port),
+            "--control-port",
+            str(self.control_port),
+            *self._flags,
+        ]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         return self

@@ -68,7 +68,8 @@ ESCALATIONS: dict[str, tuple[Json, str]] = {
         "/spec/securityContext/seccompProfile/type",
     ),
     "no seccomp": (
-        _remove("/spec/securityContext/seccompProfile"), "/spec/initContainers/0/securityContext/seccompProfile",
+        _remove("/spec/securityContext/seccompProfile"),
+        "/spec/initContainers/0/securityContext/seccompProfile",
     ),
     "apparmor": (
         _add("/spec/securityContext/appArmorProfile", {"type": "Unconfined"}),
@@ -79,7 +80,8 @@ ESCALATIONS: dict[str, tuple[Json, str]] = {
         "/metadata/annotations",
     ),
     "selinux": (
-        _add("/spec/securityContext/seLinuxOptions", {"type": "spc_t"}), "/spec/securityContext/seLinuxOptions/type",
+        _add("/spec/securityContext/seLinuxOptions", {"type": "spc_t"}),
+        "/spec/securityContext/seLinuxOptions/type",
     ),
     "sysctl": (
         _add("/spec/securityContext/sysctls", [{"name": "kernel.msgmax", "value": "1"}]),
@@ -91,7 +93,8 @@ ESCALATIONS: dict[str, tuple[Json, str]] = {
     "hostPort": (_add(f"{_ENGINE}/ports/0/hostPort", 8000), f"{_ENGINE}/ports/0/hostPort"),
     "hostPath": (_volume(hostPath={"path": "/"}), "/spec/volumes/3/hostPath"),
     "hostPath by patch": (
-        _add("/spec/volumes/-", {"name": "host", "hostPath": {"path": "/"}}), "/spec/volumes/3/hostPath",
+        _add("/spec/volumes/-", {"name": "host", "hostPath": {"path": "/"}}),
+        "/spec/volumes/3/hostPath",
     ),
     "nfs": (_volume(nfs={"server": "s", "path": "/"}), "/spec/volumes/3/nfs"),
     "probe of another host": (_add(f"{_ENGINE}/livenessProbe/httpGet/host", "10.0.0.1"), f"{_ENGINE}/livenessProbe"),
@@ -118,6 +121,6 @@ ESCALATIONS: dict[str, tuple[Json, str]] = {
         },
         "/spec/hostNetwork",
     ),
-}  # fmt: skip
+}
 # What Pod Security Admission leaves alone: whose name a pod bears is not its matter.
 OF_ACCOUNTS = frozenset(name for name in ESCALATIONS if "account" in name or "token" in name)

@@ -16,13 +16,25 @@ from support.sdk_types import fits, named_events
 from octavo.text.messages import object_of
 
 PATHS = {
-    "chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses", "ollama": "/api/chat",
-}  # fmt: skip
+    "chat": "/v1/chat/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+    "ollama": "/api/chat",
+}
 
 WHOLE = {"chat": ChatCompletion, "messages": Message, "responses": Response, "ollama": ChatResponse}
 # vLLM's in chats, and Ollama's own of calls
-EXTRAS = ("stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs", "kv_transfer_params", "reasoning",
-          "reasoning_content", "id", "index")  # fmt: skip
+EXTRAS = (
+    "stop_reason",
+    "token_ids",
+    "prompt_token_ids",
+    "prompt_logprobs",
+    "kv_transfer_params",
+    "reasoning",
+    "reasoning_content",
+    "id",
+    "index",
+)
 
 
 def body_for(dialect: str, prompt: str, max_tokens: int, stop: list[str], function: dict[str, Any] | None) -> Any:

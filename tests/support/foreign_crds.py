@@ -24,52 +24,84 @@ _RELABELING = _object(
 _ENDPOINTS = {
     "type": "array",
     "items": _object(
-        port=_TEXT, path=_TEXT, interval=_TEXT, honorLabels={"type": "boolean"},
+        port=_TEXT,
+        path=_TEXT,
+        interval=_TEXT,
+        honorLabels={"type": "boolean"},
         relabelings={"type": "array", "items": _RELABELING},
     ),
-}  # fmt: skip
+}
 _PICKER = {
     **_object(
-        "name", group={**_TEXT, "default": ""}, kind={**_TEXT, "default": "Service"}, name=_TEXT,
+        "name",
+        group={**_TEXT, "default": ""},
+        kind={**_TEXT, "default": "Service"},
+        name=_TEXT,
         port=_object("number", number=_PORT),
         failureMode={**_TEXT, "enum": ["FailOpen", "FailClose"], "default": "FailClose"},
     ),
     "x-kubernetes-validations": [
         {"rule": "self.kind != 'Service' || has(self.port)", "message": "a Service needs a port"}
     ],
-}  # fmt: skip
+}
 _POOL = _object(
-    "selector", "targetPorts", "endpointPickerRef",
+    "selector",
+    "targetPorts",
+    "endpointPickerRef",
     selector=_object("matchLabels", matchLabels=_LABELS),
     targetPorts={
         **_list(_object("number", number=_PORT), 8),
-        "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["number"],
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["number"],
     },
     appProtocol={**_TEXT, "enum": ["http", "kubernetes.io/h2c"]},
     endpointPickerRef=_PICKER,
-)  # fmt: skip
+)
 
 
 _LONG, _DURATION = {**_TEXT, "maxLength": 253}, {**_TEXT, "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
 _ROUTE = _object(
-    parentRefs=_list(_object(
-        "name", group={**_LONG, "default": "gateway.networking.k8s.io"}, kind={**_TEXT, "default": "Gateway"},
-        name=_LONG, namespace=_LONG, sectionName=_LONG,
-    ), 32),
-    hostnames=_list({
-        **_LONG, "pattern": r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
-    }),
-    rules=_list(_object(
-        matches=_list(_object(path=_object(
-            type={**_TEXT, "enum": ["Exact", "PathPrefix", "RegularExpression"]}, value=_TEXT,
-        ))),
-        backendRefs=_list(_object(
-            "name", group={**_TEXT, "default": ""}, kind={**_TEXT, "default": "Service"}, name=_LONG, port=_PORT,
-            weight={"type": "integer", "minimum": 0, "maximum": 1000000, "default": 1},
-        )),
-        timeouts=_object(request=_DURATION, backendRequest=_DURATION),
-    )),
-)  # fmt: skip
+    parentRefs=_list(
+        _object(
+            "name",
+            group={**_LONG, "default": "gateway.networking.k8s.io"},
+            kind={**_TEXT, "default": "Gateway"},
+            name=_LONG,
+            namespace=_LONG,
+            sectionName=_LONG,
+        ),
+        32,
+    ),
+    hostnames=_list(
+        {
+            **_LONG,
+            "pattern": r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+        }
+    ),
+    rules=_list(
+        _object(
+            matches=_list(
+                _object(
+                    path=_object(
+                        type={**_TEXT, "enum": ["Exact", "PathPrefix", "RegularExpression"]},
+                        value=_TEXT,
+                    )
+                )
+            ),
+            backendRefs=_list(
+                _object(
+                    "name",
+                    group={**_TEXT, "default": ""},
+                    kind={**_TEXT, "default": "Service"},
+                    name=_LONG,
+                    port=_PORT,
+                    weight={"type": "integer", "minimum": 0, "maximum": 1000000, "default": 1},
+                )
+            ),
+            timeouts=_object(request=_DURATION, backendRequest=_DURATION),
+        )
+    ),
+)
 _ROUTE_STATUS = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _WHOLE = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}  # a pod template: Kubernetes' own
 _COUNT = {"x-kubernetes-int-or-string": True}
@@ -79,24 +111,37 @@ _GROUPS = _object(
     startupPolicy={**_TEXT, "enum": ["LeaderCreated", "LeaderReady"], "default": "LeaderCreated"},
     networkConfig=_object("subdomainPolicy", subdomainPolicy={**_TEXT, "enum": ["Shared", "UniquePerReplica"]}),
     rolloutStrategy=_object(
-        "type", type={**_TEXT, "enum": ["RollingUpdate"]},
+        "type",
+        type={**_TEXT, "enum": ["RollingUpdate"]},
         rollingUpdateConfiguration=_object(partition={"type": "integer"}, maxSurge=_COUNT, maxUnavailable=_COUNT),
     ),
     leaderWorkerTemplate=_object(
-        "workerTemplate", size={"type": "integer", "minimum": 1}, leaderTemplate=_WHOLE, workerTemplate=_WHOLE,
+        "workerTemplate",
+        size={"type": "integer", "minimum": 1},
+        leaderTemplate=_WHOLE,
+        workerTemplate=_WHOLE,
         restartPolicy={**_TEXT, "enum": ["Default", "RecreateGroupOnPodRestart", "None"]},
     ),
-)  # fmt: skip
+)
 
 
 def monitoring() -> list[Json]:
     """CustomResourceDefinitions of PodMonitor and ServiceMonitor."""
     return [
-        _crd("monitoring.coreos.com", kind, _object("selector", field, **{
-            "selector": _object(matchLabels=_LABELS), field: _ENDPOINTS,
-        }))
+        _crd(
+            "monitoring.coreos.com",
+            kind,
+            _object(
+                "selector",
+                field,
+                **{
+                    "selector": _object(matchLabels=_LABELS),
+                    field: _ENDPOINTS,
+                },
+            ),
+        )
         for kind, field in (("PodMonitor", "podMetricsEndpoints"), ("ServiceMonitor", "endpoints"))
-    ]  # fmt: skip
+    ]
 
 
 def inference_pool() -> Json:

@@ -38,9 +38,11 @@ class Layout:
 
 
 EXPERTS = {
-    "mlp.gate": "ffn_gate_inp", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "block_sparse_moe.router": "ffn_gate_inp", "shared_mlp.output_linear": "ffn_down_shexp",
-}  # fmt: skip
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
+}
 for shared in ("mlp.shared_expert", "mlp.shared_experts"):
     EXPERTS |= {f"{shared}.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
 LLAMA = {**NAMES, **EXPERTS, "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
@@ -49,60 +51,101 @@ GLM4 = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm":
 MLP = {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
 DENSE = {"mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down"}
 GPT2 = MLP | {
-    "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm",
-    "ln_1": "attn_norm", "ln_2": "ffn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
-}  # fmt: skip
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+}
 NEOX = DENSE | {
-    "gpt_neox.embed_in": "token_embd", "gpt_neox.final_layer_norm": "output_norm", "embed_out": "output",
-    "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
-}  # fmt: skip
+    "gpt_neox.embed_in": "token_embd",
+    "gpt_neox.final_layer_norm": "output_norm",
+    "embed_out": "output",
+    "attention.query_key_value": "attn_qkv",
+    "attention.dense": "attn_output",
+}
 FALCON = DENSE | {
-    "transformer.word_embeddings": "token_embd", "transformer.ln_f": "output_norm", "ln_attn": "attn_norm_2",
-    "ln_mlp": "attn_norm", "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
-}  # fmt: skip
+    "transformer.word_embeddings": "token_embd",
+    "transformer.ln_f": "output_norm",
+    "ln_attn": "attn_norm_2",
+    "ln_mlp": "attn_norm",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+}
 GRANITE = {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 7.0}
 FALCON_40B = SMALL | {"alibi": False, "bias": False, "new_decoder_architecture": True, "num_kv_heads": 2}
 SPARSE = {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 20}
 GRANITE_MOE = GRANITE | {"expert_count": 4, "expert_used_count": 2, "expert_shared_feed_forward_length": 36}
 GLM4_MOE = {
-    "rope.dimension_count": 8, "block_count": 4, "nextn_predict_layers": 1, "expert_count": 8, "expert_used_count": 3,
-    "expert_feed_forward_length": 20, "expert_shared_count": 1, "expert_weights_scale": 1.7,
-    "expert_weights_norm": True, "leading_dense_block_count": 1,
-}  # fmt: skip
+    "rope.dimension_count": 8,
+    "block_count": 4,
+    "nextn_predict_layers": 1,
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 20,
+    "expert_shared_count": 1,
+    "expert_weights_scale": 1.7,
+    "expert_weights_norm": True,
+    "leading_dense_block_count": 1,
+}
 LATENT_NAMES = {
-    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
-}  # fmt: skip
+}
 # Of the sizes of `DEEPSEEK`; the first files had those of heads alone, and one tensor for keys and values.
 LATENT = {
-    "attention.head_count_kv": 4, "attention.key_length": 24, "attention.value_length": 12, "rope.dimension_count": 8,
-    "attention.kv_lora_rank": 24, "leading_dense_block_count": 1, "expert_count": 8, "expert_used_count": 3,
-    "expert_feed_forward_length": 24, "expert_shared_count": 2, "expert_weights_scale": 1.0,
-}  # fmt: skip
+    "attention.head_count_kv": 4,
+    "attention.key_length": 24,
+    "attention.value_length": 12,
+    "rope.dimension_count": 8,
+    "attention.kv_lora_rank": 24,
+    "leading_dense_block_count": 1,
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 24,
+    "expert_shared_count": 2,
+    "expert_weights_scale": 1.0,
+}
 ABSORBED = LATENT | {
-    "attention.head_count_kv": 1, "attention.key_length": 32, "attention.value_length": 24,
-    "attention.key_length_mla": 24, "attention.value_length_mla": 12,
-}  # fmt: skip
+    "attention.head_count_kv": 1,
+    "attention.key_length": 32,
+    "attention.value_length": 24,
+    "attention.key_length_mla": 24,
+    "attention.value_length_mla": 12,
+}
 LORA = {"attention.q_lora_rank": 20}
 SIGMOID = LORA | {
-    "expert_shared_count": 1, "expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_gating_func": 2,
-    "expert_group_count": 4, "expert_group_used_count": 2,
-}  # fmt: skip
-GROUPS = LORA | {
-    "expert_shared_count": 1, "expert_weights_scale": 3.0, "expert_gating_func": 1, "expert_group_count": 4,
+    "expert_shared_count": 1,
+    "expert_weights_scale": 2.5,
+    "expert_weights_norm": True,
+    "expert_gating_func": 2,
+    "expert_group_count": 4,
     "expert_group_used_count": 2,
-}  # fmt: skip
+}
+GROUPS = LORA | {
+    "expert_shared_count": 1,
+    "expert_weights_scale": 3.0,
+    "expert_gating_func": 1,
+    "expert_group_count": 4,
+    "expert_group_used_count": 2,
+}
 YARN = {
-    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
     "rope.scaling.yarn_log_multiplier": 0.07,
-}  # fmt: skip
+}
 GROUPED = ("DeepseekV2Config", SMALL | DEEPSEEK | GROUP_LIMITED)
 DEEPSEEK_YARN = (
     "DeepseekV3Config",
-    SMALL | DEEPSEEK
-    | rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=0.7),
-)  # fmt: skip
+    SMALL | DEEPSEEK | rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=0.7),
+)
 OLMOE = SMALL | {"num_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 4}
 NEOX_KEYS = {"rope.dimension_count": 6, "use_parallel_residual": True, "attention.head_count_kv": 4}
 STABLELM_KEYS = {"rope.dimension_count": 4, "use_parallel_residual": True}  # as llama.cpp writes for both
@@ -124,7 +167,11 @@ LAYOUTS = {
     "gpt2": Layout("gpt2", "gpt2", GPT2),
     "gptneox": Layout("gptneox", "gpt-neox", NEOX, NEOX_KEYS, "groups"),
     "gptneox-serial": Layout(
-        "gptneox", "gpt-neox-serial", NEOX, {"use_parallel_residual": False, "attention.head_count_kv": 4}, "groups",
+        "gptneox",
+        "gpt-neox-serial",
+        NEOX,
+        {"use_parallel_residual": False, "attention.head_count_kv": 4},
+        "groups",
     ),
     "mixtral": Layout("llama", "mixtral", {}, {"expert_count": 4, "expert_used_count": 2}, "halves"),
     "qwen2moe": Layout("qwen2moe", "qwen2-moe", {}, SPARSE | {"expert_shared_feed_forward_length": 36}),
@@ -138,7 +185,7 @@ LAYOUTS = {
     "deepseek3": Layout("deepseek2", DEEPSEEK_YARN, LATENT_NAMES, ABSORBED | SIGMOID | YARN, "latent"),
     "falcon": Layout("falcon", "falcon-7b", FALCON, {"attention.head_count_kv": 1}, "groups"),
     "falcon-40b": Layout("falcon", ("FalconConfig", FALCON_40B), FALCON, {}, "groups"),
-}  # fmt: skip
+}
 
 
 def metadata(config: Any, more: dict[str, Any]) -> dict[str, Any]:
@@ -149,11 +196,16 @@ def metadata(config: Any, more: dict[str, Any]) -> dict[str, Any]:
         getattr(config, "ffn_hidden_size", None) or getattr(config, "intermediate_size", 0) or 4 * config.hidden_size
     )
     found = {
-        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers, "feed_forward_length": inner, "attention.head_count": heads,
-        "attention.head_count_kv": kv_heads, "attention.key_length": head_dim, "attention.value_length": head_dim,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": inner,
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
         "rope.dimension_count": head_dim,
-    }  # fmt: skip
+    }
     if rope := getattr(config, "rope_parameters", None):
         found["rope.freq_base"] = float(rope.get("full_attention", rope)["rope_theta"])
     for key in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"):

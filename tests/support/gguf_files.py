@@ -11,13 +11,23 @@ from gguf import GGMLQuantizationType, GGUFWriter, quants
 from transformers import PreTrainedModel
 
 NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "pre_feedforward_layernorm": "ffn_norm",
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
-}  # fmt: skip
+}
 SANDWICH = ("gemma2", "gemma3")  # norms before and behind each block
 BYTES = [chr(b) for b in [*range(33, 127), *range(161, 173), *range(174, 256)]]
 BYTE_LEVEL_ALPHABET = BYTES + [chr(256 + i) for i in range(256 - len(BYTES))]
@@ -40,9 +50,14 @@ def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(
-    path: Path, model: PreTrainedModel, *, arch: str, qtype: str = "F32", vocabulary: bool = True,
+    path: Path,
+    model: PreTrainedModel,
+    *,
+    arch: str,
+    qtype: str = "F32",
+    vocabulary: bool = True,
     more: Callable[[GGUFWriter], None] | None = None,
-) -> dict[str, np.ndarray]:  # fmt: skip
+) -> dict[str, np.ndarray]:
     """Write ``model``; matrices as ``qtype``. Returns what a reader must find, by Hugging Face name, in float32."""
     config = model.config
     writer = GGUFWriter(path, arch)
@@ -116,8 +131,13 @@ def write_metadata(path: Path, arch: str, values: dict[str, Any], fill: Callable
         if type(value) is int and not 0 <= value < 1 << 32:
             writer.add_int64(key, value)
             continue
-        {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
-         list: writer.add_array}[type(value)](key, value)  # fmt: skip
+        {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }[type(value)](key, value)
     fill(writer)
     finish(writer)
 

@@ -12,10 +12,22 @@ Case = tuple[str, str, Any]  # name, kind of structured output, value
 
 # One of each way to explode: while checking, compiling (time, memory, stack), at the first mask, at later ones.
 SAMPLE = (
-    "multipleOf 1999993", "multipleOf at once 9", "patterns at once 15", "pattern properties 200", "rule chain 20000",
-    "literal 900000", "literal 200000 later", "alternatives 20000", "optional rules 5000", "many words", "ambiguous 2",
-    "counted rules nested", "counted nested x 500", "optional words 3000", "enum 50000",
-)  # fmt: skip
+    "multipleOf 1999993",
+    "multipleOf at once 9",
+    "patterns at once 15",
+    "pattern properties 200",
+    "rule chain 20000",
+    "literal 900000",
+    "literal 200000 later",
+    "alternatives 20000",
+    "optional rules 5000",
+    "many words",
+    "ambiguous 2",
+    "counted rules nested",
+    "counted nested x 500",
+    "optional words 3000",
+    "enum 50000",
+)
 
 
 def cases() -> dict[str, Case]:

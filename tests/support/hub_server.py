@@ -14,17 +14,30 @@ import torch
 from safetensors.torch import save
 
 # A repository with all that a model's has, most of it of no use to a server (b"never").
-CONFIG = json.dumps({
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-}).encode()  # fmt: skip
+CONFIG = json.dumps(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 8,
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+).encode()
 BIG = save({"w": torch.arange(200_000, dtype=torch.float32)})  # 800 kB: many pieces
 FILES = {
-    "config.json": CONFIG, "tokenizer.json": b"{}", "tokenizer_config.json": b"{}", "chat_template.jinja": b"hi",
-    "additional_chat_templates/rag.jinja": b"rag", "model.safetensors": BIG,
-    "pytorch_model.bin": b"never", "README.md": b"never", "onnx/model.onnx": b"never", "onnx/config.json": b"never",
-    "original/consolidated.safetensors": b"never", "modeling_custom.py": b"never",
-}  # fmt: skip
+    "config.json": CONFIG,
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"{}",
+    "chat_template.jinja": b"hi",
+    "additional_chat_templates/rag.jinja": b"rag",
+    "model.safetensors": BIG,
+    "pytorch_model.bin": b"never",
+    "README.md": b"never",
+    "onnx/model.onnx": b"never",
+    "onnx/config.json": b"never",
+    "original/consolidated.safetensors": b"never",
+    "modeling_custom.py": b"never",
+}
 NEEDED = {n for n, data in FILES.items() if data != b"never"}
 
 LARGE = 10_000  # bytes from which a file is kept as git LFS does: hashed by sha256 and served by another host

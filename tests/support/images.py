@@ -15,11 +15,24 @@ from octavo.text.tokenizer import Tokenizer
 
 MODES = ("RGB", "L", "LA", "P", "RGBA", "CMYK", "I;16", "1", "PA", "YCbCr")
 SPECIAL = (
-    "<s>", "</s>", "<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>",
+    "<s>",
+    "</s>",
+    "<image>",
+    "<fake_token_around_image>",
+    "<end_of_utterance>",
+    "<global-img>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
-    "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>",
-    "<start_of_image>", "<image_soft_token>", "<end_of_image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
-)  # fmt: skip
+    "<|vision_start|>",
+    "<|image_pad|>",
+    "<|vision_end|>",
+    "<|video_pad|>",
+    "<start_of_image>",
+    "<image_soft_token>",
+    "<end_of_image>",
+    "[IMG]",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+)
 
 
 def make_tokenizer() -> Tokenizer:

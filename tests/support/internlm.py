@@ -12,11 +12,15 @@ from support.tiny_models import make_model
 from transformers import PreTrainedModel
 
 INTERNLM2 = (
-    ("model.embed_tokens.", "model.tok_embeddings."), ("self_attn.o_proj.", "attention.wo."),
-    ("mlp.gate_proj.", "feed_forward.w1."), ("mlp.down_proj.", "feed_forward.w2."),
-    ("mlp.up_proj.", "feed_forward.w3."), ("input_layernorm.", "attention_norm."),
-    ("post_attention_layernorm.", "ffn_norm."), ("lm_head.", "output."),
-)  # fmt: skip
+    ("model.embed_tokens.", "model.tok_embeddings."),
+    ("self_attn.o_proj.", "attention.wo."),
+    ("mlp.gate_proj.", "feed_forward.w1."),
+    ("mlp.down_proj.", "feed_forward.w2."),
+    ("mlp.up_proj.", "feed_forward.w3."),
+    ("input_layernorm.", "attention_norm."),
+    ("post_attention_layernorm.", "ffn_norm."),
+    ("lm_head.", "output."),
+)
 
 
 def _internlm2_names(tensors: dict[str, torch.Tensor], kv_heads: int, size: int) -> dict[str, torch.Tensor]:

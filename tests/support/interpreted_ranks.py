@@ -107,8 +107,9 @@ def be_rank(rank: int, ranks: int, memory: mmap.mmap, folder: Path) -> None:
     store = dist.FileStore(str(folder / f"mapped-{ranks}"), ranks)
     mapped = MappedGroup(Exchange(torch.tensor([*addresses, host.data_ptr()]), rank, ranks), host, store)
     check(mapped, rank, ranks)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / f"gloo-{ranks}"), ranks), rank=rank,
-                            world_size=ranks)  # fmt: skip
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(folder / f"gloo-{ranks}"), ranks), rank=rank, world_size=ranks
+    )
     assert dist.group.WORLD is not None
     check(TorchGroup(dist.group.WORLD, one_shot_bytes=1000), rank, ranks)
     dist.barrier()

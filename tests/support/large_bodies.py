@@ -107,10 +107,12 @@ class Attack:
         self._processes = [
             subprocess.Popen(
                 [sys.executable, str(Path(__file__).resolve()), *each, str(seed), *kinds],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             for seed in range(processes)
-        ]  # fmt: skip
+        ]
 
     def __enter__(self) -> Attack:
         return self

@@ -24,9 +24,15 @@ class Layer:
     scale: float
 
     def run(
-        self, backend, parts: list[tuple[int, int]], block_size: int, kv_dtype: torch.dtype, dtype: torch.dtype,
-        padding: int = 0, before=None,
-    ):  # fmt: skip
+        self,
+        backend,
+        parts: list[tuple[int, int]],
+        block_size: int,
+        kv_dtype: torch.dtype,
+        dtype: torch.dtype,
+        padding: int = 0,
+        before=None,
+    ):
         """Positions ``computed ... computed + new`` of each part, each a sequence of its own, after those before; then
         ``padding`` rows. ``before``: the backend of those before, if it is another one."""
         blocks, device = -(-len(self.q) // block_size), self.q.device

@@ -53,10 +53,18 @@ from octavo.worker.worker import Worker
 
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 SAMPLING: list[dict[str, Any]] = [
-    *PARAMS, {}, {"top_k": 5}, {"logprobs": 3}, {"logit_bias": {4: 1.0}}, {"min_p": 0.1, "frequency_penalty": 0.5},
-    {"logprobs": 1, "temperature": 0}, {"allowed_token_ids": [4, 5, 6]}, {"prompt_logprobs": 20}, {"logprobs": 20},
+    *PARAMS,
+    {},
+    {"top_k": 5},
+    {"logprobs": 3},
+    {"logit_bias": {4: 1.0}},
+    {"min_p": 0.1, "frequency_penalty": 0.5},
+    {"logprobs": 1, "temperature": 0},
+    {"allowed_token_ids": [4, 5, 6]},
+    {"prompt_logprobs": 20},
+    {"logprobs": 20},
     {"bad_words_token_ids": [[0, 1], [5]]},
-]  # fmt: skip
+]
 
 
 def zeros_of(config: dict[str, Any], write: Callable[[int, int], Tensors]) -> Tensors:
@@ -64,10 +72,14 @@ def zeros_of(config: dict[str, Any], write: Callable[[int, int], Tensors]) -> Te
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     sizes = {
-        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
-    }  # fmt: skip
+    }
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden, "self_attn.q_norm": head}
     found = {"embed_tokens.weight": torch.zeros(config["vocab_size"], hidden), "norm.weight": torch.zeros(hidden)}
     for layer in range(config["num_hidden_layers"]):
@@ -80,8 +92,11 @@ def zeros_of(config: dict[str, Any], write: Callable[[int, int], Tensors]) -> Te
 
 def awq(rows: int, columns: int) -> Tensors:
     groups, words = columns // 128, rows // 8
-    return {"qweight": torch.zeros(columns, words, dtype=torch.int32), "scales": torch.zeros(groups, rows).half(),
-            "qzeros": torch.zeros(groups, words, dtype=torch.int32)}  # fmt: skip
+    return {
+        "qweight": torch.zeros(columns, words, dtype=torch.int32),
+        "scales": torch.zeros(groups, rows).half(),
+        "qzeros": torch.zeros(groups, words, dtype=torch.int32),
+    }
 
 
 def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
@@ -100,10 +115,15 @@ def whole_model(gpu: PretendedGpu) -> dict[str, Any]:
     with noted_steps(gpu) as steps:
         found += ask(llm, [40] * 7, max_tokens=1)
     return {
-        "errors": found, "layers": LLAMA_8B["num_hidden_layers"],
-        "decodes": graphs[: 3 * num_sizes], "prompts": graphs[3 * num_sizes :],
-        "steady": steady, "step of prompts": max(steps, key=len), "limit": ledger.total, "peak": peak,
-    }  # fmt: skip
+        "errors": found,
+        "layers": LLAMA_8B["num_hidden_layers"],
+        "decodes": graphs[: 3 * num_sizes],
+        "prompts": graphs[3 * num_sizes :],
+        "steady": steady,
+        "step of prompts": max(steps, key=len),
+        "limit": ledger.total,
+        "peak": peak,
+    }
 
 
 def plans(gpu: PretendedGpu) -> dict[str, Any]:
@@ -142,10 +162,16 @@ def plans_of_codes(gpu: PretendedGpu) -> dict[str, Any]:
     """What checkpoints take once they are loaded, and as planned by their headers and by config.json alone."""
     found: dict[str, Any] = {}
     settings = FAMILIES["llama"][1] | {
-        "hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 4, "head_dim": 32, "num_experts": 3,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "num_experts": 3,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 128, "decoder_sparse_step": 2, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "moe_intermediate_size": 128,
+        "decoder_sparse_step": 2,
+        "tie_word_embeddings": False,
+    }
     with tempfile.TemporaryDirectory() as folder:
         plain, whole, alone = (Path(folder, name) for name in ("plain", "whole", "alone"))
         make_model("Qwen3MoeConfig", settings).save_pretrained(plain)
@@ -240,11 +266,20 @@ def served_in_sizes(gpu: PretendedGpu, config: dict[str, Any], **arguments: Any)
 def gemma(gpu: PretendedGpu, architecture: str, **sizes: Any) -> dict[str, Any]:
     """Gemma 3n or 4 of few layers, the last ones of which share keys and values, captured."""
     config = QWEN3 | {
-        "architectures": [architecture], "model_type": "gemma", "num_key_value_heads": 2, "num_attention_heads": 8,
-        "head_dim": 256, "vocab_size": 4096, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 512,
-        "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_activation": "gelu_pytorch_tanh",
-        "vocab_size_per_layer_input": 4096, "hidden_size_per_layer_input": 256,
-    }  # fmt: skip
+        "architectures": [architecture],
+        "model_type": "gemma",
+        "num_key_value_heads": 2,
+        "num_attention_heads": 8,
+        "head_dim": 256,
+        "vocab_size": 4096,
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 512,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "vocab_size_per_layer_input": 4096,
+        "hidden_size_per_layer_input": 256,
+    }
     del config["rope_theta"]
     return served_in_sizes(gpu, config | sizes, max_num_seqs=32)
 
@@ -272,11 +307,16 @@ SMALL = QWEN3 | {"vocab_size": 4096}
 DRAFTERS: dict[str, dict[str, Any]] = {
     "draft_model": SMALL | {"num_hidden_layers": 1},
     "eagle": SMALL | {"architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1},
-    "eagle3": SMALL | {"architectures": ["Eagle3LlamaForCausalLM"], "num_hidden_layers": 1, "fc_norm": True,
-                       "eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+    "eagle3": SMALL
+    | {
+        "architectures": ["Eagle3LlamaForCausalLM"],
+        "num_hidden_layers": 1,
+        "fc_norm": True,
+        "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+    },
     "medusa": {"num_heads": 7},
     "mtp": DEEPSEEK | {"num_nextn_predict_layers": 2},
-}  # fmt: skip
+}
 
 
 def drafts(gpu: PretendedGpu, lengths: range = range(8), method: str = "ngram") -> dict[str, Any]:
@@ -287,9 +327,12 @@ def drafts(gpu: PretendedGpu, lengths: range = range(8), method: str = "ngram") 
         Path(folder, "config.json").write_text(json.dumps(DRAFTERS.get(method)))
         asked = {"method": method, "num_speculative_tokens": 7} | ({} if method == "mtp" else {"model": folder})
         llm = engine(
-            DRAFTERS["mtp"] if method == "mtp" else SMALL, max_model_len=2048, num_gpu_blocks_override=2000,
-            max_num_seqs=48, speculative_config=asked if by_worker else LOOKUP,
-        )  # fmt: skip
+            DRAFTERS["mtp"] if method == "mtp" else SMALL,
+            max_model_len=2048,
+            num_gpu_blocks_override=2000,
+            max_num_seqs=48,
+            speculative_config=asked if by_worker else LOOKUP,
+        )
     known, scheduler = set(gpu.kernels), llm.engine.scheduler
     assert isinstance(scheduler, Scheduler)
     gpu.strict = True
@@ -325,9 +368,14 @@ def write_adapters(folder: str, vocab_size: int) -> list[LoRARequest | None]:
 
 
 LORA: dict[str, Any] = {
-    "enable_lora": True, "max_loras": 3, "max_cpu_loras": 4, "max_lora_rank": 12, "max_num_seqs": 24,
-    "max_model_len": 2048, "num_gpu_blocks_override": 2000,
-}  # fmt: skip
+    "enable_lora": True,
+    "max_loras": 3,
+    "max_cpu_loras": 4,
+    "max_lora_rank": 12,
+    "max_num_seqs": 24,
+    "max_model_len": 2048,
+    "num_gpu_blocks_override": 2000,
+}
 
 
 def ask_adapters(llm: LLM, lengths: list[int], some: list[LoRARequest | None], **params: Any) -> list[str]:
@@ -360,9 +408,11 @@ def adapters(gpu: PretendedGpu, tensors: Tensors | None = None, **arguments: Any
                 found += ask_adapters(llm, [30] * 4, some, max_tokens=40)
     new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
     return {
-        "errors": found, "compiled while serving": new, "graphs": graphs,
+        "errors": found,
+        "compiled while serving": new,
+        "graphs": graphs,
         "steps": {kind: seen[8:-8] for kind, seen in steps.items()},
-    }  # fmt: skip
+    }
 
 
 def ranks_of_adapters(gpu: PretendedGpu) -> dict[str, Any]:

@@ -82,9 +82,14 @@ def images(gpu: PretendedGpu, name: str) -> dict[str, Any]:
         Path(folder, "config.json").write_text(json.dumps(config))
         Path(folder, "preprocessor_config.json").write_text(json.dumps(about))
         llm = LLM(
-            folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", max_model_len=4096,
-            num_gpu_blocks_override=2000, max_num_seqs=8,
-        )  # fmt: skip
+            folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            device="cuda",
+            max_model_len=4096,
+            num_gpu_blocks_override=2000,
+            max_num_seqs=8,
+        )
         known, largest = set(gpu.kernels), largest_image(llm.engine.config)
     assert largest is not None
     gpu.strict = True
@@ -107,9 +112,11 @@ def images(gpu: PretendedGpu, name: str) -> dict[str, Any]:
 
     found: list[str] = []
     for asked in (
-        [request(1, "a")], [request(20, "b"), request(7)], [request(3, "a", "c"), request(300, "d", logprobs=2)],
+        [request(1, "a")],
+        [request(20, "b"), request(7)],
+        [request(3, "a", "c"), request(300, "d", logprobs=2)],
         [request(2, "e", prompt_logprobs=1)],
-    ):  # fmt: skip
+    ):
         found += errors(llm._run(asked, [None] * len(asked), False))
     with noted_steps(gpu) as steps:
         found += errors(llm._run([request(5, "f"), request(9, "a"), request(4)], [None] * 3, False))

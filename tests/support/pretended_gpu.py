@@ -326,8 +326,11 @@ def what_is_noticed(gpu: PretendedGpu) -> dict[str, Any]:
         "captured work": captured(lambda: there * 2),
     }
     gpu.strict = True
-    return {"refused": [name for name in wrong if refused(wrong[name])], "wrong": list(wrong),
-            "refused wrongly": [name for name in right if refused(right[name])]}  # fmt: skip
+    return {
+        "refused": [name for name in wrong if refused(wrong[name])],
+        "wrong": list(wrong),
+        "refused wrongly": [name for name in right if refused(right[name])],
+    }
 
 
 def refused(work: Callable[[], object]) -> bool:

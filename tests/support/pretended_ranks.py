@@ -113,9 +113,14 @@ def as_ranks(gpu: PretendedGpu, make: Callable[[int], Any], use: Callable[[Any],
     new += _follow(gpu, ranks)
     steps = sum(kind is Kind.STEP for kind, _ in ranks.sent)
     return {
-        "answers": answers, "graphs": graphs, "compiled while serving": new, "parts": parts,
-        "weights": weights, "layers": layers, "steps": steps,
-    }  # fmt: skip
+        "answers": answers,
+        "graphs": graphs,
+        "compiled while serving": new,
+        "parts": parts,
+        "weights": weights,
+        "layers": layers,
+        "steps": steps,
+    }
 
 
 def _follow(gpu: PretendedGpu, ranks: OthersAreNotThere) -> list[str]:
@@ -124,9 +129,11 @@ def _follow(gpu: PretendedGpu, ranks: OthersAreNotThere) -> list[str]:
     channel = Sent(ranks.sent)
     inbox, place = worker_proc.Inbox(channel), place_of(1, ranks.size)  # type: ignore[arg-type]
     worker = Worker(
-        ranks.config, tp=place.tp, agree=place.world.smallest,
+        ranks.config,
+        tp=place.tp,
+        agree=place.world.smallest,
         make_grammars=lambda _, vocab_size: FollowingGrammars(vocab_size, inbox.next_mask),
-    )  # fmt: skip
+    )
     known = set(gpu.kernels)
     gpu.strict = True
     try:

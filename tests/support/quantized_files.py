@@ -165,10 +165,23 @@ def nvfp4(codes_name: str = "weight", of_tensor: str = "weight_scale_2", recipro
 
 
 NF4 = [
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-]  # fmt: skip
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+]
 
 
 _BNB_FP4 = [0.0, 0.0052083333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25]
@@ -302,18 +315,37 @@ def gpt_oss_as_released() -> tuple[dict[str, Any], Tensors]:
     """gpt-oss of two layers, all weights 0: experts in MXFP4, stacked, gates and ups in turn."""
     hidden, inner, experts, queries, vocab = 1024, 1024, 8, 16 * 64, 4096
     config = {
-        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": hidden, "head_dim": 64,
-        "intermediate_size": inner, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8,
-        "vocab_size": vocab, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "max_position_embeddings": 40960,
-        "torch_dtype": "bfloat16", "tie_word_embeddings": False, "hidden_act": "silu", "bos_token_id": 1,
-        "eos_token_id": 2, "num_local_experts": experts, "num_experts_per_tok": 2, "sliding_window": 128,
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_size": hidden,
+        "head_dim": 64,
+        "intermediate_size": inner,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "vocab_size": vocab,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 40960,
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 2,
+        "sliding_window": 128,
         "layer_types": ["sliding_attention", "full_attention"],
         "quantization_config": {
             "quant_method": "mxfp4",
-            "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
-                                       "lm_head"],
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
         },
-    }  # fmt: skip
+    }
     tensors = {"model.embed_tokens.weight": torch.zeros(vocab, hidden), "lm_head.weight": torch.zeros(vocab, hidden)}
     tensors["model.norm.weight"] = torch.ones(hidden)
     rows = {"q_proj": queries, "k_proj": 512, "v_proj": 512, "o_proj": hidden}
@@ -350,10 +382,12 @@ def embedded_checkpoint(folder: Path) -> Path:
 # How SmolLM2 is quantised: its widths (576, 1536) are multiples of 64, not of 128. name -> writer, description
 RECIPES: dict[str, Callable[[], tuple[Writer, dict[str, Any]]]] = {
     "awq": lambda: (
-        awq(64), {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"},
+        awq(64),
+        {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"},
     ),
     "gptq": lambda: (
-        gptq(group=64), {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False},
+        gptq(group=64),
+        {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "desc_act": False},
     ),
     "gptq-act-order": lambda: (
         gptq(group=64, act_order=True),
@@ -367,7 +401,7 @@ RECIPES: dict[str, Callable[[], tuple[Writer, dict[str, Any]]]] = {
         bitsandbytes_4bit(nested=True, block=64),
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     ),
-}  # fmt: skip
+}
 # vLLM refuses int8 checkpoints that do not say how activations are quantised.
 DYNAMIC_INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 

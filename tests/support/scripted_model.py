@@ -69,9 +69,13 @@ def write_scripted_model(tiny_model: Path, folder: Path) -> None:
     number = {piece: backend.token_to_id(piece) for piece in pieces} | {"": config["eos_token_id"]}
     assert max(number.values()) < _ROOM
     config |= {
-        "vocab_size": _ROOM, "hidden_size": _WIDTH, "intermediate_size": 32, "num_hidden_layers": 1,
-        "num_attention_heads": 4, "num_key_value_heads": 2,
-    }  # fmt: skip
+        "vocab_size": _ROOM,
+        "hidden_size": _WIDTH,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     torch.manual_seed(0)
     embed = torch.randint(0, 2, (_ROOM, _WIDTH)).float() * 2 - 1
@@ -87,10 +91,14 @@ def write_scripted_model(tiny_model: Path, folder: Path) -> None:
     half = _WIDTH // 2
     weights = {"model.embed_tokens.weight": embed, "lm_head.weight": head, "model.norm.weight": torch.ones(_WIDTH)}
     layer = {
-        "self_attn.q_proj": (_WIDTH, _WIDTH), "self_attn.k_proj": (half, _WIDTH), "self_attn.v_proj": (half, _WIDTH),
-        "self_attn.o_proj": (_WIDTH, _WIDTH), "mlp.gate_proj": (32, _WIDTH), "mlp.up_proj": (32, _WIDTH),
+        "self_attn.q_proj": (_WIDTH, _WIDTH),
+        "self_attn.k_proj": (half, _WIDTH),
+        "self_attn.v_proj": (half, _WIDTH),
+        "self_attn.o_proj": (_WIDTH, _WIDTH),
+        "mlp.gate_proj": (32, _WIDTH),
+        "mlp.up_proj": (32, _WIDTH),
         "mlp.down_proj": (_WIDTH, 32),
-    }  # fmt: skip
+    }
     weights |= {f"model.layers.0.{name}.weight": torch.zeros(shape) for name, shape in layer.items()}
     for name in ("input_layernorm", "post_attention_layernorm"):
         weights[f"model.layers.0.{name}.weight"] = torch.ones(_WIDTH)

@@ -32,11 +32,22 @@ def tiny_model(folder: Path) -> Path:
     backend.decoder = decoders.ByteLevel()
     backend.save(str(folder / "tokenizer.json"))
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB_SIZE, "hidden_size": 32,
-        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-        "tie_word_embeddings": False, "torch_dtype": "float32", "eos_token_id": VOCAB_SIZE - 1,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "eos_token_id": VOCAB_SIZE - 1,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text("{}")
     return folder
@@ -78,16 +89,33 @@ class Engine:
     """One `octavo serve` on a tiny model. A context manager; ready when entered."""
 
     def __init__(
-        self, folder: Path, *flags: str, env: dict[str, str] | None = None, port: int | None = None,
+        self,
+        folder: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        port: int | None = None,
         python: str = sys.executable,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.port, self.management_port = port or free_port(), free_port()
         self._log = folder / "log"
         self._command = [
-            python, "-m", "octavo.cli.main", "serve", str(tiny_model(folder / "model")),
-            "--load-format", "dummy", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(self.port),
-            "--management-port", str(self.management_port), *flags,
-        ]  # fmt: skip
+            python,
+            "-m",
+            "octavo.cli.main",
+            "serve",
+            str(tiny_model(folder / "model")),
+            "--load-format",
+            "dummy",
+            "--served-model-name",
+            "tiny",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--management-port",
+            str(self.management_port),
+            *flags,
+        ]
         self._open: set[http.client.HTTPConnection] = set()
         self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
 

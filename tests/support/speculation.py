@@ -22,14 +22,18 @@ def all_of(outputs: list[RequestOutput]) -> list[Any]:
             output.prompt_logprobs and list(output.prompt_logprobs),
             [
                 (
-                    one.text, list(one.token_ids), one.cumulative_logprob, one.finish_reason, one.stop_reason,
+                    one.text,
+                    list(one.token_ids),
+                    one.cumulative_logprob,
+                    one.finish_reason,
+                    one.stop_reason,
                     one.logprobs and [{i: (v.logprob, v.rank) for i, v in at.items()} for at in one.logprobs],
                 )
                 for one in output.outputs
             ],
         )
         for output in outputs
-    ]  # fmt: skip
+    ]
 
 
 class Oracle:

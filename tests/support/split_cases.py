@@ -7,9 +7,13 @@ from typing import Any
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80], [320, 0, 5]]
 # Halves of these sizes need no padding in the kernels' own order.
 SMALL: dict[str, Any] = {
-    "vocab_size": 321, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 321,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "max_position_embeddings": 256,
-}  # fmt: skip
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "biases": ("LlamaConfig", SMALL | {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True}),
     "one-kv-head": ("Qwen3Config", SMALL | {"num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True}),

@@ -55,9 +55,13 @@ class TokenClients:
                 client = httpx.AsyncClient(base_url=self.url, timeout=300)
             count += 1
             body = {
-                "model": self.model, "prompt": f"User {number} asks for the {count}. time:", "temperature": 0,
-                "max_tokens": chance.randint(8, 48), "ignore_eos": True, "logprobs": 0,
-            }  # fmt: skip
+                "model": self.model,
+                "prompt": f"User {number} asks for the {count}. time:",
+                "temperature": 0,
+                "max_tokens": chance.randint(8, 48),
+                "ignore_eos": True,
+                "logprobs": 0,
+            }
             await (self._answer if kind == "answer" else self._stream)(client, body, kind)
             if kind == "stream, now and then":
                 await asyncio.sleep(chance.choice(PAUSES))

@@ -22,9 +22,14 @@ from octavo.interface.vision_config import LLAVA_TOWERS, vision_config
 IMAGE = 300  # the placeholder
 AROUND = 301  # a token that stands between those of an image and is none
 CLIP = {
-    "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
-    "num_attention_heads": 2, "image_size": 32, "patch_size": 8,
-}  # fmt: skip
+    "model_type": "clip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
 SIGLIP = CLIP | {"model_type": "siglip_vision_model"}
 TEXT = SMALL | {"model_type": "llama"}
 
@@ -116,8 +121,13 @@ def _patches(rng: np.random.Generator) -> TestImage:
 
 
 QWEN_TOWER = {
-    "depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4,
-}  # fmt: skip
+    "depth": 4,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "patch_size": 4,
+}
 QWEN_TEXT = SMALL | {"num_hidden_layers": 4, "use_sliding_window": False}
 QWEN3_TEXT = SMALL | {"head_dim": 16, "num_hidden_layers": 4} | rope("default", mrope_section=[4, 2, 2])
 QWEN3_TOWER = QWEN_TOWER | {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
@@ -154,92 +164,126 @@ def _tiled(config_class: str, settings: dict[str, Any]) -> Callable[[np.random.G
 PIXTRAL = {"model_type": "pixtral", **{key: CLIP[key] for key in CLIP if key != "model_type"}}
 MISTRAL = SMALL | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
 LLAVA_NEXT = {
-    "text_config": MISTRAL | {"sliding_window": 19}, "vision_config": CLIP | {"patch_size": 16},
+    "text_config": MISTRAL | {"sliding_window": 19},
+    "vision_config": CLIP | {"patch_size": 16},
     "image_token_index": IMAGE,
     "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
-}  # fmt: skip
+}
 ONEVISION = {
-    "text_config": SMALL | {"model_type": "qwen2"}, "vision_config": SIGLIP | {"patch_size": 16},
+    "text_config": SMALL | {"model_type": "qwen2"},
+    "vision_config": SIGLIP | {"patch_size": 16},
     "image_token_index": IMAGE,
-    "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64], [96, 32]], "vision_aspect_ratio": "anyres_max_2",
-}  # fmt: skip
+    "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64], [96, 32]],
+    "vision_aspect_ratio": "anyres_max_2",
+}
 IDEFICS3 = {
-    "text_config": TEXT, "image_token_id": IMAGE, "scale_factor": 2,
+    "text_config": TEXT,
+    "image_token_id": IMAGE,
+    "scale_factor": 2,
     "vision_config": {key: value for key, value in CLIP.items() if key != "model_type"},
-}  # fmt: skip
+}
 CASES: dict[str, Case] = {
-    "llava": Case(
-        "LlavaConfig", {"text_config": TEXT, "vision_config": CLIP, "image_token_index": IMAGE}, _square(16)
-    ),
+    "llava": Case("LlavaConfig", {"text_config": TEXT, "vision_config": CLIP, "image_token_index": IMAGE}, _square(16)),
     "llava-siglip": Case(
         "LlavaConfig",
         {
-            "text_config": TEXT, "vision_config": SIGLIP, "image_token_index": IMAGE, "vision_feature_layer": [-1, -2],
-            "vision_feature_select_strategy": "full", "multimodal_projector_bias": False,
+            "text_config": TEXT,
+            "vision_config": SIGLIP,
+            "image_token_index": IMAGE,
+            "vision_feature_layer": [-1, -2],
+            "vision_feature_select_strategy": "full",
+            "multimodal_projector_bias": False,
         },
         _square(16),
     ),
     "gemma3": Case(
         "Gemma3Config",
         {
-            "text_config": SMALL | {
-                "head_dim": 16, "sliding_window": 7, "num_hidden_layers": 6, "query_pre_attn_scalar": 16,
+            "text_config": SMALL
+            | {
+                "head_dim": 16,
+                "sliding_window": 7,
+                "num_hidden_layers": 6,
+                "query_pre_attn_scalar": 16,
             },
-            "vision_config": SIGLIP, "mm_tokens_per_image": 4, "image_token_id": IMAGE,
+            "vision_config": SIGLIP,
+            "mm_tokens_per_image": 4,
+            "image_token_id": IMAGE,
         },
-        _marked, whole=True,
+        _marked,
+        whole=True,
     ),
     "idefics3": Case("Idefics3Config", IDEFICS3, _tiles),
     "qwen2-vl": Case(
         "Qwen2VLConfig",
         {
-            "text_config": QWEN_TEXT | rope("default", mrope_section=[1, 2, 3]), "image_token_id": IMAGE,
+            "text_config": QWEN_TEXT | rope("default", mrope_section=[1, 2, 3]),
+            "image_token_id": IMAGE,
             "vision_config": {
-                "depth": 2, "embed_dim": 32, "hidden_size": 48, "mlp_ratio": 2, "num_heads": 2, "patch_size": 4,
+                "depth": 2,
+                "embed_dim": 32,
+                "hidden_size": 48,
+                "mlp_ratio": 2,
+                "num_heads": 2,
+                "patch_size": 4,
             },
         },
-        _patches, apart=True,
+        _patches,
+        apart=True,
     ),
     "qwen2.5-vl": Case(
         "Qwen2_5_VLConfig",
         {
-            "text_config": QWEN_TEXT | rope("default", mrope_section=[2, 2, 2]), "image_token_id": IMAGE,
+            "text_config": QWEN_TEXT | rope("default", mrope_section=[2, 2, 2]),
+            "image_token_id": IMAGE,
             "vision_config": QWEN_TOWER | {"window_size": 16, "fullatt_block_indexes": [1, 3]},
         },
-        _patches, apart=True,
+        _patches,
+        apart=True,
     ),
     "qwen3-vl": Case(
         "Qwen3VLConfig",
-        {"text_config": QWEN3_TEXT, "vision_config": QWEN3_TOWER, "image_token_id": IMAGE}, _patches, apart=True,
+        {"text_config": QWEN3_TEXT, "vision_config": QWEN3_TOWER, "image_token_id": IMAGE},
+        _patches,
+        apart=True,
     ),
     "qwen3-vl-moe": Case(
         "Qwen3VLMoeConfig",
         {
             "text_config": QWEN3_TEXT | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
-            "vision_config": QWEN3_TOWER, "image_token_id": IMAGE,
+            "vision_config": QWEN3_TOWER,
+            "image_token_id": IMAGE,
         },
-        _patches, apart=True,
+        _patches,
+        apart=True,
     ),
     "smolvlm": Case("SmolVLMConfig", IDEFICS3, _tiles),
     "pixtral": Case(
         "LlavaConfig",
         {
-            "text_config": MISTRAL, "vision_config": PIXTRAL | {"hidden_act": "silu"}, "image_token_index": IMAGE,
-            "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+            "text_config": MISTRAL,
+            "vision_config": PIXTRAL | {"hidden_act": "silu"},
+            "image_token_index": IMAGE,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
         },
         _any_size(8),
     ),
     "mistral3": Case(
         "Mistral3Config",
         {
-            "text_config": MISTRAL, "vision_config": PIXTRAL, "image_token_index": IMAGE, "vision_feature_layer": -2,
-            "spatial_merge_size": 2, "tie_word_embeddings": False,
+            "text_config": MISTRAL,
+            "vision_config": PIXTRAL,
+            "image_token_index": IMAGE,
+            "vision_feature_layer": -2,
+            "spatial_merge_size": 2,
+            "tie_word_embeddings": False,
         },
         _any_size(16),
     ),
     "llava-next": Case("LlavaNextConfig", LLAVA_NEXT, _tiled("LlavaNextConfig", LLAVA_NEXT)),
     "llava-onevision": Case("LlavaOnevisionConfig", ONEVISION, _tiled("LlavaOnevisionConfig", ONEVISION)),
-}  # fmt: skip
+}
 
 
 def reference_logits(model: Any, prompt: Prompt) -> torch.Tensor:

@@ -20,10 +20,16 @@ from support.scripted_server import ScriptedServer
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)  # fmt: skip
+)
 AXE = "axe-core@4.14.1"
 TIMEOUT = 60_000  # ms: for what a machine with nothing else to do shows in one or two seconds
 
@@ -45,8 +51,11 @@ class Dashboard:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "octavo.cli.main", "dashboard", "--port", "0", *flags],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **(env or {})},
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(env or {})},
+            )
         while (found := re.search(r"dashboard at (http\S+)", self.log)) is None:
             assert self.process.poll() is None, self.log
             assert time.monotonic() - self.started < 120, self.log

@@ -154,9 +154,13 @@ def picture(path: Path, width: int, height: int, **how: Any) -> bytes:
 
 
 def test_pictures_are_attached_made_smaller_and_sent(
-    scripted: ScriptedServer, scripted_dashboard: Any, visit: Callable[[str], Any], tmp_path: Path, monkeypatch: Any,
+    scripted: ScriptedServer,
+    scripted_dashboard: Any,
+    visit: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: Any,
     axe: str,
-) -> None:  # fmt: skip
+) -> None:
     plain = visit(scripted_dashboard.url).page
     plain.locator(".octavo-state.ready").wait_for()
     assert plain.get_by_role("button", name="Attach a picture").count() == 0, "the model takes text alone"

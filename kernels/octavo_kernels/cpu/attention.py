@@ -46,10 +46,15 @@ def has_pair_layout(kv_cache: Tensor) -> bool:
     """Whether the library in use keeps this bfloat16 cache in pairs (csrc/ops.h: BF16_PAIRS), unlike `reference`."""
     library, (block_size, head_size) = get_library(), kv_cache.shape[3:]
     return (
-        library is not None and library.isa == "avx512bf16" and kv_cache.dtype == torch.bfloat16
-        and len(kv_cache) == 2 and kv_cache.stride(0) != 0
-        and has_dense_blocks(kv_cache) and block_size % _CHUNK == head_size % 32 == 0 and head_size <= MAX_HEAD_SIZE
-    )  # fmt: skip
+        library is not None
+        and library.isa == "avx512bf16"
+        and kv_cache.dtype == torch.bfloat16
+        and len(kv_cache) == 2
+        and kv_cache.stride(0) != 0
+        and has_dense_blocks(kv_cache)
+        and block_size % _CHUNK == head_size % 32 == 0
+        and head_size <= MAX_HEAD_SIZE
+    )
 
 
 def to_pair_layout(plain: Tensor) -> Tensor:
@@ -116,9 +121,20 @@ def rope_and_cache(
         _reject_int8(kv_cache)
         plain = from_pair_layout(kv_cache) if pair_layout else kv_cache  # slow; not on the path of any served model
         q = reference.rope_and_cache(
-            qkv, positions, cos_sin_cache, plain, slot_mapping, num_heads, num_kv_heads, head_size,
-            q_norm_weight, k_norm_weight, eps, k_scale, v_scale,
-        )  # fmt: skip
+            qkv,
+            positions,
+            cos_sin_cache,
+            plain,
+            slot_mapping,
+            num_heads,
+            num_kv_heads,
+            head_size,
+            q_norm_weight,
+            k_norm_weight,
+            eps,
+            k_scale,
+            v_scale,
+        )
         if pair_layout:
             kv_cache.copy_(to_pair_layout(plain))
         return q

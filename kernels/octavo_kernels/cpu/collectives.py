@@ -101,9 +101,18 @@ class SharedMemory:
             raise ValueError(f"x: {total} columns over {self.ranks} ranks do not fit a slot of {_SLOT} bytes")
         for first in range(0, len(x), rows):
             self._run(
-                "all_gather", out.numel(), x.data_ptr(), 0 if wants is None else wants.data_ptr(), out.data_ptr(),
-                *self._exchange, len(x), x.stride(0), total, first, x.element_size(),
-            )  # fmt: skip
+                "all_gather",
+                out.numel(),
+                x.data_ptr(),
+                0 if wants is None else wants.data_ptr(),
+                out.data_ptr(),
+                *self._exchange,
+                len(x),
+                x.stride(0),
+                total,
+                first,
+                x.element_size(),
+            )
         return out
 
     def broadcast(self, x: Tensor) -> None:

@@ -23,8 +23,9 @@ def fill_dense(data: Tensor, first: int, rows: Tensor) -> bool:
     if library is None:
         return False
     rows = as_contiguous(rows)
-    op = library.pack("pack_dense", rows.data_ptr(), data.data_ptr(), len(rows), first, rows.shape[1],
-                      WEIGHT_DTYPES[rows.dtype])  # fmt: skip
+    op = library.pack(
+        "pack_dense", rows.data_ptr(), data.data_ptr(), len(rows), first, rows.shape[1], WEIGHT_DTYPES[rows.dtype]
+    )
     library.run(op, threads=1)
     return True
 
@@ -45,10 +46,19 @@ def dense_linear(
     for part in weight.parts:
         program += library.pack(
             "dense_linear",
-            x.data_ptr(), part.data.data_ptr(), 0 if bias is None else bias.data_ptr() + 4 * offset, out.data_ptr(),
-            len(x), part.channels, weight.width, weight.channels, offset,
-            DTYPES[x.dtype], WEIGHT_DTYPES[part.data.dtype], DTYPES[dtype],
-        )  # fmt: skip
+            x.data_ptr(),
+            part.data.data_ptr(),
+            0 if bias is None else bias.data_ptr() + 4 * offset,
+            out.data_ptr(),
+            len(x),
+            part.channels,
+            weight.width,
+            weight.channels,
+            offset,
+            DTYPES[x.dtype],
+            WEIGHT_DTYPES[part.data.dtype],
+            DTYPES[dtype],
+        )
         offset += part.channels
     library.run(program, threads_for_products(len(x), weight.channels * weight.width))
     return out
@@ -63,8 +73,15 @@ def dense_embedding(ids: Tensor, weight: DenseWeight, dtype: torch.dtype, first:
     out = torch.empty((ids.numel(), weight.width), dtype=dtype)
     op = library.pack(
         "dense_embedding",
-        ids.data_ptr(), part.data.data_ptr(), out.data_ptr(), ids.numel(), part.channels, weight.width,
-        WEIGHT_DTYPES[part.data.dtype], DTYPES[dtype], -1 if first is None else first,
-    )  # fmt: skip
+        ids.data_ptr(),
+        part.data.data_ptr(),
+        out.data_ptr(),
+        ids.numel(),
+        part.channels,
+        weight.width,
+        WEIGHT_DTYPES[part.data.dtype],
+        DTYPES[dtype],
+        -1 if first is None else first,
+    )
     library.run(op, threads_for(out.numel()))
     return out.view(*ids.shape, weight.width)

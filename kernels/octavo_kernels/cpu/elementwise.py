@@ -19,9 +19,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     width, elements = x.shape[-1], x.numel()
     op = library.pack(
         "rms_norm",
-        x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), 0, elements // width, width, dtype,
-        weight_dtype, eps,
-    )  # fmt: skip
+        x.data_ptr(),
+        0,
+        weight.data_ptr(),
+        out.data_ptr(),
+        0,
+        elements // width,
+        width,
+        dtype,
+        weight_dtype,
+        eps,
+    )
     library.run(op, threads_for(elements))
     return out
 
@@ -36,9 +44,17 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     width, elements = x.shape[-1], x.numel()
     op = library.pack(
         "rms_norm",
-        x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(),
-        elements // width, width, dtype, weight_dtype, eps,
-    )  # fmt: skip
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        total.data_ptr(),
+        elements // width,
+        width,
+        dtype,
+        weight_dtype,
+        eps,
+    )
     library.run(op, threads_for(elements))
     return out, total
 
@@ -87,8 +103,18 @@ def activate(x: Tensor, kind: str, gated: bool = False, up: Tensor | None = None
     else:
         up_address, up_stride = (0, 0) if up is None else (up.data_ptr(), up.stride(0))
     out = x.new_empty((*x.shape[:-1], width))
-    op = library.pack("activation", x.data_ptr(), up_address, out.data_ptr(), out.numel() // max(width, 1), width,
-                      ACTIVATIONS[kind], stride, up_stride, dtype)  # fmt: skip
+    op = library.pack(
+        "activation",
+        x.data_ptr(),
+        up_address,
+        out.data_ptr(),
+        out.numel() // max(width, 1),
+        width,
+        ACTIVATIONS[kind],
+        stride,
+        up_stride,
+        dtype,
+    )
     library.run(op, threads_for(out.numel()))
     return out
 
@@ -113,8 +139,9 @@ def scale(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
         return reference.scale(x, factor, cap)
     x = as_contiguous(x)
     out, width = torch.empty_like(x), x.shape[-1]
-    op = library.pack("scale", x.data_ptr(), out.data_ptr(), x.numel() // max(width, 1), width, dtype, factor,
-                      cap or 0.0)  # fmt: skip
+    op = library.pack(
+        "scale", x.data_ptr(), out.data_ptr(), x.numel() // max(width, 1), width, dtype, factor, cap or 0.0
+    )
     library.run(op, threads_for(x.numel()))
     return out
 
@@ -128,8 +155,16 @@ def rms_norm_(x: Tensor, weight: Tensor, eps: float) -> None:
     width = weight.numel()
     op = library.pack(
         "rms_norm_columns",
-        x.data_ptr(), weight.data_ptr(), rows, columns // width, width, x.stride(0), dtype, weight_dtype, eps,
-    )  # fmt: skip
+        x.data_ptr(),
+        weight.data_ptr(),
+        rows,
+        columns // width,
+        width,
+        x.stride(0),
+        dtype,
+        weight_dtype,
+        eps,
+    )
     library.run(op, threads_for(x.numel()))
 
 
@@ -141,9 +176,15 @@ def take_columns(x: Tensor, columns: Tensor) -> Tensor:
     x, columns, width = as_contiguous(x), as_contiguous(columns, torch.int32), x.shape[-1]
     out = x.new_empty((*x.shape[:-1], columns.numel()))
     op = library.pack(
-        "take_columns", x.data_ptr(), columns.data_ptr(), out.data_ptr(), x.numel() // max(width, 1), width,
-        columns.numel(), x.element_size(),
-    )  # fmt: skip
+        "take_columns",
+        x.data_ptr(),
+        columns.data_ptr(),
+        out.data_ptr(),
+        x.numel() // max(width, 1),
+        width,
+        columns.numel(),
+        x.element_size(),
+    )
     library.run(op, threads_for(out.numel()))
     return out
 
@@ -162,8 +203,15 @@ def layer_norm(
     addresses = (0 if t is None else t.data_ptr() for t in (residual, weight, bias))
     op = library.pack(
         "layer_norm",
-        x.data_ptr(), *addresses, out.data_ptr(), total.data_ptr(), elements // width, width, dtype, eps,
-    )  # fmt: skip
+        x.data_ptr(),
+        *addresses,
+        out.data_ptr(),
+        total.data_ptr(),
+        elements // width,
+        width,
+        dtype,
+        eps,
+    )
     library.run(op, threads_for(elements))
     return out, total
 
@@ -177,8 +225,14 @@ def embedding(ids: Tensor, weight: Tensor, first: int | None = None) -> Tensor:
     out = torch.empty((*ids.shape, weight.shape[1]), dtype=weight.dtype)
     row_bytes = weight.shape[1] * weight.element_size()
     op = library.pack(
-        "embedding", ids.data_ptr(), weight.data_ptr(), out.data_ptr(), ids.numel(), weight.shape[0], row_bytes,
+        "embedding",
+        ids.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        ids.numel(),
+        weight.shape[0],
+        row_bytes,
         -1 if first is None else first,
-    )  # fmt: skip
+    )
     library.run(op, threads_for(out.numel()))
     return out

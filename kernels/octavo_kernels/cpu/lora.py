@@ -29,10 +29,20 @@ def lora_shrink(x: Tensor, table: AdapterTable, slots: Tensor, tiles: RowTiles |
         return reference.lora_shrink(x, table, slots)
     out = torch.empty(len(x), table.width, dtype=torch.float32)
     op = library.pack(
-        "lora_shrink", x.data_ptr(), tiles.rows.data_ptr(), tiles.slots.data_ptr(), table.ranks.data_ptr(),
-        table.a_addresses.data_ptr(), out.data_ptr(), x.stride(0), x.shape[1], table.parts, table.width, dtype,
+        "lora_shrink",
+        x.data_ptr(),
+        tiles.rows.data_ptr(),
+        tiles.slots.data_ptr(),
+        table.ranks.data_ptr(),
+        table.a_addresses.data_ptr(),
+        out.data_ptr(),
+        x.stride(0),
+        x.shape[1],
+        table.parts,
+        table.width,
+        dtype,
         DTYPES[table.dtype],
-    )  # fmt: skip
+    )
     library.run(op, threads_for(x.numel() * table.width))
     return out
 
@@ -44,9 +54,18 @@ def lora_gather(ids: Tensor, table: AdapterTable, slots: Tensor, first: int, cou
         return reference.lora_gather(ids, table, slots, first, count)
     out = torch.empty(len(ids), table.width, dtype=torch.float32)
     op = library.pack(
-        "lora_gather", ids.data_ptr(), slots.data_ptr(), table.ranks.data_ptr(), table.a_addresses.data_ptr(),
-        out.data_ptr(), len(ids), first, count, table.width, DTYPES[table.dtype],
-    )  # fmt: skip
+        "lora_gather",
+        ids.data_ptr(),
+        slots.data_ptr(),
+        table.ranks.data_ptr(),
+        table.a_addresses.data_ptr(),
+        out.data_ptr(),
+        len(ids),
+        first,
+        count,
+        table.width,
+        DTYPES[table.dtype],
+    )
     library.run(op, threads_for(out.numel()))
     return out
 
@@ -58,8 +77,18 @@ def lora_expand_(y: Tensor, h: Tensor, table: AdapterTable, slots: Tensor, tiles
     if library is None or tiles is None or dtype is None or y.stride(1) != 1 or h.dtype != torch.float32:
         return reference.lora_expand_(y, h, table, slots)
     op = library.pack(
-        "lora_expand", y.data_ptr(), h.data_ptr(), tiles.rows.data_ptr(), tiles.slots.data_ptr(),
-        table.ranks.data_ptr(), table.b_addresses.data_ptr(), table.offsets.data_ptr(), y.stride(0), table.parts,
-        table.width, dtype, DTYPES[table.dtype],
-    )  # fmt: skip
+        "lora_expand",
+        y.data_ptr(),
+        h.data_ptr(),
+        tiles.rows.data_ptr(),
+        tiles.slots.data_ptr(),
+        table.ranks.data_ptr(),
+        table.b_addresses.data_ptr(),
+        table.offsets.data_ptr(),
+        y.stride(0),
+        table.parts,
+        table.width,
+        dtype,
+        DTYPES[table.dtype],
+    )
     library.run(op, threads_for(y.numel() * table.max_rank))

@@ -40,9 +40,19 @@ def topk_route(
     ids, weights = torch.empty((rows, k), dtype=torch.int32), torch.empty((rows, k))
     op = library.pack(
         "topk_route",
-        logits.data_ptr(), *_optional(bias, expert_scale), ids.data_ptr(), weights.data_ptr(),
-        rows, experts, k, _ROUTINGS[kind], *(groups or (0, 0)), renormalise, first, scale,
-    )  # fmt: skip
+        logits.data_ptr(),
+        *_optional(bias, expert_scale),
+        ids.data_ptr(),
+        weights.data_ptr(),
+        rows,
+        experts,
+        k,
+        _ROUTINGS[kind],
+        *(groups or (0, 0)),
+        renormalise,
+        first,
+        scale,
+    )
     library.run(op, threads_for(16 * logits.numel()))
     return ids, weights
 
@@ -75,9 +85,16 @@ def fused_moe(
     gate = None if shared_gate is None else as_contiguous(shared_gate, torch.float32)
     op = library.pack(
         "add_choices",
-        results.data_ptr(), *_optional(None if experts.weighs_input else weights, ids, shared, gate), out.data_ptr(),
-        len(x), ids.shape[1], experts.num_experts, x.shape[1], DTYPES[x.dtype], DTYPES[dtype],
-    )  # fmt: skip
+        results.data_ptr(),
+        *_optional(None if experts.weighs_input else weights, ids, shared, gate),
+        out.data_ptr(),
+        len(x),
+        ids.shape[1],
+        experts.num_experts,
+        x.shape[1],
+        DTYPES[x.dtype],
+        DTYPES[dtype],
+    )
     library.run(op, threads_for(results.numel()))
     return out
 
@@ -92,21 +109,48 @@ def _packed(library: Library, x: Tensor, plan: Tensor, weights: Tensor, experts:
     rows = quantize_rows(x, terms)
     sorted_rows = empty_rows(count * k, terms, x.shape[1], x.dtype)
     inner = empty_rows(count * k, out_terms, down.width, x.dtype)
-    library.run(library.pack(
-        "quantized_experts_gated",
-        rows.pairs.data_ptr(), rows.meta.data_ptr(), plan.data_ptr(), *_addresses(gates_ups),
-        *_optional(experts.gate_up_bias, weights if experts.weighs_input else None),
-        sorted_rows.pairs.data_ptr(), sorted_rows.meta.data_ptr(), inner.pairs.data_ptr(), inner.meta.data_ptr(),
-        count, experts.num_experts, k, down.width, gate.groups, terms, out_terms, _ACTIVATIONS[experts.activation],
-        DTYPES[x.dtype], experts.limit,
-    ))  # fmt: skip
+    library.run(
+        library.pack(
+            "quantized_experts_gated",
+            rows.pairs.data_ptr(),
+            rows.meta.data_ptr(),
+            plan.data_ptr(),
+            *_addresses(gates_ups),
+            *_optional(experts.gate_up_bias, weights if experts.weighs_input else None),
+            sorted_rows.pairs.data_ptr(),
+            sorted_rows.meta.data_ptr(),
+            inner.pairs.data_ptr(),
+            inner.meta.data_ptr(),
+            count,
+            experts.num_experts,
+            k,
+            down.width,
+            gate.groups,
+            terms,
+            out_terms,
+            _ACTIVATIONS[experts.activation],
+            DTYPES[x.dtype],
+            experts.limit,
+        )
+    )
     out = torch.empty((count, k, down.channels))
-    library.run(library.pack(
-        "quantized_experts_down",
-        inner.pairs.data_ptr(), inner.meta.data_ptr(), plan.data_ptr(), *_addresses(down),
-        *_optional(experts.down_bias), out.data_ptr(),
-        count, experts.num_experts, k, down.channels, last.groups, out_terms,
-    ))  # fmt: skip
+    library.run(
+        library.pack(
+            "quantized_experts_down",
+            inner.pairs.data_ptr(),
+            inner.meta.data_ptr(),
+            plan.data_ptr(),
+            *_addresses(down),
+            *_optional(experts.down_bias),
+            out.data_ptr(),
+            count,
+            experts.num_experts,
+            k,
+            down.channels,
+            last.groups,
+            out_terms,
+        )
+    )
     return out
 
 
@@ -119,20 +163,46 @@ def _dense(library: Library, x: Tensor, plan: Tensor, weights: Tensor, experts: 
     gate_dtype, down_dtype = _dtype(gates_ups), _dtype(down)
     room = torch.empty((count * k, x.shape[1] + x.shape[1] % 2))
     inner = torch.empty((count * k, down.width), dtype=x.dtype)
-    library.run(library.pack(
-        "dense_experts_gated",
-        x.data_ptr(), plan.data_ptr(), *_addresses(gates_ups),
-        *_optional(experts.gate_up_bias, weights if experts.weighs_input else None),
-        room.data_ptr(), inner.data_ptr(), count, experts.num_experts, k, gates_ups.width, down.width,
-        _ACTIVATIONS[experts.activation], x_dtype, gate_dtype, experts.limit,
-    ))  # fmt: skip
+    library.run(
+        library.pack(
+            "dense_experts_gated",
+            x.data_ptr(),
+            plan.data_ptr(),
+            *_addresses(gates_ups),
+            *_optional(experts.gate_up_bias, weights if experts.weighs_input else None),
+            room.data_ptr(),
+            inner.data_ptr(),
+            count,
+            experts.num_experts,
+            k,
+            gates_ups.width,
+            down.width,
+            _ACTIVATIONS[experts.activation],
+            x_dtype,
+            gate_dtype,
+            experts.limit,
+        )
+    )
     room = torch.empty((count * k, down.width + down.width % 2))
     out = torch.empty((count, k, down.channels))
-    library.run(library.pack(
-        "dense_experts_down",
-        inner.data_ptr(), plan.data_ptr(), *_addresses(down), *_optional(experts.down_bias), room.data_ptr(),
-        out.data_ptr(), count, experts.num_experts, k, down.channels, down.width, x_dtype, down_dtype,
-    ))  # fmt: skip
+    library.run(
+        library.pack(
+            "dense_experts_down",
+            inner.data_ptr(),
+            plan.data_ptr(),
+            *_addresses(down),
+            *_optional(experts.down_bias),
+            room.data_ptr(),
+            out.data_ptr(),
+            count,
+            experts.num_experts,
+            k,
+            down.channels,
+            down.width,
+            x_dtype,
+            down_dtype,
+        )
+    )
     return out
 
 

@@ -139,10 +139,21 @@ def _head(
         bias = as_contiguous(bias, torch.float32)
     program += library.pack(
         "quantized_head",
-        rows.pairs.data_ptr(), rows.meta.data_ptr(), part.data.data_ptr(), 0 if bias is None else bias.data_ptr(),
-        out.data_ptr(), 0 if wants_logits is None else wants_logits.data_ptr(), index.data_ptr(), best.data_ptr(),
-        count, part.channels, packed.groups, part.kind.bits, part.kind.flags, packed.margin,
-    )  # fmt: skip
+        rows.pairs.data_ptr(),
+        rows.meta.data_ptr(),
+        part.data.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        0 if wants_logits is None else wants_logits.data_ptr(),
+        index.data_ptr(),
+        best.data_ptr(),
+        count,
+        part.channels,
+        packed.groups,
+        part.kind.bits,
+        part.kind.flags,
+        packed.margin,
+    )
     library.run(program)
     return out, index, best
 
@@ -168,9 +179,20 @@ def gated_linear_quantize(x: QuantizedRows, packed: PackedLinear, terms: int = 1
     rows = empty_rows(count, terms, inner, x.dtype)
     op = library.pack(
         "gated_linear",
-        x.pairs.data_ptr(), x.meta.data_ptr(), part.data.data_ptr(), rows.pairs.data_ptr(), rows.meta.data_ptr(),
-        count, inner, packed.groups, packed.activation_terms, part.kind.bits, part.kind.flags, terms, DTYPES[x.dtype],
-    )  # fmt: skip
+        x.pairs.data_ptr(),
+        x.meta.data_ptr(),
+        part.data.data_ptr(),
+        rows.pairs.data_ptr(),
+        rows.meta.data_ptr(),
+        count,
+        inner,
+        packed.groups,
+        packed.activation_terms,
+        part.kind.bits,
+        part.kind.flags,
+        terms,
+        DTYPES[x.dtype],
+    )
     library.run(op)
     return rows
 
@@ -184,9 +206,18 @@ def quantized_embedding(ids: Tensor, packed: PackedLinear, dtype: torch.dtype, f
     out = torch.empty((ids.numel(), packed.width), dtype=dtype)
     op = library.pack(
         "quantized_embedding",
-        ids.data_ptr(), part.data.data_ptr(), out.data_ptr(), ids.numel(), part.channels, packed.width, packed.groups,
-        part.kind.bits, part.kind.flags, DTYPES[dtype], -1 if first is None else first,
-    )  # fmt: skip
+        ids.data_ptr(),
+        part.data.data_ptr(),
+        out.data_ptr(),
+        ids.numel(),
+        part.channels,
+        packed.width,
+        packed.groups,
+        part.kind.bits,
+        part.kind.flags,
+        DTYPES[dtype],
+        -1 if first is None else first,
+    )
     library.run(op, threads_for(out.numel()))
     return out.view(*ids.shape, packed.width)
 

@@ -42,8 +42,19 @@ def mix_streams(
     depth = 0 if given is None else given.shape[1]
     out = x.new_empty((x.shape[0], made * width))
     addresses = (0 if t is None else t.data_ptr() for t in (y, constants, matrix, given))
-    op = library.pack("mix_streams", x.data_ptr(), *addresses, out.data_ptr(), x.shape[0], first, streams - first, made,
-                      width, depth, dtype)  # fmt: skip
+    op = library.pack(
+        "mix_streams",
+        x.data_ptr(),
+        *addresses,
+        out.data_ptr(),
+        x.shape[0],
+        first,
+        streams - first,
+        made,
+        width,
+        depth,
+        dtype,
+    )
     library.run(op, threads_for(out.numel() * streams))
     return out
 
@@ -54,8 +65,9 @@ def match_rms_(x: Tensor, like: Tensor, floor: float) -> None:
     if library is None or dtype is None or not x.is_contiguous() or like.stride(1) != 1 or like.dtype != x.dtype:
         return reference.match_rms_(x, like, floor)
     rows, width = like.shape
-    op = library.pack("match_rms", x.data_ptr(), like.data_ptr(), rows, x.shape[1] // width, width, like.stride(0),
-                      dtype, floor)  # fmt: skip
+    op = library.pack(
+        "match_rms", x.data_ptr(), like.data_ptr(), rows, x.shape[1] // width, width, like.stride(0), dtype, floor
+    )
     library.run(op, threads_for(x.numel()))
 
 

@@ -31,9 +31,19 @@ def varlen_attention(
     out = qkv.new_empty((len(qkv), num_heads * head_size))
     op = library.pack(
         "varlen_attention",
-        qkv.data_ptr(), lengths.data_ptr(), starts.data_ptr(), out.data_ptr(), len(qkv), len(lengths),
-        num_heads, num_kv_heads, head_size, window or 0, dtype, scale,
-    )  # fmt: skip
+        qkv.data_ptr(),
+        lengths.data_ptr(),
+        starts.data_ptr(),
+        out.data_ptr(),
+        len(qkv),
+        len(lengths),
+        num_heads,
+        num_kv_heads,
+        head_size,
+        window or 0,
+        dtype,
+        scale,
+    )
     keys = len(qkv) * num_heads * head_size  # of a sequence at most
     library.run(op, threads_for_products(2 * len(qkv), keys))
     return out
@@ -47,8 +57,16 @@ def rope_(x: Tensor, positions: Tensor, cos_sin_cache: Tensor, num_heads: int, h
     positions, table = as_contiguous(positions, torch.int64), as_contiguous(cos_sin_cache)
     op = library.pack(
         "rope",
-        x.data_ptr(), positions.data_ptr(), table.data_ptr(), len(x), num_heads, head_size, x.stride(0),
-        table.shape[1], table.shape[0], dtype,
-    )  # fmt: skip
+        x.data_ptr(),
+        positions.data_ptr(),
+        table.data_ptr(),
+        len(x),
+        num_heads,
+        head_size,
+        x.stride(0),
+        table.shape[1],
+        table.shape[0],
+        dtype,
+    )
     library.run(op, threads_for(x.numel()))
     return None

@@ -87,10 +87,18 @@ def pack_codes(
 
 # What the C kernels have tiles for.
 KINDS = (
-    Kind(2, affine=True), Kind(2, affine=True, halves=True),
-    Kind(4), Kind(4, affine=True), Kind(4, halves=True), Kind(4, table=True), Kind(4, halves=True, table=True),
-    Kind(5), Kind(5, affine=True), Kind(6, halves=True), Kind(8),
-)  # fmt: skip
+    Kind(2, affine=True),
+    Kind(2, affine=True, halves=True),
+    Kind(4),
+    Kind(4, affine=True),
+    Kind(4, halves=True),
+    Kind(4, table=True),
+    Kind(4, halves=True, table=True),
+    Kind(5),
+    Kind(5, affine=True),
+    Kind(6, halves=True),
+    Kind(8),
+)
 
 
 def _code_stream(codes: Tensor, kind: Kind) -> Tensor:

@@ -45,9 +45,16 @@ def gated_product(gate, up, limit, KIND: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def activate_kernel(
-    x_ptr, x_stride, up_ptr, up_stride, out_ptr, WIDTH: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr,
+    x_ptr,
+    x_stride,
+    up_ptr,
+    up_stride,
+    out_ptr,
+    WIDTH: tl.constexpr,
+    KIND: tl.constexpr,
+    GATED: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Grid (rows, blocks of BLOCK columns)."""
     wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)
@@ -73,7 +80,16 @@ def activate(x: Tensor, kind: str, gated: bool = False, up: Tensor | None = None
     out = torch.empty(len(x), width, dtype=x.dtype, device=x.device)
     if out.numel():
         activate_kernel[(len(x), triton.cdiv(width, BLOCK))](
-            rows, rows.stride(0), ups, ups.stride(0), out, WIDTH=width, KIND=kind, GATED=up is not None, BLOCK=BLOCK,
-            num_warps=4, **pdl_options(x.device),
-        )  # fmt: skip
+            rows,
+            rows.stride(0),
+            ups,
+            ups.stride(0),
+            out,
+            WIDTH=width,
+            KIND=kind,
+            GATED=up is not None,
+            BLOCK=BLOCK,
+            num_warps=4,
+            **pdl_options(x.device),
+        )
     return out

@@ -113,39 +113,87 @@ def attend_pages(
         prefill = configs.prefill_config(*kinds)
         prompt_tiles = num_rows // prefill.block_m + min(num_seqs, num_rows // (max_queries + 1))
         prefill_attention[(num_heads, prompt_tiles)](
-            q, kv_cache, out, starts, seq_lens, table, sinks_of, limit_of,
-            num_seqs, rows, max_queries, window or 0, *scales, *strides,
-            NUM_HEADS=num_heads, BLOCK_M=prefill.block_m, BLOCK_N=prefill.block_n, SEQS=_padded_seqs(num_seqs),
-            **prefill.launch(), **tile,
-        )  # fmt: skip
+            q,
+            kv_cache,
+            out,
+            starts,
+            seq_lens,
+            table,
+            sinks_of,
+            limit_of,
+            num_seqs,
+            rows,
+            max_queries,
+            window or 0,
+            *scales,
+            *strides,
+            NUM_HEADS=num_heads,
+            BLOCK_M=prefill.block_m,
+            BLOCK_N=prefill.block_n,
+            SEQS=_padded_seqs(num_seqs),
+            **prefill.launch(),
+            **tile,
+        )
     if short_rows < num_rows:
         out[rows:].zero_()  # padding rows, which the launches below do not write
     if not short_seqs:
         return out
     splitting = (
-        ("TOKENS", decode.block_m // group), ("BLOCK_N", decode.block_n), ("NUM_KV_HEADS", num_kv_heads),
-        ("MIN_CHUNK", splits.min_chunk), ("HAS_LIMIT", limit is not None), ("CHUNKED", options.chunked),
+        ("TOKENS", decode.block_m // group),
+        ("BLOCK_N", decode.block_n),
+        ("NUM_KV_HEADS", num_kv_heads),
+        ("MIN_CHUNK", splits.min_chunk),
+        ("HAS_LIMIT", limit is not None),
+        ("CHUNKED", options.chunked),
         *chunk.items(),
-    )  # fmt: skip
+    )
     work, row_chunks = _plan(metadata, rows, max_queries, window, splits.programs, items, short_rows, splitting)
     sums = q.new_empty((items, num_kv_heads, decode.block_m, head_pad), dtype=torch.float32)
     maxima, weights = q.new_empty((2, items, num_kv_heads, decode.block_m), dtype=torch.float32)
     rows_of = {"NUM_KV_HEADS": num_kv_heads, "BLOCK_M": decode.block_m}
     if items:
         decode_attention[(items * num_kv_heads,)](
-            q, kv_cache, out, sums, maxima, weights, work, table, sinks_of, limit_of, window or 0, *scales, *strides,
-            BLOCK_N=decode.block_n, **decode.launch(), **pdl_options(q.device), **rows_of, **tile,
-        )  # fmt: skip
+            q,
+            kv_cache,
+            out,
+            sums,
+            maxima,
+            weights,
+            work,
+            table,
+            sinks_of,
+            limit_of,
+            window or 0,
+            *scales,
+            *strides,
+            BLOCK_N=decode.block_n,
+            **decode.launch(),
+            **pdl_options(q.device),
+            **rows_of,
+            **tile,
+        )
     group_pad = configs.next_power_of_2(group)
     block_d = min(head_pad, configs.REDUCED // group_pad)
     reduced = (short_rows, num_kv_heads, head_pad // block_d)
     at_once, reduce_warps = configs.reduction(group_pad * block_d, math.prod(reduced), splits)
     reduce_chunks[reduced](
-        out, sums, maxima, weights, row_chunks, sinks_of, options.v_scale,
-        GROUP_PAD=group_pad, BLOCK_D=block_d, BLOCK_C=at_once,
-        HAS_SINKS=sinks is not None, num_warps=reduce_warps, **rows_of, **head,
-        **chunk, **pdl_options(q.device),
-    )  # fmt: skip
+        out,
+        sums,
+        maxima,
+        weights,
+        row_chunks,
+        sinks_of,
+        options.v_scale,
+        GROUP_PAD=group_pad,
+        BLOCK_D=block_d,
+        BLOCK_C=at_once,
+        HAS_SINKS=sinks is not None,
+        num_warps=reduce_warps,
+        **rows_of,
+        **head,
+        **chunk,
+        **pdl_options(q.device),
+    )
     return out
 
 
@@ -166,11 +214,22 @@ def _plan(
         num_seqs = len(seq_lens)
         plan = seq_lens.new_empty(num_items, 8), seq_lens.new_empty(num_planned_rows, 4)
         plan_decode[(num_seqs,)](
-            metadata.query_start_loc, seq_lens, *plan,
-            num_seqs, num_rows, max_queries, window or 0, programs, num_items, num_planned_rows,
-            HAS_WINDOW=window is not None, SEQS=_padded_seqs(num_seqs), LANES=LANES, **dict(splitting),
+            metadata.query_start_loc,
+            seq_lens,
+            *plan,
+            num_seqs,
+            num_rows,
+            max_queries,
+            window or 0,
+            programs,
+            num_items,
+            num_planned_rows,
+            HAS_WINDOW=window is not None,
+            SEQS=_padded_seqs(num_seqs),
+            LANES=LANES,
+            **dict(splitting),
             **pdl_options(seq_lens.device),
-        )  # fmt: skip
+        )
         metadata.plans[key] = plan
     return metadata.plans[key]
 

@@ -99,13 +99,37 @@ def decode_attention(
     l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
     acc = tl.zeros([BLOCK_M, HEAD_PAD], tl.float32)
     m, l, acc = attend(  # noqa: E741
-        m, l, acc, q, q_turned, positions, limits,
-        kv_ptr + head.to(tl.int64) * stride_head, table_ptr + r.to(tl.int64) * stride_table,
-        low, high, first_key, high, window, scale, log2_scale,
-        stride_half, stride_block, stride_slot,
-        BLOCK_N, BLOCK_SIZE, HEAD_SIZE, HEAD_PAD, TURNED, TURNED_PAD,
-        True, HAS_WINDOW, CHUNKED, HAS_SOFTCAP, PRECISION,
-    )  # fmt: skip
+        m,
+        l,
+        acc,
+        q,
+        q_turned,
+        positions,
+        limits,
+        kv_ptr + head.to(tl.int64) * stride_head,
+        table_ptr + r.to(tl.int64) * stride_table,
+        low,
+        high,
+        first_key,
+        high,
+        window,
+        scale,
+        log2_scale,
+        stride_half,
+        stride_block,
+        stride_slot,
+        BLOCK_N,
+        BLOCK_SIZE,
+        HEAD_SIZE,
+        HEAD_PAD,
+        TURNED,
+        TURNED_PAD,
+        True,
+        HAS_WINDOW,
+        CHUNKED,
+        HAS_SOFTCAP,
+        PRECISION,
+    )
     if chunks == 1:
         if HAS_SINKS:
             l, acc = add_sinks(m, l, acc, sinks_ptr, heads, live)  # noqa: E741

@@ -151,11 +151,23 @@ def layer_norm(
     total = x if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
         layer_norm_kernel[(len(rows),)](
-            rows, rows.stride(0), added, added.stride(0), rows if weight is None else weight,
-            rows if bias is None else bias, out, total, eps,
-            WIDTH=width, BLOCK=triton.next_power_of_2(width), ADD=residual is not None, HAS_WEIGHT=weight is not None,
-            HAS_BIAS=bias is not None, num_warps=_warps_for(width), **pdl_options(x.device),
-        )  # fmt: skip
+            rows,
+            rows.stride(0),
+            added,
+            added.stride(0),
+            rows if weight is None else weight,
+            rows if bias is None else bias,
+            out,
+            total,
+            eps,
+            WIDTH=width,
+            BLOCK=triton.next_power_of_2(width),
+            ADD=residual is not None,
+            HAS_WEIGHT=weight is not None,
+            HAS_BIAS=bias is not None,
+            num_warps=_warps_for(width),
+            **pdl_options(x.device),
+        )
     return out, total
 
 
@@ -180,9 +192,17 @@ def scale(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel():
         scale_kernel[(len(rows), triton.cdiv(width, BLOCK))](
-            rows, rows.stride(0), out, float(factor), float(cap or 1.0), WIDTH=width, HAS_CAP=cap is not None,
-            BLOCK=BLOCK, num_warps=4, **pdl_options(x.device),
-        )  # fmt: skip
+            rows,
+            rows.stride(0),
+            out,
+            float(factor),
+            float(cap or 1.0),
+            WIDTH=width,
+            HAS_CAP=cap is not None,
+            BLOCK=BLOCK,
+            num_warps=4,
+            **pdl_options(x.device),
+        )
     return out
 
 
@@ -216,9 +236,16 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 @triton.jit
 def embedding_kernel(
-    ids_ptr, weight_ptr, weight_stride, out_ptr, num_rows, first, SPLIT: tl.constexpr, WIDTH: tl.constexpr,
+    ids_ptr,
+    weight_ptr,
+    weight_stride,
+    out_ptr,
+    num_rows,
+    first,
+    SPLIT: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Grid (ids, blocks of BLOCK columns). SPLIT: the table holds ids from ``first`` on, and the others' rows are 0."""
     wait_for_previous_kernel()
     row = tl.program_id(0).to(tl.int64)

@@ -245,9 +245,17 @@ def all_gather(x: Tensor, total: int, exchange: Exchange) -> Tensor:
     for part, whole in zip(x.split(most), out.split(most), strict=True):
         rows = len(part)
         gather_kernel[(min(PROGRAMS, rows * triton.cdiv(width, tile)),)](
-            part, x.stride(0), whole, exchange.addresses, rows, exchange.rank,
-            WIDTH=width, TOTAL=total, TILE=tile, **exchange.constants,
-        )  # fmt: skip
+            part,
+            x.stride(0),
+            whole,
+            exchange.addresses,
+            rows,
+            exchange.rank,
+            WIDTH=width,
+            TOTAL=total,
+            TILE=tile,
+            **exchange.constants,
+        )
     return out
 
 
@@ -260,5 +268,5 @@ def best_of_ranks(index: Tensor, value: Tensor, exchange: Exchange) -> tuple[Ten
     for own, values, indices, bests in zip(*parts, strict=True):
         best_kernel[(1,)](
             own, values, indices, bests, exchange.addresses, len(own), exchange.rank, TILE=most, **exchange.constants
-        )  # fmt: skip
+        )
     return found, best

@@ -127,10 +127,24 @@ def head_linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
     block_n = min(CHANNELS, max(16, triton.next_power_of_2(channels)))
     block_k = min(64, max(16, triton.next_power_of_2(width)))
     head_linear_kernel[(triton.cdiv(rows, block_m), triton.cdiv(channels, block_n), heads)](
-        x, x.stride(0), x.stride(1), weight.contiguous(), out, out.stride(0), out.stride(1), rows,
-        WIDTH=width, CHANNELS=channels, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3, **pdl_options(x.device),
-    )  # fmt: skip
+        x,
+        x.stride(0),
+        x.stride(1),
+        weight.contiguous(),
+        out,
+        out.stride(0),
+        out.stride(1),
+        rows,
+        WIDTH=width,
+        CHANNELS=channels,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        num_warps=4,
+        num_stages=3,
+        **pdl_options(x.device),
+    )
 
 
 def latent_queries(
@@ -155,13 +169,32 @@ def latent_queries(
         return queries
     tile = min(HEADS, triton.next_power_of_2(heads))
     latent_cache_kernel[(rows, 1 + triton.cdiv(heads, tile))](
-        q, *q.stride()[:2], latent, latent.stride(0), positions, cos_sin_cache, cos_sin_cache.stride(0),
-        cos_sin_cache.shape[0], norm_weight, eps, queries, kv_cache, kv_cache.stride(1), kv_cache.stride(3),
+        q,
+        *q.stride()[:2],
+        latent,
+        latent.stride(0),
+        positions,
+        cos_sin_cache,
+        cos_sin_cache.stride(0),
+        cos_sin_cache.shape[0],
+        norm_weight,
+        eps,
+        queries,
+        kv_cache,
+        kv_cache.stride(1),
+        kv_cache.stride(3),
         slot_mapping,
-        NUM_HEADS=heads, PLAIN=size - turned, SIZE=norm_weight.numel(), TURNED=turned, BLOCK_SIZE=kv_cache.shape[3],
-        SIZE_PAD=triton.next_power_of_2(norm_weight.numel()), HALF_PAD=triton.next_power_of_2(turned // 2),
-        HEADS=tile, num_warps=1, **pdl_options(q.device),
-    )  # fmt: skip
+        NUM_HEADS=heads,
+        PLAIN=size - turned,
+        SIZE=norm_weight.numel(),
+        TURNED=turned,
+        BLOCK_SIZE=kv_cache.shape[3],
+        SIZE_PAD=triton.next_power_of_2(norm_weight.numel()),
+        HALF_PAD=triton.next_power_of_2(turned // 2),
+        HEADS=tile,
+        num_warps=1,
+        **pdl_options(q.device),
+    )
     head_linear(q, key_weight, queries)
     return queries
 

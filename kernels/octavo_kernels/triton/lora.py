@@ -191,12 +191,29 @@ def lora_shrink(x: Tensor, table: AdapterTable, slots: Tensor, tiles: RowTiles |
     if len(tile_slots):
         is_exact = a.dtype == torch.float32
         lora_shrink_kernel[(len(tile_slots), triton.cdiv(width, block_j), splits)](
-            x, x.stride(0), tile_slots, rows, table.placed_ranks, table.placed_ranks.stride(0), a, a.stride(0), h,
-            len(x), x.shape[1],
-            WIDTH=width, RANK=table.max_rank, SPLITS=splits, ALONE=tiles is None, ROWS=TILE, BLOCK_J=block_j,
-            BLOCK_K=32 if is_exact else 128, PRECISION="ieee" if is_exact else "tf32", num_warps=4,
-            num_stages=2 if is_exact else 3, **pdl_options(x.device),
-        )  # fmt: skip
+            x,
+            x.stride(0),
+            tile_slots,
+            rows,
+            table.placed_ranks,
+            table.placed_ranks.stride(0),
+            a,
+            a.stride(0),
+            h,
+            len(x),
+            x.shape[1],
+            WIDTH=width,
+            RANK=table.max_rank,
+            SPLITS=splits,
+            ALONE=tiles is None,
+            ROWS=TILE,
+            BLOCK_J=block_j,
+            BLOCK_K=32 if is_exact else 128,
+            PRECISION="ieee" if is_exact else "tf32",
+            num_warps=4,
+            num_stages=2 if is_exact else 3,
+            **pdl_options(x.device),
+        )
     return h
 
 
@@ -207,11 +224,20 @@ def lora_gather(ids: Tensor, table: AdapterTable, slots: Tensor, first: int, cou
     h = torch.empty(1, len(ids), table.width, dtype=torch.float32, device=ids.device)
     if len(ids):
         lora_gather_kernel[(len(ids),)](
-            ids, slots, table.placed_ranks, table.placed_ranks.stride(0), table.placed_a, table.placed_a.stride(0), h,
-            first, count,
-            RANK=table.max_rank, RANK_PAD=triton.next_power_of_2(table.max_rank), num_warps=1,
+            ids,
+            slots,
+            table.placed_ranks,
+            table.placed_ranks.stride(0),
+            table.placed_a,
+            table.placed_a.stride(0),
+            h,
+            first,
+            count,
+            RANK=table.max_rank,
+            RANK_PAD=triton.next_power_of_2(table.max_rank),
+            num_warps=1,
             **pdl_options(ids.device),
-        )  # fmt: skip
+        )
     return h
 
 
@@ -224,15 +250,32 @@ def lora_expand_(y: Tensor, h: Tensor, table: AdapterTable, slots: Tensor, tiles
     tile_slots, rows = _tiles(slots, tiles)
     if len(tile_slots):
         lora_expand_kernel[(len(tile_slots), triton.cdiv(table.widest, BLOCK_N), table.parts)](
-            y, y.stride(0), tile_slots, rows, table.placed_ranks, table.placed_ranks.stride(0), b, b.stride(0),
-            table.placed_offsets, h, len(y), b.shape[2],
-            WIDTH=table.width, RANK=table.max_rank, SPLITS=len(h), ALONE=tiles is None,
-            ALIGNED=table.is_aligned, ROWS=TILE,
-            BLOCK_R=min(64, max(16, triton.next_power_of_2(table.max_rank))), BLOCK_N=BLOCK_N,
+            y,
+            y.stride(0),
+            tile_slots,
+            rows,
+            table.placed_ranks,
+            table.placed_ranks.stride(0),
+            b,
+            b.stride(0),
+            table.placed_offsets,
+            h,
+            len(y),
+            b.shape[2],
+            WIDTH=table.width,
+            RANK=table.max_rank,
+            SPLITS=len(h),
+            ALONE=tiles is None,
+            ALIGNED=table.is_aligned,
+            ROWS=TILE,
+            BLOCK_R=min(64, max(16, triton.next_power_of_2(table.max_rank))),
+            BLOCK_N=BLOCK_N,
             # B is exact in TF32 where it has 16 bits; h is made so by three products.
-            PRECISION="ieee" if b.dtype == torch.float32 else "tf32x3", num_warps=4, num_stages=2,
+            PRECISION="ieee" if b.dtype == torch.float32 else "tf32x3",
+            num_warps=4,
+            num_stages=2,
             **pdl_options(y.device),
-        )  # fmt: skip
+        )
     return None
 
 

@@ -77,10 +77,18 @@ def moe_sort(ids: Tensor, experts: int, rows: int) -> tuple[Tensor, Tensor]:
     slots = torch.empty(tiles * rows, dtype=torch.int32, device=ids.device)
     owners = torch.empty(tiles, dtype=torch.int32, device=ids.device)
     moe_sort_kernel[(experts,)](
-        ids, slots, owners, choices, tiles,
-        E=experts, E_PAD=triton.next_power_of_2(experts), ROWS=rows, LANES=LANES, num_warps=4,
+        ids,
+        slots,
+        owners,
+        choices,
+        tiles,
+        E=experts,
+        E_PAD=triton.next_power_of_2(experts),
+        ROWS=rows,
+        LANES=LANES,
+        num_warps=4,
         **pdl_options(ids.device),
-    )  # fmt: skip
+    )
     return slots, owners
 
 
@@ -125,11 +133,21 @@ def moe_sum(
     if shared is not None and shared.stride(1) != 1:
         shared = shared.contiguous()
     moe_sum_kernel[(rows, triton.cdiv(width, BLOCK))](
-        parts, ids, parts if shared is None else shared, 0 if shared is None else shared.stride(0),
-        parts if shared_gate is None else shared_gate.contiguous(), out,
-        E=experts, TOPK=k, WIDTH=width, HAS_SHARED=shared is not None, HAS_GATE=shared_gate is not None, BLOCK=BLOCK,
-        num_warps=4, **pdl_options(parts.device),
-    )  # fmt: skip
+        parts,
+        ids,
+        parts if shared is None else shared,
+        0 if shared is None else shared.stride(0),
+        parts if shared_gate is None else shared_gate.contiguous(),
+        out,
+        E=experts,
+        TOPK=k,
+        WIDTH=width,
+        HAS_SHARED=shared is not None,
+        HAS_GATE=shared_gate is not None,
+        BLOCK=BLOCK,
+        num_warps=4,
+        **pdl_options(parts.device),
+    )
 
 
 def fused_moe(

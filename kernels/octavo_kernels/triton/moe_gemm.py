@@ -183,14 +183,42 @@ def moe_gemm_kernel(
         if IN_BLOCKS:
             x_scale = tl.load(x_scales_ptr + block * x_scales_stride + row)
         sums = add_product(
-            sums, x, x_scale, weight_ptr, scales_ptr, zeros_ptr, n, block, CHANNELS,
-            K, GROUP, FORM, HAS_ZEROS, IN_BLOCKS, BLOCK_K, PRECISION,
-        )  # fmt: skip
+            sums,
+            x,
+            x_scale,
+            weight_ptr,
+            scales_ptr,
+            zeros_ptr,
+            n,
+            block,
+            CHANNELS,
+            K,
+            GROUP,
+            FORM,
+            HAS_ZEROS,
+            IN_BLOCKS,
+            BLOCK_K,
+            PRECISION,
+        )
         if GATED:
             ups = add_product(
-                ups, x, x_scale, weight_ptr, scales_ptr, zeros_ptr, n + N, block, CHANNELS,
-                K, GROUP, FORM, HAS_ZEROS, IN_BLOCKS, BLOCK_K, PRECISION,
-            )  # fmt: skip
+                ups,
+                x,
+                x_scale,
+                weight_ptr,
+                scales_ptr,
+                zeros_ptr,
+                n + N,
+                block,
+                CHANNELS,
+                K,
+                GROUP,
+                FORM,
+                HAS_ZEROS,
+                IN_BLOCKS,
+                BLOCK_K,
+                PRECISION,
+            )
     wanted = (own < N)[:, None] & (choice >= 0)[None, :]
     factor = tl.full([ROWS], 1.0, tl.float32)
     if WEIGHS > 0:
@@ -270,13 +298,35 @@ def expert_product(
     out = torch.empty(routes.ids.numel(), n, dtype=dtype, device=x.device)
     block_n = config.gated_channels if activation else config.channels
     moe_gemm_kernel[(num_tiles * triton.cdiv(n, block_n),)](
-        x, x.stride(0), x_scales, x_scales.stride(1), routes.ids, routes.ids if routes.slots is None else routes.slots,
-        routes.tiles, routes.weights, *held.pop("pointers"), x if bias is None else bias, out, float(limit), num_tiles,
-        E=routes.num_experts, N=n, K=k, SHARE=share, ACTIVATION=activation, HAS_BIAS=bias is not None, WEIGHS=weighs,
-        DIRECT=routes.slots is None, ROWS=config.rows, BLOCK_N=block_n,
-        PRECISION="ieee" if dtype == torch.float32 else "tf32", num_warps=config.num_warps,
-        num_stages=config.num_stages, **held, **pdl_options(x.device),
-    )  # fmt: skip
+        x,
+        x.stride(0),
+        x_scales,
+        x_scales.stride(1),
+        routes.ids,
+        routes.ids if routes.slots is None else routes.slots,
+        routes.tiles,
+        routes.weights,
+        *held.pop("pointers"),
+        x if bias is None else bias,
+        out,
+        float(limit),
+        num_tiles,
+        E=routes.num_experts,
+        N=n,
+        K=k,
+        SHARE=share,
+        ACTIVATION=activation,
+        HAS_BIAS=bias is not None,
+        WEIGHS=weighs,
+        DIRECT=routes.slots is None,
+        ROWS=config.rows,
+        BLOCK_N=block_n,
+        PRECISION="ieee" if dtype == torch.float32 else "tf32",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **held,
+        **pdl_options(x.device),
+    )
     return out
 
 

@@ -222,7 +222,16 @@ def rope_(x: Tensor, positions: Tensor, cos_sin_cache: Tensor, num_heads: int, h
         return
     heads, half = min(4 * HEADS, triton.next_power_of_2(num_heads)), cos_sin_cache.shape[1] // 2
     rope_kernel[(len(x), triton.cdiv(num_heads, heads))](
-        x, x.stride(0), positions, cos_sin_cache, cos_sin_cache.stride(0), cos_sin_cache.shape[0],
-        NUM_HEADS=num_heads, HEAD_SIZE=head_size, HALF=half, HALF_PAD=triton.next_power_of_2(half), HEADS=heads,
+        x,
+        x.stride(0),
+        positions,
+        cos_sin_cache,
+        cos_sin_cache.stride(0),
+        cos_sin_cache.shape[0],
+        NUM_HEADS=num_heads,
+        HEAD_SIZE=head_size,
+        HALF=half,
+        HALF_PAD=triton.next_power_of_2(half),
+        HEADS=heads,
         num_warps=4,
-    )  # fmt: skip
+    )

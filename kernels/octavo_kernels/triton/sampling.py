@@ -74,28 +74,70 @@ def sample(logits: Tensor, rows: SamplingRows) -> SampledRows:
     cuts = (table.top_k, table.top_p, table.min_p)
     lanes = {"TILE": shape.tile, "STEPS": shape.steps, "CONSTRAINED": constrained, **pdl_options(device)}
     scan_kernel[(shape.chunks, count)](
-        *source, rows.index, rows.index, rows.positions, table.temperature, table.streams,
-        bound, best, peak, mass,
-        RAW=False, TRUNCATED=rows.truncated, **lanes, num_warps=config.scan_warps, **_EXACT,
-    )  # fmt: skip
+        *source,
+        rows.index,
+        rows.index,
+        rows.positions,
+        table.temperature,
+        table.streams,
+        bound,
+        best,
+        peak,
+        mass,
+        RAW=False,
+        TRUNCATED=rows.truncated,
+        **lanes,
+        num_warps=config.scan_warps,
+        **_EXACT,
+    )
     lanes |= {"BLOCKS": shape.padded_blocks, "num_warps": config.row_warps}
     whose = (rows.index, rows.positions, table.temperature, *cuts, table.streams)
     flags = invalid.view(torch.int8)
     draw_kernel[(count,)](
-        *source, *whose, bound, tokens, flags, bound, shape.chunks,
-        TRUNCATED=rows.truncated, **lanes, **_EXACT,
-    )  # fmt: skip
+        *source,
+        *whose,
+        bound,
+        tokens,
+        flags,
+        bound,
+        shape.chunks,
+        TRUNCATED=rows.truncated,
+        **lanes,
+        **_EXACT,
+    )
     if rows.truncated:
         chosen = torch.empty(count, shape.keep, dtype=torch.int32, device=device)
         pending = torch.empty(count, dtype=torch.int32, device=device)
         total = torch.empty(count, device=device)
         truncated_kernel[(count,)](
-            *source, *whose, best, peak, mass, chosen, tokens, flags, pending, total, shape.chunks,
-            CHUNKS=shape.padded_chunks, KEEP=shape.keep, **lanes, **_EXACT,
-        )  # fmt: skip
+            *source,
+            *whose,
+            best,
+            peak,
+            mass,
+            chosen,
+            tokens,
+            flags,
+            pending,
+            total,
+            shape.chunks,
+            CHUNKS=shape.padded_chunks,
+            KEEP=shape.keep,
+            **lanes,
+            **_EXACT,
+        )
         full_row_kernel[(count,)](
-            *source, *whose, bound, best, tokens, pending, total, shape.chunks, **lanes, **_EXACT,
-        )  # fmt: skip
+            *source,
+            *whose,
+            bound,
+            best,
+            tokens,
+            pending,
+            total,
+            shape.chunks,
+            **lanes,
+            **_EXACT,
+        )
     return SampledRows(tokens, invalid)
 
 
@@ -115,14 +157,41 @@ def sample_part(logits: Tensor, rows: SamplingRows, first: int) -> tuple[Tensor,
     source, lanes = ((), logits, logits.stride(0), vocab), {"TILE": shape.tile, "STEPS": shape.steps}
     lanes |= {"TRUNCATED": False, "CONSTRAINED": False, "FIRST": first, **pdl_options(device)}
     scan_kernel[(shape.chunks, count)](
-        *source, rows.index, rows.index, rows.positions, table.temperature, table.streams, bound, bound, bound, bound,
-        RAW=False, **lanes, num_warps=CONFIG.scan_warps, **_EXACT,
-    )  # fmt: skip
+        *source,
+        rows.index,
+        rows.index,
+        rows.positions,
+        table.temperature,
+        table.streams,
+        bound,
+        bound,
+        bound,
+        bound,
+        RAW=False,
+        **lanes,
+        num_warps=CONFIG.scan_warps,
+        **_EXACT,
+    )
     draw_kernel[(count,)](
-        *source, rows.index, rows.positions, table.temperature, table.top_k, table.top_p, table.min_p, table.streams,
-        bound, tokens, invalid, values, shape.chunks,
-        BLOCKS=shape.padded_blocks, PART=True, **lanes, num_warps=CONFIG.row_warps, **_EXACT,
-    )  # fmt: skip
+        *source,
+        rows.index,
+        rows.positions,
+        table.temperature,
+        table.top_k,
+        table.top_p,
+        table.min_p,
+        table.streams,
+        bound,
+        tokens,
+        invalid,
+        values,
+        shape.chunks,
+        BLOCKS=shape.padded_blocks,
+        PART=True,
+        **lanes,
+        num_warps=CONFIG.row_warps,
+        **_EXACT,
+    )
     return tokens, values
 
 
@@ -145,17 +214,44 @@ def top_logprobs(logits: Tensor, rows: Tensor, token_ids: Tensor, k: int) -> tup
     peak, mass = _of_chunks(count, shape, device)
     source = (logits, logits.stride(0), vocab, rows)
     scan_kernel[(shape.chunks, count)](
-        (), *source, rows, rows, rows, rows, best, best, peak, mass,
-        TILE=shape.tile, STEPS=shape.steps, RAW=True, TRUNCATED=True, CONSTRAINED=False, num_warps=CONFIG.scan_warps,
+        (),
+        *source,
+        rows,
+        rows,
+        rows,
+        rows,
+        best,
+        best,
+        peak,
+        mass,
+        TILE=shape.tile,
+        STEPS=shape.steps,
+        RAW=True,
+        TRUNCATED=True,
+        CONSTRAINED=False,
+        num_warps=CONFIG.scan_warps,
         **pdl_options(device),
-    )  # fmt: skip
+    )
     logprobs_kernel[(count,)](
-        *source, token_ids, best, peak, mass,
+        *source,
+        token_ids,
+        best,
+        peak,
+        mass,
         torch.empty(count, shape.keep, dtype=torch.int32, device=device),
-        ids, values, ranks, shape.chunks, k,
-        TILE=shape.tile, STEPS=shape.steps, BLOCKS=shape.padded_blocks, CHUNKS=shape.padded_chunks, KEEP=shape.keep,
-        num_warps=CONFIG.row_warps, **pdl_options(device),
-    )  # fmt: skip
+        ids,
+        values,
+        ranks,
+        shape.chunks,
+        k,
+        TILE=shape.tile,
+        STEPS=shape.steps,
+        BLOCKS=shape.padded_blocks,
+        CHUNKS=shape.padded_chunks,
+        KEEP=shape.keep,
+        num_warps=CONFIG.row_warps,
+        **pdl_options(device),
+    )
     return ids, values, ranks
 
 
@@ -170,6 +266,16 @@ def _constraints(c: Constraints | None) -> tuple[Tensor, ...]:
     if c is None:
         return ()
     return (
-        c.bitmask, c.bitmask_index, c.edit_start, c.edit_ids, c.edit_values, c.seen, c.seen_index,
-        c.counts, c.counts_index, c.repetition, c.frequency, c.presence,
-    )  # fmt: skip
+        c.bitmask,
+        c.bitmask_index,
+        c.edit_start,
+        c.edit_ids,
+        c.edit_values,
+        c.seen,
+        c.seen_index,
+        c.counts,
+        c.counts_index,
+        c.repetition,
+        c.frequency,
+        c.presence,
+    )

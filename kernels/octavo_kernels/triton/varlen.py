@@ -106,10 +106,22 @@ def varlen_attention(
     out, num_seqs = qkv.new_zeros(len(qkv), num_heads * head_size), len(seq_lens)
     most = triton.cdiv(len(qkv), BLOCK_M) + num_seqs  # tiles: at most one of each sequence is not full
     varlen_attention_kernel[(num_heads, most)](
-        qkv, query_start_loc, seq_lens, out, num_seqs, window or 0, scale * 1.4426950408889634, qkv.stride(0),
-        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_SIZE=head_size,
-        HEAD_PAD=max(16, triton.next_power_of_2(head_size)), HAS_WINDOW=window is not None,
-        PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32", SEQS=max(256, triton.next_power_of_2(num_seqs)),
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N,
-    )  # fmt: skip
+        qkv,
+        query_start_loc,
+        seq_lens,
+        out,
+        num_seqs,
+        window or 0,
+        scale * 1.4426950408889634,
+        qkv.stride(0),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_SIZE=head_size,
+        HEAD_PAD=max(16, triton.next_power_of_2(head_size)),
+        HAS_WINDOW=window is not None,
+        PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
+        SEQS=max(256, triton.next_power_of_2(num_seqs)),
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+    )
     return out

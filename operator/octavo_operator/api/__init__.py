@@ -22,6 +22,19 @@ from octavo_operator.api.schema import SpecError, stable_json, to_json
 from octavo_operator.api.spec import LLMDeploymentSpec
 
 __all__ = [
-    "API_VERSION", "FIELD_MANAGER", "GROUP", "KIND", "OWNER_LABEL", "PLURAL", "VERSION", "InvalidLLMDeployment", "Key",
-    "LLMDeployment", "LLMDeploymentSpec", "Owner", "SpecError", "stable_json", "to_json",
-]  # fmt: skip
+    "API_VERSION",
+    "FIELD_MANAGER",
+    "GROUP",
+    "KIND",
+    "OWNER_LABEL",
+    "PLURAL",
+    "VERSION",
+    "InvalidLLMDeployment",
+    "Key",
+    "LLMDeployment",
+    "LLMDeploymentSpec",
+    "Owner",
+    "SpecError",
+    "stable_json",
+    "to_json",
+]

@@ -45,11 +45,16 @@ class LLMDeployment(_Identity):
         """Parse an object of the API. Raises SpecError for a spec that does not fit the CRD's types."""
         meta = data["metadata"]
         return cls(
-            meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1),
-            from_json(LLMDeploymentSpec, data.get("spec") or {}, "spec"), "deletionTimestamp" in meta,
-            data.get("status") or {}, (meta.get("annotations") or {}).get(RESTARTED_AT) or None,
+            meta["name"],
+            meta["namespace"],
+            meta["uid"],
+            meta.get("generation", 1),
+            from_json(LLMDeploymentSpec, data.get("spec") or {}, "spec"),
+            "deletionTimestamp" in meta,
+            data.get("status") or {},
+            (meta.get("annotations") or {}).get(RESTARTED_AT) or None,
             meta.get("creationTimestamp") or "",
-        )  # fmt: skip
+        )
 
     @functools.cached_property
     def served_names(self) -> list[str]:
@@ -89,9 +94,13 @@ class LLMDeployment(_Identity):
     def owner_reference(self) -> dict[str, Any]:
         """Return the entry for metadata.ownerReferences of its children."""
         return {
-            "apiVersion": API_VERSION, "kind": KIND, "name": self.name, "uid": self.uid, "controller": True,
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
             "blockOwnerDeletion": True,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,10 @@ class InvalidLLMDeployment(_Identity):
         """Keep the identity of an object of the API whose spec does not parse, and the error."""
         meta = data["metadata"]
         return cls(
-            meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1), data.get("status") or {},
+            meta["name"],
+            meta["namespace"],
+            meta["uid"],
+            meta.get("generation", 1),
+            data.get("status") or {},
             str(error),
-        )  # fmt: skip
+        )

@@ -209,10 +209,15 @@ class LLMGateway(_Identity):
         """Parse an object of the API. Raises SpecError for a spec that does not fit the CRD's types."""
         meta = data["metadata"]
         return cls(
-            meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1),
-            from_json(LLMGatewaySpec, data.get("spec") or {}, "spec"), "deletionTimestamp" in meta,
-            data.get("status") or {}, (meta.get("annotations") or {}).get(RESTARTED_AT) or None,
-        )  # fmt: skip
+            meta["name"],
+            meta["namespace"],
+            meta["uid"],
+            meta.get("generation", 1),
+            from_json(LLMGatewaySpec, data.get("spec") or {}, "spec"),
+            "deletionTimestamp" in meta,
+            data.get("status") or {},
+            (meta.get("annotations") or {}).get(RESTARTED_AT) or None,
+        )
 
     def selects(self, labels: Mapping[str, str]) -> bool:
         """True if an LLMDeployment of the same namespace, with these labels, is served."""
@@ -224,9 +229,13 @@ class LLMGateway(_Identity):
     def owner_reference(self) -> dict[str, Any]:
         """Return the entry for metadata.ownerReferences of its children."""
         return {
-            "apiVersion": API_VERSION, "kind": KIND, "name": self.name, "uid": self.uid, "controller": True,
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
             "blockOwnerDeletion": True,
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True)
@@ -245,9 +254,13 @@ class InvalidLLMGateway(_Identity):
         """Keep the identity of an object of the API whose spec does not parse, and the error."""
         meta = data["metadata"]
         return cls(
-            meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1), data.get("status") or {},
+            meta["name"],
+            meta["namespace"],
+            meta["uid"],
+            meta.get("generation", 1),
+            data.get("status") or {},
             str(error),
-        )  # fmt: skip
+        )
 
 
 def _meets(labels: Mapping[str, str], requirement: Mapping[str, Any]) -> bool:

@@ -75,10 +75,19 @@ class ForeignField:
     kind: str = spec_field(
         "Kind of the object.",
         enum=[
-            "Service", "Deployment", "LeaderWorkerSet", "ServiceAccount", "NetworkPolicy", "PodDisruptionBudget",
-            "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject", "InferencePool",
+            "Service",
+            "Deployment",
+            "LeaderWorkerSet",
+            "ServiceAccount",
+            "NetworkPolicy",
+            "PodDisruptionBudget",
+            "HorizontalPodAutoscaler",
+            "PodMonitor",
+            "ServiceMonitor",
+            "ScaledObject",
+            "InferencePool",
         ],
-    )  # fmt: skip
+    )
     path: str = spec_field(
         "Path of the field, such as /spec/loadBalancerIP or /spec/template/spec/containers/engine/env/STAKATER_*: "
         "list items by name, or by index; * matches any text within a segment. Fields below the path are included.",

@@ -59,10 +59,16 @@ def make(dns_names: list[str], lifetime: timedelta, now: datetime | None = None)
         )
 
     usage = {
-        "digital_signature": False, "content_commitment": False, "key_encipherment": False, "data_encipherment": False,
-        "key_agreement": False, "key_cert_sign": False, "crl_sign": False, "encipher_only": False,
+        "digital_signature": False,
+        "content_commitment": False,
+        "key_encipherment": False,
+        "data_encipherment": False,
+        "key_agreement": False,
+        "key_cert_sign": False,
+        "crl_sign": False,
+        "encipher_only": False,
         "decipher_only": False,
-    }  # fmt: skip
+    }
     authority = (
         builder(authority_name, authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

@@ -41,9 +41,10 @@ def autoscaler_ready(
         return None
     if autoscaling.provider == "keda" and "ScaledObject" not in apis:
         return (
-            False, "KEDANotInstalled",
+            False,
+            "KEDANotInstalled",
             "this cluster has no ScaledObjects (keda.sh/v1alpha1); install KEDA, or use autoscaling.provider hpa",
-        )  # fmt: skip
+        )
     if deployment.scales_to_zero and not scaling.holds and not deployment.spec.suspend:
         return False, "ScaleToZeroUnavailable", SCALE_TO_ZERO_UNAVAILABLE
     if deployment.replicas == 0:

@@ -55,9 +55,12 @@ class FrontProxy:
             return tuple(str(one) for one in value)
 
         return cls(
-            authority, words("allowed-names"), words("username-headers"), words("group-headers"),
+            authority,
+            words("allowed-names"),
+            words("username-headers"),
+            words("group-headers"),
             words("extra-headers-prefix"),
-        )  # fmt: skip
+        )
 
     def is_trusted(self, certificate: Mapping[str, Any] | None) -> bool:
         """True if a peer with this certificate, verified by TLS, is the front proxy. As ssl.getpeercert returns it."""
@@ -90,8 +93,12 @@ class Reviews:
     async def allows(self, user: Json, group: str, version: str, namespace: str, resource: str) -> bool:
         """True if `user` may list the resource. Raises ApiError and TRANSPORT_ERRORS."""
         attributes = {
-            "namespace": namespace, "verb": "list", "group": group, "version": version, "resource": resource,
-        }  # fmt: skip
+            "namespace": namespace,
+            "verb": "list",
+            "group": group,
+            "version": version,
+            "resource": resource,
+        }
         spec = {**user, "resourceAttributes": attributes}
         key = json.dumps(spec, sort_keys=True)
         now = self._clock()

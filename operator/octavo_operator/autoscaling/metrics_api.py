@@ -61,10 +61,12 @@ class MetricsApi:
         root = f"/apis/{GROUP}/{VERSION}"
         app.add_routes(
             [
-                web.get("/apis", self._groups), web.get(f"/apis/{GROUP}", self._group),
-                web.get(root, self._resources), web.get(f"{root}/namespaces/{{namespace}}/{{metric}}", self._values),
+                web.get("/apis", self._groups),
+                web.get(f"/apis/{GROUP}", self._group),
+                web.get(root, self._resources),
+                web.get(f"{root}/namespaces/{{namespace}}/{{metric}}", self._values),
             ]
-        )  # fmt: skip
+        )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=2)
         await self._runner.setup()
         first_context = _new_context()
@@ -75,8 +77,11 @@ class MetricsApi:
         first_context.sni_callback = choose
         self._server = await asyncio.get_running_loop().create_server(
             self._runner.server,  # type: ignore[arg-type]
-            host, port, ssl=first_context, ssl_handshake_timeout=HANDSHAKE_SECONDS,
-        )  # fmt: skip
+            host,
+            port,
+            ssl=first_context,
+            ssl_handshake_timeout=HANDSHAKE_SECONDS,
+        )
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -125,9 +130,12 @@ class MetricsApi:
         if not self._leading.is_set():
             return _status(503, "ServiceUnavailable", "another replica of the operator is the leader")
         resource = {
-            "name": QUEUE_DEPTH_METRIC, "singularName": "", "namespaced": True, "kind": "ExternalMetricValueList",
+            "name": QUEUE_DEPTH_METRIC,
+            "singularName": "",
+            "namespaced": True,
+            "kind": "ExternalMetricValueList",
             "verbs": ["get"],
-        }  # fmt: skip
+        }
         body = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{GROUP}/{VERSION}"}
         return _json({**body, "resources": [resource]})
 

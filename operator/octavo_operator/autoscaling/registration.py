@@ -67,17 +67,22 @@ def plan_registration(
     if not wanted:
         return RegistrationPlan(delete=live is not None)
     spec: dict[str, Json] = {
-        "group": GROUP, "version": VERSION, "groupPriorityMinimum": 100, "versionPriority": 100, "service": service,
+        "group": GROUP,
+        "version": VERSION,
+        "groupPriorityMinimum": 100,
+        "versionPriority": 100,
+        "service": service,
         "caBundle": bundle,
-    }  # fmt: skip
+    }
     whole = {**(live["spec"] if live else {}), **spec}
     if live is not None and whole == live["spec"]:
         return RegistrationPlan(problem=_unavailable(live))
     metadata: dict[str, Json] = dict(live["metadata"]) if live else {"name": API_SERVICE}
     metadata["labels"] = {
-        **(metadata.get("labels") or {}), "app.kubernetes.io/part-of": "octavo",
+        **(metadata.get("labels") or {}),
+        "app.kubernetes.io/part-of": "octavo",
         "app.kubernetes.io/managed-by": FIELD_MANAGER,
-    }  # fmt: skip
+    }
     if owner:
         metadata["ownerReferences"] = [owner]
     body: dict[str, Json] = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": metadata}
@@ -276,9 +281,11 @@ class Registration:
         if self._owner_reference is None and (name := self._config.metrics_owner):
             role = await self._client.call("GET", f"/apis/rbac.authorization.k8s.io/v1/clusterroles/{name}")
             self._owner_reference = {
-                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": name,
+                "apiVersion": "rbac.authorization.k8s.io/v1",
+                "kind": "ClusterRole",
+                "name": name,
                 "uid": role["metadata"]["uid"],
-            }  # fmt: skip
+            }
         return self._owner_reference
 
     async def _keep_endpoints(self) -> None:
@@ -300,9 +307,10 @@ class Registration:
         if service is None:
             raise ApiError(404, {"message": f"there is no Service {name} in {config.namespace}; the chart creates it"})
         labels = {
-            "kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
+            "kubernetes.io/service-name": name,
+            "endpointslice.kubernetes.io/managed-by": FIELD_MANAGER,
             "app.kubernetes.io/part-of": "octavo",
-        }  # fmt: skip
+        }
         owner = {"apiVersion": "v1", "kind": "Service", "name": name, "uid": service["metadata"]["uid"]}
         meta = {"name": name, "namespace": config.namespace, "labels": labels, "ownerReferences": [owner]}
         await self._client.apply(

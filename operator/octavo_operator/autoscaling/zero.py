@@ -25,11 +25,25 @@ Json = dict[str, Any]
 # node, or are none of the replicas'.
 _FINAL = frozenset(
     {
-        "OOMKilled", "Unauthorized", "GatedModel", "ModelNotFound", "CacheFull", "DownloadFailed", "SecretNotFound",
-        "ConfigMapNotFound", "ImagePullBackOff", "CrashLoop", "ContainerError", "PVCNotFound", "PVCLost",
-        "QuotaExceeded", "PodSecurityViolation", "PodsNotCreated", *TEMPLATE_PROBLEMS,
+        "OOMKilled",
+        "Unauthorized",
+        "GatedModel",
+        "ModelNotFound",
+        "CacheFull",
+        "DownloadFailed",
+        "SecretNotFound",
+        "ConfigMapNotFound",
+        "ImagePullBackOff",
+        "CrashLoop",
+        "ContainerError",
+        "PVCNotFound",
+        "PVCLost",
+        "QuotaExceeded",
+        "PodSecurityViolation",
+        "PodsNotCreated",
+        *TEMPLATE_PROBLEMS,
     }
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,13 @@ COLUMNS = [
 def manifest() -> dict[str, Any]:
     """The CustomResourceDefinition."""
     names = {
-        "kind": KIND, "listKind": f"{KIND}List", "plural": PLURAL, "singular": "llmgateway", "shortNames": ["llmg"],
+        "kind": KIND,
+        "listKind": f"{KIND}List",
+        "plural": PLURAL,
+        "singular": "llmgateway",
+        "shortNames": ["llmg"],
         "categories": ["all"],
-    }  # fmt: skip
+    }
     spec = object_schema(LLMGatewaySpec, "Desired state.")
     # Small beats early: the API server judges quantities in the Deployment as well, and Degraded quotes it.
     routing = spec["properties"]["routing"]["properties"]

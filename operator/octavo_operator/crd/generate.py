@@ -158,9 +158,13 @@ def manifest() -> dict[str, Any]:
         "A large language model, served with an OpenAI-compatible API by pods of the Octavo engine behind one Service."
     )
     names = {
-        "kind": api.KIND, "listKind": f"{api.KIND}List", "plural": api.PLURAL, "singular": "llmdeployment",
-        "shortNames": ["llmd"], "categories": ["all"],
-    }  # fmt: skip
+        "kind": api.KIND,
+        "listKind": f"{api.KIND}List",
+        "plural": api.PLURAL,
+        "singular": "llmdeployment",
+        "shortNames": ["llmd"],
+        "categories": ["all"],
+    }
     made = version(api.KIND, about, spec, STATUS, COLUMNS, {"status": {}, "scale": SCALE})
     made["schema"]["openAPIV3Schema"]["x-kubernetes-validations"].append(
         {**ADAPTER_RULE.schema(), "fieldPath": ".spec.adapters"}

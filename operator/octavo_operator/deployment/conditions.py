@@ -173,9 +173,11 @@ def image_up_to_date(turn: ImageTurn) -> Json:
         return make_condition(kind, False, "RollingOut", f"the pods are being updated to {turn.image}")
     names, more = ", ".join(turn.waits_for[:3]), len(turn.waits_for) - 3
     return make_condition(
-        kind, False, "RolloutQueued",
+        kind,
+        False,
+        "RolloutQueued",
         f"{turn.image} is rolled out gradually; before this one: {names}{f' and {more} more' if more > 0 else ''}",
-    )  # fmt: skip
+    )
 
 
 def _fetched(deployment: LLMDeployment) -> str:

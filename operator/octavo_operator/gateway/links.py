@@ -78,10 +78,12 @@ def _deployment_face(body: Json) -> Json:
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     model, adapters = spec.get("model") or {}, [one.get("name") for one in spec.get("adapters") or []]
     return {
-        "uid": meta["uid"], "labels": meta.get("labels") or {}, "deleted": _is_deleted(body),
+        "uid": meta["uid"],
+        "labels": meta.get("labels") or {},
+        "deleted": _is_deleted(body),
         "names": [model.get("name"), model.get("aliases") or [], adapters],
         "ready": [is_available(status), *sorted(ready_adapters(status))],
-    }  # fmt: skip
+    }
 
 
 def _gateway_face(body: Json) -> Json:

@@ -128,9 +128,12 @@ class KubeClient:
         connector = aiohttp.TCPConnector(limit=0, ssl=found.tls)
         agent = {"User-Agent": "octavo-operator"}
         return aiohttp.ClientSession(
-            connector=connector, trace_configs=[trace], headers=agent, proxy=found.proxy,
+            connector=connector,
+            trace_configs=[trace],
+            headers=agent,
+            proxy=found.proxy,
             response_class=response_class or aiohttp.ClientResponse,
-        )  # fmt: skip
+        )
 
     async def call(
         self,

@@ -100,8 +100,12 @@ class LeaderElector:
         """Versions of an object only grow, unless the store was restored from a backup."""
         version = int((lease.get("metadata") or {}).get("resourceVersion") or self._newest)
         if version < self._newest:
-            logger.warning("the API server's store went back from version %d to %d, as a restored backup does; "
-                           "everything is watched anew", self._newest, version)  # fmt: skip
+            logger.warning(
+                "the API server's store went back from version %d to %d, as a restored backup does; "
+                "everything is watched anew",
+                self._newest,
+                version,
+            )
             self.on_break(True)
         self._newest = version
 
@@ -111,12 +115,15 @@ class LeaderElector:
         now = time.monotonic()
         if lease is None:
             body: Json = {
-                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
                 "metadata": {
-                    "name": name, "namespace": self._config.namespace, "annotations": scope_annotations(self._config),
+                    "name": name,
+                    "namespace": self._config.namespace,
+                    "annotations": scope_annotations(self._config),
                 },
                 "spec": self._spec({}),
-            }  # fmt: skip
+            }
             self._note_version(await self._client.call("POST", self._path, body, timeout=timeout))
         else:
             self._note_version(lease)

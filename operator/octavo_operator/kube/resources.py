@@ -50,12 +50,31 @@ RESOURCES = {
 }
 
 CHILD_KINDS = (
-    "ServiceAccount", "PersistentVolumeClaim", "ConfigMap", "NetworkPolicy", "Service", "Job", "Deployment",
-    "LeaderWorkerSet", "PodDisruptionBudget", "HorizontalPodAutoscaler", "PodMonitor", "ServiceMonitor", "ScaledObject",
-    "InferencePool", "Ingress", "HTTPRoute",
-)  # fmt: skip
+    "ServiceAccount",
+    "PersistentVolumeClaim",
+    "ConfigMap",
+    "NetworkPolicy",
+    "Service",
+    "Job",
+    "Deployment",
+    "LeaderWorkerSet",
+    "PodDisruptionBudget",
+    "HorizontalPodAutoscaler",
+    "PodMonitor",
+    "ServiceMonitor",
+    "ScaledObject",
+    "InferencePool",
+    "Ingress",
+    "HTTPRoute",
+)
 OPTIONAL_KINDS = (  # CRDs, not everywhere
-    gateway.KIND, "LeaderWorkerSet", "PodMonitor", "ServiceMonitor", "ScaledObject", "InferencePool", "HTTPRoute",
-)  # fmt: skip
+    gateway.KIND,
+    "LeaderWorkerSet",
+    "PodMonitor",
+    "ServiceMonitor",
+    "ScaledObject",
+    "InferencePool",
+    "HTTPRoute",
+)
 IMAGE_VOLUMES, IMAGE_VOLUMES_VERSION = "ImageVolume", (1, 35)  # a feature of the API server, and since when it is on
 WATCHED_KINDS = (KIND, gateway.KIND, *CHILD_KINDS, "Pod")

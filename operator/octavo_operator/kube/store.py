@@ -55,9 +55,16 @@ class Observed:
             {**body, "apiVersion": api_version, "kind": kind, "metadata": meta}, separators=(",", ":"), default=dict
         ).encode()
         return cls(
-            api_version, kind, meta["namespace"], meta["name"], meta["uid"], meta["resourceVersion"], text, foreign,
+            api_version,
+            kind,
+            meta["namespace"],
+            meta["name"],
+            meta["uid"],
+            meta["resourceVersion"],
+            text,
+            foreign,
             managers,
-        )  # fmt: skip
+        )
 
     @property
     def body(self) -> Json:

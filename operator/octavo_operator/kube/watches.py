@@ -131,8 +131,9 @@ class Watches:
         logger.info("optional kinds and features of this cluster: %s", ", ".join(sorted(found)) or "none")
         first = self._served is None
         if {KIND} == found & {KIND, gateway.KIND} and (first or gateway.KIND in (self._served or ())):
-            logger.warning("the CRD of LLMGateway is not installed, so there are no gateways; this version's chart "
-                           "installs it")  # fmt: skip
+            logger.warning(
+                "the CRD of LLMGateway is not installed, so there are no gateways; this version's chart installs it"
+            )
         self._served = found
         namespaces = self._config.watch_namespaces or (None,)
         expected = [kind for kind in WATCHED_KINDS if kind not in wanted or kind in found]

@@ -18,8 +18,12 @@ Entry = tuple[str, str, str]  # uri, revision and pinned digest of an adapter
 
 KIND = "AdaptersReady"  # the condition
 LOADED, LOADING, NO_REPLICA, NOT_MOUNTED, DIFFERENT = (
-    "Loaded", "Loading", "NoReplica", "PVCNotMounted", "DigestMismatch",
-)  # fmt: skip
+    "Loaded",
+    "Loading",
+    "NoReplica",
+    "PVCNotMounted",
+    "DigestMismatch",
+)
 PATIENCE_SECONDS = 10.0  # for a pod that loads, until the next one is asked
 _MAX_MESSAGE = 500
 
@@ -59,11 +63,12 @@ def parse_report(answer: Any) -> PodAdapters:
             str(one["name"]): AdapterState(
                 (one.get("uri", ""), one.get("revision", ""), one.get("expected", "")),
                 one["state"] == "loaded" and bool(one["served"]),
-                one.get("reason", "") if one["state"] == "failed" else "", one.get("message", "")[:_MAX_MESSAGE],
+                one.get("reason", "") if one["state"] == "failed" else "",
+                one.get("message", "")[:_MAX_MESSAGE],
                 one.get("digest", ""),
             )
             for one in answer["adapters"]
-        }  # fmt: skip
+        }
         return PodAdapters(str(answer["listed"]), states)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no report of adapters: {error!r}") from error

@@ -35,11 +35,30 @@ class Problem:
 NODE_NOT_READY, GATES_NOT_READY = "NodeNotReady", "ReadinessGatesNotReady"
 # The most specific first, for when pods differ.
 _BY_SEVERITY = (
-    "OOMKilled", "Unauthorized", "GatedModel", "ModelNotFound", "CacheFull", "DownloadFailed",
-    "SecretNotFound", "ConfigMapNotFound", "ImagePullBackOff", "CrashLoop", "ContainerError", "PVCNotFound",
-    "PVCPending", "VolumeInUse", "VolumeNotMounted", "SandboxNotCreated", NODE_NOT_READY, GATES_NOT_READY,
-    "PodNotStarted", "InsufficientGPU", "InsufficientResources", "SchedulingGated", "Unschedulable",
-)  # fmt: skip
+    "OOMKilled",
+    "Unauthorized",
+    "GatedModel",
+    "ModelNotFound",
+    "CacheFull",
+    "DownloadFailed",
+    "SecretNotFound",
+    "ConfigMapNotFound",
+    "ImagePullBackOff",
+    "CrashLoop",
+    "ContainerError",
+    "PVCNotFound",
+    "PVCPending",
+    "VolumeInUse",
+    "VolumeNotMounted",
+    "SandboxNotCreated",
+    NODE_NOT_READY,
+    GATES_NOT_READY,
+    "PodNotStarted",
+    "InsufficientGPU",
+    "InsufficientResources",
+    "SchedulingGated",
+    "Unschedulable",
+)
 
 
 DOWNLOAD = frozenset({"GatedModel", "Unauthorized", "ModelNotFound", "CacheFull", "DownloadFailed"})  # reasons
@@ -175,9 +194,13 @@ def _unschedulable(condition: Json, gpu_resource: str | None) -> Problem | None:
 
 
 _IMAGE = (
-    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
     "RegistryUnavailable",
-)  # fmt: skip
+)
 
 
 _USUAL_WAITS = ("ContainerCreating", "PodInitializing", "CrashLoopBackOff")  # of which more is known elsewhere

@@ -39,9 +39,11 @@ class Workload:
     def counts(self) -> Json:
         """The numbers as fields of the status."""
         return {
-            "replicas": self.replicas, "readyReplicas": self.ready, "availableReplicas": self.available,
+            "replicas": self.replicas,
+            "readyReplicas": self.ready,
+            "availableReplicas": self.available,
             "updatedReplicas": self.updated,
-        }  # fmt: skip
+        }
 
     @property
     def template(self) -> Json:
@@ -59,11 +61,15 @@ class Workload:
             return _of_groups(live, groups(leaders, workers))
         status = live.get("status") or {}
         return cls(
-            live, live["spec"].get("replicas", 1), status.get("replicas", 0), status.get("readyReplicas", 0),
-            status.get("availableReplicas", 0), status.get("updatedReplicas", 0),
+            live,
+            live["spec"].get("replicas", 1),
+            status.get("replicas", 0),
+            status.get("readyReplicas", 0),
+            status.get("availableReplicas", 0),
+            status.get("updatedReplicas", 0),
             status.get("observedGeneration", 0) >= live["metadata"].get("generation", 1),
             status.get("conditions") or [],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)

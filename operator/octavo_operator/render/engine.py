@@ -35,12 +35,20 @@ def arguments(deployment: LLMDeployment) -> list[str]:
     spec = deployment.spec
     engine = spec.engine
     out = [
-        model_argument(deployment), "--host", "0.0.0.0", "--port", str(names.API_PORT),
-        "--management-port", str(names.MANAGEMENT_PORT),
-        "--served-model-name", *(_escape(name) for name in deployment.served_names),
-        "--shutdown-timeout", str(spec.lifecycle.drain_seconds),
-        "--device", "cuda" if spec.accelerator else "cpu",  # explicit, whatever devices the node has
-    ]  # fmt: skip
+        model_argument(deployment),
+        "--host",
+        "0.0.0.0",
+        "--port",
+        str(names.API_PORT),
+        "--management-port",
+        str(names.MANAGEMENT_PORT),
+        "--served-model-name",
+        *(_escape(name) for name in deployment.served_names),
+        "--shutdown-timeout",
+        str(spec.lifecycle.drain_seconds),
+        "--device",
+        "cuda" if spec.accelerator else "cpu",  # explicit, whatever devices the node has
+    ]
     for flag, value, default in (
         ("--revision", spec.model.revision, None),
         ("--dtype", engine.dtype, "auto"),

@@ -48,10 +48,13 @@ def settings_digest(gateway: LLMGateway) -> str:
 def labels(gateway: LLMGateway) -> dict[str, str]:
     """Labels of all its objects and pods."""
     return {
-        GATEWAY_LABEL: gateway.name, "app.kubernetes.io/name": "octavo", "app.kubernetes.io/instance": gateway.name,
-        names.COMPONENT_LABEL: names.ROUTER, "app.kubernetes.io/part-of": "octavo",
+        GATEWAY_LABEL: gateway.name,
+        "app.kubernetes.io/name": "octavo",
+        "app.kubernetes.io/instance": gateway.name,
+        names.COMPONENT_LABEL: names.ROUTER,
+        "app.kubernetes.io/part-of": "octavo",
         "app.kubernetes.io/managed-by": FIELD_MANAGER,
-    }  # fmt: skip
+    }
 
 
 def selector(gateway: LLMGateway) -> dict[str, str]:
@@ -111,11 +114,19 @@ def expected_template(gateway: LLMGateway, config: OperatorConfig, content: dict
         secrets[TENANTS_PATH] = {"projected": {"sources": sources}}
     routing = gateway.spec.routing
     frame = PodFrame(
-        config_map=names.router(gateway.name), labels=labels(gateway), selector=selector(gateway),
-        lifecycle=holding(Lifecycle(), HOLD), affinity=routing, image_pull_secrets=config.image_pull_secrets,
-        assigned_ids=config.cluster_assigned_ids, secrets=secrets, hold=HOLD, limits=LIMITS_FILE,
-        peers=_peers(gateway, config), restarted_at=gateway.restarted_at,
-    )  # fmt: skip
+        config_map=names.router(gateway.name),
+        labels=labels(gateway),
+        selector=selector(gateway),
+        lifecycle=holding(Lifecycle(), HOLD),
+        affinity=routing,
+        image_pull_secrets=config.image_pull_secrets,
+        assigned_ids=config.cluster_assigned_ids,
+        secrets=secrets,
+        hold=HOLD,
+        limits=LIMITS_FILE,
+        peers=_peers(gateway, config),
+        restarted_at=gateway.restarted_at,
+    )
     return pod_template(frame, envoy_settings(gateway), config.router_image, content)
 
 
@@ -178,7 +189,9 @@ def _budget(gateway: LLMGateway, name: str) -> list[Json]:
 def manifest(gateway: LLMGateway, api_version: str, kind: str, body: Json, name: str) -> Json:
     """One of its objects: labelled, and garbage collected with it. `body`: the fields besides metadata."""
     metadata: Json = {
-        "name": name, "namespace": gateway.namespace, "labels": labels(gateway),
+        "name": name,
+        "namespace": gateway.namespace,
+        "labels": labels(gateway),
         "ownerReferences": [gateway.owner_reference()],
-    }  # fmt: skip
+    }
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}

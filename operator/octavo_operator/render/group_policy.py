@@ -25,9 +25,13 @@ def expected_group_policy(deployment: LLMDeployment) -> Json | None:
         body["policyTypes"] = ["Ingress", "Egress"]
         body["egress"] = [*(dict(rule) for rule in policy.egress), *group_egress(deployment)]
     return names.manifest(
-        deployment, "networking.k8s.io/v1", "NetworkPolicy", {"spec": body}, names.group(deployment.name),
+        deployment,
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        {"spec": body},
+        names.group(deployment.name),
         component=names.WORKER,
-    )  # fmt: skip
+    )
 
 
 def group_selectors(deployment: LLMDeployment) -> tuple[dict[str, str], dict[str, str]]:

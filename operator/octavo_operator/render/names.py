@@ -30,10 +30,13 @@ USER_ID = 65532
 def labels(deployment: LLMDeployment, component: str = ENGINE) -> dict[str, str]:
     """Labels of all children and pods."""
     return {
-        OWNER_LABEL: deployment.name, "app.kubernetes.io/name": "octavo",
-        "app.kubernetes.io/instance": deployment.name, COMPONENT_LABEL: component,
-        "app.kubernetes.io/part-of": "octavo", "app.kubernetes.io/managed-by": FIELD_MANAGER,
-    }  # fmt: skip
+        OWNER_LABEL: deployment.name,
+        "app.kubernetes.io/name": "octavo",
+        "app.kubernetes.io/instance": deployment.name,
+        COMPONENT_LABEL: component,
+        "app.kubernetes.io/part-of": "octavo",
+        "app.kubernetes.io/managed-by": FIELD_MANAGER,
+    }
 
 
 def selector(deployment: LLMDeployment, component: str = ENGINE) -> dict[str, str]:

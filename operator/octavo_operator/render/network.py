@@ -94,8 +94,10 @@ def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig, s
     if policy.egress is not None:
         body["policyTypes"] = ["Ingress", "Egress"]
         body["egress"] = [
-            *(dict(rule) for rule in policy.egress), *group_egress(deployment), *_media_egress(deployment),
-        ]  # fmt: skip
+            *(dict(rule) for rule in policy.egress),
+            *group_egress(deployment),
+            *_media_egress(deployment),
+        ]
     return names.manifest(deployment, "networking.k8s.io/v1", "NetworkPolicy", {"spec": body})
 
 
@@ -148,9 +150,13 @@ def expected_router_policy(deployment: LLMDeployment, config: OperatorConfig) ->
             {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]},
         ]
     return names.manifest(
-        deployment, "networking.k8s.io/v1", "NetworkPolicy", {"spec": body}, names.router(deployment.name),
+        deployment,
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        {"spec": body},
+        names.router(deployment.name),
         component=names.ROUTER,
-    )  # fmt: skip
+    )
 
 
 def router_peer(deployment: LLMDeployment) -> Json:

@@ -15,9 +15,19 @@ _MAX_NAME = 63  # pods carry the Job's name in a label
 _RETRIES = 1_000_000  # without end, as the container `fetch` of a pod; the kubelet waits longer each time
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 _POD_FIELDS = (
-    "serviceAccountName", "automountServiceAccountToken", "enableServiceLinks", "securityContext", "imagePullSecrets",
-    "nodeSelector", "tolerations", "priorityClassName", "schedulerName", "hostAliases", "dnsConfig", "dnsPolicy",
-)  # fmt: skip
+    "serviceAccountName",
+    "automountServiceAccountToken",
+    "enableServiceLinks",
+    "securityContext",
+    "imagePullSecrets",
+    "nodeSelector",
+    "tolerations",
+    "priorityClassName",
+    "schedulerName",
+    "hostAliases",
+    "dnsConfig",
+    "dnsPolicy",
+)
 
 
 def fetched_model(template: Json) -> Any:

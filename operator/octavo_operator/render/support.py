@@ -58,10 +58,13 @@ def expected_inference_pool(deployment: LLMDeployment) -> Json | None:
         "selector": {"matchLabels": names.selector(deployment)},
         "targetPorts": [{"number": names.API_PORT}],
         "endpointPickerRef": {
-            "group": "", "kind": "Service", "name": picker.name, "port": {"number": picker.port},
+            "group": "",
+            "kind": "Service",
+            "name": picker.name,
+            "port": {"number": picker.port},
             "failureMode": "FailOpen",  # a picker that is down costs prefix hits, not answers
         },
-    }  # fmt: skip
+    }
     return names.manifest(deployment, "inference.networking.k8s.io/v1", "InferencePool", {"spec": body})
 
 

@@ -24,10 +24,15 @@ NODE_CACHE_NOT_ALLOWED = "NodeCacheNotAllowed"
 GROUPS_NOT_INSTALLED = "LeaderWorkerSetNotInstalled"
 TEMPLATE_PROBLEMS = frozenset(
     {
-        INVALID_POD_PATCH, PRIVILEGED_POD, UNKNOWN_ARGUMENT, READ_ONLY_PATH, IMAGE_VOLUMES_UNSUPPORTED,
-        NODE_CACHE_NOT_ALLOWED, GROUPS_NOT_INSTALLED,
+        INVALID_POD_PATCH,
+        PRIVILEGED_POD,
+        UNKNOWN_ARGUMENT,
+        READ_ONLY_PATH,
+        IMAGE_VOLUMES_UNSUPPORTED,
+        NODE_CACHE_NOT_ALLOWED,
+        GROUPS_NOT_INSTALLED,
     }
-)  # fmt: skip
+)
 
 
 class InvalidTemplateError(ValueError):
@@ -40,8 +45,14 @@ class InvalidTemplateError(ValueError):
 
 # Where the engine and its libraries write.
 _CACHE_VARIABLES = (
-    "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME", "OCTAVO_CACHE", "TRITON_CACHE_DIR", "TMPDIR",
-)  # fmt: skip
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "XDG_CACHE_HOME",
+    "OCTAVO_CACHE",
+    "TRITON_CACHE_DIR",
+    "TMPDIR",
+)
 
 
 def unknown_arguments(deployment: LLMDeployment, image: str) -> Iterator[str]:

@@ -81,8 +81,9 @@ def _leader(template: Json, nodes: int) -> Json:
         {"name": "OCTAVO_POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
     ]
     engine["ports"] = [
-        *engine.get("ports", []), {"name": "group", "containerPort": names.GROUP_PORT, "protocol": "TCP"},
-    ]  # fmt: skip
+        *engine.get("ports", []),
+        {"name": "group", "containerPort": names.GROUP_PORT, "protocol": "TCP"},
+    ]
     return out
 
 

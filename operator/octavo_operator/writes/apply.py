@@ -213,10 +213,11 @@ class Applier:
         """Does nothing when it is gone, or another one has its name."""
         meta = pod["metadata"]
         body = {
-            "apiVersion": "policy/v1", "kind": "Eviction",
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
             "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
             "deleteOptions": {"preconditions": {"uid": meta["uid"]}},
-        }  # fmt: skip
+        }
         try:
             await self._client.call("POST", RESOURCES["Pod"].path(meta["namespace"], meta["name"], "eviction"), body)
         except ApiError as error:
@@ -272,14 +273,24 @@ class Applier:
             "kind": "Event",
             "metadata": {"name": f"{owner.name}.{next(self._numbers):x}", "namespace": owner.namespace},
             "involvedObject": {
-                "apiVersion": API_VERSION, "kind": owner.kind, "name": owner.name, "namespace": owner.namespace,
+                "apiVersion": API_VERSION,
+                "kind": owner.kind,
+                "name": owner.name,
+                "namespace": owner.namespace,
                 "uid": owner.uid,
             },
-            "type": event.kind, "reason": event.reason, "message": event.message[:1024], "action": "Reconcile",
-            "reportingComponent": FIELD_MANAGER, "reportingInstance": os.environ.get("POD_NAME") or FIELD_MANAGER,
-            "source": {"component": FIELD_MANAGER}, "count": 1,
-            "firstTimestamp": stamp, "lastTimestamp": stamp, "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        }  # fmt: skip
+            "type": event.kind,
+            "reason": event.reason,
+            "message": event.message[:1024],
+            "action": "Reconcile",
+            "reportingComponent": FIELD_MANAGER,
+            "reportingInstance": os.environ.get("POD_NAME") or FIELD_MANAGER,
+            "source": {"component": FIELD_MANAGER},
+            "count": 1,
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        }
         try:
             await self._client.call("POST", RESOURCES["Event"].path(owner.namespace), body)
         except (*TRANSPORT_ERRORS, ApiError) as error:

@@ -23,10 +23,28 @@ CREATED, CHANGED = "created", "changed"  # reasons of an Apply; otherwise it rev
 APPLIED = f"{GROUP}/applied"  # annotation: hash of the manifest that was applied last
 TEMPLATE = f"{GROUP}/pod-template"  # annotation of the Deployment: its pod template, with a hash of the spec
 _POD_FIELDS = (
-    "model", "engine", "accelerator", "parallelism", "resources", "shm", "scheduling", "lifecycle", "probes", "auth",
-    "podPatches", "podLabels", "podAnnotations", "volumes", "volumeMounts", "envFrom", "clusterAssignedIds",
-    "adapters", "maxLoras", "maxRank", "adapterCredentialsSecretRef",
-)  # fmt: skip
+    "model",
+    "engine",
+    "accelerator",
+    "parallelism",
+    "resources",
+    "shm",
+    "scheduling",
+    "lifecycle",
+    "probes",
+    "auth",
+    "podPatches",
+    "podLabels",
+    "podAnnotations",
+    "volumes",
+    "volumeMounts",
+    "envFrom",
+    "clusterAssignedIds",
+    "adapters",
+    "maxLoras",
+    "maxRank",
+    "adapterCredentialsSecretRef",
+)
 _ROUTER_FIELDS = ("lifecycle", "clusterAssignedIds")  # and what routing.prefix says but for replicas
 _ROLLOUT_FIELDS = ("imagePolicy", "imagePriority")  # of engine: they do not change the pods
 
@@ -182,13 +200,14 @@ def pod_spec_digest(deployment: LLMDeployment, component: str = ENGINE, *, or_de
         secrets = (fields.get("engine") or {}).get("imagePullSecrets")
         return digest(
             {
-                "prefix": {name: value for name, value in prefix.items() if name != "replicas"}, "secrets": secrets,
+                "prefix": {name: value for name, value in prefix.items() if name != "replicas"},
+                "secrets": secrets,
                 **{name: fields[name] for name in _ROUTER_FIELDS if name in fields},
                 **({"holds": True} if deployment.routers_hold else {}),
                 **({"adapters": True} if "adapters" in fields else {}),  # their files may be from before there were any
                 **restarted,
             }
-        )  # fmt: skip
+        )
     if "adapters" in fields:
         fields["adapters"] = True  # which ones there are is data
     if "prefetch" in (cache := (fields.get("model") or {}).get("cache") or {}):
@@ -256,9 +275,14 @@ def record_annotation(
 ) -> dict[str, str]:
     """The annotation that records a pod template which was made for a spec with these fields."""
     record = {
-        "spec": fields.spec, "explicit": fields.explicit, "uid": owner.uid, "generation": owner.generation,
-        "image": image, "digest": digest(template), "template": template,
-    }  # fmt: skip
+        "spec": fields.spec,
+        "explicit": fields.explicit,
+        "uid": owner.uid,
+        "generation": owner.generation,
+        "image": image,
+        "digest": digest(template),
+        "template": template,
+    }
     if replaced is not None:
         record["replaced"] = replaced
     return {TEMPLATE: json.dumps(record, separators=(",", ":"), sort_keys=True)}

@@ -87,17 +87,29 @@ class Bench:
         tokens = sum(result.output_tokens for result in results)
         ttft = statistics.median(result.ttft for result in results)
         return Point(
-            users, round(statistics.mean(result.prompt_len for result in results)), output, ttft,
-            statistics.median(gaps) or statistics.mean(gaps), tokens / duration,  # many come in one piece
-        )  # fmt: skip
+            users,
+            round(statistics.mean(result.prompt_len for result in results)),
+            output,
+            ttft,
+            statistics.median(gaps) or statistics.mean(gaps),
+            tokens / duration,  # many come in one piece
+        )
 
     def _run(self, users: int, count: int, context: int, output: int) -> tuple[list[RequestResult], float]:
         self._number += 1  # prompts that nobody has sent: none is in a prefix cache
         seed = str((time.time_ns() + self._number) % (1 << 31))
         args = self._parse(
-            "--num-prompts", str(count), "--random-input-len", str(context), "--random-output-len", str(output),
-            "--max-concurrency", str(users), "--seed", seed,
-        )  # fmt: skip
+            "--num-prompts",
+            str(count),
+            "--random-input-len",
+            str(context),
+            "--random-output-len",
+            str(output),
+            "--max-concurrency",
+            str(users),
+            "--seed",
+            seed,
+        )
         results, duration = uvloop.run(measure(args, load_dataset(args, self._tokenizer), self._model, []))
         failed = [result.error for result in results if not result.success]
         if failed:

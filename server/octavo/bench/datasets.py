@@ -58,9 +58,10 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
         help="Number of requests; for multi_turn: of conversations (default: 1000)",
     )
     group.add_argument(
-        "--no-oversample", action="store_true",
+        "--no-oversample",
+        action="store_true",
         help="Send each request of a file at most once, even if --num-prompts is larger (default: repeat requests)",
-    )  # fmt: skip
+    )
     group.add_argument("--disable-shuffle", action="store_true", help="Keep the order of the file (default: off)")
     group.add_argument("--seed", type=int, default=0, help="Random seed of prompts and arrivals (default: 0)")
     group.add_argument("--input-len", type=int, help="Tokens per random prompt (default: --random-input-len)")
@@ -92,13 +93,16 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
         "--sharegpt-output-len", type=int, help="Tokens per answer to a sharegpt prompt (default: as in the dataset)"
     )
     group.add_argument(
-        "--custom-output-len", type=int, default=256,
+        "--custom-output-len",
+        type=int,
+        default=256,
         help="Tokens per answer to a custom prompt; -1: the line's output_tokens (default: 256)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--skip-chat-template", action="store_true",
+        "--skip-chat-template",
+        action="store_true",
         help="Send custom prompts unchanged (default: through the model's chat template)",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--prefix-repetition-prefix-len", type=int, default=256, help="Tokens per shared prefix (default: 256)"
     )
@@ -153,9 +157,13 @@ def load_dataset(args: argparse.Namespace, tokenizer: Tokenizer) -> list[SampleR
     if args.dataset_name in IMAGE_DATASETS and not _is_chat(args):
         raise ConfigError(f"--dataset-name {args.dataset_name} needs --backend openai-chat: images go in messages")
     makers = {
-        "sharegpt": _sharegpt, "custom": _custom, "prefix_repetition": _prefix_repetition, "multi_turn": _multi_turn,
-        "random-mm": _random_mm, "custom_image": _custom_image,
-    }  # fmt: skip
+        "sharegpt": _sharegpt,
+        "custom": _custom,
+        "prefix_repetition": _prefix_repetition,
+        "multi_turn": _multi_turn,
+        "random-mm": _random_mm,
+        "custom_image": _custom_image,
+    }
     return makers.get(args.dataset_name, _random)(args, tokenizer, random.Random(args.seed))
 
 

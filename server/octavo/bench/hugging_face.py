@@ -106,9 +106,12 @@ class _Streamer:
 
 
 def generate(
-    model: Any, prompts: Sequence[list[int]], max_tokens: int, eos_token_ids: Sequence[int] = (),
+    model: Any,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    eos_token_ids: Sequence[int] = (),
     on_step: Callable[[list[int]], None] | None = None,
-) -> Generated:  # fmt: skip
+) -> Generated:
     """Greedy, in one left-padded batch of token ids. Rows end at ``eos_token_ids``; without any, all have
     ``max_tokens``. ``on_step`` gets every step's token of each row."""
     import torch

@@ -32,22 +32,32 @@ def add_image_arguments(group: argparse._ArgumentGroup) -> None:
         "--random-mm-base-items-per-request", type=int, default=1, help="Images per random-mm request (default: 1)"
     )
     group.add_argument(
-        "--random-mm-num-mm-items-range-ratio", type=float, default=0.0, metavar="RATIO",
+        "--random-mm-num-mm-items-range-ratio",
+        type=float,
+        default=0.0,
+        metavar="RATIO",
         help="Numbers of images are within this fraction of the given one, from 0 to 1 (default: 0)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--random-mm-limit-mm-per-prompt", type=_limit, default='{"image": 255, "video": 1}', metavar="JSON",
+        "--random-mm-limit-mm-per-prompt",
+        type=_limit,
+        default='{"image": 255, "video": 1}',
+        metavar="JSON",
         help='Maximum number of images per request (default: {"image": 255, "video": 1}; videos are not generated)',
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--random-mm-bucket-config", type=_buckets, default=_BUCKETS, metavar="DICT",
+        "--random-mm-bucket-config",
+        type=_buckets,
+        default=_BUCKETS,
+        metavar="DICT",
         help=f"Share of each (height, width, frames) among random images; frames are 1 (default: {_BUCKETS})",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--custom-ensure-client-side-data", action="store_true",
+        "--custom-ensure-client-side-data",
+        action="store_true",
         help="Read the files and URLs of custom_image on the client and send the images in the requests "
         "(default: the server reads them)",
-    )  # fmt: skip
+    )
 
 
 def _limit(text: str) -> int:

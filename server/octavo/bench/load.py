@@ -29,8 +29,14 @@ from octavo.text.tokenizer import Tokenizer
 
 _MODELS_TIMEOUT = 2.5  # seconds for GET /v1/models
 _SAMPLING = (
-    "temperature", "top_p", "min_p", "top_k", "frequency_penalty", "presence_penalty", "repetition_penalty",
-)  # fmt: skip
+    "temperature",
+    "top_p",
+    "min_p",
+    "top_k",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,13 +69,17 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "available locally, else the embedded model)",
     )
     server.add_argument(
-        "--request-id-prefix", default="", metavar="TEXT",
+        "--request-id-prefix",
+        default="",
+        metavar="TEXT",
         help="Prefix of X-Request-Id; a number follows it (default: none)",
-    )  # fmt: skip
+    )
     server.add_argument(
-        "--ready-check-timeout-sec", type=float, default=0,
+        "--ready-check-timeout-sec",
+        type=float,
+        default=0,
         help="Seconds to wait for a server that is not ready yet (default: 0)",
-    )  # fmt: skip
+    )
 
 
 def add_arrival_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,9 +107,10 @@ def add_arrival_arguments(parser: argparse.ArgumentParser) -> None:
         help="Number of times to send the first request before the measurement (default: 0)",
     )
     load.add_argument(
-        "--ignore-eos", action="store_true",
+        "--ignore-eos",
+        action="store_true",
         help="Always generate the full length (default: off; always on for random prompts)",
-    )  # fmt: skip
+    )
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

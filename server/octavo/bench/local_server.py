@@ -47,8 +47,11 @@ def local_server(
         started = time.perf_counter()
         process = subprocess.Popen(
             octavo_command("serve", "--host", "127.0.0.1", "--port", "0", *flags),
-            stdin=subprocess.DEVNULL, stdout=log.fileno(), stderr=log.fileno(), env=env,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=log.fileno(),
+            stderr=log.fileno(),
+            env=env,
+        )
         try:
             path = Path(log.name)
             while not ((url := _url(path)) and _is_healthy(url)):

@@ -47,9 +47,11 @@ def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
         "--hf-max-batch-size", type=int, default=20, help="Prompts per batch of the baseline (default: 20)"
     )
     parser.add_argument(
-        "--hf-dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto",
+        "--hf-dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
         help="Data type of the baseline (default: auto, as --dtype)",
-    )  # fmt: skip
+    )
     parser.add_argument("--disable-tqdm", action="store_true", help="Show no progress bar (default: off)")
     add_vllm_flags(parser)
 

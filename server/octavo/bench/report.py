@@ -197,12 +197,17 @@ class Report:
 def about_run(args: argparse.Namespace, model: str, tokenizer_id: str | None, when: str) -> dict[str, Any]:
     """Return the description of a run in vLLM's JSON, under the same names."""
     about = {
-        "date": when, "endpoint_type": args.backend, "backend": args.backend, "label": args.label, "model_id": model,
-        "tokenizer_id": tokenizer_id or DEFAULT_MODEL, "num_prompts": args.num_prompts,
+        "date": when,
+        "endpoint_type": args.backend,
+        "backend": args.backend,
+        "label": args.label,
+        "model_id": model,
+        "tokenizer_id": tokenizer_id or DEFAULT_MODEL,
+        "num_prompts": args.num_prompts,
         "request_rate": args.request_rate if math.isfinite(args.request_rate) else "inf",
         "burstiness": args.burstiness if math.isfinite(args.burstiness) else "inf",
         "max_concurrency": args.max_concurrency,
-    }  # fmt: skip
+    }
     if args.ramp_up_strategy:
         about |= {name: getattr(args, name) for name in ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")}
     return about

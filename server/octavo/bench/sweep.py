@@ -51,10 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo bench sweep`."""
     sweep = parser.add_argument_group("sweep")
     sweep.add_argument(
-        "--param", action="append", default=[], metavar="NAME=VALUE[,VALUE...]",
+        "--param",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE[,VALUE...]",
         help="A flag of `octavo serve` and the values to compare: on and off for switches, none for the default. "
         "Several --param: every combination (default: only the flags after --)",
-    )  # fmt: skip
+    )
     sweep.add_argument(
         "--users",
         default="1,5,10,20",
@@ -73,9 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dataset_arguments(parser, input_len=128, count=False)
     add_sampling_arguments(parser)
     parser.add_argument("serve_args", nargs="*", help="Flags of `octavo serve` for all configurations, after --")
-    parser.set_defaults(
-        ignore_eos=True, request_rate=math.inf, burstiness=1.0, ramp_up_strategy=None, label=None
-    )  # fmt: skip
+    parser.set_defaults(ignore_eos=True, request_rate=math.inf, burstiness=1.0, ramp_up_strategy=None, label=None)
 
 
 @dataclass(frozen=True)
@@ -311,8 +312,11 @@ def run(args: argparse.Namespace) -> int:
     for row in {row.command: row for row in rows if row.error}.values():
         print(f"error: {row.command}: {row.error}")
     for path, kind in (
-        (args.output_json, "json"), (args.output_csv, "csv"), (args.output_markdown, "markdown"), (args.plot, "plot")
-    ):  # fmt: skip
+        (args.output_json, "json"),
+        (args.output_csv, "csv"),
+        (args.output_markdown, "markdown"),
+        (args.plot, "plot"),
+    ):
         if path:
             save(rows, Path(path), kind)
             print("saved", path)

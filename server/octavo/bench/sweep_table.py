@@ -136,10 +136,15 @@ def to_csv(rows: list[Row]) -> str:
 def to_json(rows: list[Row]) -> str:
     """Every measurement as `octavo bench serve --save-result` writes it."""
     found = [
-        {"users": row.users, "configuration": row.configuration, "command": row.command, "error": row.error or None,
-         "runs": row.reports}
+        {
+            "users": row.users,
+            "configuration": row.configuration,
+            "command": row.command,
+            "error": row.error or None,
+            "runs": row.reports,
+        }
         for row in rows
-    ]  # fmt: skip
+    ]
     return json.dumps(found, indent=1) + "\n"
 
 

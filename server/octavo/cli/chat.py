@@ -15,15 +15,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo chat`."""
     parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL",
+        "model",
+        nargs="?",
+        metavar="MODEL",
         help=f"Model to start a server for (default: {DEFAULT_MODEL}, the embedded model)",
-    )  # fmt: skip
+    )
     add_chat_flags(parser)
     parser.add_argument(
-        "-q", "--quick", metavar="MESSAGE",
+        "-q",
+        "--quick",
+        metavar="MESSAGE",
         help="Send one message, print the answer and exit. Piped standard input is appended to it "
         "(default: a conversation)",
-    )  # fmt: skip
+    )
 
 
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
@@ -33,18 +37,22 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model-name", help="Model name in requests (default: the first that the server lists)")
     parser.add_argument(
-        "--api-key", type=str.strip, metavar="KEY", default=os.environ.get("OPENAI_API_KEY"),
+        "--api-key",
+        type=str.strip,
+        metavar="KEY",
+        default=os.environ.get("OPENAI_API_KEY"),
         help="API key of the server (default: OPENAI_API_KEY of the environment, else none)",
-    )  # fmt: skip
+    )
     parser.add_argument("--system-prompt", help="System prompt of the conversation (default: the chat template's)")
     parser.add_argument(
         "--max-tokens", type=int, help="Maximum number of tokens per answer (default: a quarter of the context)"
     )
     parser.add_argument(
-        "--temperature", type=number,
+        "--temperature",
+        type=number,
         help="Sampling temperature (default: the model's recommended sampling parameters; without any 0.7, with top_p "
         "0.9 and min_p 0.05)",
-    )  # fmt: skip
+    )
     parser.add_argument("--verbose", action="store_true", help="Print the speed of each answer (default: off)")
 
 

@@ -22,9 +22,15 @@ HELP = """\
 Ctrl-C            stops an answer"""
 
 _SETTINGS: dict[str, Callable[[str], Any]] = {
-    "temperature": number, "top_p": number, "top_k": int, "min_p": number, "repetition_penalty": number,
-    "frequency_penalty": number, "max_tokens": int, "seed": int,
-}  # fmt: skip
+    "temperature": number,
+    "top_p": number,
+    "top_k": int,
+    "min_p": number,
+    "repetition_penalty": number,
+    "frequency_penalty": number,
+    "max_tokens": int,
+    "seed": int,
+}
 _CONTROLS = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
 _CHARACTERS_A_TOKEN = 3  # fewer than usual, so that estimates are on the safe side
 _ROOM = 256  # tokens kept free for an answer, or a quarter of the context if that is less
@@ -37,9 +43,14 @@ class Conversation:
     """``notice`` prints what is not part of an answer; ``settings`` are the user's own."""
 
     def __init__(
-        self, client: Client, model: Model, settings: dict[str, Any], system: str | None, verbose: bool,
+        self,
+        client: Client,
+        model: Model,
+        settings: dict[str, Any],
+        system: str | None,
+        verbose: bool,
         notice: Callable[[str], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._client, self._model = client, model
         self._settings = {name: value for name, value in settings.items() if value is not None}
         self._system, self._verbose, self._notice = system, verbose, notice

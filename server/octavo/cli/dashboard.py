@@ -15,9 +15,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo dashboard`."""
     parser.usage = "%(prog)s [MODEL] [flags] [-- flags of octavo serve]"
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL",
+        "model",
+        nargs="?",
+        metavar="MODEL",
         help=f"Model to start a server for (default: {DEFAULT_MODEL}, the embedded model)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--url", help="URL of a running server to show, as http://127.0.0.1:8000/v1 (default: a server is started)"
     )
@@ -27,12 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model-name", help="Model name in requests (default: the first that the server lists)")
     parser.add_argument(
-        "--api-key", type=str.strip, metavar="KEY",
+        "--api-key",
+        type=str.strip,
+        metavar="KEY",
         default=os.environ.get("OCTAVO_API_KEY") or os.environ.get("OPENAI_API_KEY"),
         help="API key of the server. It is used for all visitors if only this machine can open the page; otherwise "
         "each visitor must enter it "
         "(default: OCTAVO_API_KEY or OPENAI_API_KEY of the environment, else visitors are asked)",
-    )  # fmt: skip
+    )
     parser.add_argument("--host", default="127.0.0.1", help="Address to listen on (default: 127.0.0.1)")
     parser.add_argument(
         "--port", type=parse_int, default=7860, help="Port to listen on; 0: any free one (default: 7860)"

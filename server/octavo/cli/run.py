@@ -12,13 +12,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo run`."""
     parser.usage = "%(prog)s [MODEL] [PROMPT] [flags]"
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL",
+        "model",
+        nargs="?",
+        metavar="MODEL",
         help=f"Model to start a server for (default: {DEFAULT_MODEL}, the embedded model)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "prompt", nargs="*", metavar="PROMPT",
+        "prompt",
+        nargs="*",
+        metavar="PROMPT",
         help="Question to answer. Piped standard input is appended to it (default: a conversation)",
-    )  # fmt: skip
+    )
     chat.add_chat_flags(parser)
 
 

@@ -24,11 +24,21 @@ if TYPE_CHECKING:
 
 # Flags of the server that have a meaning without one.
 _SERVER_FLAGS = (
-    "served_model_name", "max_logprobs", "chat_template", "trust_request_chat_template",
-    "default_chat_template_kwargs", "exclude_tools_when_tool_choice_none", "override_generation_config",
-    "return_tokens_as_token_ids", "response_role", "tool_call_parser", "enable_auto_tool_choice", "strict_json_schema",
-    "reasoning_parser", "embedding_pooling",
-)  # fmt: skip
+    "served_model_name",
+    "max_logprobs",
+    "chat_template",
+    "trust_request_chat_template",
+    "default_chat_template_kwargs",
+    "exclude_tools_when_tool_choice_none",
+    "override_generation_config",
+    "return_tokens_as_token_ids",
+    "response_role",
+    "tool_call_parser",
+    "enable_auto_tool_choice",
+    "strict_json_schema",
+    "reasoning_parser",
+    "embedding_pooling",
+)
 _EVERY = 5.0  # seconds between lines of progress where there is no terminal
 _PIECE = 1 << 20  # bytes of a line that are looked at to count it
 
@@ -45,10 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="File of requests in OpenAI's batch format, one per line",
     )
     parser.add_argument(
-        "-o", "--output-file", required=True, metavar="OUT.jsonl",
+        "-o",
+        "--output-file",
+        required=True,
+        metavar="OUT.jsonl",
         help="File for answers, one per line, in the order in which they finish. Answers of an earlier run are kept "
         "and not computed again",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--concurrency",
         type=parse_int,

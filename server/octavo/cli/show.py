@@ -50,10 +50,14 @@ def _described(name: str, download_dir: str | None) -> dict[str, Any]:
     files = resolve_model(str(path), download_dir=download_dir, progress=False)
     said = describe(files)
     found: dict[str, Any] = {
-        "name": name, "architecture": said.architecture, "parameters": said.parameter_size,
-        "size": format_bytes(said.num_bytes), "format": said.format, "quantization": said.quantization,
+        "name": name,
+        "architecture": said.architecture,
+        "parameters": said.parameter_size,
+        "size": format_bytes(said.num_bytes),
+        "format": said.format,
+        "quantization": said.quantization,
         "context": said.context_length,
-    }  # fmt: skip
+    }
     try:
         config = load_hf_config(files)
         found["served"] = "yes"
@@ -64,9 +68,12 @@ def _described(name: str, download_dir: str | None) -> dict[str, Any]:
         engine = replace(EngineArgs(model=str(path)).engine_config(files), device="cpu")
         found["kv_bytes_per_token"] = kv_bytes_per_token(engine)
     fields = {
-        "layers": "num_hidden_layers", "hidden_size": "hidden_size", "attention_heads": "num_attention_heads",
-        "key_value_heads": "num_key_value_heads", "vocabulary": "vocab_size",
-    }  # fmt: skip
+        "layers": "num_hidden_layers",
+        "hidden_size": "hidden_size",
+        "attention_heads": "num_attention_heads",
+        "key_value_heads": "num_key_value_heads",
+        "vocabulary": "vocab_size",
+    }
     found |= {title: config.get(field) for title, field in fields.items()}
     sampling = CARD_SAMPLING.get(name.removesuffix(":latest"), {})
     found["sampling"] = {**sampling, **recommended_sampling(load_generation_config(files))}

@@ -66,13 +66,37 @@ class Request:
     """
 
     __slots__ = (
-        "adapter", "all_token_ids", "block_hashes", "core_request", "eos_token_ids", "epoch", "grammar", "images_until",
-        "index", "key_token_ids", "max_tokens", "mm_items", "num_cached_tokens", "num_computed_tokens",
-        "num_confirmed_tokens", "num_drafts", "num_kv_tokens",
-        "num_output_placeholders", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens", "num_rejected",
-        "pooling", "req_id", "request_id", "sampling_params", "scheduled_time", "status", "stop_reason",
+        "adapter",
+        "all_token_ids",
+        "block_hashes",
+        "core_request",
+        "eos_token_ids",
+        "epoch",
+        "grammar",
+        "images_until",
+        "index",
+        "key_token_ids",
+        "max_tokens",
+        "mm_items",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_confirmed_tokens",
+        "num_drafts",
+        "num_kv_tokens",
+        "num_output_placeholders",
+        "num_preemptions",
+        "num_prompt_logprobs",
+        "num_prompt_tokens",
+        "num_rejected",
+        "pooling",
+        "req_id",
+        "request_id",
+        "sampling_params",
+        "scheduled_time",
+        "status",
+        "stop_reason",
         "stop_token_ids",
-    )  # fmt: skip
+    )
 
     def __init__(self, core_request: EngineCoreRequest, index: int = 0) -> None:
         params = core_request.sampling_params

@@ -274,8 +274,11 @@ class Scheduler:
         """Free the victim's blocks; it is recomputed from its tokens when there is room."""
         logger.info(
             "KV cache full: preempting %s (%d tokens computed, %d blocks) for %s",
-            victim.req_id, victim.num_computed_tokens, self.kv.num_blocks_of(victim), for_request.req_id,
-        )  # fmt: skip
+            victim.req_id,
+            victim.num_computed_tokens,
+            self.kv.num_blocks_of(victim),
+            for_request.req_id,
+        )
         scheduled = step.scheduled.pop(victim.req_id, None)
         if scheduled is not None:
             step.budget += scheduled.num_tokens
@@ -402,9 +405,15 @@ class Scheduler:
             request.num_output_placeholders += 1
             self._prefilling.pop(request.req_id, None)
         step.scheduled[request.req_id] = ScheduledSequence(
-            request, request.epoch, num_new, until, sampled, bool(allocation.replaced_blocks), drafts,
+            request,
+            request.epoch,
+            num_new,
+            until,
+            sampled,
+            bool(allocation.replaced_blocks),
+            drafts,
             request.num_rejected,
-        )  # fmt: skip
+        )
 
     def _finish_step(self, step: CurrentStep) -> SchedulerOutput:
         output = SchedulerOutput(self._step_id, step.new, list(step.changed.values()))

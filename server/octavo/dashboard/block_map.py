@@ -37,8 +37,17 @@ CSS = """
 # (name, colour) by the palette's entry. A block that is not offered whole is paler.
 FREE, CACHED_PART, CACHED_WHOLE, USED_PART, USED, SHARED_2, SHARED_3, SHARED_4, PICKED, PICKED_SHARED = range(10)
 _COLOURS = (
-    "#e2e8f0", "#bfdbfe", "#60a5fa", "#86d9c9", "#0d9488", "#c4b5fd", "#8b5cf6", "#5b21b6", "#f97316", "#b91c1c",
-)  # fmt: skip
+    "#e2e8f0",
+    "#bfdbfe",
+    "#60a5fa",
+    "#86d9c9",
+    "#0d9488",
+    "#c4b5fd",
+    "#8b5cf6",
+    "#5b21b6",
+    "#f97316",
+    "#b91c1c",
+)
 _MOST_COLUMN_PIXELS = 14  # of the page, a block
 _LEAST_COLUMNS = 64
 _MOST_COLUMNS_OF_GRID = 160  # more are too narrow for lines between them
@@ -201,7 +210,7 @@ def counters_html(view: CacheView, blocks_of_longest: int, block_bytes: int) -> 
         ("Prompt sharing saves", f"{view.saved:,} blocks", gib(view.saved * block_bytes)),
         ("Waste", f"{view.waste:.1%}", f"{view.unfilled:,} places in used blocks without a token"),
         ("Contiguous pre-allocation would take", f"{contiguous:,} blocks", gib(contiguous * block_bytes) + times + fit),
-    ]  # fmt: skip
+    ]
     return (
         '<dl class="octavo-cards">'
         + "".join(f"<div><dt>{name}</dt><dd>{value}<small>{more}</small></dd></div>" for name, value, more in cards)
@@ -211,9 +220,17 @@ def counters_html(view: CacheView, blocks_of_longest: int, block_bytes: int) -> 
 
 # Of the ledger's parts, in its order; others are grey.
 _PART_COLOURS = {
-    "weights": "#2563eb", "KV cache": "#0d9488", "activations": "#f59e0b", "graphs": "#8b5cf6", "histories": "#ec4899",
-    "slack": "#94a3b8", "process": "#f59e0b", "others, context": "#64748b", "left free": "#cbd5e1", "unused": "#e2e8f0",
-}  # fmt: skip
+    "weights": "#2563eb",
+    "KV cache": "#0d9488",
+    "activations": "#f59e0b",
+    "graphs": "#8b5cf6",
+    "histories": "#ec4899",
+    "slack": "#94a3b8",
+    "process": "#f59e0b",
+    "others, context": "#64748b",
+    "left free": "#cbd5e1",
+    "unused": "#e2e8f0",
+}
 
 
 def ledger_html(shares: dict[str, int]) -> str:

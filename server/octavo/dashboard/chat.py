@@ -46,14 +46,25 @@ def build(session: Session) -> None:
     with gr.Row():
         with gr.Column(scale=3, min_width=480, elem_id="chat-area"):
             chatbot = gr.Chatbot(
-                label="Conversation", height="60vh", layout="panel", buttons=["copy"], allow_tags=False,
-                show_label=False, placeholder="Ask the model something.", elem_id="chat",
-            )  # fmt: skip
+                label="Conversation",
+                height="60vh",
+                layout="panel",
+                buttons=["copy"],
+                allow_tags=False,
+                show_label=False,
+                placeholder="Ask the model something.",
+                elem_id="chat",
+            )
             with gr.Row(equal_height=True):
                 message = gr.Textbox(
-                    label="Message", placeholder="Enter sends, Shift+Enter begins a new line", lines=1, max_lines=8,
-                    scale=6, min_width=240, autofocus=True,
-                )  # fmt: skip
+                    label="Message",
+                    placeholder="Enter sends, Shift+Enter begins a new line",
+                    lines=1,
+                    max_lines=8,
+                    scale=6,
+                    min_width=240,
+                    autofocus=True,
+                )
                 send = gr.Button("Send", variant="primary", scale=1, min_width=96)
             pictures = tray()
             with gr.Row():
@@ -89,9 +100,11 @@ class _Buttons:
         """Enable the buttons that can be pressed now."""
         idle = gr.Button(interactive=any_turn and not busy)
         return {
-            self.send: gr.Button(interactive=not busy), self.stop: gr.Button(interactive=busy),
-            self.retry: idle, self.clear: idle,
-        }  # fmt: skip
+            self.send: gr.Button(interactive=not busy),
+            self.stop: gr.Button(interactive=busy),
+            self.retry: idle,
+            self.clear: idle,
+        }
 
 
 @dataclass(frozen=True)
@@ -130,19 +143,30 @@ class _Chat:
         return emptied | self.buttons.update(busy=False, any_turn=False)
 
     async def _answer(
-        self, request: gr.Request, turn: Turn, turns: list[Turn], key: str | None, model: Model | None,
-        system: str, temperature: float, top_p: float, max_tokens: int,
-    ) -> Updates:  # fmt: skip
+        self,
+        request: gr.Request,
+        turn: Turn,
+        turns: list[Turn],
+        key: str | None,
+        model: Model | None,
+        system: str,
+        temperature: float,
+        top_p: float,
+        max_tokens: int,
+    ) -> Updates:
         visitor, stop = request.session_hash or "", asyncio.Event()
         self.stops[visitor] = stop
         before = _messages(turns)
         turns = [*turns, turn]
         yield {self.chatbot: [*before, *_messages([turn])]} | self.buttons.update(busy=True, any_turn=True)
         body = {
-            "model": model.name if model else None, "messages": _conversation(system, turns),
+            "model": model.name if model else None,
+            "messages": _conversation(system, turns),
             **(CHAT_SAMPLING if model is not None and model.sampling == {} else {}),
-            "temperature": temperature, "top_p": top_p, "max_tokens": int(max_tokens),
-        }  # fmt: skip
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_tokens": int(max_tokens),
+        }
         try:
             while True:
                 body["messages"] = _conversation(system, turns[turn.forgotten :])
@@ -176,10 +200,13 @@ def _messages(turns: list[Turn]) -> list[dict[str, Any]]:
         found.append({"role": "user", "content": shown(turn.question, turn.pictures)})
         if reply.thought:
             thinking = not reply.done and not reply.answer.text
-            found.append({
-                "role": "assistant", "content": reply.thought,
-                "metadata": {"title": "Thinking", "status": "pending" if thinking else "done"},
-            })  # fmt: skip
+            found.append(
+                {
+                    "role": "assistant",
+                    "content": reply.thought,
+                    "metadata": {"title": "Thinking", "status": "pending" if thinking else "done"},
+                }
+            )
         if reply.answer.text or not reply.done:
             found.append({"role": "assistant", "content": reply.answer.text or "…"})
         if told := turn.about():
@@ -194,7 +221,8 @@ def _initial_settings(model: Model | None) -> tuple[gr.Slider, gr.Slider, gr.Sli
     longest = (model.max_model_len if model else None) or _LONGEST
     tokens = sampling.get("max_tokens") or (longest // _SHARE if longest < _LONGEST else _DEFAULT_MAX_TOKENS)
     return (
-        gr.Slider(value=sampling["temperature"]), gr.Slider(value=sampling["top_p"]),
+        gr.Slider(value=sampling["temperature"]),
+        gr.Slider(value=sampling["top_p"]),
         gr.Slider(maximum=longest, value=min(tokens, longest)),
         gr.HTML(visible=model is not None and model.reads_images),
-    )  # fmt: skip
+    )

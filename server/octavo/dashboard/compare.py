@@ -130,13 +130,21 @@ class _Compare:
     busy: bool = False
 
     async def compare(
-        self, key: str | None, model: Model | None, prompt: str, max_tokens: int, rows: int, dtype: str,
-        ignore_eos: bool, name: str,
-    ) -> Updates:  # fmt: skip
+        self,
+        key: str | None,
+        model: Model | None,
+        prompt: str,
+        max_tokens: int,
+        rows: int,
+        dtype: str,
+        ignore_eos: bool,
+        name: str,
+    ) -> Updates:
         problems = {
-            "Write a prompt first.": not prompt.strip(), "Another comparison is running.": self.busy,
+            "Write a prompt first.": not prompt.strip(),
+            "Another comparison is running.": self.busy,
             "Name the model for Hugging Face first.": not self.session.is_own and not name.strip(),
-        }  # fmt: skip
+        }
         if any(problems.values()):
             yield {self.verdict: _problem(next(text for text, there in problems.items() if there))}
             return
@@ -166,10 +174,14 @@ class _Compare:
 
     def _cleared(self) -> dict[Any, Any]:
         return {
-            self.engine.badge: _badge(_ENGINE, ""), self.engine.answer: "", self.engine.figures: _figures("starting"),
-            self.hf.badge: _badge(_HUGGING_FACE, ""), self.hf.answer: "", self.hf.figures: _figures("waiting"),
+            self.engine.badge: _badge(_ENGINE, ""),
+            self.engine.answer: "",
+            self.engine.figures: _figures("starting"),
+            self.hf.badge: _badge(_HUGGING_FACE, ""),
+            self.hf.answer: "",
+            self.hf.figures: _figures("waiting"),
             self.verdict: _verdict(None, None),
-        } | self._buttons(busy=True)  # fmt: skip
+        } | self._buttons(busy=True)
 
     def _buttons(self, busy: bool) -> dict[Any, Any]:
         """Stop also frees the memory of Hugging Face's process after a comparison."""
@@ -190,7 +202,7 @@ class _Compare:
             self.engine.badge: _badge(_ENGINE, f"{precision}, batch size {work.rows}"),
             self.hf.badge: _badge(_HUGGING_FACE, f"{ready['dtype']}, batch size {work.rows}, {ready['device']}"),
             self.hf.figures: _figures("answering"),
-        }  # fmt: skip
+        }
         async for _ in self.process.generate([prompt], WARM_UP_TOKENS, ignore_eos=True):
             pass
         theirs: Figures | None = None
@@ -234,16 +246,22 @@ class _Compare:
     ) -> AsyncGenerator[list[Exchange], None]:
         """So many answers at once, again and again while they grow. Raises OctavoError when it is stopped."""
         body = {
-            "model": model.name if model else None, "messages": work.messages, "temperature": 0,
-            "max_tokens": max_tokens, "ignore_eos": work.ignore_eos, "stream": True,
+            "model": model.name if model else None,
+            "messages": work.messages,
+            "temperature": 0,
+            "max_tokens": max_tokens,
+            "ignore_eos": work.ignore_eos,
+            "stream": True,
             "stream_options": {"include_usage": True},
-        }  # fmt: skip
+        }
         exchanges = [Exchange() for _ in range(rows)]
         # A salt each: no row finds another's prompt in the prefix cache, as none does at Hugging Face.
-        asked = asyncio.gather(*(
-            http.post("/v1/chat/completions", body | {"cache_salt": secrets.token_hex(8)}, exchange=exchange)
-            for exchange in exchanges
-        ))  # fmt: skip
+        asked = asyncio.gather(
+            *(
+                http.post("/v1/chat/completions", body | {"cache_salt": secrets.token_hex(8)}, exchange=exchange)
+                for exchange in exchanges
+            )
+        )
         stopping = asyncio.create_task(self.stopped.wait())
         try:
             while not asked.done():

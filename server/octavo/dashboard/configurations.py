@@ -12,9 +12,12 @@ from octavo.dashboard.sweep_panel import SweepPanel
 from octavo.dashboard.sweeps import load_words
 
 _COMMON = [
-    "enable_prefix_caching=on,off", "block_size=16,32", "max_num_seqs=8,64", "max_model_len=64,512",
+    "enable_prefix_caching=on,off",
+    "block_size=16,32",
+    "max_num_seqs=8,64",
+    "max_model_len=64,512",
     "quantization=none,int8",
-]  # fmt: skip
+]
 
 
 def build(session: Session) -> None:
@@ -28,9 +31,12 @@ def build(session: Session) -> None:
     with gr.Row():
         common = gr.CheckboxGroup(_COMMON, value=["max_num_seqs=8,64"], label="Flags and values to compare", scale=2)
         others = gr.Textbox(
-            label="Others, one a line", lines=3, placeholder="max_num_batched_tokens=128,512", scale=1,
+            label="Others, one a line",
+            lines=3,
+            placeholder="max_num_batched_tokens=128,512",
+            scale=1,
             info="name=value,value of any flag of octavo serve; on and off for switches, none for the default",
-        )  # fmt: skip
+        )
     with gr.Row():
         users = gr.Textbox("1, 10", label="Users", info="at the same time")
         requests = gr.Number(3, label="Requests of each", minimum=1, precision=0)
@@ -40,9 +46,14 @@ def build(session: Session) -> None:
     panel = SweepPanel(session, "octavo-configurations", own_servers=True)
 
     def words(
-        common: list[str], others: str, users: str, requests: float | None, repeats: float | None,
-        prompt: float | None, answer: float | None,
-    ) -> list[str]:  # fmt: skip
+        common: list[str],
+        others: str,
+        users: str,
+        requests: float | None,
+        repeats: float | None,
+        prompt: float | None,
+        answer: float | None,
+    ) -> list[str]:
         params = [*common, *("".join(line.split()) for line in (others or "").splitlines() if line.strip())]
         load = load_words(users, requests_per_user=requests, input_len=prompt, output_len=answer, repeats=repeats)
         return [*(f"--param={param}" for param in params), *load, *(["--", *session.flags] if session.flags else ())]

@@ -47,9 +47,10 @@ def _without_repetition() -> Iterator[None]:
         return str(getfile(object))
 
     faster: list[tuple[Any, str, Any]] = [
-        (inspect, "getfile", no_source), (jinja2, "Template", functools.cache(jinja2.Template)),
+        (inspect, "getfile", no_source),
+        (jinja2, "Template", functools.cache(jinja2.Template)),
         (ssl, "create_default_context", functools.cache(ssl.create_default_context)),
-    ]  # fmt: skip
+    ]
     plain = [(module, name, getattr(module, name)) for module, name, _ in faster]
     for module, name, function in faster:
         setattr(module, name, function)

@@ -36,9 +36,14 @@ class HuggingFace:
             return self._ready
         await self.stop()
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "octavo.dashboard.generate_process", limit=_LONGEST_LINE,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "octavo.dashboard.generate_process",
+            limit=_LONGEST_LINE,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
         try:
             await self._send({"parent": os.getpid(), "flags": list(flags), "dtype": dtype})
             self._ready = (await self._receive())["ready"]

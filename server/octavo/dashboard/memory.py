@@ -79,9 +79,13 @@ def build(session: Session) -> None:
     ledger_bar, counters = gr.HTML(visible=not missing), gr.HTML(visible=not missing)
     with gr.Row(visible=not missing):
         picked = gr.Dropdown(
-            [("none", "")], value="", label="Request", allow_custom_value=True, scale=3,
+            [("none", "")],
+            value="",
+            label="Request",
+            allow_custom_value=True,
+            scale=3,
             info="one that runs, or the id of an answer: its blocks light up",
-        )  # fmt: skip
+        )
         whole = gr.Checkbox(label="All free blocks as well", scale=1)
     blocks = gr.HTML(elem_id="block-map", visible=not missing)
     ledger, shown_ids = gr.State(None), gr.State(())
@@ -109,8 +113,9 @@ def build(session: Session) -> None:
         if not view.cells:
             return updates | noted("An encoder has no KV cache.")
         updates |= {
-            counters: counters_html(view, known.blocks_of_longest, known.block_bytes), blocks: map_html(view, whole),
-        }  # fmt: skip
+            counters: counters_html(view, known.blocks_of_longest, known.block_bytes),
+            blocks: map_html(view, whole),
+        }
         if (now := tuple(view.running)) != ids:
             updates |= {picked: gr.Dropdown(choices=_choices(view)), shown_ids: now}
         return updates

@@ -19,9 +19,13 @@ from octavo.dashboard.session import Session
 from octavo.errors import OctavoError
 
 TABS: dict[str, ModuleType] = {
-    "Chat": chat, "Compare": compare, "Load": load, "Configurations": configurations, "Memory": memory,
+    "Chat": chat,
+    "Compare": compare,
+    "Load": load,
+    "Configurations": configurations,
+    "Memory": memory,
     "Plan": plan,
-}  # fmt: skip
+}
 
 _FONT, _MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]  # of the system: none is loaded
 _CSS = f"""{block_map.CSS}{figures.CSS}{pictures.CSS}"""
@@ -50,9 +54,18 @@ def make_app(session: Session) -> Any:
     with _without_drafts():
         page = _build(session)
     app = gr.mount_gradio_app(
-        FastAPI(docs_url=None, redoc_url=None, openapi_url=None), page, "/", theme=theme, css=_CSS,
-        footer_links=[], run_history=False, show_error=True, mcp_server=False, ssr_mode=False, pwa=False,
-    )  # fmt: skip
+        FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
+        page,
+        "/",
+        theme=theme,
+        css=_CSS,
+        footer_links=[],
+        run_history=False,
+        show_error=True,
+        mcp_server=False,
+        ssr_mode=False,
+        pwa=False,
+    )
     page.app = app.routes[-1].app  # its queue calls it
     page._queue.sleep_when_free = (
         0.01  # seconds between looks for events: Gradio's thousand a second take 3 % of a core
@@ -102,9 +115,11 @@ def _build(session: Session) -> Any:
                 length = f", context of {model.max_model_len:,} tokens" if model.max_model_len else ""
                 state = f"ready at {session.address}{length}"
                 yield {
-                    title: _title(model.name, "ready", state), ask: gr.Row(visible=False),
-                    session.key: entered, session.model: model,
-                }  # fmt: skip
+                    title: _title(model.name, "ready", state),
+                    ask: gr.Row(visible=False),
+                    session.key: entered,
+                    session.model: model,
+                }
 
         # The key goes from the field into this visitor's state and nowhere else.
         changed = [title, ask, session.key, session.model, key]

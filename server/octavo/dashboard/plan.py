@@ -20,8 +20,11 @@ from octavo.plan.gpus import GPUS
 
 # One plan at a time, the newest: a slider that is moved twice is planned for once.
 _EVENTS: dict[str, Any] = {
-    "api_visibility": "private", "show_progress": "minimal", "concurrency_limit": 1, "concurrency_id": "plan",
-}  # fmt: skip
+    "api_visibility": "private",
+    "show_progress": "minimal",
+    "concurrency_limit": 1,
+    "concurrency_id": "plan",
+}
 
 
 def build(session: Session) -> None:
@@ -56,18 +59,35 @@ def build(session: Session) -> None:
                 text = gr.Markdown(elem_id="plan-text")
 
     async def show(
-        key: str | None, model: str, gpu: str, gpus: int, memory: str, max_model_len: str, quantization: str,
-        kv_cache_dtype: str, *work: str | float,
-    ) -> tuple[str, str, str, str]:  # fmt: skip
+        key: str | None,
+        model: str,
+        gpu: str,
+        gpus: int,
+        memory: str,
+        max_model_len: str,
+        quantization: str,
+        kv_cache_dtype: str,
+        *work: str | float,
+    ) -> tuple[str, str, str, str]:
         context, output, users, prefix_share, ttft, itl = work
         with errors_shown():
             await asyncio.to_thread(_check_key, session, key)
             check_model(model or "", named, session.local)
             words = plan_words(
-                model, gpu=gpu, gpus=gpus if gpus > 1 else None, memory=memory, max_model_len=max_model_len,
-                quantization=quantization, kv_cache_dtype=kv_cache_dtype, context=context, output=output, users=users,
-                prefix_share=prefix_share or None, ttft=ttft, itl=itl,
-            )  # fmt: skip
+                model,
+                gpu=gpu,
+                gpus=gpus if gpus > 1 else None,
+                memory=memory,
+                max_model_len=max_model_len,
+                quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype,
+                context=context,
+                output=output,
+                users=users,
+                prefix_share=prefix_share or None,
+                ttft=ttft,
+                itl=itl,
+            )
             planned = await planner.plan(words)
         line = escape(f"octavo plan {shlex.join(words)}")
         said = f'<p class="octavo-figures">The same in a terminal: <code>{line}</code></p>'
@@ -76,10 +96,11 @@ def build(session: Session) -> None:
     fields = [model, gpu, gpus, memory, max_model_len, quantization, kv_dtype, context, output, users, share, ttft, itl]
     shown = [found, command, yaml, text]
     changes = [
-        button.click, *(box.submit for box in (model, memory, max_model_len, ttft, itl)),
+        button.click,
+        *(box.submit for box in (model, memory, max_model_len, ttft, itl)),
         *(choice.input for choice in (gpu, gpus, quantization, kv_dtype)),
         *(slider.release for slider in (context, output, users, share)),
-    ]  # fmt: skip
+    ]
     gr.on(changes, show, [session.key, *fields], shown, trigger_mode="always_last", **_EVENTS)
 
 

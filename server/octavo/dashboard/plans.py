@@ -91,9 +91,14 @@ class Planner:
         """The line that it answers, empty where it has ended. Raises OctavoError if it takes too long."""
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", _PLANNER, str(os.getpid()),
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
-            )  # fmt: skip
+                sys.executable,
+                "-c",
+                _PLANNER,
+                str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=1 << 20,
+            )
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         answered = False

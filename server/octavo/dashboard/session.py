@@ -29,9 +29,14 @@ class Session:
     tabs: Any = None
 
     def __init__(
-        self, flags: Sequence[str] = (), url: str | None = None, management_url: str | None = None,
-        model_name: str | None = None, api_key: str | None = None, local: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        flags: Sequence[str] = (),
+        url: str | None = None,
+        management_url: str | None = None,
+        model_name: str | None = None,
+        api_key: str | None = None,
+        local: bool = True,
+    ) -> None:
         """``flags`` of an `octavo serve` of its own, started by `start` where ``url`` is None. ``local``: the page
         answers this machine alone, whose visitors need not enter ``api_key`` themselves."""
         self.flags = tuple(flags)

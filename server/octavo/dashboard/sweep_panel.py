@@ -37,8 +37,14 @@ class SweepPanel:
         self._progress, self._table, self._plot = gr.HTML(), gr.HTML(), gr.HTML()
         self._files, self._command = gr.HTML(), gr.HTML()
         self._outputs = [
-            self._run, self._stop, self._progress, self._table, self._plot, self._files, self._command,
-        ]  # fmt: skip
+            self._run,
+            self._stop,
+            self._progress,
+            self._table,
+            self._plot,
+            self._files,
+            self._command,
+        ]
 
     def connect(self, words: Callable[..., Sequence[str]], inputs: list[Any]) -> None:
         """``words`` makes flags of `octavo bench sweep` of the values of ``inputs``; it may raise OctavoError."""
@@ -70,10 +76,14 @@ class SweepPanel:
         rows: list[Row] = []
         began, said, png = time.monotonic(), "", b""
         yield {
-            self._run: gr.Button(interactive=False), self._stop: gr.Button(interactive=True),
-            self._progress: self._state(rows, num_loads, "starting"), self._table: "", self._plot: "", self._files: "",
+            self._run: gr.Button(interactive=False),
+            self._stop: gr.Button(interactive=True),
+            self._progress: self._state(rows, num_loads, "starting"),
+            self._table: "",
+            self._plot: "",
+            self._files: "",
             self._command: _command_html(flags),
-        }  # fmt: skip
+        }
         while _measuring.locked() and not run.stopped:
             yield {self._progress: self._state([], num_loads, "waiting for another visitor's measurement")}
             await asyncio.sleep(_SHOW_SECONDS)
@@ -88,9 +98,11 @@ class SweepPanel:
             said = str(error)
         text = said or ("stopped" if run.stopped else f"done after {time.monotonic() - began:.0f} s")
         yield self._idle() | {
-            self._progress: self._state(rows, num_loads, text), self._table: self._shown(rows),
-            self._plot: plot_html(png), self._files: files_html(rows, png, self._name, not self._own_servers),
-        }  # fmt: skip
+            self._progress: self._state(rows, num_loads, text),
+            self._table: self._shown(rows),
+            self._plot: plot_html(png),
+            self._files: files_html(rows, png, self._name, not self._own_servers),
+        }
 
     def _shown(self, rows: list[Row]) -> str:
         return table_html(rows, with_command=self._own_servers)

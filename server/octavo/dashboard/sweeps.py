@@ -65,9 +65,12 @@ class SweepRun:
             file = Path(folder) / "rows.json"
             words = ["bench", "sweep", *_before_serve_flags(self._words, f"--output-json={file}")]
             self._process = await asyncio.create_subprocess_exec(
-                *octavo_command(*words), env=_environment(self._api_key),
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+                *octavo_command(*words),
+                env=_environment(self._api_key),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
             rows: list[Row] = []
             try:
                 if self.stopped:  # before it had begun

@@ -13,19 +13,61 @@ from collections.abc import Iterable
 from octavo.errors import ConfigError
 
 # Where a server listens, who it answers and what it serves: the page that starts it says so, on any interface.
-_FIXED = frozenset({
-    "host", "port", "uds", "root_path", "management_host", "management_port", "headless", "config", "model",
-    "model_tag", "served_model_name", "api_key", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs",
-    "allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials", "allow_runtime_lora_updating",
-})  # fmt: skip
-_COMPARABLE = frozenset({
-    "async_scheduling", "attention_backend", "block_size", "data_parallel_size", "disable_custom_all_reduce",
-    "disable_hybrid_kv_cache_manager", "dtype", "enable_chunked_prefill", "enable_expert_parallel",
-    "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_dtype", "kv_cache_memory_bytes",
-    "long_prefill_token_threshold", "max_model_len", "max_num_batched_tokens", "max_num_queued_reqs", "max_num_seqs",
-    "mm_encoder_cache_tokens", "num_gpu_blocks_override", "pipeline_parallel_size", "quantization",
-    "scheduling_policy", "seed", "tensor_parallel_size",
-})  # fmt: skip
+_FIXED = frozenset(
+    {
+        "host",
+        "port",
+        "uds",
+        "root_path",
+        "management_host",
+        "management_port",
+        "headless",
+        "config",
+        "model",
+        "model_tag",
+        "served_model_name",
+        "api_key",
+        "ssl_keyfile",
+        "ssl_certfile",
+        "ssl_ca_certs",
+        "ssl_cert_reqs",
+        "allowed_origins",
+        "allowed_methods",
+        "allowed_headers",
+        "allow_credentials",
+        "allow_runtime_lora_updating",
+    }
+)
+_COMPARABLE = frozenset(
+    {
+        "async_scheduling",
+        "attention_backend",
+        "block_size",
+        "data_parallel_size",
+        "disable_custom_all_reduce",
+        "disable_hybrid_kv_cache_manager",
+        "dtype",
+        "enable_chunked_prefill",
+        "enable_expert_parallel",
+        "enable_prefix_caching",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "kv_cache_dtype",
+        "kv_cache_memory_bytes",
+        "long_prefill_token_threshold",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_queued_reqs",
+        "max_num_seqs",
+        "mm_encoder_cache_tokens",
+        "num_gpu_blocks_override",
+        "pipeline_parallel_size",
+        "quantization",
+        "scheduling_policy",
+        "seed",
+        "tensor_parallel_size",
+    }
+)
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(:\w[\w.-]*)?", re.ASCII)
 
 

@@ -234,10 +234,18 @@ class EngineArgs:
         if self.enable_expert_parallel:
             self._check_experts(model)
         return ParallelConfig(
-            ranks, self.distributed_timeout_seconds, self.data_parallel_size, self.nnodes, self.node_rank,
-            self.master_addr, self.master_port, stages, self.distributed_executor_backend, self.enable_expert_parallel,
+            ranks,
+            self.distributed_timeout_seconds,
+            self.data_parallel_size,
+            self.nnodes,
+            self.node_rank,
+            self.master_addr,
+            self.master_port,
+            stages,
+            self.distributed_executor_backend,
+            self.enable_expert_parallel,
             self.disable_custom_all_reduce,
-        )  # fmt: skip
+        )
 
     def _check_experts(self, model: ModelConfig) -> None:
         count = model.num_experts
@@ -278,10 +286,16 @@ class EngineArgs:
         if config.method in HEAD_METHODS:
             return self._draft_head(config, target)
         args = EngineArgs(
-            model=config.model, revision=config.revision, download_dir=self.download_dir, load_format=self.load_format,
-            dtype=self.dtype, quantization=config.quantization or self._draft_quantization, seed=self.seed,
-            device=self.device, language_model_only=True,
-        )  # fmt: skip
+            model=config.model,
+            revision=config.revision,
+            download_dir=self.download_dir,
+            load_format=self.load_format,
+            dtype=self.dtype,
+            quantization=config.quantization or self._draft_quantization,
+            seed=self.seed,
+            device=self.device,
+            language_model_only=True,
+        )
         draft = args.create_engine_config().model
         check_draft(draft, target, self.skip_tokenizer_init)
         return replace(draft, max_model_len=min(draft.max_model_len, target.max_model_len))
@@ -289,9 +303,12 @@ class EngineArgs:
     def _draft_head(self, config: SpeculativeConfig, target: ModelConfig) -> ModelConfig:
         """The head that guesses for ``target``. Raises ModelError, and ConfigError where it does not fit."""
         files = resolve_model(
-            config.model, revision=config.revision, download_dir=self.download_dir,
-            need_weights=self.load_format != "dummy", any_architecture=True,
-        )  # fmt: skip
+            config.model,
+            revision=config.revision,
+            download_dir=self.download_dir,
+            need_weights=self.load_format != "dummy",
+            any_architecture=True,
+        )
         return draft_head(config, files, target, config.quantization or self._draft_quantization)
 
     @property

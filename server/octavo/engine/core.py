@@ -74,9 +74,13 @@ class EngineCore:
             self.scheduler = EncoderScheduler(self.config.scheduler)
         else:
             kv = KVCacheManager(
-                self.executor.num_blocks, cache.block_size, cache.enable_prefix_caching,
-                self.executor.prefix_cache_blocks, [group.window for group in layout.groups], layout.step_tokens,
-            )  # fmt: skip
+                self.executor.num_blocks,
+                cache.block_size,
+                cache.enable_prefix_caching,
+                self.executor.prefix_cache_blocks,
+                [group.window for group in layout.groups],
+                layout.step_tokens,
+            )
             stages = self.config.parallel.pipeline_parallel_size
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1 and stages == 1)
             slots = AdapterSlots(self.config.lora.max_loras) if self.config.lora is not None else None
@@ -330,9 +334,11 @@ def _make_drafter(config: SpeculativeConfig) -> Drafter:
         return WorkerDrafts()
     if config.method == "suffix":
         return SuffixDrafter(
-            config.suffix_decoding_max_tree_depth, config.suffix_decoding_max_cached_requests,
-            config.suffix_decoding_max_spec_factor, config.suffix_decoding_min_token_prob,
-        )  # fmt: skip
+            config.suffix_decoding_max_tree_depth,
+            config.suffix_decoding_max_cached_requests,
+            config.suffix_decoding_max_spec_factor,
+            config.suffix_decoding_min_token_prob,
+        )
     return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
 
 

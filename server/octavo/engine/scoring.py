@@ -63,9 +63,14 @@ def plan_scores(
         special = pooler.template is None
         try:
             return processor.process_pooling(
-                new_id(), text, pooling, pair=pair, priority=priority, add_special_tokens=special,
+                new_id(),
+                text,
+                pooling,
+                pair=pair,
+                priority=priority,
+                add_special_tokens=special,
                 truncate_prompt_tokens=params.truncate_prompt_tokens,
-            )  # fmt: skip
+            )
         except ValueError as error:
             subject, _, rest = str(error).partition(" ")
             raise ValueError(f"{field(is_document, place)} {rest}" if subject == "prompt" else str(error)) from None

@@ -65,9 +65,11 @@ def check_serving(state: ServerState) -> None:
         raise APIError(503, "The model is still loading; retry later", code="loading", headers={"retry-after": "2"})
     if state.phase is Phase.DRAINING and not before_drain.get():
         raise APIError(
-            503, "The server is shutting down; retry at another replica", code="draining",
+            503,
+            "The server is shutting down; retry at another replica",
+            code="draining",
             headers={"retry-after": "1", "connection": "close"},
-        )  # fmt: skip
+        )
 
 
 def check_queue(state: ServerState, count: int) -> None:

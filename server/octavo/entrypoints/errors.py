@@ -84,9 +84,13 @@ class AnthropicErrorResponse(msgspec.Struct):
 
 
 _ANTHROPIC_TYPES = {
-    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
-    429: "rate_limit_error", 503: "overloaded_error",
-}  # fmt: skip
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 def in_anthropic_form(error: APIError) -> AnthropicErrorResponse:
@@ -209,20 +213,49 @@ def _field(location: tuple[int | str, ...]) -> str:
     """The field. pydantic names the member of a union too, by the type or role of the value: left out."""
     last = len(location) - 1
     parts = [
-        part for at, (before, part) in enumerate(zip((None, *location), location, strict=False))
+        part
+        for at, (before, part) in enumerate(zip((None, *location), location, strict=False))
         if not (part in _MEMBERS and (isinstance(before, int) or before in _UNIONS) and (at < last or part in _ROLES))
-    ]  # fmt: skip
+    ]
     return ".".join(map(str, parts))
 
 
 _ROLES = ("user", "assistant", "system")
 _UNIONS = ("tool_choice", "format")
-_MEMBERS = frozenset({
-    *_ROLES, "message", "reasoning", "function_call", "function_call_output", "custom_tool_call",
-    "custom_tool_call_output", "additional_tools", "item_reference", "input_text", "output_text", "text", "refusal",
-    "thinking", "redacted_thinking", "tool_use", "tool_result", "function", "custom", "namespace", "tool", "auto",
-    "any", "none", "allowed_tools", "json_schema", "json_object", "grammar", "client", "hosted",
-})  # fmt: skip
+_MEMBERS = frozenset(
+    {
+        *_ROLES,
+        "message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "additional_tools",
+        "item_reference",
+        "input_text",
+        "output_text",
+        "text",
+        "refusal",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        "function",
+        "custom",
+        "namespace",
+        "tool",
+        "auto",
+        "any",
+        "none",
+        "allowed_tools",
+        "json_schema",
+        "json_object",
+        "grammar",
+        "client",
+        "hosted",
+    }
+)
 
 
 async def on_http_exception(request: Request, error: Any) -> Response:

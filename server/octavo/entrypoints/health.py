@@ -147,11 +147,15 @@ async def blocks(request: Request) -> Response:
     ]
     return JSON(
         Blocks(
-            block_size, **asdict(counts), unfilled=min(unfilled, counts.used * block_size),
-            cells=b64encode(cells).decode(), running=[one for one in running if one.num_tokens],
-            request_id=request_id, block_ids=samples,
+            block_size,
+            **asdict(counts),
+            unfilled=min(unfilled, counts.used * block_size),
+            cells=b64encode(cells).decode(),
+            running=[one for one in running if one.num_tokens],
+            request_id=request_id,
+            block_ids=samples,
         )
-    )  # fmt: skip
+    )
 
 
 async def _blocks_of(state: ServerState, request_id: str) -> list[list[int]]:

@@ -149,9 +149,14 @@ def system_fingerprint(config: EngineConfig) -> str:
     sizes of the model's files, and how they are computed. The same on every machine."""
     model, files = config.model, config.model.files
     parts = [
-        model.hf_config, [[Path(path).name, os.path.getsize(path)] for path in files.weights], model.dtype,
-        model.quantization, config.cache.kv_cache_dtype, config.load_format, model.seed,
-    ]  # fmt: skip
+        model.hf_config,
+        [[Path(path).name, os.path.getsize(path)] for path in files.weights],
+        model.dtype,
+        model.quantization,
+        config.cache.kv_cache_dtype,
+        config.load_format,
+        model.seed,
+    ]
     text = json.dumps(parts, sort_keys=True, default=str)
     return f"octavo-{__version__}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

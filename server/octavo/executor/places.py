@@ -93,9 +93,12 @@ def local_place(parallel: ParallelConfig, rank: int, descriptors: Sequence[int])
     found = _memory_links(links, stage.size, others)
     of_stage = _open(own, within, ranks, rank - within)
     return Place(
-        rank, group, TensorParallel(within, ranks, of_stage, stage, dealt),
-        None if stage.is_first else found[0], None if stage.is_last else found[-1],
-    )  # fmt: skip
+        rank,
+        group,
+        TensorParallel(within, ranks, of_stage, stage, dealt),
+        None if stage.is_first else found[0],
+        None if stage.is_last else found[-1],
+    )
 
 
 def device_place(config: EngineConfig, rank: int, folder: Path, check: Callable[[], None] = lambda: None) -> Place:

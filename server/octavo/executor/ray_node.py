@@ -17,9 +17,11 @@ def run_node(line: str, node: int) -> str:
     """Run node ``node`` until it ends; returns why it has. ``line``: see `octavo.executor.ray_placement`."""
     message = json.dumps({**json.loads(line), "node": node, "parent": os.getpid()})
     process = subprocess.Popen(
-        [sys.executable, "-m", "octavo.executor.ray_node"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "octavo.executor.ray_node"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         env=process_environment(),
-    )  # fmt: skip
+    )
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(message.encode() + b"\n")  # its end would end the process: it stays open
     process.stdin.flush()

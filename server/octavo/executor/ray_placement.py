@@ -49,9 +49,12 @@ class Placement:
         self.token = secrets.token_hex(32)
         self.problem: str | None = None  # why a node has ended, or all of them
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "octavo.executor.ray_placement"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            process_group=0, env={"RAY_USAGE_STATS_ENABLED": "0", **process_environment(*RAY_SECRETS)},
-        )  # fmt: skip
+            [sys.executable, "-m", "octavo.executor.ray_placement"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+            env={"RAY_USAGE_STATS_ENABLED": "0", **process_environment(*RAY_SECRETS)},
+        )
         parallel = config.parallel
         asked = {"ranks": parallel.world_size, "nodes": parallel.nnodes, "device": config.device}
         self._send({"parent": os.getpid(), **asked})

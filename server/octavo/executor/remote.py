@@ -226,9 +226,15 @@ def serve(config: EngineConfig, channel: Channel, heartbeat: Heartbeat) -> None:
     gc.freeze()
     gc.enable()
     started = Started(
-        executor.config.to_dict(), executor.num_blocks, executor.kv_layout, executor.prefix_cache_blocks,
-        executor.weight_bytes, executor.memory_shares, executor.max_in_flight, executor.recording_obstacle,
-    )  # fmt: skip
+        executor.config.to_dict(),
+        executor.num_blocks,
+        executor.kv_layout,
+        executor.prefix_cache_blocks,
+        executor.weight_bytes,
+        executor.memory_shares,
+        executor.max_in_flight,
+        executor.recording_obstacle,
+    )
     channel.send(Kind.READY, encode(started))
     decode_step = msgspec.msgpack.Decoder(SchedulerOutput).decode
     decode_grammar = msgspec.msgpack.Decoder(tuple[int, str | None]).decode
@@ -287,9 +293,12 @@ def _finish(executor: Executor, step_id: int, pending: PendingOutput) -> Result:
         logger.exception("step %d failed", step_id)
         kinds = {kind.__name__ for kind in type(error).__mro__}
         return Result(
-            step_id, executor.recording_obstacle, error=str(error) or type(error).__name__,
-            out_of_memory=bool(kinds & {"OutOfMemoryError", "MemoryError"}), is_lost=executor.is_lost(),
-        )  # fmt: skip
+            step_id,
+            executor.recording_obstacle,
+            error=str(error) or type(error).__name__,
+            out_of_memory=bool(kinds & {"OutOfMemoryError", "MemoryError"}),
+            is_lost=executor.is_lost(),
+        )
 
 
 class _Grammars:

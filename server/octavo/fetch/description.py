@@ -20,11 +20,38 @@ from octavo.system.file_reading import read_json
 _MAX_HEADER = 100 << 20  # bytes, as the safetensors library allows
 # general.file_type of GGUF: the recipe by which types were chosen, tensor by tensor.
 _FILE_TYPES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
-    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
-    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
-    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 38: "MXFP4",
-}  # fmt: skip
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    38: "MXFP4",
+}
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _PACKED = {"I32": 32, "U8": 8, "I8": 8}  # bits of the integers that hold codes of fewer bits
 _CODES = ("qweight", "weight_packed", "weight", "_blocks", "codes")  # ends of names of tensors that are codes
@@ -122,10 +149,15 @@ def _of_gguf(paths: tuple[str, ...], num_bytes: int) -> Description:
     most = types.most_common(1)[0][0] if types else ""
     text = {key: str(first.metadata.get(f"general.{key}", "")) for key in ("license", "basename", "name")}
     return Description(
-        "gguf", first.architecture, kind or most, sum(types.values()), num_bytes,
-        _integer(first.metadata.get(f"{first.architecture}.context_length")), text["license"],
+        "gguf",
+        first.architecture,
+        kind or most,
+        sum(types.values()),
+        num_bytes,
+        _integer(first.metadata.get(f"{first.architecture}.context_length")),
+        text["license"],
         text["basename"] or text["name"],
-    )  # fmt: skip
+    )
 
 
 def _integer(value: Any) -> int | None:

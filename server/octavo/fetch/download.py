@@ -55,7 +55,7 @@ class _SameHostAuthorization(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> urllib.request.Request | None:  # fmt: skip
+    ) -> urllib.request.Request | None:
         new = super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
         if new is not None and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
             for name in ("Authorization", "X-amz-security-token"):
@@ -113,9 +113,15 @@ def probe(url: str, *, headers: Headers, timeout: float) -> RemoteFile:
 
 
 def resume(
-    url: str, into: Path, size: int | None, *, headers: Headers, timeout: float, advance: Callable[[int], None],
+    url: str,
+    into: Path,
+    size: int | None,
+    *,
+    headers: Headers,
+    timeout: float,
+    advance: Callable[[int], None],
     version: str | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Fetch ``url`` to the end of ``into``, asking only for what it lacks. ``advance`` hears of every new byte;
     ``version``: the ETag of what ``into`` is the beginning of: should the file change, all of it comes.
 

@@ -59,9 +59,15 @@ class _File:
 
 
 def fetch_repository(
-    address: str, *, revision: str | None = None, download_dir: str | None = None, progress: bool = True,
-    need_weights: bool = True, refresh: bool = False, check: Callable[[Path], None] = check_before_weights,
-) -> Path:  # fmt: skip
+    address: str,
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
+    progress: bool = True,
+    need_weights: bool = True,
+    refresh: bool = False,
+    check: Callable[[Path], None] = check_before_weights,
+) -> Path:
     """The snapshot's folder of ``[hf://]org/name``, or the file of ``org/name/file.gguf`` and ``org/name:Q4_K_M``.
 
     What was fetched once is used without asking the hub again, unless ``refresh``. ``check`` gets the folder before
@@ -76,9 +82,13 @@ def fetch_repository(
 
 
 def fetch_repository_files(
-    repo: str, names: Sequence[str], *, revision: str | None = None, download_dir: str | None = None,
+    repo: str,
+    names: Sequence[str],
+    *,
+    revision: str | None = None,
+    download_dir: str | None = None,
     progress: bool = True,
-) -> Path:  # fmt: skip
+) -> Path:
     """The snapshot's folder of ``org/name``, with these files of it and no others. Raises ModelError."""
     if not _REPOSITORY.fullmatch(repo):
         raise no_such_name(repo, download_dir)
@@ -304,8 +314,9 @@ class _Repository:
         if len(chosen) > 1:
             if (default := by_default(chosen)) is None:
                 raise ModelError(f"{self.repo} holds several GGUF files; choose one as {self.repo}/FILE: {listed}")
-            logger.warning("%s holds several GGUF files: %s is taken; name another as %s/FILE", self.repo, default,
-                           self.repo)  # fmt: skip
+            logger.warning(
+                "%s holds several GGUF files: %s is taken; name another as %s/FILE", self.repo, default, self.repo
+            )
             chosen = [default]
         return check_whole(models, chosen[0], self.repo)[0]
 

@@ -29,27 +29,36 @@ CHAT_PENALTIES = {DEFAULT_MODEL: {"frequency_penalty": 0.4}}
 # Ollama's names of models whose architecture runs, and where they are on the hub. Meant, not taken: what Ollama has
 # under a name changes, and gigabytes are not fetched on a guess.
 OLLAMA_NAMES = {
-    "smollm2": DEFAULT_MODEL, "smollm2:135m": DEFAULT_MODEL,
+    "smollm2": DEFAULT_MODEL,
+    "smollm2:135m": DEFAULT_MODEL,
     **{f"smollm2:{size.lower()}": f"HuggingFaceTB/SmolLM2-{size}-Instruct" for size in ("360M", "1.7B")},
     "smollm3": "HuggingFaceTB/SmolLM3-3B",
     **{f"llama3.2:{size.lower()}": f"meta-llama/Llama-3.2-{size}-Instruct" for size in ("1B", "3B")},
     "llama3.2": "meta-llama/Llama-3.2-3B-Instruct",
-    "llama3.1": "meta-llama/Llama-3.1-8B-Instruct", "llama3.1:8b": "meta-llama/Llama-3.1-8B-Instruct",
-    **{f"qwen2.5:{size.lower()}": f"Qwen/Qwen2.5-{size}-Instruct"
-       for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")},
+    "llama3.1": "meta-llama/Llama-3.1-8B-Instruct",
+    "llama3.1:8b": "meta-llama/Llama-3.1-8B-Instruct",
+    **{
+        f"qwen2.5:{size.lower()}": f"Qwen/Qwen2.5-{size}-Instruct"
+        for size in ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
+    },
     "qwen2.5": "Qwen/Qwen2.5-7B-Instruct",
     **{f"qwen3:{size.lower()}": f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B")},
     "qwen3": "Qwen/Qwen3-8B",
-    "mistral": "mistralai/Mistral-7B-Instruct-v0.3", "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.3",
-    "mixtral": "mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral:8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
+    "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.3",
+    "mixtral": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "mixtral:8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     **{f"gemma3:{size}": f"google/gemma-3-{size}-it" for size in ("270m", "1b", "4b", "12b", "27b")},
     "gemma3": "google/gemma-3-4b-it",
-    "gpt-oss": "openai/gpt-oss-20b", "gpt-oss:20b": "openai/gpt-oss-20b", "gpt-oss:120b": "openai/gpt-oss-120b",
-    "phi4-mini": "microsoft/Phi-4-mini-instruct", "phi4": "microsoft/phi-4",
+    "gpt-oss": "openai/gpt-oss-20b",
+    "gpt-oss:20b": "openai/gpt-oss-20b",
+    "gpt-oss:120b": "openai/gpt-oss-120b",
+    "phi4-mini": "microsoft/Phi-4-mini-instruct",
+    "phi4": "microsoft/phi-4",
     "deepseek-r1:1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
     "deepseek-r1:7b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
     "all-minilm": "all-minilm-l6-v2",
-}  # fmt: skip
+}
 # org/name, org/name/file.gguf or org/name:QUANT
 REPOSITORY = re.compile(r"(?P<repo>[^/:]+/[^/:]+)(?:/(?P<file>.+\.gguf)|:(?P<quant>[\w.-]+))?")
 _SITE = re.compile(r"(?:https?://(?:www\.)?)?(?:hf\.co|huggingface\.co)/(?P<rest>[^?#]*)(?:[?#].*)?", re.IGNORECASE)

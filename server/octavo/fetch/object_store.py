@@ -100,10 +100,15 @@ def sign(
     query = sorted((quote(key, safe=_NEVER_ESCAPED), quote(value, safe=_NEVER_ESCAPED)) for key, value in pairs)
     canonical = "\n".join(
         (
-            "GET", parts.path or "/", "&".join(f"{k}={v}" for k, v in query),
-            *(f"{name}:{headers[name].strip()}" for name in sorted(headers)), "", names, _EMPTY,
+            "GET",
+            parts.path or "/",
+            "&".join(f"{k}={v}" for k, v in query),
+            *(f"{name}:{headers[name].strip()}" for name in sorted(headers)),
+            "",
+            names,
+            _EMPTY,
         )
-    )  # fmt: skip
+    )
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
     key = f"AWS4{credentials.secret}".encode()

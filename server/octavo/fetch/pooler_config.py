@@ -14,9 +14,13 @@ from octavo.system.file_reading import read_json, read_json_list
 from octavo.text.tokenizer import Tokenizer
 
 _MODES = {
-    "cls": "cls", "mean": "mean", "lasttoken": "last",
-    "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last",
-}  # fmt: skip
+    "cls": "cls",
+    "mean": "mean",
+    "lasttoken": "last",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 _MAX_WIDTH, _MAX_LABELS = 1 << 16, 1 << 16
 
@@ -95,9 +99,13 @@ def _one_token_answer(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerCon
     else:
         return None
     return PoolerConfig(
-        tasks=("generate", "classify"), pooling="last", activation="sigmoid", labels=("relevant",), token_ids=ids,
+        tasks=("generate", "classify"),
+        pooling="last",
+        activation="sigmoid",
+        labels=("relevant",),
+        token_ids=ids,
         template=_pair_template(files),
-    )  # fmt: skip
+    )
 
 
 def _pair_template(files: ModelFiles) -> str:

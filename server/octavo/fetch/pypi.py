@@ -186,9 +186,20 @@ def _clients(what: PackageFile, folder: Path) -> list[list[str]]:
         found.append([sys.executable, "-m", "pip", *pip])
     if uv:
         found.append(
-            [uv, "pip", "install", "--python", sys.executable, "--no-deps", "--only-binary", ":all:",
-             "--target", str(folder / "unpacked"), wanted]
-        )  # fmt: skip
+            [
+                uv,
+                "pip",
+                "install",
+                "--python",
+                sys.executable,
+                "--no-deps",
+                "--only-binary",
+                ":all:",
+                "--target",
+                str(folder / "unpacked"),
+                wanted,
+            ]
+        )
     if not importlib.util.find_spec("pip") and shutil.which("pip"):
         found.append([shutil.which("pip") or "pip", *pip])
     return found
@@ -218,9 +229,14 @@ def _run(command: list[str], folder: Path, bar: Progress) -> tuple[int, str]:
     """Exit code and output of a client; what it brings shows as the folder grows."""
     # Its temporary files go there too: a full /tmp would give an error that names neither cache nor model.
     client = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", env={**os.environ, "TMPDIR": str(folder)},
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
     with client:
         while True:
             try:

@@ -57,9 +57,13 @@ def resolve_model(
         from octavo.fetch.web import fetch_web_model, hidden
 
         path = fetch_web_model(
-            address, download_dir=download_dir, progress=progress, need_weights=need_weights, refresh=refresh,
+            address,
+            download_dir=download_dir,
+            progress=progress,
+            need_weights=need_weights,
+            refresh=refresh,
             check=check,
-        )  # fmt: skip
+        )
         name = hidden(address)
     elif looks_local(address):
         path = Path(address).expanduser()
@@ -67,9 +71,14 @@ def resolve_model(
         from octavo.fetch.huggingface import fetch_repository
 
         path = fetch_repository(
-            address, revision=revision, download_dir=download_dir, progress=progress, need_weights=need_weights,
-            refresh=refresh, check=check,
-        )  # fmt: skip
+            address,
+            revision=revision,
+            download_dir=download_dir,
+            progress=progress,
+            need_weights=need_weights,
+            refresh=refresh,
+            check=check,
+        )
     if path.is_dir():
         check(path)
     files = _on_disk(name.removeprefix("hf://"), path, need_weights, download_dir)

@@ -37,8 +37,9 @@ def follow_tied_head(files: ModelFiles, config: dict[str, Any]) -> dict[str, Any
     if config.get("tie_word_embeddings"):
         logger.warning(
             "%s: config.json says tie_word_embeddings, but the checkpoint has a %s of its own: it is the head",
-            files.model, name,
-        )  # fmt: skip
+            files.model,
+            name,
+        )
     return {**config, "tie_word_embeddings": False}
 
 

@@ -31,10 +31,17 @@ from octavo.gguf.file_names import all_parts
 
 _NEEDED = "config.json"
 _OPTIONAL = (
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", "processor_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
     "preprocessor_config.json",
-)  # fmt: skip
+)
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _RECORD = "fetched.json"
 _MAX_DESCRIPTION = 16 << 20
@@ -104,10 +111,16 @@ def hidden(address: str) -> str:
 
 
 def fetch_web_model(
-    address: str, *, download_dir: str | None = None, progress: bool = True, need_weights: bool = True,
-    refresh: bool = False, check: Callable[[Path], None] = check_before_weights, names: Sequence[str] = (),
+    address: str,
+    *,
+    download_dir: str | None = None,
+    progress: bool = True,
+    need_weights: bool = True,
+    refresh: bool = False,
+    check: Callable[[Path], None] = check_before_weights,
+    names: Sequence[str] = (),
     version: str = "",
-) -> Path:  # fmt: skip
+) -> Path:
     """The file or folder on this machine; ``check`` gets the folder before weights are fetched. ``names``: of the
     files of a folder, where they are not a model's; ``version``: what is to be kept apart from other versions of it.
     Raises ModelError with the way out."""
@@ -190,9 +203,10 @@ class _WebModel:
                     raise  # some stores answer 403 for what is not there
         known = self._versions().get("files", {})
         missing = {
-            name: file for name, file in found.items()
+            name: file
+            for name, file in found.items()
             if known.get(name) != file.version or not (self.folder / name).is_file()
-        }  # fmt: skip
+        }
         total = sum(file.size or 0 for file in missing.values())
         have = sum(part.stat().st_size for part in map(self._part, missing, missing.values()) if part.exists())
         free = shutil.disk_usage(self.folder).free

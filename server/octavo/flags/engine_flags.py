@@ -100,12 +100,16 @@ ENGINE_HELP = {
     "language_model_only": "Do not load the vision encoder. The model accepts text only",
 }
 CHOICES = {
-    "dtype": (*DTYPES, *DTYPE_NAMES), "load_format": LOAD_FORMATS,
-    "kv_cache_dtype": KV_CACHE_DTYPES, "device": ("auto", "cpu", "cuda"),
-    "attention_backend": ATTENTION_BACKENDS, "quantization": QUANTIZATIONS,
-    "scheduling_policy": ("fcfs", "priority"), "generation_config": ("auto", "vllm"),
+    "dtype": (*DTYPES, *DTYPE_NAMES),
+    "load_format": LOAD_FORMATS,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "device": ("auto", "cpu", "cuda"),
+    "attention_backend": ATTENTION_BACKENDS,
+    "quantization": QUANTIZATIONS,
+    "scheduling_policy": ("fcfs", "priority"),
+    "generation_config": ("auto", "vllm"),
     "distributed_executor_backend": BACKENDS,
-}  # fmt: skip
+}
 
 ALIASES = {
     "quantization": ["-q"],

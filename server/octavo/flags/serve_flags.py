@@ -16,9 +16,12 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help=ENGINE_HELP["model"])
     parser.add_argument(
-        "--config", metavar="FILE.yaml", action=ConfigFile, default=argparse.SUPPRESS,
+        "--config",
+        metavar="FILE.yaml",
+        action=ConfigFile,
+        default=argparse.SUPPRESS,
         help="Read flags from a YAML file, by their names. Flags on the command line win (default: none)",
-    )  # fmt: skip
+    )
     add_engine_flags(parser.add_argument_group("engine"))
     add_server_flags(parser.add_argument_group("server"))
     add_vllm_flags(parser)

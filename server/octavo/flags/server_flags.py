@@ -82,9 +82,12 @@ SERVER_HELP = {
     "disable_log_stats": "Do not log the load every ten seconds",
 }
 CHOICES = {
-    "log_level": LEVELS, "log_format": FORMATS, "tool_call_parser": sorted(TOOL_PARSERS),
-    "reasoning_parser": sorted(REASONING_PARSERS), "embedding_pooling": POOLINGS,
-}  # fmt: skip
+    "log_level": LEVELS,
+    "log_format": FORMATS,
+    "tool_call_parser": sorted(TOOL_PARSERS),
+    "reasoning_parser": sorted(REASONING_PARSERS),
+    "embedding_pooling": POOLINGS,
+}
 _ALIASES = {
     "max_num_queued_reqs": ["--max-queued-requests"],
     "log_level": ["--uvicorn-log-level"],

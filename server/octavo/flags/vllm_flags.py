@@ -11,12 +11,18 @@ from typing import Any
 from octavo.engine import vllm_arguments as vllm
 
 _SHORT = {
-    "decode_context_parallel_size": "-dcp", "prefill_context_parallel_size": "-pcp", "api_server_count": "-asc",
+    "decode_context_parallel_size": "-dcp",
+    "prefill_context_parallel_size": "-pcp",
+    "api_server_count": "-asc",
     "compilation_config": "-O",
-    "data_parallel_rank": "-dpn", "data_parallel_start_rank": "-dpr",
-    "data_parallel_size_local": "-dpl", "data_parallel_address": "-dpa", "data_parallel_rpc_port": "-dpp",
-    "data_parallel_backend": "-dpb", "data_parallel_hybrid_lb": "-dph",
-}  # fmt: skip
+    "data_parallel_rank": "-dpn",
+    "data_parallel_start_rank": "-dpr",
+    "data_parallel_size_local": "-dpl",
+    "data_parallel_address": "-dpa",
+    "data_parallel_rpc_port": "-dpp",
+    "data_parallel_backend": "-dpb",
+    "data_parallel_hybrid_lb": "-dph",
+}
 
 
 def add_vllm_flags(parser: argparse.ArgumentParser, skip: Collection[str] = ()) -> None:
@@ -30,19 +36,33 @@ def add_vllm_flags(parser: argparse.ArgumentParser, skip: Collection[str] = ()) 
             continue
         spelt = tuple(map(str, values))
         group.add_argument(
-            *_flags(name), type=_one_of(spelt, text), default=argparse.SUPPRESS, dest="_only",
-            metavar="|".join(spelt), help=text,
-        )  # fmt: skip
+            *_flags(name),
+            type=_one_of(spelt, text),
+            default=argparse.SUPPRESS,
+            dest="_only",
+            metavar="|".join(spelt),
+            help=text,
+        )
     for name, (count, text) in vllm.NO_EFFECT.items():
         group.add_argument(
-            *_flags(name), action=_NoEffect, nargs=None if count == 1 else count, metavar="X" if count else None,
-            default=argparse.SUPPRESS, dest="_no_effect", help=f"no effect: {text}", const=text,
-        )  # fmt: skip
+            *_flags(name),
+            action=_NoEffect,
+            nargs=None if count == 1 else count,
+            metavar="X" if count else None,
+            default=argparse.SUPPRESS,
+            dest="_no_effect",
+            help=f"no effect: {text}",
+            const=text,
+        )
     for name in vllm.NOT_SUPPORTED_YET:
         group.add_argument(
-            *_flags(name), action=_NotSupported, nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS,
+            *_flags(name),
+            action=_NotSupported,
+            nargs="*",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
             dest="_not_supported",
-        )  # fmt: skip
+        )
 
 
 def judge_unknown_flag(flag: str) -> str | None:

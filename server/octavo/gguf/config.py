@@ -23,37 +23,55 @@ from octavo.interface.config_checks import shown_value
 from octavo.interface.model_config import check_config
 
 _NAMES = {  # config.json's field -> metadata key
-    "hidden_size": "{arch}.embedding_length", "intermediate_size": "{arch}.feed_forward_length",
-    "num_hidden_layers": "{arch}.block_count", "num_attention_heads": "{arch}.attention.head_count",
-    "num_key_value_heads": "{arch}.attention.head_count_kv", "head_dim": "{arch}.attention.key_length",
-    "rms_norm_eps": "{arch}.attention.layer_norm_rms_epsilon", "max_position_embeddings": "{arch}.context_length",
-    "rope_theta": "{arch}.rope.freq_base", "sliding_window": "{arch}.attention.sliding_window",
+    "hidden_size": "{arch}.embedding_length",
+    "intermediate_size": "{arch}.feed_forward_length",
+    "num_hidden_layers": "{arch}.block_count",
+    "num_attention_heads": "{arch}.attention.head_count",
+    "num_key_value_heads": "{arch}.attention.head_count_kv",
+    "head_dim": "{arch}.attention.key_length",
+    "rms_norm_eps": "{arch}.attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "{arch}.context_length",
+    "rope_theta": "{arch}.rope.freq_base",
+    "sliding_window": "{arch}.attention.sliding_window",
     "rope_scaling.factor": "{arch}.rope.scaling.factor",
     "rope_scaling.original_max_position_embeddings": "{arch}.rope.scaling.original_context_length",
     "rope_scaling.beta_fast": "{arch}.rope.scaling.yarn_beta_fast",
     "rope_scaling.beta_slow": "{arch}.rope.scaling.yarn_beta_slow",
     "attn_logit_softcapping": "{arch}.attn_logit_softcapping",
-    "final_logit_softcapping": "{arch}.final_logit_softcapping", "num_experts": "{arch}.expert_count",
-    "num_experts_per_tok": "{arch}.expert_used_count", "moe_intermediate_size": "{arch}.expert_feed_forward_length",
+    "final_logit_softcapping": "{arch}.final_logit_softcapping",
+    "num_experts": "{arch}.expert_count",
+    "num_experts_per_tok": "{arch}.expert_used_count",
+    "moe_intermediate_size": "{arch}.expert_feed_forward_length",
     "rope_local_base_freq": "{arch}.rope.freq_base_swa",
-    "kv_lora_rank": "{arch}.attention.kv_lora_rank", "q_lora_rank": "{arch}.attention.q_lora_rank",
-    "v_head_dim": "{arch}.attention.value_length_mla", "n_group": "{arch}.expert_group_count",
-    "topk_group": "{arch}.expert_group_used_count", "first_k_dense_replace": "{arch}.leading_dense_block_count",
-    "n_shared_experts": "{arch}.expert_shared_count", "routed_scaling_factor": "{arch}.expert_weights_scale",
+    "kv_lora_rank": "{arch}.attention.kv_lora_rank",
+    "q_lora_rank": "{arch}.attention.q_lora_rank",
+    "v_head_dim": "{arch}.attention.value_length_mla",
+    "n_group": "{arch}.expert_group_count",
+    "topk_group": "{arch}.expert_group_used_count",
+    "first_k_dense_replace": "{arch}.leading_dense_block_count",
+    "n_shared_experts": "{arch}.expert_shared_count",
+    "routed_scaling_factor": "{arch}.expert_weights_scale",
     "norm_topk_prob": "{arch}.expert_weights_norm",
-    "num_kv_shared_layers": "{arch}.attention.shared_kv_layers", "global_head_dim": "{arch}.attention.key_length",
+    "num_kv_shared_layers": "{arch}.attention.shared_kv_layers",
+    "global_head_dim": "{arch}.attention.key_length",
     "hidden_size_per_layer_input": "{arch}.embedding_length_per_layer_input",
-    "altup_num_inputs": "{arch}.altup.num_inputs", "altup_active_idx": "{arch}.altup.active_idx",
-    "eos_token_id": "tokenizer.ggml.eos_token_id", "vocab_size": "rows of token_embd.weight",
-}  # fmt: skip
+    "altup_num_inputs": "{arch}.altup.num_inputs",
+    "altup_active_idx": "{arch}.altup.active_idx",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+    "vocab_size": "rows of token_embd.weight",
+}
 _REQUIRED = object()
 # Layers of the models whose scores are scaled by the hidden size of a head, not by the size of a head.
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 _SPECIAL = ("bos", "eos", "eot", "eom")  # tokens that a text begins or ends with
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SAMPLING = {  # general.sampling.* -> generation_config.json
-    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
-}  # fmt: skip
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:
@@ -261,9 +279,12 @@ def _from_frequency_factors(file: GGUFFile, head_dim: int) -> dict[str, Any] | N
     wavelength = 2 * np.pi * base ** (np.arange(0, 2 * len(factors), 2) / (2 * len(factors)))
     for original in (8192, 4096, 2048, 16384, 32768):
         candidate: dict[str, Any] = {
-            "rope_type": "llama3", "factor": _shortest(factors.max()), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "llama3",
+            "factor": _shortest(factors.max()),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
             "original_max_position_embeddings": original,
-        }  # fmt: skip
+        }
         smooth = np.clip((original / wavelength - 1.0) / (4.0 - 1.0), 0.0, 1.0)
         if np.allclose(1 / ((1 - smooth) / candidate["factor"] + smooth), factors, rtol=1e-3):
             return candidate

@@ -17,9 +17,15 @@ from octavo.gguf.header import TENSOR_TYPES
 
 _LAYOUT = {name: (block, nbytes) for name, block, nbytes in TENSOR_TYPES.values()}
 _PLAIN = {
-    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
-    "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
-}  # fmt: skip
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 _CHUNK = 1 << 20  # values dequantised at a time: large enough for whole-tensor operations, small beside any tensor
 
 Dequantizer = Callable[[torch.Tensor, torch.Tensor], None]
@@ -119,9 +125,19 @@ def _iq4_xs(b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 _OWN: dict[str, Dequantizer] = {
-    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
-    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
-}  # fmt: skip
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+}
 
 
 def dequantize(raw: np.ndarray, qtype: str, dtype: torch.dtype | None = None) -> torch.Tensor:

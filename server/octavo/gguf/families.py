@@ -50,12 +50,15 @@ _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", **_MLP}
 _FUSED_GATE = {"ffn_up": "mlp.gate_up_proj"}
 _SANDWICH = {  # norms before and behind the MLP, and behind attention
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
+}
 _EMBEDDED = {  # what an embedding of each layer's own passes
-    "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection", "post_norm": "post_per_layer_input_norm",
-}  # fmt: skip
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
 # Numbers that may differ from layer to layer; `gemma` looks at them.
 BY_LAYER = {"gemma4": {"feed_forward_length", "attention.head_count_kv"}}
 # Names of a layer's tensors that are not those of llama's; whole, where they end otherwise in the checkpoint.
@@ -100,17 +103,24 @@ TENSORS: dict[str, dict[str, str]] = {
     "falcon-40b": {**_FUSED, "attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"},
     "gpt-oss": {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"},
     "deepseek2": {
-        "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
-        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-        "attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj",
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",
+        "attn_k_b": "self_attn.k_b_proj",
+        "attn_v_b": "self_attn.v_b_proj",
     },
-}  # fmt: skip
+}
 _LAYER_NORM = {"layer_norm_eps": "attention.layer_norm_epsilon"}
 # config.json's field -> metadata key without the architecture, where there is one.
 _GRANITE = {
-    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
-}  # fmt: skip
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
 FIELDS: dict[str, dict[str, str]] = {
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
@@ -121,15 +131,19 @@ FIELDS: dict[str, dict[str, str]] = {
     "gpt2": _LAYER_NORM,
     "gptneox": {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
     "falcon": _LAYER_NORM,
-}  # fmt: skip
+}
 _EXPERTS = {
-    "num_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
-    "shared_expert_intermediate_size": "expert_shared_feed_forward_length", "n_shared_experts": "expert_shared_count",
-    "n_group": "expert_group_count", "topk_group": "expert_group_used_count",
-    "first_k_dense_replace": "leading_dense_block_count", "routed_scaling_factor": "expert_weights_scale",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
     "norm_topk_prob": "expert_weights_norm",
-}  # fmt: skip
+}
 _V3_EXPERTS = 256  # of a layer of DeepSeek V3 and R1
 _ACTIVATIONS = {"starcoder2": "gelu_pytorch_tanh", "gpt2": "gelu_new", "gptneox": "gelu", "falcon": "gelu"}
 

@@ -24,8 +24,11 @@ def gemma_fields(file: GGUFFile, layers: Any) -> dict[str, Any]:
         rows, width = table.shape if len(table.shape) == 2 else (0, 0)
         found["vocab_size_per_layer_input"] = rows
         if width != found["hidden_size_per_layer_input"] * layers:
-            raise _error(file, key, f"is {found['hidden_size_per_layer_input']}, but {table.name} has {width} columns "
-                                    f"for {layers} layers")  # fmt: skip
+            raise _error(
+                file,
+                key,
+                f"is {found['hidden_size_per_layer_input']}, but {table.name} has {width} columns for {layers} layers",
+            )
     pattern = meta.get(f"{arch}.attention.sliding_window_pattern")
     if isinstance(pattern, np.ndarray):
         types = np.where(_by_layer(file, "attention.sliding_window_pattern", layers), "sliding", "full")
@@ -50,8 +53,11 @@ def _gemma_3n(file: GGUFFile, layers: int) -> dict[str, Any]:
 def _gemma_4(file: GGUFFile, layers: int, common: dict[str, Any]) -> dict[str, Any]:
     meta, types = file.metadata, common.get("layer_types")
     if types is None:
-        raise _error(file, "gemma4.attention.sliding_window_pattern", f"must say of each of {layers} layers whether it "
-                                                                      "has a window")  # fmt: skip
+        raise _error(
+            file,
+            "gemma4.attention.sliding_window_pattern",
+            f"must say of each of {layers} layers whether it has a window",
+        )
     size, shared = meta.get("gemma4.attention.key_length"), common["num_kv_shared_layers"]
     window_size = meta.get("gemma4.attention.key_length_swa", size)
     if meta.get("gemma4.attention.value_length_swa", window_size) != window_size:
@@ -68,10 +74,13 @@ def _gemma_4(file: GGUFFile, layers: int, common: dict[str, Any]) -> dict[str, A
     if both == {True, False}:
         raise ModelError(f"{file.path}: attn_v is missing in some layers without a window, not in all; {_DAMAGED}")
     found = {
-        "head_dim": window_size, "global_head_dim": size, "num_key_value_heads": window,
-        "num_global_key_value_heads": full, "attention_k_eq_v": True in both,
+        "head_dim": window_size,
+        "global_head_dim": size,
+        "num_key_value_heads": window,
+        "num_global_key_value_heads": full,
+        "attention_k_eq_v": True in both,
         "use_double_wide_mlp": _is_double_wide(file, layers, own),
-    }  # fmt: skip
+    }
     if full != window and True not in both:
         raise _error(file, "gemma4.attention.head_count_kv", "must be one number where attn_v is in all layers")
     bases = {"full_attention": ("freq_base", 1e6), "sliding_attention": ("freq_base_swa", 1e4)}
@@ -97,8 +106,11 @@ def _is_double_wide(file: GGUFFile, layers: int, own: int) -> bool:
     widths = _by_layer(file, "feed_forward_length", layers).tolist()
     first, others = widths[0], set(widths[own:])
     if set(widths[:own]) != {first} or not (others <= {first} or others == {2 * first}):
-        raise _error(file, "gemma4.feed_forward_length", "may differ between layers with keys of their own and without "
-                                                         "alone, and be twice as much there")  # fmt: skip
+        raise _error(
+            file,
+            "gemma4.feed_forward_length",
+            "may differ between layers with keys of their own and without alone, and be twice as much there",
+        )
     return others == {2 * first}
 
 

@@ -114,12 +114,16 @@ RULES: dict[str, Rule] = {
     "superbpe": Rule((r"\p{N}+", _FROM_RIGHT)),
     "chameleon": Rule(
         (
-            r"<sentinel:[0-9]+>", r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", r"\p{N}",
-            r"[\p{P}!-/:-@\[-`{-~]", _GPT2,
+            r"<sentinel:[0-9]+>",
+            r"(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+            r"([\t\n]|    |  )",
+            r"\p{N}",
+            r"[\p{P}!-/:-@\[-`{-~]",
+            _GPT2,
         ),
         starts=True,
     ),
-}  # fmt: skip
+}
 # Names that llama.cpp knows and that are refused here: why.
 REFUSED = {
     "kimi-k2": "its files have no merges",

@@ -38,16 +38,29 @@ def tokenizer_json(meta: Mapping[str, Any], path: object) -> dict[str, Any]:
     else:
         raise ModelError(f"{path}: a vocabulary of kind {kind!r} is not supported (gpt2, llama and gemma4 are)")
     added = [
-        {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": types[i] != _USER_DEFINED}
+        {
+            "id": i,
+            "content": tokens[i],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": types[i] != _USER_DEFINED,
+        }
         for i in range(len(tokens))
         if types[i] in (_CONTROL, _USER_DEFINED) or (types[i] == _UNKNOWN and kind != "gpt2")
-    ]  # fmt: skip
+    ]
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
-        "normalizer": parts["normalizer"], "pre_tokenizer": parts["pre_tokenizer"],
-        "post_processor": _post_processor(meta, tokens), "decoder": parts["decoder"], "model": parts["model"],
-    }  # fmt: skip
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": parts["normalizer"],
+        "pre_tokenizer": parts["pre_tokenizer"],
+        "post_processor": _post_processor(meta, tokens),
+        "decoder": parts["decoder"],
+        "model": parts["model"],
+    }
 
 
 def tokenizer_config(meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,11 +72,16 @@ def tokenizer_config(meta: Mapping[str, Any]) -> dict[str, Any]:
         return tokens[i] if i is not None and i < len(tokens) else None
 
     return {
-        "bos_token": token("bos"), "eos_token": token("eos"),
-        "unk_token": token("unknown"), "pad_token": token("padding"),
-        "add_bos_token": _adds(meta, "bos"), "add_eos_token": _adds(meta, "eos"),
-        "model_max_length": 10**30, "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast",
-    }  # fmt: skip
+        "bos_token": token("bos"),
+        "eos_token": token("eos"),
+        "unk_token": token("unknown"),
+        "pad_token": token("padding"),
+        "add_bos_token": _adds(meta, "bos"),
+        "add_eos_token": _adds(meta, "eos"),
+        "model_max_length": 10**30,
+        "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
 
 
 def chat_templates(meta: Mapping[str, Any]) -> dict[str, str]:
@@ -96,17 +114,29 @@ def _post_processor(meta: Mapping[str, Any], tokens: list[str]) -> dict[str, Any
         return None
     one, other = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}
     single = [*around["bos"], one, *around["eos"]]
-    return {"type": "TemplateProcessing", "single": single, "pair": [*single, *around["bos"], other, *around["eos"]],
-            "special_tokens": special}  # fmt: skip
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, *around["bos"], other, *around["eos"]],
+        "special_tokens": special,
+    }
 
 
 def _bpe(vocab: dict[str, int], merges: list[str] | list[list[str]], **options: Any) -> dict[str, Any]:
     # Merges may be "a b" or ["a", "b"]: the first is read faster, the second allows spaces in pieces.
     return {
-        "type": "BPE", "dropout": None, "unk_token": None,
-        "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
-        "byte_fallback": False, "ignore_merges": False, **options, "vocab": vocab, "merges": merges,
-    }  # fmt: skip
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        **options,
+        "vocab": vocab,
+        "merges": merges,
+    }
 
 
 def _byte_level(meta: Mapping[str, Any], tokens: list[str], path: object) -> dict[str, Any]:
@@ -139,10 +169,13 @@ def _characters(meta: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
         "pre_tokenizer": lines,
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}]},
         "model": _bpe(
-            vocab, meta.get("tokenizer.ggml.merges") or [], unk_token=unknown, fuse_unk=True,
+            vocab,
+            meta.get("tokenizer.ggml.merges") or [],
+            unk_token=unknown,
+            fuse_unk=True,
             byte_fallback=True,
         ),
-    }  # fmt: skip
+    }
 
 
 def _sentencepiece(meta: Mapping[str, Any], tokens: list[str], types: list[int], path: object) -> dict[str, Any]:
@@ -176,4 +209,4 @@ def _sentencepiece(meta: Mapping[str, Any], tokens: list[str], types: list[int],
         "pre_tokenizer": None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": _bpe(vocab, merges, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True),
-    }  # fmt: skip
+    }

@@ -98,15 +98,21 @@ MODELS = {
 }
 # Those whose tokens of images have three positions.
 M_ROPE = {
-    "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
-}  # fmt: skip
+}
 # Those that read images, where the checkpoint has a tower for them.
 IMAGE_READERS = M_ROPE | {
-    "LlavaForConditionalGeneration", "Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration",
-    "LlavaNextForConditionalGeneration", "LlavaOnevisionForConditionalGeneration",
-    "Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration",
-}  # fmt: skip
+    "LlavaForConditionalGeneration",
+    "Idefics3ForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+}
 # Those whose image tokens see each other in both directions.
 SEES_IMAGES_WHOLE = {"Gemma3ForConditionalGeneration"}
 # Those that read whole texts, to both sides, and cannot write any.

@@ -5,9 +5,17 @@ ONLINE = ("none", "int8")
 GPU_ONLINE = ("int8", "fp8")  # with activations of 8 bits, too
 # Formats of checkpoints, by vLLM's names: they state what the files are found to be anyway.
 STORED = (
-    "awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "modelopt_fp4", "mxfp4", "bitsandbytes",
+    "awq",
+    "gptq",
+    "compressed-tensors",
+    "fp8",
+    "fbgemm_fp8",
+    "modelopt",
+    "modelopt_fp4",
+    "mxfp4",
+    "bitsandbytes",
     "gguf",
-)  # fmt: skip
+)
 # Names that choose one of vLLM's kernels for a format.
 ALIASES = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
 QUANTIZATIONS = (*ONLINE, *STORED, *ALIASES)

@@ -11,21 +11,36 @@ from octavo.interface.config_checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fie
 from octavo.interface.vision_config import MAX_SIDE
 
 _COMMON: dict[str, Any] = {
-    "depth": 32, "num_heads": 16, "in_channels": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    "depth": 32,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
     "out_hidden_size": 3584,
-}  # fmt: skip
+}
 # What config.json means by leaving a field out, by the tower's model_type without "_vision".
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_vl": _COMMON | {"embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "hidden_act": "quick_gelu"},
-    "qwen2_5_vl": _COMMON | {
-        "hidden_size": 3584, "intermediate_size": 3420, "hidden_act": "silu", "window_size": 112,
+    "qwen2_5_vl": _COMMON
+    | {
+        "hidden_size": 3584,
+        "intermediate_size": 3420,
+        "hidden_act": "silu",
+        "window_size": 112,
         "fullatt_block_indexes": [7, 15, 23, 31],
     },
-    "qwen3_vl": _COMMON | {
-        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "hidden_act": "gelu_pytorch_tanh",
-        "patch_size": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24],
+    "qwen3_vl": _COMMON
+    | {
+        "depth": 27,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "hidden_act": "gelu_pytorch_tanh",
+        "patch_size": 16,
+        "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [8, 16, 24],
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -70,10 +85,17 @@ def qwen_vision_config(hf_config: Mapping[str, Any], source: str, kind: str) -> 
     rope = fields.table("rope_parameters") or {}
     theta = fields.inner("rope_parameters", rope).number("rope_theta", 0, 1e9, above=True)
     common = QwenVisionConfig(
-        width, _inner(fields, kind, width), layers, heads, fields.integer("in_channels", 1, 4), patch,
-        fields.integer("temporal_patch_size", 1, 16), merge, fields.config["hidden_act"],
+        width,
+        _inner(fields, kind, width),
+        layers,
+        heads,
+        fields.integer("in_channels", 1, 4),
+        patch,
+        fields.integer("temporal_patch_size", 1, 16),
+        merge,
+        fields.config["hidden_act"],
         10000.0 if theta is None else theta,
-    )  # fmt: skip
+    )
     more: dict[str, Any] = {}
     if kind == "qwen2_5_vl":
         pixels = fields.integer("window_size", 1, MAX_SIDE)

@@ -16,15 +16,39 @@ from octavo.interface.schema_shapes import check_shapes
 
 # Those of which a grammar cannot keep account. What a keyword with one of these values says holds always.
 _UNHELD: dict[str, tuple[Any, ...]] = {
-    "not": (False,), "if": (), "then": (), "else": (), "dependentRequired": ({},), "dependentSchemas": ({},),
-    "dependencies": ({},), "propertyNames": (True, {}), "contains": (), "minContains": (), "maxContains": (),
-    "uniqueItems": (False,), "unevaluatedProperties": (True, {}), "unevaluatedItems": (True, {}),
-    "$dynamicRef": (), "$recursiveRef": (),
-}  # fmt: skip
+    "not": (False,),
+    "if": (),
+    "then": (),
+    "else": (),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+    "propertyNames": (True, {}),
+    "contains": (),
+    "minContains": (),
+    "maxContains": (),
+    "uniqueItems": (False,),
+    "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+}
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
-_FORMATS = frozenset({
-    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown",
-})  # fmt: skip
+_FORMATS = frozenset(
+    {
+        "date-time",
+        "time",
+        "date",
+        "duration",
+        "email",
+        "hostname",
+        "ipv4",
+        "ipv6",
+        "uuid",
+        "uri",
+        "unknown",
+    }
+)
 _OTHERS = ("allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "dependentSchemas")  # what may evaluate items
 
 

@@ -12,10 +12,22 @@ from octavo.interface.json_schema import Schema, Steps, at_pointer, mapped
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _NAMES = ("$anchor", "$dynamicAnchor", "$recursiveAnchor")
 # Keywords that are left out, renamed or said in others where a grammar does not hold them (see `schema_keywords`).
-_UNSTABLE = frozenset({
-    "not", "if", "then", "else", "dependentSchemas", "dependencies", "propertyNames", "contains", "patternProperties",
-    "additionalProperties", "unevaluatedProperties", "unevaluatedItems",
-})  # fmt: skip
+_UNSTABLE = frozenset(
+    {
+        "not",
+        "if",
+        "then",
+        "else",
+        "dependentSchemas",
+        "dependencies",
+        "propertyNames",
+        "contains",
+        "patternProperties",
+        "additionalProperties",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+    }
+)
 
 
 def resolved(schema: Schema) -> Schema:

@@ -18,20 +18,37 @@ IDEFICS3_TOWERS = ("idefics3_vision", "idefics3", "smolvlm_vision", "smolvlm")
 PIXTRAL_TOWERS = ("pixtral",)
 
 _CLIP: dict[str, Any] = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "image_size": 224, "patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu",
-}  # fmt: skip
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "layer_norm_eps": 1e-5,
+    "hidden_act": "quick_gelu",
+}
 _SIGLIP = _CLIP | {"patch_size": 16, "layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
 _IDEFICS3 = _SIGLIP | {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 _PIXTRAL: dict[str, Any] = {
-    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
-    "image_size": 1024, "patch_size": 16, "hidden_act": "gelu", "rope_theta": 10000.0,
-}  # fmt: skip
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 1024,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+    "rope_theta": 10000.0,
+}
 # What config.json means by leaving a field out, by the tower's model_type.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "clip_vision_model": _CLIP, "siglip_vision_model": _SIGLIP, "idefics3_vision": _IDEFICS3,
-    "idefics3": _IDEFICS3, "smolvlm_vision": _IDEFICS3, "smolvlm": _IDEFICS3, "pixtral": _PIXTRAL,
-}  # fmt: skip
+    "clip_vision_model": _CLIP,
+    "siglip_vision_model": _SIGLIP,
+    "idefics3_vision": _IDEFICS3,
+    "idefics3": _IDEFICS3,
+    "smolvlm_vision": _IDEFICS3,
+    "smolvlm": _IDEFICS3,
+    "pixtral": _PIXTRAL,
+}
 
 
 @dataclass(frozen=True)
@@ -91,10 +108,18 @@ def vision_config(hf_config: Mapping[str, Any], source: str, kinds: tuple[str, .
     if patch > size:
         raise fields.error(f"vision_config.patch_size ({patch}) must be at most its image_size ({size})")
     return VisionConfig(
-        table, kind, width, fields.integer("intermediate_size", 1, 4 * MAX_WIDTH),
-        fields.integer("num_hidden_layers", 1, MAX_LAYERS), heads, fields.integer("num_channels", 1, 4), patch, size,
-        table.get("layer_norm_eps", 1e-5), table["hidden_act"],
-    )  # fmt: skip
+        table,
+        kind,
+        width,
+        fields.integer("intermediate_size", 1, 4 * MAX_WIDTH),
+        fields.integer("num_hidden_layers", 1, MAX_LAYERS),
+        heads,
+        fields.integer("num_channels", 1, 4),
+        patch,
+        size,
+        table.get("layer_norm_eps", 1e-5),
+        table["hidden_act"],
+    )
 
 
 def feature_layers(

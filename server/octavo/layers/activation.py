@@ -12,9 +12,13 @@ from octavo.errors import ModelError
 
 # config.json's names -> those of `octavo_kernels.activate`.
 _KINDS = {
-    "relu": "relu", "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
-}  # fmt: skip
+}
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:

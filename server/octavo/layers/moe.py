@@ -103,9 +103,16 @@ class FusedMoE(nn.Module):
         how, gate = self.routing, self.gate
         correction, scales = gate.e_score_correction_bias, gate.per_expert_scale
         return octavo_kernels.topk_route(
-            gate(x), how.top_k, how.kind, correction, how.groups, how.renormalise, how.scale, scales,
+            gate(x),
+            how.top_k,
+            how.kind,
+            correction,
+            how.groups,
+            how.renormalise,
+            how.scale,
+            scales,
             self.experts.first,
-        )  # fmt: skip
+        )
 
 
 def expert_settings(num_experts: int, hidden_size: int, inner_size: int, act: str) -> ExpertSettings:

@@ -159,9 +159,12 @@ def _factors(config: dict[str, Any], path: Path, max_rank: int) -> AdapterConfig
         ):
             raise ModelError(f"{path}: alpha_pattern {short(pattern)} is not a name or a simple pattern")
     return AdapterConfig(
-        config["r"], float(alpha), bool(config.get("use_rslora")), frozenset(ranks.values()),
+        config["r"],
+        float(alpha),
+        bool(config.get("use_rslora")),
+        frozenset(ranks.values()),
         {pattern: float(number) for pattern, number in alphas.items()},
-    )  # fmt: skip
+    )
 
 
 def _compiles(pattern: str) -> bool:

@@ -64,9 +64,7 @@ def prefill_sizes(config: EngineConfig) -> list[int]:
     return [size for size in PREFILL_SIZES if size <= most]
 
 
-def result_bytes(
-    config: EngineConfig, sizes: list[int], prefills: list[int], drafter: Sequence[int] = ()
-) -> int:  # fmt: skip
+def result_bytes(config: EngineConfig, sizes: list[int], prefills: list[int], drafter: Sequence[int] = ()) -> int:
     """What captured graphs of those sizes keep: the driver's part, and the results of each. ``drafter``: sizes of a
     drafter's."""
     model = config.model

@@ -78,9 +78,12 @@ class MemoryLedger:
         """The same for a KV cache of so many blocks, which other ranks have room for too."""
         kv_cache, most = self.kv_cache - (self.num_blocks - num_blocks) * self.block_bytes, self.prefix_cache_blocks
         return replace(
-            self, num_blocks=num_blocks, max_model_len=max_model_len, kv_cache=kv_cache,
+            self,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            kv_cache=kv_cache,
             prefix_cache_blocks=None if most is None else min(prefix_cache_blocks, num_blocks - 1),
-        )  # fmt: skip
+        )
 
     def shares(self) -> dict[str, int]:
         """``total``, in bytes, by what it is for; "unused" is what the rest leaves."""
@@ -293,10 +296,20 @@ def plan_memory(
     adapters = slot_bytes(config) if adapters is None else adapters
     in_use = device.in_use + device.communication + weights + adapters
     return plan_device_memory(
-        config.cache, layout, weights, *asked, device_total=device.total, in_use=in_use,
-        activations=activations, graphs=graphs, histories=histories, communication=device.communication,
-        adapters=adapters, encoder=images[0], encoder_cache=images[1],
-    )  # fmt: skip
+        config.cache,
+        layout,
+        weights,
+        *asked,
+        device_total=device.total,
+        in_use=in_use,
+        activations=activations,
+        graphs=graphs,
+        histories=histories,
+        communication=device.communication,
+        adapters=adapters,
+        encoder=images[0],
+        encoder_cache=images[1],
+    )
 
 
 def adapter_bytes(config: EngineConfig) -> int:
@@ -349,10 +362,15 @@ def device_communication_bytes(parallel: ParallelConfig) -> int:
 def plan_without_cache(cache: CacheConfig, weights: int, max_model_len: int, total: int) -> MemoryLedger:
     """The ledger of an encoder, which has no KV cache, on a device with ``total`` bytes."""
     return MemoryLedger(
-        total=total, weights=weights, kv_cache=0, num_blocks=1, block_bytes=0, max_model_len=max_model_len,
+        total=total,
+        weights=weights,
+        kv_cache=0,
+        num_blocks=1,
+        block_bytes=0,
+        max_model_len=max_model_len,
         layout=make_layout([], max_model_len, cache.block_size, 0, grouped=False),
         parts=(("left free", total - int(total * cache.gpu_memory_utilization)),),
-    )  # fmt: skip
+    )
 
 
 def plan_cpu_memory(
@@ -380,8 +398,11 @@ def plan_cpu_memory(
     )
     left = total - int(total * cache.gpu_memory_utilization)
     further = (
-        ("communication", communication), ("adapters", adapters), ("encoder", encoder), ("encoder cache", encoder_cache)
-    )  # fmt: skip
+        ("communication", communication),
+        ("adapters", adapters),
+        ("encoder", encoder),
+        ("encoder cache", encoder_cache),
+    )
     parts = (("process", PROCESS_BYTES), *((name, size) for name, size in further if size), ("left free", left))
     ledger = _plan(cache, layout, weights, max_model_len, fit_max_model_len, total, room, hint, parts)
     if cache.kv_cache_memory_bytes is None and cache.num_gpu_blocks_override is None and cache.enable_prefix_caching:
@@ -487,6 +508,12 @@ def _plan(
             f"enlarge the cache: --kv-cache-memory-bytes {(needed + 1) * block_bytes}{hint}",
         )
     return MemoryLedger(
-        total=total, weights=weights, kv_cache=(usable + 1) * block_bytes, num_blocks=usable + 1,
-        block_bytes=block_bytes, max_model_len=max_model_len, layout=layout, parts=parts,
-    )  # fmt: skip
+        total=total,
+        weights=weights,
+        kv_cache=(usable + 1) * block_bytes,
+        num_blocks=usable + 1,
+        block_bytes=block_bytes,
+        max_model_len=max_model_len,
+        layout=layout,
+        parts=parts,
+    )

@@ -72,8 +72,10 @@ class Plan:
                 return "experts of several engines do not go with tensor or pipeline parallelism yet"
             return None
         kinds = {
-            "pipeline": self.stages > 1, "expert": deals_experts and self.num_devices > 1, "data": self.num_engines > 1,
-        }  # fmt: skip
+            "pipeline": self.stages > 1,
+            "expert": deals_experts and self.num_devices > 1,
+            "data": self.num_engines > 1,
+        }
         kind = next((kind for kind, is_asked in kinds.items() if is_asked), None)
         return f"{kind} parallelism is not there yet on GPUs" if kind else None
 
@@ -209,6 +211,12 @@ def _ledger(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> 
         ledger = plan_memory(config, layout, memory.weights, device, stage=memory.stage)
         return replace(ledger, drafter=memory.drafter)
     return plan_memory(
-        config, layout, memory.weights, device, activations=step_bytes(config), graphs=graph_bytes(config),
-        histories=history_bytes(config), stage=memory.stage,
-    )  # fmt: skip
+        config,
+        layout,
+        memory.weights,
+        device,
+        activations=step_bytes(config),
+        graphs=graph_bytes(config),
+        histories=history_bytes(config),
+        stage=memory.stage,
+    )

@@ -48,10 +48,15 @@ class LoadLog:
         logger.info(
             "prompt %.1f tokens/s, generation %.1f tokens/s; running %d, waiting %d; KV cache %.1f %% used, "
             "prefix cache hits %.1f %%, preemptions %d%s",
-            self._prompt_tokens / seconds, self._generation_tokens / seconds, last.num_running_reqs,
-            last.num_waiting_reqs, 100 * last.kv_cache_usage, 100 * hit_rate, self._preemptions,
+            self._prompt_tokens / seconds,
+            self._generation_tokens / seconds,
+            last.num_running_reqs,
+            last.num_waiting_reqs,
+            100 * last.kv_cache_usage,
+            100 * hit_rate,
+            self._preemptions,
             _drafts_line(self._spec_decode),
-        )  # fmt: skip
+        )
         self._timer = None
 
     def close(self) -> None:

@@ -33,16 +33,73 @@ SPEC_DECODE_COUNTERS = {  # by their names in `SpecDecodeStats`
 REJECTED_QUEUE_FULL = "max_num_queued_reqs"
 
 _REQUEST_SECONDS = (
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-    1920.0, 7680.0,
-)  # fmt: skip
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    50.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+    1920.0,
+    7680.0,
+)
 _TOKEN_SECONDS = (
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-)  # fmt: skip
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+)
 _FIRST_TOKEN_SECONDS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
-    640.0, 2560.0,
-)  # fmt: skip
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    640.0,
+    2560.0,
+)
 _STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -105,9 +162,11 @@ class EngineMetrics:
         )
         self._success = {r: success.labels(**self._labels, finished_reason=r) for r in FINISH_REASONS}
         self._rejections = Counter(
-            "vllm:admission_rejections", "Number of requests rejected by a queue limit", ("model_name", "reason"),
+            "vllm:admission_rejections",
+            "Number of requests rejected by a queue limit",
+            ("model_name", "reason"),
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._rejections.labels(model_name=model_name, reason=REJECTED_QUEUE_FULL)
 
         self._spec_decode: dict[str, Counter] = {}
@@ -121,8 +180,9 @@ class EngineMetrics:
             self._adapters = Gauge(
                 "vllm:lora_requests_info",
                 "LoRA adapters with running and with waiting sequences, separated by commas; the time of the change",
-                ("max_lora", "running_lora_adapters", "waiting_lora_adapters"), registry=self.registry,
-            )  # fmt: skip
+                ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+                registry=self.registry,
+            )
             self._record_adapters([], [])
 
         # Histograms.
@@ -434,20 +494,46 @@ class HttpMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
-            "http_requests", "Number of requests by route, method and status class", ("handler", "method", "status"),
+            "http_requests",
+            "Number of requests by route, method and status class",
+            ("handler", "method", "status"),
             registry=registry,
-        )  # fmt: skip
+        )
         self._seconds = LabelledHistogram(
-            "http_request_duration_seconds", "Request duration in seconds by route", ("handler", "method"),
-            buckets=(0.1, 0.5, 1.0), registry=registry,
-        )  # fmt: skip
+            "http_request_duration_seconds",
+            "Request duration in seconds by route",
+            ("handler", "method"),
+            buckets=(0.1, 0.5, 1.0),
+            registry=registry,
+        )
         self._seconds_fine = LabelledHistogram(
-            "http_request_duration_highr_seconds", "Request duration in seconds, all routes, in fine buckets",
+            "http_request_duration_highr_seconds",
+            "Request duration in seconds, all routes, in fine buckets",
             buckets=(
-                0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60,
+                0.01,
+                0.025,
+                0.05,
+                0.075,
+                0.1,
+                0.25,
+                0.5,
+                0.75,
+                1,
+                1.5,
+                2,
+                2.5,
+                3,
+                3.5,
+                4,
+                4.5,
+                5,
+                7.5,
+                10,
+                30,
+                60,
             ),
             registry=registry,
-        )  # fmt: skip
+        )
         self._request_bytes = Summary(
             "http_request_size_bytes", "Request body size in bytes by route", ("handler",), registry=registry
         )

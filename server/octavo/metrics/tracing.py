@@ -64,9 +64,12 @@ class Tracer:
 
     def _send(self, request: FinishedRequest, context: Any) -> None:
         span = self._tracer.start_span(
-            "llm_request", context=context, kind=self._server_kind, start_time=_nanoseconds(request.arrival_time),
+            "llm_request",
+            context=context,
+            kind=self._server_kind,
+            start_time=_nanoseconds(request.arrival_time),
             attributes={name: value for name, value in self._attributes(request).items() if value is not None},
-        )  # fmt: skip
+        )
         if request.error is not None:
             span.set_status(self._failed)
             span.set_attribute("error.message", request.error)

@@ -24,8 +24,9 @@ class GteModel(RotaryBertModel):
     """See the module."""
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "qkv_proj": ["qkv_proj"] * 3, "gate_up_proj": ["gate_up_proj"] * 2,
-    }  # fmt: skip
+        "qkv_proj": ["qkv_proj"] * 3,
+        "gate_up_proj": ["gate_up_proj"] * 2,
+    }
     checkpoint_names: ClassVar[Names] = [*_NAMES, *RotaryBertModel.checkpoint_names]
 
     def create_layer(self, rotary: RotaryEmbedding | None) -> PostNormEncoderLayer:

@@ -54,8 +54,9 @@ class ModernBertModel(Encoder):
     text: ModernBertConfig
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "qkv_proj": ["qkv_proj"] * 3, "gate_up_proj": ["gate_up_proj"] * 2,
-    }  # fmt: skip
+        "qkv_proj": ["qkv_proj"] * 3,
+        "gate_up_proj": ["gate_up_proj"] * 2,
+    }
     checkpoint_names: ClassVar[Names] = [(r"^(head|decoder)\.", None), *_NAMES]
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:

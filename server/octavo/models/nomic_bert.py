@@ -40,8 +40,9 @@ class NomicBertModel(RotaryBertModel):
     """See the module."""
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        "qkv_proj": ["qkv_proj"] * 3, "gate_up_proj": ["gate_proj", "up_proj"],
-    }  # fmt: skip
+        "qkv_proj": ["qkv_proj"] * 3,
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
     checkpoint_names: ClassVar[Names] = [*_NAMES, *BertModel.checkpoint_names]
 
     def create_layer(self, rotary: RotaryEmbedding | None) -> PostNormEncoderLayer:

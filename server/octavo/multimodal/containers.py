@@ -19,9 +19,22 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # within compressed data: th
 _COLOURS: dict[int, Literal["RGB", "RGBA", ""]] = {2: "RGB", 6: "RGBA"}
 # Chunks of a PNG that change no pixel as Pillow reads them, and of text those that say how it is turned. Text that is
 # compressed is Pillow's, which bounds what comes of it.
-_PLAIN = frozenset({
-    b"IHDR", b"IDAT", b"IEND", b"bKGD", b"cHRM", b"gAMA", b"iCCP", b"pHYs", b"sBIT", b"sRGB", b"tEXt", b"tIME",
-})  # fmt: skip
+_PLAIN = frozenset(
+    {
+        b"IHDR",
+        b"IDAT",
+        b"IEND",
+        b"bKGD",
+        b"cHRM",
+        b"gAMA",
+        b"iCCP",
+        b"pHYs",
+        b"sBIT",
+        b"sRGB",
+        b"tEXt",
+        b"tIME",
+    }
+)
 _TURNED = (b"tEXtRaw profile type exif\0", b"tEXtXML:com.adobe.xmp\0")
 
 
@@ -150,5 +163,9 @@ def _jpeg(data: bytes) -> Outline:
 
 
 _READERS = (
-    (b"\x89PNG\r\n\x1a\n", _png), (b"\xff\xd8\xff", _jpeg), (b"RIFF", _webp), (b"GIF87a", _gif), (b"GIF89a", _gif),
-)  # fmt: skip
+    (b"\x89PNG\r\n\x1a\n", _png),
+    (b"\xff\xd8\xff", _jpeg),
+    (b"RIFF", _webp),
+    (b"GIF87a", _gif),
+    (b"GIF89a", _gif),
+)

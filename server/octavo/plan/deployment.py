@@ -18,9 +18,19 @@ from octavo.memory.plan import Plan
 
 # Fields of EngineArgs that are fields of the kind, or that the operator sets.
 _OWN = {
-    "model", "revision", "dtype", "quantization", "max_model_len", "max_num_seqs", "gpu_memory_utilization",
-    "enable_prefix_caching", "device", "tokenizer", "download_dir", "load_format",
-}  # fmt: skip
+    "model",
+    "revision",
+    "dtype",
+    "quantization",
+    "max_model_len",
+    "max_num_seqs",
+    "gpu_memory_utilization",
+    "enable_prefix_caching",
+    "device",
+    "tokenizer",
+    "download_dir",
+    "load_format",
+}
 # Of ServerArgs: fields that the operator sets, or that are a Secret's.
 _OF_OPERATOR = ("host", "port", "uds", "management_host", "management_port", "api_key", "shutdown_timeout")
 HOST_BYTES = 4 * GIB  # beside a GPU: libraries, and what passes through on its way there
@@ -37,8 +47,9 @@ def deployment(plan: Plan, args: EngineArgs, cpus: int, server: Any = None) -> d
         )
     config = plan.config
     engine: dict[str, Any] = {
-        "maxModelLen": config.scheduler.max_model_len, "maxNumSeqs": config.scheduler.max_num_seqs,
-    }  # fmt: skip
+        "maxModelLen": config.scheduler.max_model_len,
+        "maxNumSeqs": config.scheduler.max_num_seqs,
+    }
     if args.dtype != "auto":
         engine["dtype"] = {"half": "float16", "float": "float32"}.get(args.dtype, args.dtype)
     if args.quantization is not None:
@@ -67,8 +78,11 @@ def deployment(plan: Plan, args: EngineArgs, cpus: int, server: Any = None) -> d
         spec["resources"] = {"requests": {"cpu": str(min(cpus, 4)), "memory": host}, "limits": {"memory": host}}
     name = _name(args.model or "")
     return {
-        "apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name}, "spec": spec,
-    }  # fmt: skip
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def as_yaml(value: Any, indent: int = 0) -> str:

@@ -98,11 +98,20 @@ def _headers(files: ModelFiles) -> Iterator[Any]:
 
 def _way_to_run(config: EngineConfig, ranks: int, stage: Stage) -> str:
     parallel = config.parallel
-    return json.dumps([
-        config.device, config.load_format, config.attention_backend, config.cache.kv_cache_dtype,
-        config.cache.block_size, parallel.enable_expert_parallel, parallel.data_parallel_size,
-        [model.max_model_len for model in _models(config)], ranks, asdict(stage),
-    ])  # fmt: skip
+    return json.dumps(
+        [
+            config.device,
+            config.load_format,
+            config.attention_backend,
+            config.cache.kv_cache_dtype,
+            config.cache.block_size,
+            parallel.enable_expert_parallel,
+            parallel.data_parallel_size,
+            [model.max_model_len for model in _models(config)],
+            ranks,
+            asdict(stage),
+        ]
+    )
 
 
 def _digest(value: Any) -> str:

@@ -28,9 +28,10 @@ from octavo.system.file_reading import read_json
 
 # Architectures that others are planned as, by a field that config.json then has.
 _PLANNED_AS = {
-    "kv_lora_rank": "DeepseekV3ForCausalLM", "moe_intermediate_size": "Qwen3MoeForCausalLM",
+    "kv_lora_rank": "DeepseekV3ForCausalLM",
+    "moe_intermediate_size": "Qwen3MoeForCausalLM",
     "num_local_experts": "MixtralForCausalLM",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,13 @@ def _files(args: EngineArgs, scratch: Path) -> ModelFiles:
 def _resolved(args: EngineArgs, need_weights: bool) -> ModelFiles:
     fetched = bool(args.model) and "://" in str(args.model)
     return resolve_model(
-        args.model, revision=args.revision, download_dir=args.download_dir, progress=False, need_weights=need_weights,
+        args.model,
+        revision=args.revision,
+        download_dir=args.download_dir,
+        progress=False,
+        need_weights=need_weights,
         any_architecture=not fetched,
-    )  # fmt: skip
+    )
 
 
 def _on_hub(model: str, args: EngineArgs) -> tuple[str, str | None] | None:

@@ -33,8 +33,10 @@ class Cost:
         """As `octavo plan --json` has it."""
         million = None if self.per_million is None else round(self.per_million, 4)
         return {
-            "per_hour": round(self.per_hour, 4), "per_million_output_tokens": million, "currency": self.currency,
-        }  # fmt: skip
+            "per_hour": round(self.per_hour, 4),
+            "per_million_output_tokens": million,
+            "currency": self.currency,
+        }
 
 
 def read_price(path: str, device: str) -> Price:

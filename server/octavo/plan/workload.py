@@ -39,12 +39,17 @@ class Outlook:
     def as_json(self, speed: Speed) -> dict[str, Any]:
         """Seconds as milliseconds."""
         return {
-            "users": round(self.users, 1), "capacity": self.capacity, "mean_capacity": self.mean_capacity,
-            "ttft_ms": round(self.ttft * 1e3, 1), "itl_ms": round(self.itl * 1e3, 2),
-            "tokens_per_second": round(self.tokens_per_second, 1), "calibrated": speed.calibrated,
+            "users": round(self.users, 1),
+            "capacity": self.capacity,
+            "mean_capacity": self.mean_capacity,
+            "ttft_ms": round(self.ttft * 1e3, 1),
+            "itl_ms": round(self.itl * 1e3, 2),
+            "tokens_per_second": round(self.tokens_per_second, 1),
+            "calibrated": speed.calibrated,
             "calibration": speed.source or None,
-            "max_num_seqs": self.max_num_seqs, "problems": list(self.problems),
-        }  # fmt: skip
+            "max_num_seqs": self.max_num_seqs,
+            "problems": list(self.problems),
+        }
 
 
 def outlook(plan: Plan, work: Workload, speed: Speed) -> Outlook:

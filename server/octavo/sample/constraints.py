@@ -37,9 +37,19 @@ def gather_constraints(metadata: SamplingMetadata) -> Constraints | None:
         frequency.index_copy_(0, p.rows, p.frequency[:, 0])
         presence.index_copy_(0, p.rows, p.presence[:, 0])
     return Constraints(
-        bitmask, bitmask_index, start, ids, values, m.pool.seen, seen_index, m.pool.counts, counts_index,
-        repetition, frequency, presence,
-    )  # fmt: skip
+        bitmask,
+        bitmask_index,
+        start,
+        ids,
+        values,
+        m.pool.seen,
+        seen_index,
+        m.pool.counts,
+        counts_index,
+        repetition,
+        frequency,
+        presence,
+    )
 
 
 def _bitmasks(m: SamplingMetadata, device: torch.device) -> tuple[Tensor, Tensor]:

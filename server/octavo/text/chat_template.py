@@ -69,9 +69,11 @@ def render(
         _mark_end(chat)
     values = {
         **{name: _plain(value) for name, value in variables.items()},
-        "messages": chat, "tools": _plain(tools), "documents": _plain(documents),
+        "messages": chat,
+        "tools": _plain(tools),
+        "documents": _plain(documents),
         "add_generation_prompt": add_generation_prompt,
-    }  # fmt: skip
+    }
     given = given_meter()
     meter = given or Meter(lambda: weight_of(values, sys.maxsize))
     try:

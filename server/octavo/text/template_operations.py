@@ -26,9 +26,13 @@ _REPR_GROWTH = 12  # \ud83d\ude00 of one character
 _ESCAPE_GROWTH = 6
 _LINEAR_CODECS = {"utf-8", "utf8", "ascii", "latin-1", "latin1"}
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "**": operator.pow,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "**": operator.pow,
     "%": operator.mod,
-}  # fmt: skip
+}
 
 
 def arithmetic(meter: Meter, sign: str, left: Any, right: Any) -> Any:
@@ -170,12 +174,30 @@ def _quadratic(meter: Meter, owner: Any, *args: Any, **named: Any) -> int:
 
 
 _METHODS: dict[str, Callable[..., int]] = {
-    "center": _padded, "ljust": _padded, "rjust": _padded, "zfill": _padded, "expandtabs": _tabs,
-    "replace": _replaced, "join": _joined, "translate": _translated, "split": _parted, "rsplit": _parted,
-    "splitlines": _in_lines, "encode": _coded, "decode": _coded, "upper": _tripled, "lower": _tripled,
-    "title": _tripled, "capitalize": _tripled, "swapcase": _tripled, "casefold": _tripled, "unescape": _quadratic,
-    "striptags": _quadratic, "escape": _tripled, "hex": _tripled,
-}  # fmt: skip
+    "center": _padded,
+    "ljust": _padded,
+    "rjust": _padded,
+    "zfill": _padded,
+    "expandtabs": _tabs,
+    "replace": _replaced,
+    "join": _joined,
+    "translate": _translated,
+    "split": _parted,
+    "rsplit": _parted,
+    "splitlines": _in_lines,
+    "encode": _coded,
+    "decode": _coded,
+    "upper": _tripled,
+    "lower": _tripled,
+    "title": _tripled,
+    "capitalize": _tripled,
+    "swapcase": _tripled,
+    "casefold": _tripled,
+    "unescape": _quadratic,
+    "striptags": _quadratic,
+    "escape": _tripled,
+    "hex": _tripled,
+}
 
 
 def _items(meter: Meter, values: Any) -> Any:
@@ -224,9 +246,13 @@ def _filter_format(meter: Meter, value: Any, *args: Any, **named: Any) -> None:
 
 
 def _filter_json(
-    meter: Meter, value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None,
+    meter: Meter,
+    value: Any,
+    ensure_ascii: Any = False,
+    indent: Any = None,
+    separators: Any = None,
     sort_keys: Any = False,
-) -> None:  # fmt: skip
+) -> None:
     weight = meter.weigh(value)
     between = meter.weigh(separators) if separators is not None else 0
     deepest = 1000 * (_number(indent) if not isinstance(indent, str) else len(indent))
@@ -317,18 +343,52 @@ def _filter_map(meter: Meter, value: Any, *args: Any, **named: Any) -> None:
 
 
 FILTERS: dict[str, Callable[..., None]] = {
-    "attr": _filter_attr, "batch": _filter_batch, "capitalize": _filter_text, "center": _filter_center,
-    "dictsort": _filter_sort, "e": _filter_escape, "escape": _filter_escape, "filesizeformat": _filter_text,
-    "float": _filter_text, "forceescape": _filter_escape, "format": _filter_format, "groupby": _filter_sort,
-    "indent": _filter_indent, "int": _filter_text, "join": _filter_join, "list": _filter_list, "lower": _filter_text,
-    "map": _filter_map, "max": _filter_sort, "min": _filter_sort, "pprint": _filter_pprint, "reject": _filter_map,
-    "rejectattr": _filter_map, "replace": _filter_replace, "round": _filter_round, "safe": _filter_text,
-    "select": _filter_map, "selectattr": _filter_map, "slice": _filter_slice, "sort": _filter_sort,
-    "string": _filter_text, "striptags": _filter_slowly, "sum": _filter_sum, "title": _filter_words,
-    "tojson": _filter_json, "trim": _filter_text, "truncate": _filter_text, "unique": _filter_sort,
-    "upper": _filter_text, "urlencode": _filter_url, "urlize": _filter_slowly, "wordcount": _filter_words,
-    "wordwrap": _filter_slowly, "xmlattr": _filter_escape, "reverse": _filter_list,
-}  # fmt: skip
+    "attr": _filter_attr,
+    "batch": _filter_batch,
+    "capitalize": _filter_text,
+    "center": _filter_center,
+    "dictsort": _filter_sort,
+    "e": _filter_escape,
+    "escape": _filter_escape,
+    "filesizeformat": _filter_text,
+    "float": _filter_text,
+    "forceescape": _filter_escape,
+    "format": _filter_format,
+    "groupby": _filter_sort,
+    "indent": _filter_indent,
+    "int": _filter_text,
+    "join": _filter_join,
+    "list": _filter_list,
+    "lower": _filter_text,
+    "map": _filter_map,
+    "max": _filter_sort,
+    "min": _filter_sort,
+    "pprint": _filter_pprint,
+    "reject": _filter_map,
+    "rejectattr": _filter_map,
+    "replace": _filter_replace,
+    "round": _filter_round,
+    "safe": _filter_text,
+    "select": _filter_map,
+    "selectattr": _filter_map,
+    "slice": _filter_slice,
+    "sort": _filter_sort,
+    "string": _filter_text,
+    "striptags": _filter_slowly,
+    "sum": _filter_sum,
+    "title": _filter_words,
+    "tojson": _filter_json,
+    "trim": _filter_text,
+    "truncate": _filter_text,
+    "unique": _filter_sort,
+    "upper": _filter_text,
+    "urlencode": _filter_url,
+    "urlize": _filter_slowly,
+    "wordcount": _filter_words,
+    "wordwrap": _filter_slowly,
+    "xmlattr": _filter_escape,
+    "reverse": _filter_list,
+}
 # These take all values before they give one, so an iterator's may be looked at first.
 _TAKE_ALL = frozenset({"join", "sort", "groupby", "sum", "min", "max", "unique"})
 # These give back what they were given, or a part of it.
@@ -375,10 +435,31 @@ def metered_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Tests that look into values; others ask for their type alone.
-TESTS = frozenset({
-    "odd", "even", "divisibleby", "lower", "upper", "in", "==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan",
-    ">=", "ge", "<", "lt", "lessthan", "<=", "le",
-})  # fmt: skip
+TESTS = frozenset(
+    {
+        "odd",
+        "even",
+        "divisibleby",
+        "lower",
+        "upper",
+        "in",
+        "==",
+        "eq",
+        "equalto",
+        "!=",
+        "ne",
+        ">",
+        "gt",
+        "greaterthan",
+        ">=",
+        "ge",
+        "<",
+        "lt",
+        "lessthan",
+        "<=",
+        "le",
+    }
+)
 
 
 @lru_cache(maxsize=4)

@@ -167,9 +167,14 @@ class Tokenizer:
         """
         template = self.get_chat_template(chat_template, tools=bool(tools))
         return chat.render(
-            template, messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message, **{**self.special_tokens, **kwargs},
-        )  # fmt: skip
+            template,
+            messages,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **{**self.special_tokens, **kwargs},
+        )
 
     def get_chat_template(self, chat_template: str | None = None, *, tools: bool = False) -> str:
         """The named template, else ``chat_template`` itself; None: the model's main one, or with ``tools`` the one for
@@ -181,8 +186,10 @@ class Tokenizer:
         if "default" in self.chat_templates:
             return self.chat_templates["default"]
         if self.chat_templates:
-            raise ValueError(f"the model has several chat templates and no default: choose with --chat-template "
-                             f"{' | '.join(sorted(self.chat_templates))}")  # fmt: skip
+            raise ValueError(
+                f"the model has several chat templates and no default: choose with --chat-template "
+                f"{' | '.join(sorted(self.chat_templates))}"
+            )
         raise ValueError(
             "the model has no chat template: give one with --chat-template, or use completions with a prompt"
         )

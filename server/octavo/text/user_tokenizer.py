@@ -64,10 +64,14 @@ class UserTokenizer:
 
         def one(messages: Sequence[Mapping[str, Any]]) -> str | list[int]:
             text = self._tokenizer.apply_chat_template(
-                messages, tools=tools, documents=documents, chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message,
+                messages,
+                tools=tools,
+                documents=documents,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 **variables,
-            )  # fmt: skip
+            )
             return self.encode(text, add_special_tokens=False) if tokenize else text
 
         if conversation and not isinstance(conversation[0], Mapping):

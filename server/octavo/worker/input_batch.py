@@ -181,7 +181,10 @@ class StepInputs:
         self.rotary_positions = self.positions if same else put(self.rotary_positions)
         self.block_tables, self.slots = put(self.block_tables), put(self.slots)
         first = replace(
-            first, query_start_loc=put(first.query_start_loc), seq_lens=put(first.seq_lens),
-            block_table=self.block_tables[0], slot_mapping=self.slots[0],
-        )  # fmt: skip
+            first,
+            query_start_loc=put(first.query_start_loc),
+            seq_lens=put(first.seq_lens),
+            block_table=self.block_tables[0],
+            slot_mapping=self.slots[0],
+        )
         self.metadata = for_groups(first, self.block_tables, self.slots)

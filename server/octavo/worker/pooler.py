@@ -18,8 +18,10 @@ from octavo.worker.host_copy import HostCopy
 from octavo.worker.input_batch import StepInputs
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda x: x, "tanh": torch.tanh, "sigmoid": torch.sigmoid,
-}  # fmt: skip
+    "identity": lambda x: x,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
 
 
 class PoolingHead(nn.Module):

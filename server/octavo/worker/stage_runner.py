@@ -19,9 +19,14 @@ class StageRunner(ModelRunner):
     """Runs a stage's layers. On the first rank, what it returns waits for the last stage's results."""
 
     def __init__(
-        self, model: CausalLM, requests: RequestStates, runner: DeviceRunner, kv_cache: KVCache, pipes: Pipes,
+        self,
+        model: CausalLM,
+        requests: RequestStates,
+        runner: DeviceRunner,
+        kv_cache: KVCache,
+        pipes: Pipes,
         images: ImageEncoder | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(model, requests, runner, kv_cache, images=images)
         assert isinstance(runner, CPURunner)
         self._runner, self._pipes = runner, pipes

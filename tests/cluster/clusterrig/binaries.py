@@ -23,9 +23,21 @@ from .progress import RigError, say, step
 
 # Names that the one binary answers to (see go/main.go).
 LINKED = (
-    "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl", "helm",
-    "kwok", "coredns", "registry", "rig-provisioner", "rig-pki", "rig-kwok-stages",
-)  # fmt: skip
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "kubectl",
+    "helm",
+    "kwok",
+    "coredns",
+    "registry",
+    "rig-provisioner",
+    "rig-pki",
+    "rig-kwok-stages",
+)
 # Programs built beside it from the same go.mod: name -> package.
 BESIDE = {"toolbox": "./toolbox", "kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"}
 
@@ -37,9 +49,15 @@ GO_WHEEL = Path(__file__).with_name("go-toolchain.txt")  # where the machine has
 
 # Commands that the machine must have -> the Debian package that has them.
 MACHINE_COMMANDS = {
-    "containerd": "containerd", "ctr": "containerd", "runc": "runc", "nft": "nftables", "ip": "iproute2",
-    "unshare": "util-linux", "nsenter": "util-linux", "mount": "mount",
-}  # fmt: skip
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "nft": "nftables",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "mount": "mount",
+}
 IMAGE_COMMANDS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 CNI_FOLDERS = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CNI_PACKAGE = "containernetworking-plugins"

@@ -61,58 +61,92 @@ def commands(places: Places) -> dict[str, list[str]]:
         """Flags that controller manager and scheduler share."""
         config = kubeconfig(name)
         return [
-            name, f"--kubeconfig={config}", f"--authentication-kubeconfig={config}",
-            f"--authorization-kubeconfig={config}", "--bind-address=127.0.0.1", "--leader-elect=false",
-            "--kube-api-qps=300", "--kube-api-burst=600",  # a thousand deployments at once shall not queue here
-        ]  # fmt: skip
+            name,
+            f"--kubeconfig={config}",
+            f"--authentication-kubeconfig={config}",
+            f"--authorization-kubeconfig={config}",
+            "--bind-address=127.0.0.1",
+            "--leader-elect=false",
+            "--kube-api-qps=300",
+            "--kube-api-burst=600",  # a thousand deployments at once shall not queue here
+        ]
 
     return {
         "etcd": ["etcd", f"--data-dir={run}/etcd", "--log-level=warn", "--unsafe-no-fsync"],
         "containerd": ["containerd", "--config", f"{run}/containerd/config.toml"],
         "registry": ["registry", "serve", f"{run}/registry.yaml"],
         "kube-apiserver": [
-            "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379",
-            f"--bind-address={NODE_IP}", f"--advertise-address={NODE_IP}", "--secure-port=6443",
-            f"--tls-cert-file={pki}/apiserver.crt", f"--tls-private-key-file={pki}/apiserver.key",
-            f"--client-ca-file={pki}/ca.crt", "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={pki}/sa.pub", f"--service-account-signing-key-file={pki}/sa.key",
-            f"--service-cluster-ip-range={SERVICE_CIDR}", "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+            "kube-apiserver",
+            "--etcd-servers=http://127.0.0.1:2379",
+            f"--bind-address={NODE_IP}",
+            f"--advertise-address={NODE_IP}",
+            "--secure-port=6443",
+            f"--tls-cert-file={pki}/apiserver.crt",
+            f"--tls-private-key-file={pki}/apiserver.key",
+            f"--client-ca-file={pki}/ca.crt",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={pki}/sa.pub",
+            f"--service-account-signing-key-file={pki}/sa.key",
+            f"--service-cluster-ip-range={SERVICE_CIDR}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
             # Aggregated APIs (external.metrics.k8s.io and the like) know by these who asks.
             f"--requestheader-client-ca-file={pki}/front-ca.crt",
-            "--requestheader-allowed-names=front-proxy-client", "--requestheader-username-headers=X-Remote-User",
-            "--requestheader-group-headers=X-Remote-Group", "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-            f"--proxy-client-cert-file={pki}/front-client.crt", f"--proxy-client-key-file={pki}/front-client.key",
+            "--requestheader-allowed-names=front-proxy-client",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={pki}/front-client.crt",
+            f"--proxy-client-key-file={pki}/front-client.key",
             f"--kubelet-client-certificate={pki}/kubelet-client.crt",
-            f"--kubelet-client-key={pki}/kubelet-client.key", f"--kubelet-certificate-authority={pki}/ca.crt",
+            f"--kubelet-client-key={pki}/kubelet-client.key",
+            f"--kubelet-certificate-authority={pki}/ca.crt",
             "--kubelet-preferred-address-types=InternalIP",
-            f"--audit-policy-file={run}/audit-policy.yaml", f"--audit-log-path={places.audit_log}",
-            "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000",
+            f"--audit-policy-file={run}/audit-policy.yaml",
+            f"--audit-log-path={places.audit_log}",
+            "--max-requests-inflight=2000",
+            "--max-mutating-requests-inflight=1000",
         ],
         "kube-controller-manager": [
-            *controller("kube-controller-manager"), "--use-service-account-credentials",
-            f"--root-ca-file={pki}/ca.crt", f"--service-account-private-key-file={pki}/sa.key",
-            f"--cluster-signing-cert-file={pki}/ca.crt", f"--cluster-signing-key-file={pki}/ca.key",
-            "--pvclaimbinder-sync-period=1s", "--horizontal-pod-autoscaler-sync-period=2s",
+            *controller("kube-controller-manager"),
+            "--use-service-account-credentials",
+            f"--root-ca-file={pki}/ca.crt",
+            f"--service-account-private-key-file={pki}/sa.key",
+            f"--cluster-signing-cert-file={pki}/ca.crt",
+            f"--cluster-signing-key-file={pki}/ca.key",
+            "--pvclaimbinder-sync-period=1s",
+            "--horizontal-pod-autoscaler-sync-period=2s",
             "--node-monitor-grace-period=12s",
         ],
         "kube-scheduler": controller("kube-scheduler"),
         "kubelet": [
-            "kubelet", f"--config={run}/kubelet.yaml", f"--kubeconfig={kubeconfig('kubelet')}",
-            f"--hostname-override={NODE_NAME}", f"--node-ip={NODE_IP}", f"--root-dir={run}/kubelet",
-            f"--cert-dir={run}/kubelet-pki", "--node-labels=type=real",
+            "kubelet",
+            f"--config={run}/kubelet.yaml",
+            f"--kubeconfig={kubeconfig('kubelet')}",
+            f"--hostname-override={NODE_NAME}",
+            f"--node-ip={NODE_IP}",
+            f"--root-dir={run}/kubelet",
+            f"--cert-dir={run}/kubelet-pki",
+            "--node-labels=type=real",
         ],
         "kube-proxy": ["kube-proxy", f"--config={run}/proxy.yaml"],
         "coredns": ["coredns", "-conf", f"{run}/Corefile"],
         "kwok": [
-            "kwok", f"--kubeconfig={places.kubeconfig}", "--manage-all-nodes=false",
-            "--manage-nodes-with-label-selector=type=kwok", "--node-lease-duration-seconds=40",
-            "--server-address=127.0.0.1:10247", f"--config={run}/kwok-stages.yaml",
+            "kwok",
+            f"--kubeconfig={places.kubeconfig}",
+            "--manage-all-nodes=false",
+            "--manage-nodes-with-label-selector=type=kwok",
+            "--node-lease-duration-seconds=40",
+            "--server-address=127.0.0.1:10247",
+            f"--config={run}/kwok-stages.yaml",
         ],
         "rig-provisioner": [
-            "rig-provisioner", f"--kubeconfig={places.kubeconfig}", f"--root={run}/volumes",
+            "rig-provisioner",
+            f"--kubeconfig={places.kubeconfig}",
+            f"--root={run}/volumes",
         ],
-    }  # fmt: skip
+    }
 
 
 # Every write, by whom and to what, without bodies. Reads would drown them.
@@ -205,9 +239,13 @@ def _cni(places: Places) -> dict[str, Any]:
         "routes": [{"dst": "0.0.0.0/0"}],
     }
     bridge = {
-        "type": "bridge", "bridge": settings.BRIDGE, "isGateway": True, "ipMasq": False, "hairpinMode": True,
+        "type": "bridge",
+        "bridge": settings.BRIDGE,
+        "isGateway": True,
+        "ipMasq": False,
+        "hairpinMode": True,
         "ipam": addresses,
-    }  # fmt: skip
+    }
     return {"cniVersion": "1.0.0", "name": "rig", "plugins": [bridge]}
 
 

@@ -66,9 +66,17 @@ def build(name: str, context: Path, arguments: list[str]) -> None:
     with step(f"building {name}"), tempfile.TemporaryDirectory(prefix="octavo-rig-") as scratch:
         # chroot: needs no container runtime, works inside a container; the machine's network is the build's.
         _buildah(
-            "build", "--isolation=chroot", "--network=host", "--pull=false", "--layers",
-            *_trust(Path(scratch), dockerfile), *arguments, "--tag", name, str(context),
-        )  # fmt: skip
+            "build",
+            "--isolation=chroot",
+            "--network=host",
+            "--pull=false",
+            "--layers",
+            *_trust(Path(scratch), dockerfile),
+            *arguments,
+            "--tag",
+            name,
+            str(context),
+        )
 
 
 def push(name: str) -> str:
@@ -78,9 +86,15 @@ def push(name: str) -> str:
         # zstd: 5 GB of torch cost 61 s of processor to send and 44 s to unpack, against 85 s and 55 s with gzip, and
         # buildah sends nothing uncompressed to a registry. It needs manifests of OCI's format.
         _buildah(
-            "push", "--tls-verify=false", "--format=oci", "--compression-format=zstd", "--compression-level=1",
-            f"--digestfile={digest.name}", name, f"docker://{settings.REGISTRY}/{repository}",
-        )  # fmt: skip
+            "push",
+            "--tls-verify=false",
+            "--format=oci",
+            "--compression-format=zstd",
+            "--compression-level=1",
+            f"--digestfile={digest.name}",
+            name,
+            f"docker://{settings.REGISTRY}/{repository}",
+        )
         return digest.read().strip()
 
 

@@ -38,8 +38,10 @@ from .progress import RigError
 MODULE, COMMAND = "sigs.k8s.io/lws", "sigs.k8s.io/lws/cmd"
 SOURCES = Path(__file__).parents[1] / "lws"
 CRD = "leaderworkersets.leaderworkerset.x-k8s.io"
-_FILES = {"crd.yaml": "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
-          "webhooks.yaml": "config/webhook/manifests.yaml"}  # fmt: skip
+_FILES = {
+    "crd.yaml": "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
+    "webhooks.yaml": "config/webhook/manifests.yaml",
+}
 _POD_WEBHOOKS = ("mpod.kb.io", "vpod.kb.io")
 _ONLY_ITS_PODS = {"matchExpressions": [{"key": "leaderworkerset.sigs.k8s.io/name", "operator": "Exists"}]}
 _NAMES = ("mutatingwebhookconfiguration/octavo-rig-lws", "validatingwebhookconfiguration/octavo-rig-lws")
@@ -113,20 +115,25 @@ def running(cluster: Cluster, folder: Path) -> Iterator[Path]:
     program = build()
     (port, health), authority = _free_ports(2), _certificate(folder)
     config: dict[str, Any] = {
-        "apiVersion": "config.lws.x-k8s.io/v1alpha1", "kind": "Configuration",
+        "apiVersion": "config.lws.x-k8s.io/v1alpha1",
+        "kind": "Configuration",
         "webhook": {"host": settings.HOST_IP, "port": port, "certDir": str(folder)},
         "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
         "metrics": {"bindAddress": "0"},
-        "leaderElection": {"leaderElect": False}, "internalCertManagement": {"enable": False},
-    }  # fmt: skip
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+    }
     (folder / "config.yaml").write_text(json.dumps(config))
     install_kind(cluster)
     log = folder / "manager.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
             [str(program / "manager"), f"--config={folder / 'config.yaml'}", f"--kubeconfig={cluster.kubeconfig}"],
-            stdout=output, stderr=output, cwd="/", preexec_fn=_die_with_parent,
-        )  # fmt: skip
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            preexec_fn=_die_with_parent,
+        )
     try:
         _wait_for(process, log, f"http://127.0.0.1:{health}/readyz", (settings.HOST_IP, port))
         cluster.apply(*_webhooks(program, f"https://{settings.HOST_IP}:{port}", authority), namespace="default")

@@ -18,8 +18,13 @@ from .settings import Places
 
 # Folders whose names are compiled into kubelet, containerd and CNI: here they are the rig's own.
 PRIVATE_FOLDERS = (
-    "/run/netns", "/run/containerd", "/var/lib/kubelet", "/var/lib/cni", "/var/log/containers", "/var/log/pods",
-)  # fmt: skip
+    "/run/netns",
+    "/run/containerd",
+    "/var/lib/kubelet",
+    "/var/lib/cni",
+    "/var/log/containers",
+    "/var/log/pods",
+)
 
 
 class Supervisor:
@@ -140,9 +145,12 @@ def main() -> None:
     daemons = Supervisor(places)
     daemons.start("etcd", "registry")
     run(
-        "rig-pki", f"--dir={places.pki}", f"--node-name={settings.NODE_NAME}", f"--node-ip={settings.NODE_IP}",
+        "rig-pki",
+        f"--dir={places.pki}",
+        f"--node-name={settings.NODE_NAME}",
+        f"--node-ip={settings.NODE_IP}",
         f"--service-ip={settings.SERVICE_IP}",
-    )  # fmt: skip
+    )
     daemons.start("kube-apiserver")
     config.write_kubeconfigs(places)
     start_containerd(daemons, places)

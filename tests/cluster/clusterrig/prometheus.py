@@ -77,9 +77,11 @@ class Prometheus:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "prometheus.yml").write_text(yaml.safe_dump(self.config))
         command = [
-            str(found["prometheus"]), "--config.file=prometheus.yml", "--storage.tsdb.path=data",
+            str(found["prometheus"]),
+            "--config.file=prometheus.yml",
+            "--storage.tsdb.path=data",
             f"--web.listen-address=127.0.0.1:{self.port}",
-        ]  # fmt: skip
+        ]
         with (self.folder / "log").open("wb") as log:
             self.process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
         deadline = time.monotonic() + 30

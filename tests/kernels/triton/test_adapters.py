@@ -85,9 +85,11 @@ def test_each_row_gets_what_its_adapter_adds(device, dtype, data):
     slots = torch.tensor(which, dtype=torch.int32, device=device)
     found = added(x, y, table, slots)
     torch.testing.assert_close(
-        found.double().cpu(), exact(x, y, which, held, sizes), atol=4e-3 if dtype != torch.float32 else 2e-5,
+        found.double().cpu(),
+        exact(x, y, which, held, sizes),
+        atol=4e-3 if dtype != torch.float32 else 2e-5,
         rtol=1e-2 if dtype == torch.bfloat16 else 2e-3 if dtype == torch.float16 else 2e-5,
-    )  # fmt: skip
+    )
     untouched = torch.tensor([slot < 0 or held[slot] is None for slot in which])
     assert torch.equal(found[untouched], y[untouched])
     for row in {0, len(which) // 2, len(which) - 1}:

@@ -48,10 +48,14 @@ def test_every_key_is_somebodys_once(device, step):
         starts.to(device), lengths.to(device), torch.empty(0), torch.empty(0), max(news), int(lengths.max()), rows
     )
     splitting = (
-        ("TOKENS", tokens), ("BLOCK_N", block_n), ("NUM_KV_HEADS", step["heads"]), ("MIN_CHUNK", step["min_chunk"]),
-        ("FIXED_CHUNK", step["fixed"]), ("HAS_LIMIT", False),
+        ("TOKENS", tokens),
+        ("BLOCK_N", block_n),
+        ("NUM_KV_HEADS", step["heads"]),
+        ("MIN_CHUNK", step["min_chunk"]),
+        ("FIXED_CHUNK", step["fixed"]),
+        ("HAS_LIMIT", False),
         ("CHUNKED", step["chunked"]),
-    )  # fmt: skip
+    )
     asked = (metadata, rows, MAX_QUERIES, window, step["programs"], items, rows + step["padding"], splitting)
     torch.use_deterministic_algorithms(True)  # memory that nobody has written holds the largest number
     try:

@@ -67,9 +67,12 @@ def test_what_a_step_is(device):
     tables = torch.stack([table, table + 10])
     step = reference.decode_inputs(torch.tensor([2, -1, 0, 1, -1], device=device), tokens, computed, written, tables, 4)
     assert [getattr(step, name).tolist() for name in NUMBERS] == [
-        [7, 0, 5, 6, 0], [9, 0, 3, 4, 0], [10, 0, 4, 5, 0], [10, 0, 4, 5, 0],
+        [7, 0, 5, 6, 0],
+        [9, 0, 3, 4, 0],
+        [10, 0, 4, 5, 0],
+        [10, 0, 4, 5, 0],
         [[25, -1, 7, -1, -1], [65, -1, 47, -1, -1]],
-    ]  # fmt: skip
+    ]
     assert computed.tolist() == [4, 5, 10, 2], "padding counts nothing"
     assert step.block_tables[:, [0, 2, 3], :2].tolist() == [[[4, 5], [1, 0], [2, 3]], [[14, 15], [11, 10], [12, 13]]]
 

@@ -75,8 +75,14 @@ def test_streams_of_a_gpu_have_the_bits_of_plain_torch(ranks: int, rows: int) ->
         values = parts[:, :, 0].double().round()
         x, found = parts.clone(), dict[int, tuple[torch.Tensor, ...]]()
 
-        def work(group: Exchange, x: torch.Tensor = x, parts: torch.Tensor = parts, values: torch.Tensor = values,
-                 index: torch.Tensor = index, found: dict[int, tuple[torch.Tensor, ...]] = found) -> None:  # fmt: skip
+        def work(
+            group: Exchange,
+            x: torch.Tensor = x,
+            parts: torch.Tensor = parts,
+            values: torch.Tensor = values,
+            index: torch.Tensor = index,
+            found: dict[int, tuple[torch.Tensor, ...]] = found,
+        ) -> None:
             rank = group.rank
             x[rank].copy_(parts[rank])
             all_reduce_(x[rank], group)

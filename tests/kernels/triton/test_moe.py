@@ -19,15 +19,22 @@ from octavo_kernels.triton import moe, moe_gemm
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 HIDDEN, INNER, EXPERTS = 136, 72, 5
 ROUTES: list[dict[str, Any]] = [
-    {}, {"renormalise": True}, {"kind": "sigmoid", "bias": True, "renormalise": True, "scale": 2.5},
-    {"groups": (4, 2)}, {"kind": "sigmoid", "groups": (4, 2), "bias": True, "renormalise": True},
-    {"kind": "sigmoid", "groups": (24, 12)}, {"renormalise": True, "expert_scale": True},
-]  # fmt: skip
+    {},
+    {"renormalise": True},
+    {"kind": "sigmoid", "bias": True, "renormalise": True, "scale": 2.5},
+    {"groups": (4, 2)},
+    {"kind": "sigmoid", "groups": (4, 2), "bias": True, "renormalise": True},
+    {"kind": "sigmoid", "groups": (24, 12)},
+    {"renormalise": True, "expert_scale": True},
+]
 # Of the codes that GPUs keep: form, columns with one scale, zeros.
 CODES = {
-    "int4": ("int4", 64, True), "int4 rows": ("int4", 1 << 20, False), "int8": ("int8", 64, True),
-    "mxfp4": ("e2m1", 32, False), "fp8": ("e4m3", 1 << 20, False),
-}  # fmt: skip
+    "int4": ("int4", 64, True),
+    "int4 rows": ("int4", 1 << 20, False),
+    "int8": ("int8", 64, True),
+    "mxfp4": ("e2m1", 32, False),
+    "fp8": ("e4m3", 1 << 20, False),
+}
 SCALED = {
     "w8a8 int8": (torch.int8, 1),
     "w8a8 fp8": (torch.float8_e4m3fn, 1),

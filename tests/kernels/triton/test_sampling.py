@@ -125,13 +125,19 @@ def test_any_mixture_of_rows(device, seed):
     ends = np.concatenate([[0], rng.integers(0, 4, n).cumsum()]).astype(np.int32)
     values = numbers(ends[-1], -3, 3).masked_fill_(numbers(ends[-1], 0, 1) < 0.3, -torch.inf)
     constraints = Constraints(
-        bitmask=bits(2), bitmask_index=index(2),
+        bitmask=bits(2),
+        bitmask_index=index(2),
         edit_start=torch.from_numpy(ends).to(device),
-        edit_ids=torch.from_numpy(rng.integers(0, VOCAB, ends[-1]).astype(np.int32)).to(device), edit_values=values,
-        seen=bits(3), seen_index=index(3),
-        counts=torch.from_numpy(rng.integers(0, 3, (2, VOCAB)).astype(np.int32)).to(device), counts_index=index(2),
-        repetition=numbers(n, 0.7, 1.7), frequency=numbers(n, -1, 1), presence=numbers(n, -1, 1),
-    )  # fmt: skip
+        edit_ids=torch.from_numpy(rng.integers(0, VOCAB, ends[-1]).astype(np.int32)).to(device),
+        edit_values=values,
+        seen=bits(3),
+        seen_index=index(3),
+        counts=torch.from_numpy(rng.integers(0, 3, (2, VOCAB)).astype(np.int32)).to(device),
+        counts_index=index(2),
+        repetition=numbers(n, 0.7, 1.7),
+        frequency=numbers(n, -1, 1),
+        presence=numbers(n, -1, 1),
+    )
     choices = {
         "temperature": rng.choice([0.0, 0.7, 1.0, 1.9], n),
         "top_k": np.where(rng.random(n) < 0.5, VOCAB, rng.integers(1, VOCAB + 1, n)),

@@ -50,11 +50,22 @@ def tiny_model(tmp_path_factory) -> Path:
     backend.save(str(folder / "tokenizer.json"))
     end = backend.token_to_id("<|end|>")
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB_SIZE, "hidden_size": 32,
-        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "max_position_embeddings": MAX_MODEL_LEN, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
-        "tie_word_embeddings": False, "torch_dtype": "float32", "eos_token_id": end,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_MODEL_LEN,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "eos_token_id": end,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
@@ -83,8 +94,12 @@ class Server:
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *module.split(), "--host", "127.0.0.1", "--port", "0", *flags],
-                stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, env={**os.environ, **env}, process_group=0,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                env={**os.environ, **env},
+                process_group=0,
+            )
         self.url = ""
 
     @property
@@ -123,9 +138,12 @@ class Server:
 
     def client(self, **options) -> openai.OpenAI:
         return openai.OpenAI(
-            base_url=f"{self.url}/v1", api_key=options.pop("api_key", "none"), max_retries=0,
-            _strict_response_validation=True, **options,
-        )  # fmt: skip
+            base_url=f"{self.url}/v1",
+            api_key=options.pop("api_key", "none"),
+            max_retries=0,
+            _strict_response_validation=True,
+            **options,
+        )
 
     def async_client(self, **options) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(
@@ -220,9 +238,14 @@ def management_port() -> int:
 def guarded(start_shared, management_port) -> Server:
     """One with an API key, "secret-key", a management port and a root path."""
     return start_shared(
-        "--management-port", str(management_port), "--root-path", "/llm", "--allowed-origins", "https://app.example",
+        "--management-port",
+        str(management_port),
+        "--root-path",
+        "/llm",
+        "--allowed-origins",
+        "https://app.example",
         env={"OCTAVO_API_KEY": "secret-key"},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="session")
@@ -234,9 +257,15 @@ def scripted_model(tiny_model, tmp_path_factory) -> Path:
 
 
 SCRIPTED = (
-    "--reasoning-parser", "qwen3", "--tool-call-parser", "hermes", "--served-model-name", "scripted",
-    "--kv-cache-memory-bytes", "64MiB",
-)  # fmt: skip
+    "--reasoning-parser",
+    "qwen3",
+    "--tool-call-parser",
+    "hermes",
+    "--served-model-name",
+    "scripted",
+    "--kv-cache-memory-bytes",
+    "64MiB",
+)
 
 
 @pytest.fixture(scope="session")
@@ -263,6 +292,14 @@ HISTORY_TEMPLATE = (
 def unusual(start_shared) -> Server:
     """One whose flags differ from the defaults, each in what one test is about."""
     return start_shared(
-        "--served-model-name", "tiny", "--allow-duplicate-request-ids", "--embedding-pooling", "last",
-        "--no-enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", HISTORY_TEMPLATE,
-    )  # fmt: skip
+        "--served-model-name",
+        "tiny",
+        "--allow-duplicate-request-ids",
+        "--embedding-pooling",
+        "last",
+        "--no-enable-auto-tool-choice",
+        "--tool-call-parser",
+        "hermes",
+        "--chat-template",
+        HISTORY_TEMPLATE,
+    )

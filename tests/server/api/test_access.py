@@ -18,14 +18,22 @@ PROBES = ["/health", "/livez", "/readyz"]
 
 @pytest.mark.parametrize("path", MAIN_ONLY)
 def test_everything_but_the_probes_asks_for_the_key(guarded, path):
-    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret-key"},
-                    {"authorization": "Basic secret-key"}, {"authorization": "Bearer secret-key "[:-2]}):  # fmt: skip
+    for headers in (
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "secret-key"},
+        {"authorization": "Basic secret-key"},
+        {"authorization": "Bearer secret-key "[:-2]},
+    ):
         answer = guarded.get(path, headers=headers)
         assert answer.status_code == 401
         assert answer.json()["error"]["code"] == "invalid_api_key" and answer.headers["www-authenticate"] == "Bearer"
         assert guarded.get(path, headers={"x-api-key": "wrong", **headers}).status_code == 401
-    for headers in ({"authorization": "bearer secret-key"}, {"x-api-key": "secret-key"},
-                    {"authorization": "Bearer another's", "x-api-key": "secret-key"}):  # fmt: skip
+    for headers in (
+        {"authorization": "bearer secret-key"},
+        {"x-api-key": "secret-key"},
+        {"authorization": "Bearer another's", "x-api-key": "secret-key"},
+    ):
         assert guarded.get(path, headers=headers).status_code == (404 if path == "/nowhere" else 200)
 
 
@@ -85,12 +93,26 @@ def test_options_that_vllms_users_know(start, tmp_path):
     """And JSON logs of both processes, where every line is JSON, and none has the text of a request."""
     (tmp_path / "template").write_text("{{ messages[0].content }}{{ tone }}{% for t in tools or [] %}TOOL{% endfor %}")
     server = start(
-        "--enable-force-include-usage", "--disable-fastapi-docs", "--exclude-tools-when-tool-choice-none",
-        "--override-generation-config", '{"max_new_tokens": 3}', "--default-chat-template-kwargs", '{"tone": "loud"}',
-        "--chat-template", str(tmp_path / "template"), "--root-path", "/llm", "--log-format", "json",
-        "--enable-log-requests", "--trust-remote-code", "-tp", "1", "--enable-chunked-prefill",
+        "--enable-force-include-usage",
+        "--disable-fastapi-docs",
+        "--exclude-tools-when-tool-choice-none",
+        "--override-generation-config",
+        '{"max_new_tokens": 3}',
+        "--default-chat-template-kwargs",
+        '{"tone": "loud"}',
+        "--chat-template",
+        str(tmp_path / "template"),
+        "--root-path",
+        "/llm",
+        "--log-format",
+        "json",
+        "--enable-log-requests",
+        "--trust-remote-code",
+        "-tp",
+        "1",
+        "--enable-chunked-prefill",
         "--enable-prompt-tokens-details",
-    )  # fmt: skip
+    )
     chat = {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True, "return_token_ids": True}
     tools = {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"}
 
@@ -128,8 +150,11 @@ def test_options_that_vllms_users_know(start, tmp_path):
 
 
 def test_cors_for_the_allowed_origin_only(guarded):
-    preflight = {"origin": "https://app.example", "access-control-request-method": "POST",
-                 "access-control-request-headers": "authorization,content-type"}  # fmt: skip
+    preflight = {
+        "origin": "https://app.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
     answer = httpx.options(guarded.url + "/v1/completions", headers=preflight)
     assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "https://app.example"
     answer = httpx.options(guarded.url + "/v1/completions", headers={**preflight, "origin": "https://evil.example"})
@@ -154,8 +179,24 @@ def test_tls(start, tmp_path):
 
 
 def _self_signed(key, certificate) -> None:
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
-               "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]  # fmt: skip
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=127.0.0.1",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True)
     except FileNotFoundError:

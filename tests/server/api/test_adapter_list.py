@@ -94,8 +94,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         one = {"name": "one", "uri": "hf://org/one"}
         bad = {"name": "bad", "uri": "hf://org/high"}
         file.write_text(json.dumps({"adapters": [bad, one]}))
-        flags = ("--enable-lora", "--max-loras", "2", "--lora-list", str(file), "--lora-credentials",
-                 str(folder / "credentials"), "--max-model-len", "256")  # fmt: skip
+        flags = (
+            "--enable-lora",
+            "--max-loras",
+            "2",
+            "--lora-list",
+            str(file),
+            "--lora-credentials",
+            str(folder / "credentials"),
+            "--max-model-len",
+            "256",
+        )
         environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "OCTAVO_CACHE": str(folder / "cache")}
         with Engine(folder, *flags, env=environment) as engine:
             yield Served(engine, hub, file)
@@ -158,9 +167,12 @@ def test_broken_ones_say_why_and_harm_nobody(served: Served) -> None:
     assert states["pinned"]["state"] == states["one"]["state"] == "loaded"
     reasons = {name: one["reason"] for name, one in states.items() if one["state"] == "failed"}
     assert reasons == {
-        "absent": "DownloadFailed", "other": "WrongBase", "pickled": "DownloadFailed", "damaged": "DownloadFailed",
+        "absent": "DownloadFailed",
+        "other": "WrongBase",
+        "pickled": "DownloadFailed",
+        "damaged": "DownloadFailed",
         "tiny": "NotUsable",
-    }  # fmt: skip
+    }
     assert all("\n" not in one.get("message", "") for one in states.values())
     assert not served.hub.sent("/adapter_model.bin")
     assert served.complete("one")[0] == served.complete("tiny")[0] == 200
@@ -179,10 +191,19 @@ def test_a_damaged_list_changes_nothing(served: Served) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"adapters": 1}', '{"adapters": [1]}', '{"adapters": [{"name": "a"}]}', "[" * 100_000,
-     '{"adapters": [{"name": "a b", "uri": "x"}]}', '{"adapters": [{"name": "a", "uri": "x", "digest": 1}]}',
-     '{"adapters": [{"name": "a", "uri": "x"}, {"name": "a", "uri": "y"}]}'],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        "{}",
+        '{"adapters": 1}',
+        '{"adapters": [1]}',
+        '{"adapters": [{"name": "a"}]}',
+        "[" * 100_000,
+        '{"adapters": [{"name": "a b", "uri": "x"}]}',
+        '{"adapters": [{"name": "a", "uri": "x", "digest": 1}]}',
+        '{"adapters": [{"name": "a", "uri": "x"}, {"name": "a", "uri": "y"}]}',
+    ],
+)
 def test_what_is_no_list_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(ConfigError) as found:
         parse_list(text.encode())

@@ -40,9 +40,17 @@ def server(folder) -> Iterator[Engine]:
         make(folder / "dir" / f"a{number}", number, rank=number)
     (folder / "dir" / "link").symlink_to(folder / "own")
     flags = (
-        "--enable-lora", "--max-loras", "2", "--lora-modules", f"own={folder / 'own'}", "--lora-dir",
-        str(folder / "dir"), "--allow-runtime-lora-updating", "--max-model-len", "256",
-    )  # fmt: skip
+        "--enable-lora",
+        "--max-loras",
+        "2",
+        "--lora-modules",
+        f"own={folder / 'own'}",
+        "--lora-dir",
+        str(folder / "dir"),
+        "--allow-runtime-lora-updating",
+        "--max-model-len",
+        "256",
+    )
     with Engine(folder, *flags) as engine:
         yield engine
 
@@ -75,10 +83,12 @@ def test_requests_name_an_adapter_in_every_dialect(server):
     assert complete(server, "own")["choices"] == own["choices"]
     message = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
     for path, body in (
-        ("/v1/chat/completions", message), ("/v1/messages", message), ("/api/chat", message | {"stream": False}),
+        ("/v1/chat/completions", message),
+        ("/v1/messages", message),
+        ("/api/chat", message | {"stream": False}),
         ("/v1/responses", {"input": "hello", "max_output_tokens": 4}),
         ("/api/generate", {"prompt": "hello", "stream": False, "raw": True}),
-    ):  # fmt: skip
+    ):
         status, answer = ask(server, path, body | {"model": "nobody"})
         assert status == 404 and "nobody" in json.dumps(answer), path
         status, answer = ask(server, path, body | {"model": "own"})

@@ -122,7 +122,7 @@ BAD_COMPLETIONS = {
     "invalid UTF-8": (b'{"prompt": "\xff\xfe"}', ["JSON"]),
     "a lone surrogate": (b'{"prompt": "\\ud800"}', ["JSON"]),
     "a number of 5,000 digits": (b'{"prompt": "x", "max_tokens": ' + b"9" * 5_000 + b"}", ["JSON"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_COMPLETIONS)
@@ -153,7 +153,11 @@ BAD_CHATS = {
     "content is a number": ({"messages": [{"role": "user", "content": 5}]}, ["messages.0.content", "5"]),
     "content part without type": ({"messages": [{"role": "user", "content": [{}]}]}, ["messages.0.content.0"]),
     "an image": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x"}}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x"}}]}
+            ]
+        },
         ["image_url", "text only"],
     ),
     "broken tool call": ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, ["messages.0.tool_calls.0"]),
@@ -170,13 +174,15 @@ BAD_CHATS = {
     "unknown response_format": ({"response_format": {"type": "xml"}}, ["response_format"]),
     "a template of one's own": ({"chat_template": "{{ 1 }}"}, ["chat_template"]),
     "continue and generate": (
-        {"continue_final_message": True, "add_generation_prompt": True}, ["continue_final_message"]
+        {"continue_final_message": True, "add_generation_prompt": True},
+        ["continue_final_message"],
     ),
     "reserved template variables": (
-        {"chat_template_kwargs": {"tools": [], "x": 1, "messages": []}}, ["chat_template_kwargs", "messages, tools"]
+        {"chat_template_kwargs": {"tools": [], "x": 1, "messages": []}},
+        ["chat_template_kwargs", "messages, tools"],
     ),
     "audio": ({"modalities": ["audio"]}, ["modalities"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_CHATS)
@@ -297,9 +303,14 @@ def test_bytes_that_are_not_http(server, data):
     assert error_in(answer)["code"] in ("invalid_http", "invalid_json")
 
 
-@pytest.mark.parametrize("data", [b"GET /health HTTP/1.1\r\nX: " + b"a" * 1_000_000 + b"\r\n\r\n",
-                                  b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 200_000 + b"\r\n",
-                                  b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\n\r\n"])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /health HTTP/1.1\r\nX: " + b"a" * 1_000_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n" + b"A: b\r\n" * 200_000 + b"\r\n",
+        b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\n\r\n",
+    ],
+)
 def test_giant_heads(server, data):
     answer, seconds = timed(server, exchange, server, data)
     assert answer == b"" or answer.startswith(

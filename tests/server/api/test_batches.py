@@ -52,8 +52,12 @@ def test_a_batch_is_answered_line_by_line(shared_server):
     )
     assert batch.status in ("validating", "in_progress") and batch.metadata == {"who": "me"}
     done = wait_for(client, batch, "completed")
-    for path, kind in ((f"batches/{done.id}", Batch), (f"files/{source.id}", FileObject), ("batches", Batch),
-                       ("files", FileObject)):  # fmt: skip
+    for path, kind in (
+        (f"batches/{done.id}", Batch),
+        (f"files/{source.id}", FileObject),
+        ("batches", Batch),
+        ("files", FileObject),
+    ):
         raw = shared_server.get(f"/v1/{path}")
         entries = raw.json().get("data", [raw.json()])
         page = {"data", "first_id", "last_id", "has_more", "object"}
@@ -177,9 +181,14 @@ class Clock:
 def service():
     config = SimpleNamespace(scheduler=SimpleNamespace(max_num_seqs=2))
     state = SimpleNamespace(
-        args=ServerArgs(), model_name="tiny", engine=SimpleNamespace(config=config), bodies=Bodies(1 << 30),
-        max_body_bytes=4 << 20, max_body_values=200_000, replica_tag="",
-    )  # fmt: skip
+        args=ServerArgs(),
+        model_name="tiny",
+        engine=SimpleNamespace(config=config),
+        bodies=Bodies(1 << 30),
+        max_body_bytes=4 << 20,
+        max_body_values=200_000,
+        replica_tag="",
+    )
     made = BatchService(_answer, state, Clock())
     yield made
     made.files.close()

@@ -15,12 +15,37 @@ from octavo.engine.args import EngineArgs
 
 # Of a run without speech, ramp or speculation.
 VLLM_FIELDS = {
-    "date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id", "num_prompts", "request_rate",
-    "burstiness", "max_concurrency", "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
-    "request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "input_lens",
-    "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times", "generated_texts", "errors",
-    "max_output_tokens_per_s", "max_concurrent_requests",
-}  # fmt: skip
+    "date",
+    "endpoint_type",
+    "backend",
+    "label",
+    "model_id",
+    "tokenizer_id",
+    "num_prompts",
+    "request_rate",
+    "burstiness",
+    "max_concurrency",
+    "duration",
+    "completed",
+    "failed",
+    "total_input_tokens",
+    "total_output_tokens",
+    "request_throughput",
+    "request_goodput",
+    "output_throughput",
+    "total_token_throughput",
+    "input_lens",
+    "output_lens",
+    "ttfts",
+    "itls",
+    "latencies",
+    "start_times",
+    "queue_times",
+    "generated_texts",
+    "errors",
+    "max_output_tokens_per_s",
+    "max_concurrent_requests",
+}
 TALK = [
     {"from": "human", "value": "The quick brown fox jumps over the lazy dog."},
     {"from": "gpt", "value": "The capital of France is Paris."},
@@ -37,14 +62,49 @@ def talks(tmp_path):
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
 def test_serve(shared_server, tiny_model, talks, tmp_path, capsys, backend):
     """The result block and file of vLLM's, and the timeline; the tokenizer comes from a folder without weights."""
-    code = main([
-        "bench", "serve", "--backend", backend, "--base-url", shared_server.url, "--tokenizer", str(tiny_model),
-        *talks, "--num-prompts", "12", "--request-rate", "200", "--burstiness", "2", "--max-concurrency", "4",
-        "--ignore-eos", "--goodput", "ttft:60000", "e2el:60000", "--percentile-metrics",
-        "ttft,tpot,itl,e2el,client_queue_time,e2el_including_client_queue", "--num-warmups", "2", "--label", "mine",
-        "--metric-percentiles", "50,99", "--save-detailed", "--result-dir", str(tmp_path), "--result-filename",
-        "result.json", "--metadata", "run=1", "--plot-timeline", str(tmp_path / "timeline.png"), "--disable-tqdm",
-    ])  # fmt: skip
+    code = main(
+        [
+            "bench",
+            "serve",
+            "--backend",
+            backend,
+            "--base-url",
+            shared_server.url,
+            "--tokenizer",
+            str(tiny_model),
+            *talks,
+            "--num-prompts",
+            "12",
+            "--request-rate",
+            "200",
+            "--burstiness",
+            "2",
+            "--max-concurrency",
+            "4",
+            "--ignore-eos",
+            "--goodput",
+            "ttft:60000",
+            "e2el:60000",
+            "--percentile-metrics",
+            "ttft,tpot,itl,e2el,client_queue_time,e2el_including_client_queue",
+            "--num-warmups",
+            "2",
+            "--label",
+            "mine",
+            "--metric-percentiles",
+            "50,99",
+            "--save-detailed",
+            "--result-dir",
+            str(tmp_path),
+            "--result-filename",
+            "result.json",
+            "--metadata",
+            "run=1",
+            "--plot-timeline",
+            str(tmp_path / "timeline.png"),
+            "--disable-tqdm",
+        ]
+    )
     assert code == 0
     block = capsys.readouterr().out
     assert block.startswith(
@@ -65,12 +125,39 @@ def test_serve(shared_server, tiny_model, talks, tmp_path, capsys, backend):
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
 def test_serve_goes_on_with_answers(shared_server, tiny_model, tmp_path, backend, capsys):
     """Each question of a conversation comes after the answer to the one before, with all that was said."""
-    code = main([
-        "bench", "serve", "--backend", backend, "--base-url", shared_server.url, "--tokenizer", str(tiny_model),
-        "--dataset-name", "multi_turn", "--num-prompts", "3", "--multi-turn-num-turns", "4", "--multi-turn-prefix-len",
-        "9", "--multi-turn-input-len", "5", "--multi-turn-output-len", "6", "--ignore-eos", "--num-warmups", "0",
-        "--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "result.json", "--disable-tqdm",
-    ])  # fmt: skip
+    code = main(
+        [
+            "bench",
+            "serve",
+            "--backend",
+            backend,
+            "--base-url",
+            shared_server.url,
+            "--tokenizer",
+            str(tiny_model),
+            "--dataset-name",
+            "multi_turn",
+            "--num-prompts",
+            "3",
+            "--multi-turn-num-turns",
+            "4",
+            "--multi-turn-prefix-len",
+            "9",
+            "--multi-turn-input-len",
+            "5",
+            "--multi-turn-output-len",
+            "6",
+            "--ignore-eos",
+            "--num-warmups",
+            "0",
+            "--save-detailed",
+            "--result-dir",
+            str(tmp_path),
+            "--result-filename",
+            "result.json",
+            "--disable-tqdm",
+        ]
+    )
     assert code == 0, capsys.readouterr().out
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["completed"], result["output_lens"]) == (12, [6] * 12)
@@ -83,16 +170,35 @@ def test_serve_goes_on_with_answers(shared_server, tiny_model, tmp_path, backend
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], True), (["--temperature", "0"], False), (["--temperature", "0.7"], False), (["--top-p", "0.5"], True),
+        ([], True),
+        (["--temperature", "0"], False),
+        (["--temperature", "0.7"], False),
+        (["--top-p", "0.5"], True),
         (["--extra-body", '{"temperature": 0}'], False),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_serve_says_that_tokens_are_drawn_where_no_temperature_is_given(shared_server, tiny_model, capsys, flags, says):
-    code = main([
-        "bench", "serve", "--base-url", shared_server.url, "--tokenizer", str(tiny_model), "--num-prompts", "1",
-        "--input-len", "4", "--output-len", "2", "--num-warmups", "0", "--disable-tqdm", *flags,
-    ])  # fmt: skip
+    code = main(
+        [
+            "bench",
+            "serve",
+            "--base-url",
+            shared_server.url,
+            "--tokenizer",
+            str(tiny_model),
+            "--num-prompts",
+            "1",
+            "--input-len",
+            "4",
+            "--output-len",
+            "2",
+            "--num-warmups",
+            "0",
+            "--disable-tqdm",
+            *flags,
+        ]
+    )
     said = capsys.readouterr().err
     assert code == 0, said
     assert ("as the server does by default" in said and "--temperature 0" in said) == says
@@ -127,11 +233,28 @@ def tiny_weights(tiny_model, tmp_path_factory):
 
 @pytest.mark.slow
 def test_throughput_beside_hugging_face(tiny_weights, talks, tmp_path, capsys):
-    code = main([
-        "bench", "throughput", "--model", str(tiny_weights), *talks, "--num-prompts", "6", "--baseline", "hf",
-        "--hf-max-batch-size", "3", "--hf-dtype", "bfloat16", "--num-gpu-blocks-override", "64",
-        "--output-json", str(tmp_path / "out.json"), "--disable-tqdm",
-    ])  # fmt: skip
+    code = main(
+        [
+            "bench",
+            "throughput",
+            "--model",
+            str(tiny_weights),
+            *talks,
+            "--num-prompts",
+            "6",
+            "--baseline",
+            "hf",
+            "--hf-max-batch-size",
+            "3",
+            "--hf-dtype",
+            "bfloat16",
+            "--num-gpu-blocks-override",
+            "64",
+            "--output-json",
+            str(tmp_path / "out.json"),
+            "--disable-tqdm",
+        ]
+    )
     assert code == 0
     lines = capsys.readouterr().out
     assert "Throughput: " in lines and "Total num output tokens:  36" in lines
@@ -139,8 +262,10 @@ def test_throughput_beside_hugging_face(tiny_weights, talks, tmp_path, capsys):
     assert "output tokens/s (bfloat16, one at a time, 6 prompts)" in lines
     assert "output tokens/s (bfloat16, static batches of 3, 6 prompts)" in lines
     assert precision(EngineArgs().create_engine_config()) == {
-        "weights": "Q4_1", "activations": "int8", "kv_cache": "int8",
-    }, "a device that is still to be chosen"  # fmt: skip
+        "weights": "Q4_1",
+        "activations": "int8",
+        "kv_cache": "int8",
+    }, "a device that is still to be chosen"
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["num_requests"] == 6
     assert figures["octavo"]["activations"] == "float32" and figures["octavo"]["max_num_seqs"] > 0
@@ -151,11 +276,31 @@ def test_throughput_beside_hugging_face(tiny_weights, talks, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_latency(tiny_model, tmp_path, capsys):
-    code = main([
-        "bench", "latency", "--model", str(tiny_model), "--load-format", "dummy", "--num-gpu-blocks-override", "64",
-        "--input-len", "5", "--output-len", "4", "--batch-size", "2", "--num-iters-warmup", "1", "--num-iters", "3",
-        "--output-json", str(tmp_path / "out.json"), "--disable-tqdm",
-    ])  # fmt: skip
+    code = main(
+        [
+            "bench",
+            "latency",
+            "--model",
+            str(tiny_model),
+            "--load-format",
+            "dummy",
+            "--num-gpu-blocks-override",
+            "64",
+            "--input-len",
+            "5",
+            "--output-len",
+            "4",
+            "--batch-size",
+            "2",
+            "--num-iters-warmup",
+            "1",
+            "--num-iters",
+            "3",
+            "--output-json",
+            str(tmp_path / "out.json"),
+            "--disable-tqdm",
+        ]
+    )
     assert code == 0
     assert "Avg latency: " in (lines := capsys.readouterr().out) and "99% percentile latency: " in lines
     assert len(json.loads((tmp_path / "out.json").read_text())["latencies"]) == 3

@@ -10,23 +10,40 @@ SCHEMA = {"type": "object", "properties": {"zone": {"type": "string"}}}
 FUNCTION = {"name": "now", "parameters": SCHEMA}
 ASKED = {"role": "user", "content": "Time? [open]"}
 OPENAI = {
-    "model": "scripted", "messages": [ASKED], "tools": [{"type": "function", "function": FUNCTION}], "max_tokens": 20,
+    "model": "scripted",
+    "messages": [ASKED],
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "max_tokens": 20,
     "temperature": 0,
-}  # fmt: skip
+}
 ANTHROPIC = {
-    "model": "scripted", "messages": [ASKED], "tools": [{"name": "now", "input_schema": SCHEMA}], "max_tokens": 2000,
-    "temperature": 0, "thinking": {"type": "enabled", "budget_tokens": 1024},
-}  # fmt: skip
-RESPONSES = {
-    "model": "scripted", "input": [ASKED], "tools": [{"type": "function", **FUNCTION}], "max_output_tokens": 20,
+    "model": "scripted",
+    "messages": [ASKED],
+    "tools": [{"name": "now", "input_schema": SCHEMA}],
+    "max_tokens": 2000,
     "temperature": 0,
-}  # fmt: skip
+    "thinking": {"type": "enabled", "budget_tokens": 1024},
+}
+RESPONSES = {
+    "model": "scripted",
+    "input": [ASKED],
+    "tools": [{"type": "function", **FUNCTION}],
+    "max_output_tokens": 20,
+    "temperature": 0,
+}
 OLLAMA = {
-    "model": "scripted", "messages": [ASKED], "tools": OPENAI["tools"], "think": True, "options": {"temperature": 0},
-}  # fmt: skip
+    "model": "scripted",
+    "messages": [ASKED],
+    "tools": OPENAI["tools"],
+    "think": True,
+    "options": {"temperature": 0},
+}
 ROUTES = {
-    "/v1/chat/completions": OPENAI, "/v1/messages": ANTHROPIC, "/v1/responses": RESPONSES, "/api/chat": OLLAMA,
-}  # fmt: skip
+    "/v1/chat/completions": OPENAI,
+    "/v1/messages": ANTHROPIC,
+    "/v1/responses": RESPONSES,
+    "/api/chat": OLLAMA,
+}
 
 
 @pytest.mark.parametrize("route", ROUTES)

@@ -30,9 +30,12 @@ def test_the_chat_template_makes_the_prompt(client):
     """The rendered template sent as a plain prompt gives the same answer."""
     answer = chat(client, extra_body={"return_token_ids": True, "ignore_eos": True})
     plain = client.completions.create(
-        model="tiny", prompt="<|user|>Hello<|end|><|assistant|>", max_tokens=8, temperature=0,
+        model="tiny",
+        prompt="<|user|>Hello<|end|><|assistant|>",
+        max_tokens=8,
+        temperature=0,
         extra_body={"return_token_ids": True, "ignore_eos": True},
-    )  # fmt: skip
+    )
     assert answer.prompt_token_ids == plain.choices[0].prompt_token_ids
     assert answer.choices[0].token_ids == plain.choices[0].token_ids
 
@@ -88,18 +91,22 @@ def test_all_roles_and_text_parts(client):
         {"role": "system", "content": "Be brief."},
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}],
+        },
         {"role": "tool", "content": "noon", "tool_call_id": "1"},
         {"role": "user", "content": "Thanks"},
-    ]  # fmt: skip
+    ]
     answer = chat(client, messages, extra_body={"return_token_ids": True})
     plain = client.completions.create(
-        model="tiny", max_tokens=1,
+        model="tiny",
+        max_tokens=1,
         prompt="<|system|>Be brief.<|end|><|system|>Be kind.<|end|><|user|>Hel\nlo<|end|><|assistant|><|end|>"
         "<|tool|>noon<|end|><|user|>Thanks<|end|><|assistant|>",
         extra_body={"return_token_ids": True},
-    )  # fmt: skip
+    )
     assert answer.prompt_token_ids == plain.choices[0].prompt_token_ids
 
 
@@ -131,9 +138,12 @@ def test_the_last_message_can_be_continued(client):
     body = {"continue_final_message": True, "return_token_ids": True}
     answer = chat(client, messages, extra_body=body)
     plain = client.completions.create(
-        model="tiny", prompt="<|user|>Hello<|end|><|assistant|>Once upon", max_tokens=8, temperature=0,
+        model="tiny",
+        prompt="<|user|>Hello<|end|><|assistant|>Once upon",
+        max_tokens=8,
+        temperature=0,
         extra_body={"return_token_ids": True},
-    )  # fmt: skip
+    )
     assert answer.choices[0].token_ids == plain.choices[0].token_ids
     echoed = chat(client, messages, extra_body={**body, "echo": True})
     assert echoed.choices[0].message.content == "Once upon" + answer.choices[0].message.content

@@ -221,10 +221,22 @@ def test_a_full_context_forgets_the_oldest_turns(shared_server):
 def test_settings_and_commands(shared_server):
     """Each line is a turn, or a command; what the model's files do not recommend, chat does."""
     lines = [
-        "/show", "/set temperature 0.25", "/set parameter min_p 0.125", "/set system Be brief", "/show", "/set temp 1",
+        "/show",
+        "/set temperature 0.25",
+        "/set parameter min_p 0.125",
+        "/set system Be brief",
+        "/show",
+        "/set temp 1",
         "/set top_k x",
-        "/set top_p nan", "/sho", "/help", "/?", "/set temperature default", "/show", "/quit", "never said",
-    ]  # fmt: skip
+        "/set top_p nan",
+        "/sho",
+        "/help",
+        "/?",
+        "/set temperature default",
+        "/show",
+        "/quit",
+        "never said",
+    ]
     out = turns(shared_server, lines, "--max-tokens", "7").stdout
     shows = re.findall(r"temperature=(\S+)\ntop_p=(\S+)\nmin_p=(\S+)\nmax_tokens=(\S+)", out)
     assert shows == [("0.7", "0.9", "0.05", "7"), ("0.25", "0.9", "0.125", "7"), ("0.7", "0.9", "0.125", "7")]
@@ -354,9 +366,11 @@ def test_without_a_c_compiler_the_person_is_told(tmp_path):
     kernels = Path(octavo_kernels.__file__).parent
     shutil.copytree(kernels, tmp_path / "octavo_kernels", ignore=shutil.ignore_patterns("lib", "__pycache__"))
     write_gguf(
-        tmp_path / "m.gguf", make_model(*FAMILIES["llama"]), arch="llama",
+        tmp_path / "m.gguf",
+        make_model(*FAMILIES["llama"]),
+        arch="llama",
         more=lambda writer: writer.add_chat_template("{{ messages[0].content }}"),
-    )  # fmt: skip
+    )
     command = [*CHAT, str(tmp_path / "m.gguf"), "-q", "Hello", "--max-tokens", "3"]
     environment = {"PATH": "/nonexistent", "HOME": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)

@@ -41,16 +41,23 @@ def test_a_key_is_taken_from_the_headers_of_azure_and_anthropic(header, server):
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions/", CHAT), ("/v1/completions//", COMPLETION), ("/v1/messages/", CHAT),
-        ("/v1/embeddings/", {"input": "Hello"}), ("/tokenize/", {"prompt": "Hello"}),
+        ("/v1/chat/completions/", CHAT),
+        ("/v1/completions//", COMPLETION),
+        ("/v1/messages/", CHAT),
+        ("/v1/embeddings/", {"input": "Hello"}),
+        ("/tokenize/", {"prompt": "Hello"}),
         ("/api/chat/", {"model": "tiny", "messages": HELLO, "options": {"num_predict": 1}}),
-        ("/v1/models/", None), ("/health/", None), ("/metrics/", None),
+        ("/v1/models/", None),
+        ("/health/", None),
+        ("/metrics/", None),
     ],
-)  # fmt: skip
+)
 def test_a_route_answers_with_a_slash_at_its_end_as_without(path, body, server):
     """Itself: not every client follows a redirect of a POST."""
-    ways = [httpx.request("GET" if body is None else "POST", server.url + way, json=body, headers=KEY, timeout=30)
-            for way in (path, path.rstrip("/"))]  # fmt: skip
+    ways = [
+        httpx.request("GET" if body is None else "POST", server.url + way, json=body, headers=KEY, timeout=30)
+        for way in (path, path.rstrip("/"))
+    ]
     assert [answer.status_code for answer in ways] == [ways[1].status_code] * 2
     assert ways[0].headers["content-type"] == ways[1].headers["content-type"]
     assert ways[0].status_code not in (307, 404, 405)
@@ -65,10 +72,12 @@ def test_a_slash_gets_nobody_past_the_key(server):
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION), ("/v1/messages", CHAT),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", COMPLETION),
+        ("/v1/messages", CHAT),
         ("/api/generate", {"model": "tiny", "prompt": "Hello", "stream": False, "options": {"num_predict": 1}}),
     ],
-)  # fmt: skip
+)
 def test_a_body_may_begin_with_the_mark_of_utf_8(path, body, padding, server):
     text = json.dumps(body).encode() + b" " * padding
     wanted, answer = (

@@ -19,9 +19,17 @@ from octavo_operator.render.router.envoy import Endpoint
 SOURCES = Path(__file__).parents[2] / "support" / "clients"
 CLIENTS = Path(os.environ.get("OCTAVO_CLIENTS", Path.home() / ".cache" / "octavo" / "clients"))
 PYTHON = (
-    "openai", "anthropic", "ollama", "cohere", "langchain_openai", "langchain_anthropic", "langchain_ollama",
-    "llama_index_openai_like", "llama_index_ollama", "litellm",
-)  # fmt: skip
+    "openai",
+    "anthropic",
+    "ollama",
+    "cohere",
+    "langchain_openai",
+    "langchain_anthropic",
+    "langchain_ollama",
+    "llama_index_openai_like",
+    "llama_index_ollama",
+    "litellm",
+)
 NODE = ("openai", "anthropic", "ollama", "ai_openai", "ai_openai_compatible", "ai_anthropic")
 
 

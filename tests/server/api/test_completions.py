@@ -55,9 +55,13 @@ def test_the_default_is_sixteen_tokens(client):
 @pytest.mark.parametrize("stop", [None, ["o", "e"]])
 def test_streamed_pieces_add_up_to_the_whole_answer(client, stop):
     options = {
-        "model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "stop": stop,
+        "model": "tiny",
+        "prompt": PROMPT,
+        "max_tokens": 40,
+        "temperature": 0,
+        "stop": stop,
         "extra_body": {"ignore_eos": True},
-    }  # fmt: skip
+    }
     whole = client.completions.create(**options)
     chunks = list(raw_chunks(client, **options, stream=True, stream_options={"include_usage": True}))
     assert "".join(c["choices"][0]["text"] for c in chunks[:-1]) == whole.choices[0].text
@@ -80,9 +84,16 @@ def raw_chunks(client, **body):
 
 def test_streamed_token_ids_and_usage_of_every_chunk(client):
     chunks = raw_chunks(
-        client, model="tiny", prompt=PROMPT, max_tokens=6, temperature=0, ignore_eos=True, stream=True,
-        return_token_ids=True, stream_options={"include_usage": True, "continuous_usage_stats": True},
-    )  # fmt: skip
+        client,
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=6,
+        temperature=0,
+        ignore_eos=True,
+        stream=True,
+        return_token_ids=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )
     assert sum(len(c["choices"][0]["token_ids"]) for c in chunks[:-1]) == 6
     assert chunks[0]["choices"][0]["prompt_token_ids"]
     counts = [c["usage"]["completion_tokens"] for c in chunks]
@@ -151,9 +162,13 @@ def test_stop_strings_and_their_reason(client):
     assert answer.choices[0].text == text[: text.index(stop)]
     assert answer.choices[0].finish_reason == "stop" and answer.choices[0].stop_reason == stop
     included = client.completions.create(
-        model="tiny", prompt=PROMPT, max_tokens=60, temperature=0, stop=[stop],
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=60,
+        temperature=0,
+        stop=[stop],
         extra_body={"ignore_eos": True, "include_stop_str_in_output": True},
-    )  # fmt: skip
+    )
     assert included.choices[0].text == text[: text.index(stop) + len(stop)]
 
 
@@ -186,9 +201,14 @@ def test_logprobs_in_completions_shape(client, backend):
 def test_the_sampled_token_is_the_first_of_the_best(shared_server):
     """Whatever its rank, and the others follow by theirs: clients of vLLM read the first one."""
     body = {
-        "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "logprobs": 2, "echo": True, "allowed_token_ids": [7],
+        "prompt": PROMPT,
+        "max_tokens": 3,
+        "temperature": 0,
+        "logprobs": 2,
+        "echo": True,
+        "allowed_token_ids": [7],
         "return_tokens_as_token_ids": True,
-    }  # fmt: skip
+    }
     logprobs = shared_server.post("/v1/completions", body).json()["choices"][0]["logprobs"]
     assert logprobs["tokens"][-3:] == ["token_id:7"] * 3
     rows = list(zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True))
@@ -201,9 +221,13 @@ def test_the_sampled_token_is_the_first_of_the_best(shared_server):
 
 def test_tokens_as_ids(client):
     answer = client.completions.create(
-        model="tiny", prompt=PROMPT, max_tokens=4, temperature=0, logprobs=1,
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=4,
+        temperature=0,
+        logprobs=1,
         extra_body={"return_token_ids": True, "return_tokens_as_token_ids": True},
-    )  # fmt: skip
+    )
     assert answer.choices[0].logprobs.tokens == [f"token_id:{i}" for i in answer.choices[0].token_ids]
 
 
@@ -223,9 +247,16 @@ def test_every_choice_of_a_stream_echoes_all_of_a_prompt_that_takes_several_step
     """The log-probabilities of its parts come one step after the other."""
     ids = [i % 200 for i in range(240)]
     body = {
-        "prompt": ids, "max_tokens": 3, "temperature": 0, "echo": True, "logprobs": 1, "n": 2, "stream": True,
-        "ignore_eos": True, "return_tokens_as_token_ids": True,
-    }  # fmt: skip
+        "prompt": ids,
+        "max_tokens": 3,
+        "temperature": 0,
+        "echo": True,
+        "logprobs": 1,
+        "n": 2,
+        "stream": True,
+        "ignore_eos": True,
+        "return_tokens_as_token_ids": True,
+    }
     tokens: dict[int, list[str]] = {0: [], 1: []}
     for line in shared_server.post("/v1/completions", body).text.splitlines():
         if line.startswith("data: {"):
@@ -250,9 +281,16 @@ def test_offsets_point_at_their_tokens_in_the_text(shared_server, backend, ids, 
     if not prompt:
         return
     body = {
-        "prompt": prompt, "max_tokens": 4, "echo": True, "logprobs": 0, "seed": 1, "ignore_eos": True,
-        "skip_special_tokens": skip, "return_token_ids": True, **options,
-    }  # fmt: skip
+        "prompt": prompt,
+        "max_tokens": 4,
+        "echo": True,
+        "logprobs": 0,
+        "seed": 1,
+        "ignore_eos": True,
+        "skip_special_tokens": skip,
+        "return_token_ids": True,
+        **options,
+    }
     choice = shared_server.post("/v1/completions", body).json()["choices"][0]
     text, logprobs = choice["text"], choice["logprobs"]
     lines = shared_server.post("/v1/completions", {**body, "stream": True}).text.splitlines()

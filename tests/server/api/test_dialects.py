@@ -30,12 +30,17 @@ ZONE = {"type": "object", "properties": {"zone": {"type": "string"}}}
 NOW = {"name": "now", "description": "the time", "parameters": ZONE}
 AGENT = [
     {"type": "function", **NOW, "strict": False},
-    {"type": "custom", "name": "apply_patch", "description": "Edits files.",
-     "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}},
+    {
+        "type": "custom",
+        "name": "apply_patch",
+        "description": "Edits files.",
+        "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"},
+    },
     {"type": "namespace", "name": "mcp__clock__", "description": "A clock.", "tools": [{"type": "function", **NOW}]},
-    {"type": "web_search", "external_web_access": False}, {"type": "image_generation", "output_format": "png"},
+    {"type": "web_search", "external_web_access": False},
+    {"type": "image_generation", "output_format": "png"},
     {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": ZONE},
-]  # fmt: skip
+]
 # (reasoning, text, calls) of each script
 SAID: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
     "[reason]": ("Is it so?", "It is so é 日.", []),
@@ -74,8 +79,9 @@ def test_what_a_model_does_fits_the_types(scripted, script):
         assert (reasoning, text.strip(), as_text) == expected, dialect
         assert streamed(scripted.url, dialect, body) == whole(scripted.url, dialect, body)
     for dialect, kind, event_kind in (
-        ("messages", Message, RawMessageStreamEvent), ("responses", Response, ResponseStreamEvent),
-    ):  # fmt: skip
+        ("messages", Message, RawMessageStreamEvent),
+        ("responses", Response, ResponseStreamEvent),
+    ):
         body = body_for(dialect, script, 8, ["STOP"], tool)
         answer = fits(kind, scripted.post(PATHS[dialect], body).text)
         for name, data in named_events(scripted.url + PATHS[dialect], body):
@@ -118,10 +124,11 @@ def test_reasoning_comes_back_in_every_form(scripted):
         assert [part["text"] for part in shown] == ["Is it so?"] and answer["reasoning"]["summary"] == summary
         sealed = {"type": "reasoning", "summary": [], "encrypted_content": thoughts["encrypted_content"]}
         counts = {
-            tokens([user, thoughts, said]), tokens([user, sealed, said]),
+            tokens([user, thoughts, said]),
+            tokens([user, sealed, said]),
             tokens([], previous_response_id=answer["id"]),
             tokens([user, {"type": "item_reference", "id": thoughts["id"]}, said]),
-        }  # fmt: skip
+        }
         assert len(counts) == 1 and counts.pop() > tokens([user, {**sealed, "encrypted_content": "gAAAA"}, said])
         items = scripted.get(f"/v1/responses/{answer['id']}/input_items").text
         fits(ResponseItemList, items)
@@ -173,8 +180,11 @@ def test_an_agents_tools(scripted):
 
 def test_logprobs_of_texts(scripted):
     body: dict[str, Any] = {
-        "input": "[reason]", "temperature": 0, "include": ["message.output_text.logprobs"], "top_logprobs": 2,
-    }  # fmt: skip
+        "input": "[reason]",
+        "temperature": 0,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+    }
     answer = fits(Response, scripted.post("/v1/responses", body).text)
     (content,) = answer.output[1].content
     assert b"".join(bytes(one.bytes) for one in content.logprobs).decode().lstrip() == content.text == "It is so é 日."
@@ -278,25 +288,43 @@ def test_a_stream_whose_engine_dies_ends_with_the_dialects_error(start_scripted)
 
 FULL: dict[str, dict[str, Any]] = {
     "/v1/messages": {
-        "model": "scripted", "max_tokens": 5, "system": [{"type": "text", "text": "Be brief."}], "stream": False,
+        "model": "scripted",
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "Be brief."}],
+        "stream": False,
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "[call]"}]},
-            {"role": "assistant", "content": [
-                {"type": "thinking", "thinking": "Hm.", "signature": "x"},
-                {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {"zone": "UTC"}},
-            ]},
-            {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "12"}]},
-                {"type": "text", "text": "[plain]"},
-            ]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+                    {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {"zone": "UTC"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "12"}]},
+                    {"type": "text", "text": "[plain]"},
+                ],
+            },
         ],
-        "tools": [{"name": "now", "description": "time", "input_schema": ZONE}], "tool_choice": {"type": "auto"},
-        "temperature": 0, "top_p": 1, "top_k": 5, "stop_sequences": ["zzz"], "thinking": {"type": "adaptive"},
-        "output_config": {"effort": "low"}, "metadata": {"user_id": "x"},
+        "tools": [{"name": "now", "description": "time", "input_schema": ZONE}],
+        "tool_choice": {"type": "auto"},
+        "temperature": 0,
+        "top_p": 1,
+        "top_k": 5,
+        "stop_sequences": ["zzz"],
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "low"},
+        "metadata": {"user_id": "x"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
     },
     "/v1/responses": {
-        "model": "scripted", "max_output_tokens": 5, "instructions": "Be brief.", "stream": False,
+        "model": "scripted",
+        "max_output_tokens": 5,
+        "instructions": "Be brief.",
+        "stream": False,
         "input": [
             {"role": "user", "content": [{"type": "input_text", "text": "[call]"}]},
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": "octavo:"},
@@ -306,50 +334,108 @@ FULL: dict[str, dict[str, Any]] = {
             {"type": "custom_tool_call_output", "call_id": "d", "output": "ok"},
             {"type": "message", "role": "user", "content": "[plain]"},
         ],
-        "tools": AGENT, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
-            {"type": "function", "name": "now"}]},
-        "temperature": 0, "top_p": 1, "text": {"format": {"type": "text"}, "verbosity": "low"},
-        "reasoning": {"effort": "low", "summary": "auto"}, "include": ["reasoning.encrypted_content"],
-        "truncation": "auto", "metadata": {"a": "b"}, "top_logprobs": 1, "store": False,
+        "tools": AGENT,
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "now"}]},
+        "temperature": 0,
+        "top_p": 1,
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "truncation": "auto",
+        "metadata": {"a": "b"},
+        "top_logprobs": 1,
+        "store": False,
     },
     "/api/chat": {
-        "model": "scripted", "stream": False, "think": True, "format": "", "keep_alive": "5m", "logprobs": False,
+        "model": "scripted",
+        "stream": False,
+        "think": True,
+        "format": "",
+        "keep_alive": "5m",
+        "logprobs": False,
         "messages": [
             {"role": "user", "content": "[call]"},
-            {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [
-                {"function": {"name": "now", "arguments": {"zone": "UTC"}}}]},
+            {
+                "role": "assistant",
+                "content": "",
+                "thinking": "Hm.",
+                "tool_calls": [{"function": {"name": "now", "arguments": {"zone": "UTC"}}}],
+            },
             {"role": "tool", "tool_name": "now", "content": "12"},
             {"role": "user", "content": "[plain]"},
         ],
-        "tools": [{"type": "function", "function": NOW}], "truncate": True,
+        "tools": [{"type": "function", "function": NOW}],
+        "truncate": True,
         "options": {"num_predict": 5, "temperature": 0, "top_k": 5, "top_p": 1, "seed": 1, "num_ctx": 900},
     },
     "/v1/chat/completions": {
-        "model": "scripted", "stream": False, "max_tokens": 5, "temperature": 0, "stop": ["zzz"],
+        "model": "scripted",
+        "stream": False,
+        "max_tokens": 5,
+        "temperature": 0,
+        "stop": ["zzz"],
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "[call]"}]},
-            {"role": "assistant", "content": None, "tool_calls": [
-                {"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}}],
+            },
             {"role": "tool", "tool_call_id": "c", "content": "12"},
             {"role": "user", "content": "[plain]"},
         ],
-        "tools": [{"type": "function", "function": NOW}], "tool_choice": "auto", "logprobs": True, "top_logprobs": 1,
-        "response_format": {"type": "text"}, "reasoning_effort": "low", "stream_options": None,
+        "tools": [{"type": "function", "function": NOW}],
+        "tool_choice": "auto",
+        "logprobs": True,
+        "top_logprobs": 1,
+        "response_format": {"type": "text"},
+        "reasoning_effort": "low",
+        "stream_options": None,
     },
-}  # fmt: skip
+}
 JUNK = st.one_of(
-    st.sampled_from([
-        None, True, False, 0, -1, 1, 0.5, 2**63, 2**70, -(2**70), 1e308, -0.0, "", " ", "x", "\x00",
-        "x" * 9_000, [], {}, [None], [[]], [{}], {"type": "x"}, {"type": "text"}, {"type": None}, {"": ""}, [1] * 500,
-        "auto", "image",
-    ]),
-    st.text(max_size=5), st.integers(), st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(
+        [
+            None,
+            True,
+            False,
+            0,
+            -1,
+            1,
+            0.5,
+            2**63,
+            2**70,
+            -(2**70),
+            1e308,
+            -0.0,
+            "",
+            " ",
+            "x",
+            "\x00",
+            "x" * 9_000,
+            [],
+            {},
+            [None],
+            [[]],
+            [{}],
+            {"type": "x"},
+            {"type": "text"},
+            {"type": None},
+            {"": ""},
+            [1] * 500,
+            "auto",
+            "image",
+        ]
+    ),
+    st.text(max_size=5),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
     st.recursive(st.none(), lambda inner: st.lists(inner, max_size=1) | st.dictionaries(st.just("a"), inner)),
-)  # fmt: skip
+)
 FOREIGN = {  # words of other dialects
     "/v1/messages": ("truncate_prompt", "response_format", "function", "max_completion"),
     "/api/chat": ("truncate_prompt", "response_format", "max_tokens", "max_completion"),
-}  # fmt: skip
+}
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

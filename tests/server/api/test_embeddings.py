@@ -123,11 +123,12 @@ def test_coheres_form_is_of_the_same_vectors(shared_server):
     for wrong, word in (
         ({**long, "truncate": "NONE"}, "texts.0 has"),
         ({"texts": ["a", "brown fox"], "truncate": "NONE", "max_tokens": 1}, "texts.1 has"),
-        ({"texts": [""]}, "texts.0"), ({"texts": []}, "texts"),
+        ({"texts": [""]}, "texts.0"),
+        ({"texts": []}, "texts"),
         ({"texts": ["x"], "images": ["x"]}, "images"),
         ({"texts": ["x"], "output_dimension": 10_000}, "output_dimension"),
         ({"texts": ["x"], "embedding_types": ["int8"]}, "embedding_types"),
-    ):  # fmt: skip
+    ):
         refused = shared_server.post("/v2/embed", wrong)
         error = refused.json()["error"]
         assert refused.status_code == 400 and word in error["message"], refused.text

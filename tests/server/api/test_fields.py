@@ -142,9 +142,15 @@ def _objects(schema: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.integers(-3, 1100), st.floats(-1e6, 1e6),
-    st.sampled_from([0.5, 1.5, -0.5, 1e300]), st.text(max_size=5), st.sampled_from(["", "1", "auto", "bogus"]),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.integers(-3, 1100),
+    st.floats(-1e6, 1e6),
+    st.sampled_from([0.5, 1.5, -0.5, 1e300]),
+    st.text(max_size=5),
+    st.sampled_from(["", "1", "auto", "bogus"]),
+)
 ANYTHING = st.one_of(
     SCALARS,
     st.lists(SCALARS, max_size=3),
@@ -303,15 +309,24 @@ def test_constraints_in_other_dialects_are_kept(post, path, asked):
 @pytest.mark.parametrize(
     "asked",
     [
-        {"grammar": 'root ::= "yes" | "no"'}, {"ebnf": 'root ::= "yes"'}, {"logprob_token_ids": [1, 2]},
-        {"truncation_side": "middle", "truncate_prompt_tokens": 3}, {"truncation_side": "left"}, {"best_of": 4},
+        {"grammar": 'root ::= "yes" | "no"'},
+        {"ebnf": 'root ::= "yes"'},
+        {"logprob_token_ids": [1, 2]},
+        {"truncation_side": "middle", "truncate_prompt_tokens": 3},
+        {"truncation_side": "left"},
+        {"best_of": 4},
         {"stream_options": {"include_usage": True}},
-        {"response_format": {"type": "json_object", "schema": 5}}, {"json_schema": 5}, {"regex": 5},
-        {"mirostat": 2}, {"n_predict": 5}, {"stop_sequences": ["x"]},
-        {"options": {"temperature": 0}}, {"modalities": ["text", "audio"]},
+        {"response_format": {"type": "json_object", "schema": 5}},
+        {"json_schema": 5},
+        {"regex": 5},
+        {"mirostat": 2},
+        {"n_predict": 5},
+        {"stop_sequences": ["x"]},
+        {"options": {"temperature": 0}},
+        {"modalities": ["text", "audio"]},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_would_change_the_text_is_never_ignored(post, path, asked):
     answer = post(path, {**BODIES[path], **asked})
     assert answer.status_code == 400 and next(iter(asked)) in answer.json()["error"]["message"]

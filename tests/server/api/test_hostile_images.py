@@ -109,9 +109,10 @@ def server(start: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     dialled = tmp_path_factory.mktemp("web") / "dialled"
     dialled.touch()
     env = {
-        media_server.WEB: str(web.server_port), media_server.DIALLED: str(dialled),
+        media_server.WEB: str(web.server_port),
+        media_server.DIALLED: str(dialled),
         "PYTHONPATH": str(Path(__file__).parents[2]),
-    }  # fmt: skip
+    }
     hosts = [*media_server.ADDRESSES, "127.0.0.1", "0x7f.1", "localhost"]
     flags = ["--limit-mm-per-prompt", '{"image": 3}', "--allowed-local-media-path", str(folder / "pictures")]
     flags += ["--allowed-media-domains", *hosts, "--max-model-len", "512", "--served-model-name", "tiny"]
@@ -301,9 +302,13 @@ def test_addresses_are_refused_before_anything_is_dialled(server: Server, neighb
 
 def test_hostile_web_servers_are_refused_in_bounded_time(server: Server, neighbour: Neighbour) -> None:
     for path, words in (
-        ("redirect", "redirect"), ("gzip", "neither PNG"), ("huge", "more than 20 MB"), ("missing", "answers 404"),
-        ("page", "neither PNG"), ("endless", "more than 20 MB"),
-    ):  # fmt: skip
+        ("redirect", "redirect"),
+        ("gzip", "neither PNG"),
+        ("huge", "more than 20 MB"),
+        ("missing", "answers 404"),
+        ("page", "neither PNG"),
+        ("endless", "more than 20 MB"),
+    ):
         refused(server, chat(f"http://pictures.example/{path}.png"), words)
     started = time.monotonic()
     path, body, _ = chat("http://pictures.example/slow.png")

@@ -110,9 +110,11 @@ def test_an_image_in_tiles_answers_as_offline(start: Any, tmp_path: Path) -> Non
 def test_tools_schemas_and_samples_beside_an_image(server: Any) -> None:
     """And a client that goes away in the middle leaves nothing running."""
     kinds: dict[str, Any] = {
-        "type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}}, "required": ["kind"],
+        "type": "object",
+        "properties": {"kind": {"enum": ["cat", "dog"]}},
+        "required": ["kind"],
         "additionalProperties": False,
-    }  # fmt: skip
+    }
     tool = {"type": "function", "function": {"name": "describe", "parameters": kinds}}
     named = {"type": "function", "function": {"name": "describe"}}
     until_done = {"max_tokens": 250, "ignore_eos": False}
@@ -232,9 +234,12 @@ def test_bad_images_are_refused_beside_a_stream_that_goes_on(server: Any) -> Non
     def stream() -> None:
         last = time.monotonic()
         for chunk in server.client().chat.completions.create(
-            model="tiny", max_tokens=300, stream=True, messages=[{"role": "user", "content": "hello"}],
+            model="tiny",
+            max_tokens=300,
+            stream=True,
+            messages=[{"role": "user", "content": "hello"}],
             extra_body={"ignore_eos": True},
-        ):  # fmt: skip
+        ):
             now = time.monotonic()
             gaps.append(now - last)
             last = now

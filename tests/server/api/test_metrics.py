@@ -20,9 +20,15 @@ LABELS = {"model_name": "metered", "engine": "0"}
 def server(start):
     """A server of its own, so that counts are exact."""
     server = start(
-        "--served-model-name", "metered", "--max-num-seqs", "4", "--num-gpu-blocks-override", "64",
-        "--max-num-queued-reqs", "6",
-    )  # fmt: skip
+        "--served-model-name",
+        "metered",
+        "--max-num-seqs",
+        "4",
+        "--num-gpu-blocks-override",
+        "64",
+        "--max-num-queued-reqs",
+        "6",
+    )
     assert sum(value for name, _, value in scrape(server) if name == "vllm:request_success_total") == 0
     return server
 
@@ -184,22 +190,48 @@ def test_a_full_queue_is_429_with_retry_after_and_counted(server):
 
 
 GAUGES = [
-    "num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc",
-    "engine_sleep_state", "gpu_cache_usage_perc", "cpu_prefix_cache_hit_rate", "gpu_prefix_cache_hit_rate",
-]  # fmt: skip
+    "num_requests_running",
+    "num_requests_waiting",
+    "num_requests_waiting_by_reason",
+    "kv_cache_usage_perc",
+    "engine_sleep_state",
+    "gpu_cache_usage_perc",
+    "cpu_prefix_cache_hit_rate",
+    "gpu_prefix_cache_hit_rate",
+]
 COUNTERS = [
-    "prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits",
-    "mm_cache_queries", "mm_cache_hits", "num_preemptions", "prompt_tokens", "prompt_tokens_by_source",
-    "prompt_tokens_cached", "generation_tokens", "request_success",
-]  # fmt: skip
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "external_prefix_cache_queries",
+    "external_prefix_cache_hits",
+    "mm_cache_queries",
+    "mm_cache_hits",
+    "num_preemptions",
+    "prompt_tokens",
+    "prompt_tokens_by_source",
+    "prompt_tokens_cached",
+    "generation_tokens",
+    "request_success",
+]
 HISTOGRAMS = [
-    "request_prompt_tokens", "request_generation_tokens", "iteration_tokens_total",
-    "request_max_num_generation_tokens", "request_params_n", "request_params_max_tokens",
-    "time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
-    "e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds",
-    "request_prefill_time_seconds", "request_decode_time_seconds", "request_prefill_kv_computed_tokens",
-    "request_num_preemptions", "time_per_output_token_seconds",
-]  # fmt: skip
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "iteration_tokens_total",
+    "request_max_num_generation_tokens",
+    "request_params_n",
+    "request_params_max_tokens",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_inference_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_prefill_kv_computed_tokens",
+    "request_num_preemptions",
+    "time_per_output_token_seconds",
+]
 
 
 def test_every_name_of_vllm_is_there_with_its_type_and_labels(server):

@@ -218,10 +218,11 @@ def test_run_answers_a_question(shared_server):
                 "a.scales": torch.zeros(1, 8, dtype=torch.float16),
                 "norm.weight": torch.zeros(8, dtype=torch.float16),
             },
-            "gptq-4bit", 4 * 8 * 8 + 8,
+            "gptq-4bit",
+            4 * 8 * 8 + 8,
         ),
     ],
-)  # fmt: skip
+)
 def test_a_checkpoints_weights_are_counted_not_its_integers(tmp_path, quantization, tensors, expected, count):
     config = json.loads(CONFIG) | ({"quantization_config": quantization} if quantization else {})
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -78,8 +78,16 @@ def test_a_chat_is_the_same_streamed_whole_and_in_openais_form(client, shared_se
 
 # Fields of Ollama's answers that its client does not know yet.
 UNKNOWN = ("name", "id", "index", "bytes")
-LAST = {"done", "done_reason", "total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration",
-        "eval_count", "eval_duration"}  # fmt: skip
+LAST = {
+    "done",
+    "done_reason",
+    "total_duration",
+    "load_duration",
+    "prompt_eval_count",
+    "prompt_eval_duration",
+    "eval_count",
+    "eval_duration",
+}
 
 
 @pytest.mark.parametrize("path", ["chat", "generate"])
@@ -115,19 +123,33 @@ def test_what_is_told_of_models_fits_the_types(shared_server):
     for path, body, kind, required in (
         ("tags", None, ollama.ListResponse, {"name", "model", "modified_at", "size", "digest", "details"}),
         ("ps", None, ollama.ProcessResponse, {"name", "model", "size", "digest", "details", "expires_at", "size_vram"}),
-        ("show", {"model": "tiny"}, ollama.ShowResponse, {
-            "license", "modelfile", "parameters", "template", "details", "model_info", "capabilities", "modified_at"}),
-        ("embed", {"input": "a"}, ollama.EmbedResponse, {
-            "model", "embeddings", "total_duration", "load_duration", "prompt_eval_count"}),
+        (
+            "show",
+            {"model": "tiny"},
+            ollama.ShowResponse,
+            {"license", "modelfile", "parameters", "template", "details", "model_info", "capabilities", "modified_at"},
+        ),
+        (
+            "embed",
+            {"input": "a"},
+            ollama.EmbedResponse,
+            {"model", "embeddings", "total_duration", "load_duration", "prompt_eval_count"},
+        ),
         ("embeddings", {"prompt": "a"}, ollama.EmbeddingsResponse, {"embedding"}),
-    ):  # fmt: skip
+    ):
         raw = (shared_server.get(f"/api/{path}") if body is None else shared_server.post(f"/api/{path}", body)).text
         fits(kind, raw, UNKNOWN)
         answer = json.loads(raw)
         for entry in answer.get("models", [answer]):
             assert required <= entry.keys()
             assert "details" not in required or entry["details"].keys() == {
-                "parent_model", "format", "family", "families", "parameter_size", "quantization_level"}  # fmt: skip
+                "parent_model",
+                "format",
+                "family",
+                "families",
+                "parameter_size",
+                "quantization_level",
+            }
 
 
 def test_durations_are_at_least_one_and_sum_up():
@@ -348,10 +370,18 @@ RECORDED = {
         ("GET", "/api/tags", None),
         ("POST", "/api/show", {"model": "tiny:latest"}),
         (
-            "POST", "/v1/chat/completions",
+            "POST",
+            "/v1/chat/completions",
             {
-                "model": "tiny:latest", "messages": HELLO, "temperature": 0.1, "top_p": 1, "max_tokens": 16, "n": 1,
-                "stream": True, "stream_options": {"include_usage": True}, "tools": [TOOL],
+                "model": "tiny:latest",
+                "messages": HELLO,
+                "temperature": 0.1,
+                "top_p": 1,
+                "max_tokens": 16,
+                "n": 1,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "tools": [TOOL],
             },
         ),
     ],
@@ -359,9 +389,13 @@ RECORDED = {
         ("GET", "/api/tags", None),
         ("POST", "/api/show", {"model": "tiny:latest"}),
         (
-            "POST", "/api/chat",
+            "POST",
+            "/api/chat",
             {
-                "model": "tiny:latest", "messages": [{**HELLO[0], "images": []}], "keep_alive": "5m", "stream": True,
+                "model": "tiny:latest",
+                "messages": [{**HELLO[0], "images": []}],
+                "keep_alive": "5m",
+                "stream": True,
                 "options": {"num_predict": 8, "temperature": 0.5, "num_gpu": 1},
             },
         ),
@@ -371,17 +405,23 @@ RECORDED = {
         ("GET", "/api/version", None),
         ("GET", "/api/ps", None),
         (
-            "POST", "/api/chat",
+            "POST",
+            "/api/chat",
             {
-                "model": "tiny:latest", "messages": HELLO, "options": {"num_predict": 8, "stop": ["###"]},
-                "stream": True, "format": "", "keep_alive": None, "tools": [],
+                "model": "tiny:latest",
+                "messages": HELLO,
+                "options": {"num_predict": 8, "stop": ["###"]},
+                "stream": True,
+                "format": "",
+                "keep_alive": None,
+                "tools": [],
             },
         ),
         ("POST", "/api/chat", {"model": "tiny:latest", "messages": HELLO, "stream": False, "options": GREEDY}),
         ("POST", "/api/embed", {"model": "tiny:latest", "input": ["a", "b"], "truncate": True}),
     ],
     "curl": [("POST", "/api/generate", {"model": "tiny", "prompt": "Why is the sky blue?", "options": GREEDY})],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -242,10 +242,16 @@ def both(start, tiny_model):
     return server, LLM(str(tiny_model), load_format="dummy", kv_cache_memory_bytes=64 << 20)
 
 
-CHOICES = st.sampled_from([
-    None, "none", "auto", "required", {"type": "function", "function": {"name": "note"}},
-    {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "now"}}]}},
-])  # fmt: skip
+CHOICES = st.sampled_from(
+    [
+        None,
+        "none",
+        "auto",
+        "required",
+        {"type": "function", "function": {"name": "note"}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "now"}}]}},
+    ]
+)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -285,7 +291,11 @@ def test_a_demanded_call_is_made_offline(both: Any) -> None:
     tools = [{"type": "function", "function": tool} for tool in TOOLS]
     params = SamplingParams(max_tokens=60, temperature=0)
     (output,) = llm.chat(
-        [{"role": "user", "content": "hi"}], params, use_tqdm=False, tools=tools[1:], tool_choice="required",
+        [{"role": "user", "content": "hi"}],
+        params,
+        use_tqdm=False,
+        tools=tools[1:],
+        tool_choice="required",
         parallel_tool_calls=False,
-    )  # fmt: skip
+    )
     assert json.loads(output.outputs[0].text) == [{"name": "now", "parameters": {}}]

@@ -52,15 +52,43 @@ OF_CHUNKS = ("stop_reason",)
 ASKED = (*OF_CHUNKS, "token_ids", "prompt_token_ids")
 # What vLLM 0.33 and OpenAI have in every object, null or not.
 ALWAYS = {
-    "chat": {"id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage",
-             "prompt_logprobs", "prompt_token_ids", "kv_transfer_params"},
+    "chat": {
+        "id",
+        "object",
+        "created",
+        "model",
+        "choices",
+        "service_tier",
+        "system_fingerprint",
+        "usage",
+        "prompt_logprobs",
+        "prompt_token_ids",
+        "kv_transfer_params",
+    },
     "choice": {"index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids"},
     "message": {"role", "content", "refusal", "annotations", "audio", "function_call", "reasoning"},
-    "completion": {"id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "usage",
-                   "kv_transfer_params"},
-    "text": {"index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids", "prompt_logprobs",
-             "prompt_token_ids"},
-}  # fmt: skip
+    "completion": {
+        "id",
+        "object",
+        "created",
+        "model",
+        "choices",
+        "service_tier",
+        "system_fingerprint",
+        "usage",
+        "kv_transfer_params",
+    },
+    "text": {
+        "index",
+        "text",
+        "logprobs",
+        "finish_reason",
+        "stop_reason",
+        "token_ids",
+        "prompt_logprobs",
+        "prompt_token_ids",
+    },
+}
 OF_MODELS = ("root", "parent", "max_model_len", "default_sampling_params", "input_modalities")
 
 

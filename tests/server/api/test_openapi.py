@@ -19,10 +19,27 @@ load_all_checks()
 
 # What a schema cannot say: how many tokens a text has, and which fields need or exclude each other.
 UNSAYABLE = {
-    "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/v1/score", "/score", "/v1/rerank",
-    "/rerank", "/v2/rerank", "/classify", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show",
-    "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/responses/input_tokens", "/v2/embed",
-}  # fmt: skip
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/tokenize",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/rerank",
+    "/v2/rerank",
+    "/classify",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/show",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v2/embed",
+}
 NOT_BUILT = {"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"}  # a 501 is what they say
 OPERATIONS = [f"{operation.method} {operation.path}" for operation in (*STATE_OPERATIONS, *WORK_OPERATIONS)]
 
@@ -60,12 +77,33 @@ def test_every_operation(described, label, mode):
 def test_every_operation_is_documented(shared_server):
     paths = shared_server.get("/openapi.json").json()["paths"]
     assert {
-        "/health", "/livez", "/readyz", "/ping", "/metrics", "/load", "/version", "/tokenize", "/detokenize",
-        "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/rerank", "/v1/score", "/classify",
-        "/v1/models", "/v1/models/{model_id}", "/api/tags", "/api/chat", "/api/generate", "/api/show", "/props",
-        "/v1/messages", "/v1/messages/count_tokens",
-    "/v1/responses", "/v1/responses/input_tokens",
-    } <= paths.keys()  # fmt: skip
+        "/health",
+        "/livez",
+        "/readyz",
+        "/ping",
+        "/metrics",
+        "/load",
+        "/version",
+        "/tokenize",
+        "/detokenize",
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/classify",
+        "/v1/models",
+        "/v1/models/{model_id}",
+        "/api/tags",
+        "/api/chat",
+        "/api/generate",
+        "/api/show",
+        "/props",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+    } <= paths.keys()
     for path in ("/v1/files", "/v1/batches", "/v1/responses/{response_id}/input_items"):
         assert {"after", "limit"} <= {one["name"] for one in paths[path]["get"]["parameters"] if one["in"] == "query"}
 

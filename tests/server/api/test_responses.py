@@ -22,8 +22,13 @@ from octavo.entrypoints.responses.translate import conversation_of, messages_of
 from octavo.entrypoints.transport.responses import encode_json
 from octavo.interface.outputs import CompletionOutput
 
-NOW = {"type": "function", "name": "now", "description": "the time", "strict": False,
-       "parameters": {"type": "object", "properties": {}}}  # fmt: skip
+NOW = {
+    "type": "function",
+    "name": "now",
+    "description": "the time",
+    "strict": False,
+    "parameters": {"type": "object", "properties": {}},
+}
 PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TURN = [
     {"role": "user", "content": "What time is it?"},
@@ -50,9 +55,15 @@ BODIES: dict[str, dict[str, Any]] = {
     "an object": {"text": {"format": {"type": "json_object"}}},
     "results": {"tools": [NOW], "input": TURN},
     "all that is echoed": {
-        "metadata": {"a": "b"}, "user": "me", "safety_identifier": "x",
+        "metadata": {"a": "b"},
+        "user": "me",
+        "safety_identifier": "x",
         "reasoning": {"effort": "low", "summary": "auto"},
-        "max_tool_calls": 2, "top_p": 0.9, "temperature": 0.5, "truncation": "disabled", "service_tier": "auto",
+        "max_tool_calls": 2,
+        "top_p": 0.9,
+        "temperature": 0.5,
+        "truncation": "disabled",
+        "service_tier": "auto",
     },
     # The fields that Codex sends, and no others, with the functions among its tools.
     "what an agent sends": {
@@ -65,23 +76,43 @@ BODIES: dict[str, dict[str, Any]] = {
             {"type": "function_call", "name": "exec_command", "arguments": '{"cmd":"ls"}', "call_id": "call_7"},
             {"type": "function_call_output", "call_id": "call_7", "output": "a.py"},
         ],
-        "tools": [{**NOW, "name": "exec_command", "parameters": {"type": "object", "properties": {
-            "cmd": {"type": "string"}}, "required": ["cmd"], "additionalProperties": False}}],
-        "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"effort": "medium", "summary": "auto"},
-        "store": False, "stream": True, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "thread-1",
+        "tools": [
+            {
+                **NOW,
+                "name": "exec_command",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"cmd": {"type": "string"}},
+                    "required": ["cmd"],
+                    "additionalProperties": False,
+                },
+            }
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "thread-1",
         "client_metadata": {"x-codex-installation-id": "1"},
     },
-}  # fmt: skip
+}
 
 ORDER = {
     "message": (
-        "response.output_item.added", "response.content_part.added", "response.output_text.done",
-        "response.content_part.done", "response.output_item.done",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
     ),
     "function_call": (
-        "response.output_item.added", "response.function_call_arguments.done", "response.output_item.done",
+        "response.output_item.added",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
     ),
-}  # fmt: skip
+}
 
 
 def body_of(name: str) -> dict[str, Any]:
@@ -249,8 +280,10 @@ def test_penalties_and_what_is_kept_are_told(shared_server):
     asked = {"input": "x", "max_output_tokens": 1, "presence_penalty": 1.5, "frequency_penalty": -1, "store": False}
     answer = shared_server.post("/v1/responses", asked).json()
     assert {name: answer[name] for name in ("presence_penalty", "frequency_penalty", "store")} == {
-        "presence_penalty": 1.5, "frequency_penalty": -1, "store": False,
-    }  # fmt: skip
+        "presence_penalty": 1.5,
+        "frequency_penalty": -1,
+        "store": False,
+    }
     compacted = shared_server.post("/v1/responses/compact", {"input": "x"})
     assert compacted.status_code == 404 and "not supported" in compacted.json()["error"]["message"]
 

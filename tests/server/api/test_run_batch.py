@@ -178,8 +178,9 @@ KEYS = {"custom_id": SCRAPS | VALUES, "url": st.just(batch_lines.URL) | VALUES, 
 OBJECTS = st.fixed_dictionaries({}, optional={**KEYS, "method": st.just("POST") | VALUES, "more": VALUES})
 RAW = st.binary(max_size=200) | st.builds(
     lambda value, is_ascii: json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass"),
-    OBJECTS | VALUES, st.booleans(),
-)  # fmt: skip
+    OBJECTS | VALUES,
+    st.booleans(),
+)
 
 
 @given(RAW)

@@ -21,19 +21,31 @@ LONG = 30_000  # tokens, of which no test waits for the last
 USER = [{"role": "user", "content": "The quick brown fox"}]
 # Log-probabilities, where a dialect has them, make a stream that fills every buffer.
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "chat": ("/v1/chat/completions", {
-        "messages": USER, "max_tokens": LONG, "logprobs": True, "top_logprobs": 60, "stream": True}),
-    "completions": ("/v1/completions", {
-        "prompt": "fox", "max_tokens": LONG, "logprobs": 60, "stream": True}),
-    "Responses": ("/v1/responses", {
-        "input": USER, "max_output_tokens": LONG, "top_logprobs": 60, "stream": True,
-        "include": ["message.output_text.logprobs"]}),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": USER, "max_tokens": LONG, "logprobs": True, "top_logprobs": 60, "stream": True},
+    ),
+    "completions": ("/v1/completions", {"prompt": "fox", "max_tokens": LONG, "logprobs": 60, "stream": True}),
+    "Responses": (
+        "/v1/responses",
+        {
+            "input": USER,
+            "max_output_tokens": LONG,
+            "top_logprobs": 60,
+            "stream": True,
+            "include": ["message.output_text.logprobs"],
+        },
+    ),
     "Messages": ("/v1/messages", {"messages": USER, "max_tokens": LONG, "stream": True}),
-    "Ollama's chat": ("/api/chat", {
-        "messages": USER, "options": {"num_predict": LONG}, "logprobs": True, "top_logprobs": 60}),
-    "Ollama's generate": ("/api/generate", {
-        "prompt": "fox", "options": {"num_predict": LONG}, "logprobs": True, "top_logprobs": 60}),
-}  # fmt: skip
+    "Ollama's chat": (
+        "/api/chat",
+        {"messages": USER, "options": {"num_predict": LONG}, "logprobs": True, "top_logprobs": 60},
+    ),
+    "Ollama's generate": (
+        "/api/generate",
+        {"prompt": "fox", "options": {"num_predict": LONG}, "logprobs": True, "top_logprobs": 60},
+    ),
+}
 
 
 @pytest.fixture(scope="module")

@@ -201,9 +201,13 @@ def thinker(start, tiny_model, tmp_path_factory):
     def think(**options):
         """The model comes to an end of its thoughts soon."""
         return server.client().chat.completions.create(
-            model="tiny", messages=USER, temperature=1, seed=5, logit_bias={str(end): 3.5},
+            model="tiny",
+            messages=USER,
+            temperature=1,
+            seed=5,
+            logit_bias={str(end): 3.5},
             **{"max_tokens": 400, **options},
-        )  # fmt: skip
+        )
 
     return think
 

@@ -21,9 +21,13 @@ ALTERNATING = (
     " }}{% endif %}" + TURNS + "{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
 )
 MESSAGES = [
-    {"role": "system", "content": "A"}, {"role": "user", "content": "b"}, {"role": "system", "content": "C"},
-    {"role": "assistant", "content": "d"}, {"role": "developer", "content": "E"}, {"role": "user", "content": "f"},
-]  # fmt: skip
+    {"role": "system", "content": "A"},
+    {"role": "user", "content": "b"},
+    {"role": "system", "content": "C"},
+    {"role": "assistant", "content": "d"},
+    {"role": "developer", "content": "E"},
+    {"role": "user", "content": "f"},
+]
 C, E = (f"<system-reminder>\n{text}\n</system-reminder>" for text in "CE")
 PROMPTS = {
     AT_THE_START: f"<|system|>A<|end|><|user|>b\n\n{C}<|end|><|assistant|>d<|end|><|user|>{E}\n\nf<|end|><|assistant|>",
@@ -77,10 +81,12 @@ def test_what_a_template_refuses_for_other_reasons_is_said_in_its_words(strict):
         assert answer.status_code == 400 and "must alternate" in answer.json()["error"]["message"]
 
 
-MESSAGE = st.fixed_dictionaries({
-    "role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
-    "content": st.text("abc", min_size=1, max_size=3),
-})  # fmt: skip
+MESSAGE = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
+        "content": st.text("abc", min_size=1, max_size=3),
+    }
+)
 
 
 @given(

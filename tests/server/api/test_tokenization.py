@@ -26,8 +26,11 @@ def test_tokenize(shared_server, backend):
     answer = shared_server.post("/tokenize", {"prompt": "The fox", "return_token_strs": True, "model": "tiny"}).json()
     expected = backend.encode("The fox")
     assert answer == {
-        "count": len(expected.ids), "max_model_len": 1024, "tokens": expected.ids, "token_strs": expected.tokens,
-    }  # fmt: skip
+        "count": len(expected.ids),
+        "max_model_len": 1024,
+        "tokens": expected.ids,
+        "token_strs": expected.tokens,
+    }
     assert shared_server.post("/tokenize", {"prompt": ""}).json()["count"] == 0
 
 

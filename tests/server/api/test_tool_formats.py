@@ -32,16 +32,26 @@ DEEPSEEK = (
 UNKNOWN = "<tool_call>({{ c.function.name }} {{ c.function.arguments | tojson }})</tool_call>"
 ARGUMENTS = {"text": 'it\'s "7"\n<b>é</b>', "count": 7, "exact": True}
 SAYS = {
-    "xml": (XML, "<tool_call>\n<function=note>\n<parameter=text>\n" + ARGUMENTS["text"] + "\n</parameter>\n"
-        "<parameter=count>\n7\n</parameter>\n<parameter=exact>\ntrue\n</parameter>\n</function>\n</tool_call>"),
-    "glm": (GLM, "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>" + ARGUMENTS["text"] + "</arg_value>\n"
+    "xml": (
+        XML,
+        "<tool_call>\n<function=note>\n<parameter=text>\n" + ARGUMENTS["text"] + "\n</parameter>\n"
+        "<parameter=count>\n7\n</parameter>\n<parameter=exact>\ntrue\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "glm": (
+        GLM,
+        "<tool_call>note\n<arg_key>text</arg_key>\n<arg_value>" + ARGUMENTS["text"] + "</arg_value>\n"
         "<arg_key>count</arg_key>\n<arg_value>7</arg_value>\n<arg_key>exact</arg_key>\n<arg_value>true</arg_value>\n"
-        "</tool_call>"),
-    "command": (COMMAND, '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "note", "parameters": '
-        + json.dumps(ARGUMENTS, ensure_ascii=False) + "}]<|END_ACTION|>"),
+        "</tool_call>",
+    ),
+    "command": (
+        COMMAND,
+        '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "note", "parameters": '
+        + json.dumps(ARGUMENTS, ensure_ascii=False)
+        + "}]<|END_ACTION|>",
+    ),
     "deepseek": (DEEPSEEK, "<｜tool▁call▁begin｜>note<｜tool▁sep｜>" + json.dumps(ARGUMENTS) + "<｜tool▁call▁end｜>"),
     "unknown": (UNKNOWN, '<tool_call>\n{"name": "note", "arguments": ' + json.dumps(ARGUMENTS) + "}\n</tool_call>"),
-}  # fmt: skip
+}
 NOTE = {
     "name": "note",
     "parameters": {
@@ -61,10 +71,15 @@ def server(start):
 def body(family: str, **fields: object) -> dict:
     calls, says = SAYS[family]
     return {
-        "model": "tiny", "messages": [{"role": "user", "content": "Note it."}], "max_tokens": 400, "temperature": 0,
-        "chat_template": TOLD + TURNS.replace("CALL", calls), "tools": [{"type": "function", "function": NOTE}],
-        "structured_outputs": {"choice": ["Well.\n" + says]}, **fields,
-    }  # fmt: skip
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Note it."}],
+        "max_tokens": 400,
+        "temperature": 0,
+        "chat_template": TOLD + TURNS.replace("CALL", calls),
+        "tools": [{"type": "function", "function": NOTE}],
+        "structured_outputs": {"choice": ["Well.\n" + says]},
+        **fields,
+    }
 
 
 @pytest.mark.parametrize("family", SAYS)
@@ -76,8 +91,9 @@ def test_calls_come_whole_and_streamed(server, family):
 
     streamed = server.client().chat.completions.create(
         **{k: v for k, v in body(family).items() if k not in ("chat_template", "structured_outputs")},
-        extra_body={k: body(family)[k] for k in ("chat_template", "structured_outputs")}, stream=True,
-    )  # fmt: skip
+        extra_body={k: body(family)[k] for k in ("chat_template", "structured_outputs")},
+        stream=True,
+    )
     content = name = arguments = ""
     for chunk in streamed:
         delta = chunk.choices[0].delta

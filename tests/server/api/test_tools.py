@@ -221,10 +221,15 @@ def test_every_sample_has_its_own_calls(client):
 def test_calls_and_results_in_the_history_reach_the_template(unusual):
     messages = [
         *USER,
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+            ],
+        },
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
-    ]  # fmt: skip
+    ]
     body = {"messages": messages, "tools": [WEATHER, NOW], "tool_choice": "none"}
     ids = unusual.post("/tokenize", body).json()["tokens"]
     text = unusual.post("/detokenize", {"tokens": ids}).json()["prompt"]
@@ -237,9 +242,16 @@ def test_calls_and_results_in_the_history_reach_the_template(unusual):
 
 @pytest.mark.parametrize(
     ("arguments", "city"),
-    [("", ""), ("{", ""), ('{"ci', ""), ('{"city": "Par', "Par"), ('{"city": "Paris", "days": 1', "Paris"),
-     ('{"city": "Paris", "near": [{"x": tr', "Paris"), ('{"city": "Pa\\u00', "Pa")],
-)  # fmt: skip
+    [
+        ("", ""),
+        ("{", ""),
+        ('{"ci', ""),
+        ('{"city": "Par', "Par"),
+        ('{"city": "Paris", "days": 1', "Paris"),
+        ('{"city": "Paris", "near": [{"x": tr', "Paris"),
+        ('{"city": "Pa\\u00', "Pa"),
+    ],
+)
 def test_calls_that_were_cut_off_can_be_sent_back(arguments, city):
     """What there is of the arguments reaches the template as an object."""
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
@@ -310,10 +322,15 @@ def test_a_template_without_tools_gets_them_told(shared_server):
     messages = [
         {"role": "system", "content": "Be brief."},
         *USER,
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+            ],
+        },
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
-    ]  # fmt: skip
+    ]
     ids = shared_server.post("/tokenize", {"messages": messages, "tools": [WEATHER, NOW]}).json()["tokens"]
     text = shared_server.post("/detokenize", {"tokens": ids}).json()["prompt"]
     assert text.startswith("<|system|>Be brief.") and '"get_weather"' in text and '"now"' in text
@@ -369,10 +386,18 @@ def test_the_answers_form_leaves_room_for_calls(client, parallel):
 
 FORM = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
 PLAIN = {"name": "now", "description": "The time", "parameters": {"type": "object", "properties": {}}}
-RESPONSES = {"input": "x", "max_output_tokens": 60, "tools": [{"type": "function", **PLAIN}],
-             "text": {"format": {"type": "json_schema", "name": "a", "schema": FORM, "strict": True}}}  # fmt: skip
-MESSAGES = {"messages": USER, "max_tokens": 60, "output_config": {"format": {"type": "json_schema", "schema": FORM}},
-            "tools": [{"name": "now", "input_schema": PLAIN["parameters"]}]}  # fmt: skip
+RESPONSES = {
+    "input": "x",
+    "max_output_tokens": 60,
+    "tools": [{"type": "function", **PLAIN}],
+    "text": {"format": {"type": "json_schema", "name": "a", "schema": FORM, "strict": True}},
+}
+MESSAGES = {
+    "messages": USER,
+    "max_tokens": 60,
+    "output_config": {"format": {"type": "json_schema", "schema": FORM}},
+    "tools": [{"name": "now", "input_schema": PLAIN["parameters"]}],
+}
 CHATS = {"messages": USER, "max_tokens": 60, "tools": [NOW]}
 NAMED = {"type": "function", "function": {"name": "now"}}
 OF_A_TEXT = {"type": "json_schema", "json_schema": {"name": "a", "schema": FORM, "strict": True}}
@@ -396,15 +421,31 @@ def test_a_demanded_call_wins_over_the_form_of_a_text(server, path, body, at):
 
 
 EMAIL = r"^(?!\.)[A-Za-z0-9_+.-]*@[a-z]+\.[a-z]{2,}$"  # what Zod writes, nearly
-ODD = {"type": "object", "required": ["to"], "properties": {
-    "to": {"$ref": "#to"}, "reply": {"type": "string", "pattern": EMAIL}, "twice": {"pattern": r"^(a)$"},
-    "tags": {"type": "array", "uniqueItems": True}, "when": {"format": "a-format-of-mine"},
-}, "if": {"required": ["tags"]}, "then": {"required": ["when"]}, "dependentRequired": {"reply": ["when"]},
-    "$defs": {"x": {"$anchor": "to", "const": "you"}}}  # fmt: skip
+ODD = {
+    "type": "object",
+    "required": ["to"],
+    "properties": {
+        "to": {"$ref": "#to"},
+        "reply": {"type": "string", "pattern": EMAIL},
+        "twice": {"pattern": r"^(a)$"},
+        "tags": {"type": "array", "uniqueItems": True},
+        "when": {"format": "a-format-of-mine"},
+    },
+    "if": {"required": ["tags"]},
+    "then": {"required": ["when"]},
+    "dependentRequired": {"reply": ["when"]},
+    "$defs": {"x": {"$anchor": "to", "const": "you"}},
+}
 MAIL = {"name": "mail", "parameters": ODD}
-CHOICES = ["auto", "required", {"type": "function", "function": {"name": "mail"}},
-           {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
-               {"type": "function", "function": {"name": "mail"}}]}}]  # fmt: skip
+CHOICES = [
+    "auto",
+    "required",
+    {"type": "function", "function": {"name": "mail"}},
+    {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "mail"}}]},
+    },
+]
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -449,9 +490,14 @@ def langchain(server):
     def make(says: str | None = None, **options):
         extra = {"structured_outputs": {"choice": [says]}} if says is not None else {}
         return langchain_openai.ChatOpenAI(
-            base_url=f"{server.url}/v1", api_key="none", model="tiny", temperature=0, max_retries=0, extra_body=extra,
+            base_url=f"{server.url}/v1",
+            api_key="none",
+            model="tiny",
+            temperature=0,
+            max_retries=0,
+            extra_body=extra,
             **{"max_tokens": 300, **options},
-        )  # fmt: skip
+        )
 
     return make
 

@@ -90,9 +90,17 @@ def test_every_request_is_a_span(start):
         0.5,
         0.9,
     ]
-    latency = {name: values[f"gen_ai.latency.{name}"] for name in (
-        "e2e", "time_in_queue", "time_to_first_token", "time_in_model_prefill", "time_in_model_decode",
-        "time_in_model_inference")}  # fmt: skip
+    latency = {
+        name: values[f"gen_ai.latency.{name}"]
+        for name in (
+            "e2e",
+            "time_in_queue",
+            "time_to_first_token",
+            "time_in_model_prefill",
+            "time_in_model_decode",
+            "time_in_model_inference",
+        )
+    }
     assert all(seconds >= 0 for seconds in latency.values())
     assert latency["time_in_queue"] + latency["time_in_model_prefill"] == pytest.approx(latency["time_to_first_token"])
     assert latency["time_in_model_inference"] <= latency["e2e"] < after - before

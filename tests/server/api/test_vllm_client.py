@@ -25,11 +25,34 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(VLLM is None, reason="vLLM is
 )
 def test_bench_serve(shared_server, tiny_model, tmp_path, backend, flags):
     command = [
-        VLLM, "bench", "serve", "--backend", backend, "--base-url", shared_server.url, "--model", "tiny",
-        "--tokenizer", tiny_model, "--dataset-name", "random", "--random-input-len", "24", "--random-output-len", "8",
-        "--num-prompts", "10", "--ignore-eos", "--save-result", "--save-detailed", "--result-dir", tmp_path,
-        "--result-filename", "result.json", *flags,
-    ]  # fmt: skip
+        VLLM,
+        "bench",
+        "serve",
+        "--backend",
+        backend,
+        "--base-url",
+        shared_server.url,
+        "--model",
+        "tiny",
+        "--tokenizer",
+        tiny_model,
+        "--dataset-name",
+        "random",
+        "--random-input-len",
+        "24",
+        "--random-output-len",
+        "8",
+        "--num-prompts",
+        "10",
+        "--ignore-eos",
+        "--save-result",
+        "--save-detailed",
+        "--result-dir",
+        tmp_path,
+        "--result-filename",
+        "result.json",
+        *flags,
+    ]
     settings = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **settings})
     assert run.returncode == 0, run.stdout + run.stderr

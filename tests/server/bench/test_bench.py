@@ -92,22 +92,34 @@ def test_figures_are_those_of_vllm_s_definitions(many: list[Recorded], duration:
     tpot = np.where(tokens > 1, (e2el - ttft) / np.maximum(tokens - 1, 1), 0.0)
     queue = np.array([max(0.0, r.sent - r.due) for r in done])
     seconds = {
-        "ttft": ttft, "tpot": tpot[tokens > 1], "itl": np.concatenate([np.diff(t) for t in times] or [[]]),
-        "e2el": e2el, "client_queue_time": queue, "e2el_including_client_queue": e2el + queue,
-    }  # fmt: skip
+        "ttft": ttft,
+        "tpot": tpot[tokens > 1],
+        "itl": np.concatenate([np.diff(t) for t in times] or [[]]),
+        "e2el": e2el,
+        "client_queue_time": queue,
+        "e2el_including_client_queue": e2el + queue,
+    }
     good = (1000 * ttft <= goals["ttft"]) & (1000 * tpot <= goals["tpot"]) & (1000 * e2el <= goals["e2el"])
     prompts, outputs = sum(r.prompt_tokens for r in done), int(tokens.sum())
     expected: dict[str, Any] = {
-        "duration": duration, "completed": len(done), "failed": len(many) - len(done), "total_input_tokens": prompts,
-        "total_output_tokens": outputs, "request_throughput": len(done) / duration,
-        "request_goodput": good.sum() / duration, "output_throughput": outputs / duration,
+        "duration": duration,
+        "completed": len(done),
+        "failed": len(many) - len(done),
+        "total_input_tokens": prompts,
+        "total_output_tokens": outputs,
+        "request_throughput": len(done) / duration,
+        "request_goodput": good.sum() / duration,
+        "output_throughput": outputs / duration,
         "total_token_throughput": (prompts + outputs) / duration,
-    }  # fmt: skip
+    }
     for name, values in seconds.items():
         for kind, value in {
-            "mean": np.mean, "median": np.median, "std": np.std,
-            "p50": lambda x: np.percentile(x, 50), "p99.9": lambda x: np.percentile(x, 99.9),
-        }.items():  # fmt: skip
+            "mean": np.mean,
+            "median": np.median,
+            "std": np.std,
+            "p50": lambda x: np.percentile(x, 50),
+            "p99.9": lambda x: np.percentile(x, 99.9),
+        }.items():
             expected[f"{kind}_{name}_ms"] = 1000 * value(values) if len(values) else 0.0
     peaks = {name: found.pop(name) for name in ("max_output_tokens_per_s", "max_concurrent_requests")}
     assert found == {name: pytest.approx(value, rel=1e-6, abs=1e-6) for name, value in expected.items()}
@@ -310,10 +322,13 @@ def test_what_a_run_has_guessed_is_the_difference_of_two_pages() -> None:
     assert before is not None and after is not None
     figures = after.since(before).to_dict()
     assert figures == {
-        "spec_decode_acceptance_rate": 62.5, "spec_decode_acceptance_length": 3.5, "spec_decode_num_drafts": 20,
-        "spec_decode_draft_tokens": 80, "spec_decode_accepted_tokens": 50,
+        "spec_decode_acceptance_rate": 62.5,
+        "spec_decode_acceptance_length": 3.5,
+        "spec_decode_num_drafts": 20,
+        "spec_decode_draft_tokens": 80,
+        "spec_decode_accepted_tokens": 50,
         "spec_decode_per_position_acceptance_rates": [1.0, 0.8, 0.7, 0.0],
-    }  # fmt: skip
+    }
     assert SpecDecodeCounts.parse("vllm:num_requests_running 1.0\n") is None
     report = Report([], 1.0, {}, spec_decode=after.since(before))
     assert (

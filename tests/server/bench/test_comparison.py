@@ -44,8 +44,9 @@ def test_goals_are_judged_against_each_rival_at_its_best() -> None:
     assert judged["warm prefix of 800, TTFT / vLLM bfloat16"].value == pytest.approx(0.4)
     same = {count: judged[f"same precision, {count}, tok/s / vLLM bfloat16"] for count in ("1 user", "20 users")}
     assert {count: (goal.value, goal.met) for count, goal in same.items()} == {
-        "1 user": (pytest.approx(1.1), False), "20 users": (pytest.approx(1.3), True),
-    }  # fmt: skip
+        "1 user": (pytest.approx(1.1), False),
+        "20 users": (pytest.approx(1.3), True),
+    }
     assert judged["ready, warm cache"].value == 2 and judged["ready, warm cache"].met
     assert not any("64 users" in what for what in judged)  # nothing was measured there
 
@@ -78,12 +79,18 @@ def test_each_kind_of_processor_keeps_its_table() -> None:
     """The goal against vLLM depends on the kind: int8 products of a Zen 5 are twice as fast."""
     rates = {"Octavo": {1: 50, 20: 300, 64: 310}, "vLLM bfloat16": {1: 10, 20: 100, 64: 110}}
     runs = [run(label.split()[0], label, levels, flags="serve") for label, levels in rates.items()]
-    kinds = {"cpus": {
-        kind: {
-            "date": date, "flags": flags, "runs": runs, "skipped": [],
-            "workload": {"model": "m", "input": 1, "output": 1, "quick": False},
-        } for kind, date, flags in (("Zen 5", "2026-01-02", ["avx_vnni"]), ("Zen 4", "2026-01-01", []))
-    }}  # fmt: skip
+    kinds = {
+        "cpus": {
+            kind: {
+                "date": date,
+                "flags": flags,
+                "runs": runs,
+                "skipped": [],
+                "workload": {"model": "m", "input": 1, "output": 1, "quick": False},
+            }
+            for kind, date, flags in (("Zen 5", "2026-01-02", ["avx_vnni"]), ("Zen 4", "2026-01-01", []))
+        }
+    }
     page = report.markdown(kinds)
     assert page.index("### Zen 5") < page.index("| 3.00x | ≥ 3.2x, missed |") < page.index("### Zen 4")
     assert page.index("### Zen 4") < page.index("| 3.00x | ≥ 2.5x |")

@@ -73,8 +73,15 @@ def test_a_file_that_an_engine_cannot_serve_is_a_row_that_says_so(tmp_path: Path
 
 
 def test_a_checkpoint_and_its_gguf_file_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-             "head_dim": 16, "intermediate_size": 96, "vocab_size": 320}  # fmt: skip
+    small = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 96,
+        "vocab_size": 320,
+    }
     monkeypatch.setattr(model_files, "LLAMA_1B", model_files.LLAMA_1B | small)
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
     (tmp_path / "tokenizer").mkdir()

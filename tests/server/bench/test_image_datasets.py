@@ -65,13 +65,18 @@ def test_random_images_are_drawn_by_number_and_size(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("--random-mm-bucket-config", "{(720, 1280, 16): 1}"), ("--random-mm-bucket-config", "{(0, 5, 1): 1}"),
-        ("--random-mm-bucket-config", "{(5, 5, 1): 0}"), ("--random-mm-bucket-config", "{(5, 5, 1): -1}"),
-        ("--random-mm-bucket-config", "{5: 1}"), ("--random-mm-bucket-config", "open('x')"),
-        ("--random-mm-limit-mm-per-prompt", '{"video": 1}'), ("--random-mm-limit-mm-per-prompt", '{"image": -1}'),
-        ("--random-mm-limit-mm-per-prompt", '{"image": 1, "audio": 1}'), ("--random-mm-limit-mm-per-prompt", "3"),
+        ("--random-mm-bucket-config", "{(720, 1280, 16): 1}"),
+        ("--random-mm-bucket-config", "{(0, 5, 1): 1}"),
+        ("--random-mm-bucket-config", "{(5, 5, 1): 0}"),
+        ("--random-mm-bucket-config", "{(5, 5, 1): -1}"),
+        ("--random-mm-bucket-config", "{5: 1}"),
+        ("--random-mm-bucket-config", "open('x')"),
+        ("--random-mm-limit-mm-per-prompt", '{"video": 1}'),
+        ("--random-mm-limit-mm-per-prompt", '{"image": -1}'),
+        ("--random-mm-limit-mm-per-prompt", '{"image": 1, "audio": 1}'),
+        ("--random-mm-limit-mm-per-prompt", "3"),
     ],
-)  # fmt: skip
+)
 def test_values_that_make_no_sense_are_refused(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(flag, value)
@@ -99,9 +104,12 @@ def test_files_name_images_by_path_address_and_data(tokenizer: Tokenizer, tmp_pa
     url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     file = f"file://{tmp_path}/a.png"
     content = [
-        {"type": "text", "text": "Compare "}, {"type": "image", "image": "a.png"}, {"type": "text", "text": " and "},
-        {"type": "image_url", "image_url": {"url": url, "detail": "low"}}, {"type": "image_url", "image_url": file},
-    ]  # fmt: skip
+        {"type": "text", "text": "Compare "},
+        {"type": "image", "image": "a.png"},
+        {"type": "text", "text": " and "},
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+        {"type": "image_url", "image_url": file},
+    ]
     rows = [{"prompt": "How many?", "image_files": ["a.png", url], "output_tokens": 7}, {"content": content}]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -119,10 +127,12 @@ def test_files_name_images_by_path_address_and_data(tokenizer: Tokenizer, tmp_pa
     )
     assert sent.content == [{"type": "text", "text": "How many?"}, image(url), image(url)] and sent.output_len == 7
     for row, says in (
-        ({"prompt": "x"}, "image_files"), ({"content": []}, "list of parts"),
+        ({"prompt": "x"}, "image_files"),
+        ({"content": []}, "list of parts"),
         ({"content": [{"type": "video"}]}, "each part"),
-        ({"prompt": "x", "image_files": ["b.png"]}, "b.png cannot be read"), (3, "line 1"),
-    ):  # fmt: skip
+        ({"prompt": "x", "image_files": ["b.png"]}, "b.png cannot be read"),
+        (3, "line 1"),
+    ):
         path.write_text(json.dumps(row))
         with pytest.raises(ConfigError, match=says):
             load_dataset(arguments(*words, "1", "--custom-ensure-client-side-data"), tokenizer)

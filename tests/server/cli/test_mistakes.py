@@ -125,8 +125,11 @@ def test_a_mistake_takes_half_a_second_of_the_processor(desk: Path) -> None:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             done = subprocess.run(
                 [sys.executable, "-m", "octavo.cli.main", *command.split()],
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
             assert done.returncode in (1, 2) and done.stderr.splitlines()[-1].startswith("octavo: error: ")

@@ -271,9 +271,13 @@ class SimulatedDevice:
         keys = key_token_ids(data.token_ids, request.mm_items)
         fingerprints = [fingerprint := extend(fingerprint, token) for token in keys]
         row = Row(
-            data, list(data.token_ids), [blocks[:] for blocks in data.block_ids], data.num_computed_tokens,
-            fingerprints, num_told=len(data.token_ids),
-        )  # fmt: skip
+            data,
+            list(data.token_ids),
+            [blocks[:] for blocks in data.block_ids],
+            data.num_computed_tokens,
+            fingerprints,
+            num_told=len(data.token_ids),
+        )
         self.rows[data.req_id] = row
 
     def _write(self, num_scheduled: dict[str, int], failing: bool) -> None:

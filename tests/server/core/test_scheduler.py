@@ -301,8 +301,10 @@ def test_samples_that_wait_give_way_when_nobody_else_can_run() -> None:
     scheduler.add_request(core_request("r", [1] * 14, n=3, max_tokens=2, ignore_eos=True))
     steps = run_until_done(scheduler, max_steps=50)
     assert {(o.index, o.finish_reason) for _, outs in steps for o in outs if o.finish_reason} == {
-        (0, "length"), (1, "length"), (2, "length"),
-    }  # fmt: skip
+        (0, "length"),
+        (1, "length"),
+        (2, "length"),
+    }
 
 
 # -- endings -----------------------------------------------------------------------------------------------------------

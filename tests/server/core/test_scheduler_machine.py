@@ -167,10 +167,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.events, self.mirror = self.kv.log_events(), CacheMirror(size)
         on_device = self.drafts is not None and self.drafts.on_device
         self.device = SimulatedDevice(
-            num_blocks, size, self.config.max_num_seqs, max_model_len, self.requests, windows,
-            self.drafter if on_device else None, self.max_in_flight * (num_drafts + 1) * on_device,
-            self.num_stages > 1, encoder_budget=config["encoder_budget"],
-        )  # fmt: skip
+            num_blocks,
+            size,
+            self.config.max_num_seqs,
+            max_model_len,
+            self.requests,
+            windows,
+            self.drafter if on_device else None,
+            self.max_in_flight * (num_drafts + 1) * on_device,
+            self.num_stages > 1,
+            encoder_budget=config["encoder_budget"],
+        )
         self.results: deque[ModelRunnerOutput] = deque()
         self.samples: dict[tuple[str, int], SampleLog] = {}
         self.histories: list[list[int]] = [BASE]

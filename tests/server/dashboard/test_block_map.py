@@ -33,9 +33,16 @@ from octavo.interface.block_map import CACHED, PARTIAL, count_blocks
 def view_of(cells: bytes, **fields: object) -> CacheView:
     counts = count_blocks(cells)
     answer = {
-        "block_size": 16, "free": counts.free, "used": counts.used, "shared": counts.shared, "cached": counts.cached,
-        "unfilled": 0, "cells": b64encode(cells).decode(), "running": [], **fields,
-    }  # fmt: skip
+        "block_size": 16,
+        "free": counts.free,
+        "used": counts.used,
+        "shared": counts.shared,
+        "cached": counts.cached,
+        "unfilled": 0,
+        "cells": b64encode(cells).decode(),
+        "running": [],
+        **fields,
+    }
     return CacheView.of(answer)
 
 
@@ -57,9 +64,19 @@ def test_a_pixel_a_block(num_blocks: int) -> None:
 def test_every_state_has_its_colour() -> None:
     cells = bytes([0, CACHED | PARTIAL, CACHED, 1, CACHED | 1, 2, CACHED | 2, CACHED | PARTIAL | 1, 4, 63, 3, 1])
     assert [*kinds_of(cells, [11, 12])] == [
-        FREE, CACHED_PART, CACHED_WHOLE, USED_PART, USED, SHARED_2, SHARED_2, USED_PART, SHARED_4, SHARED_4,
-        PICKED_SHARED, PICKED,
-    ]  # fmt: skip
+        FREE,
+        CACHED_PART,
+        CACHED_WHOLE,
+        USED_PART,
+        USED,
+        SHARED_2,
+        SHARED_2,
+        USED_PART,
+        SHARED_4,
+        SHARED_4,
+        PICKED_SHARED,
+        PICKED,
+    ]
 
 
 def test_counters() -> None:

@@ -53,8 +53,10 @@ def test_files_are_in_their_links() -> None:
         re.findall(r'download="load\.(\w+)" href="data:[^,]*,([^"]*)"', files_html(rows, plot_png(rows), "load"))
     )
     assert [json.loads(unquote(found["json"])), unquote(found["csv"]), unquote(found["md"])] == [
-        json.loads(to_json(rows)), to_csv(rows), to_markdown(rows),
-    ]  # fmt: skip
+        json.loads(to_json(rows)),
+        to_csv(rows),
+        to_markdown(rows),
+    ]
     assert b64decode(found["png"])[:4] == b"\x89PNG"
     lines = files_html(rows, b"", "load", as_lines=True)
     one, two = map(json.loads, unquote(re.findall(r'href="data:[^,]*,([^"]*)"', lines)[0]).splitlines())

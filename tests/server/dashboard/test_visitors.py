@@ -84,11 +84,27 @@ def test_buttons_come_back_after_an_error_and_before_it_is_shown() -> None:
 
 
 FOREIGN = [
-    "host=0.0.0.0", "--host=0.0.0.0", "port=8123", "chat-template=/etc/passwd", "chat_template=/etc/passwd", "uds=/x",
-    "model=https://192.0.2.1/x", "download_dir=/x", "otlp_traces_endpoint=http://192.0.2.1/", "lora_list=/etc/passwd",
-    "allowed_local_media_path=/", "config=/etc/passwd", "tokenizer=/etc", "lora_modules=a=/etc", "api_key=x",
-    "speculative_model=/etc", "hf_overrides={}", "ssl_keyfile=/x", "management_host=0.0.0.0", "headless=on",
-]  # fmt: skip
+    "host=0.0.0.0",
+    "--host=0.0.0.0",
+    "port=8123",
+    "chat-template=/etc/passwd",
+    "chat_template=/etc/passwd",
+    "uds=/x",
+    "model=https://192.0.2.1/x",
+    "download_dir=/x",
+    "otlp_traces_endpoint=http://192.0.2.1/",
+    "lora_list=/etc/passwd",
+    "allowed_local_media_path=/",
+    "config=/etc/passwd",
+    "tokenizer=/etc",
+    "lora_modules=a=/etc",
+    "api_key=x",
+    "speculative_model=/etc",
+    "hf_overrides={}",
+    "ssl_keyfile=/x",
+    "management_host=0.0.0.0",
+    "headless=on",
+]
 
 
 @pytest.mark.parametrize("flag", FOREIGN)
@@ -105,9 +121,13 @@ def test_what_the_page_sets_cannot_be_set_again_on_loopback(flag: str) -> None:
 
 def test_flags_that_cost_time_and_memory_can_be_compared_everywhere() -> None:
     flags = [
-        "enable_prefix_caching=on,off", "block_size=16,32", "max_num_seqs=8,64", "max_model_len=64,512",
-        "quantization=none,int8", "max_num_batched_tokens=128,512",
-    ]  # fmt: skip
+        "enable_prefix_caching=on,off",
+        "block_size=16,32",
+        "max_num_seqs=8,64",
+        "max_model_len=64,512",
+        "quantization=none,int8",
+        "max_num_batched_tokens=128,512",
+    ]
     assert check([*(f"--param={flag}" for flag in flags), "--users=1"]).num_loads == 2 * 2**6
     assert check(["--param=chat_template=/x", "--users=1"], local=True).num_loads == 2
 
@@ -126,9 +146,22 @@ def test_every_flag_that_can_be_compared_is_one_of_serve() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["/etc/passwd", "./model", "../model", "~/model", "server", "a/../../etc", "https://192.0.2.1/x", "s3://bucket/x",
-     "file:///etc", "a/b/c", "C:\\x", "//host/share", "pypi://x"],
-)  # fmt: skip
+    [
+        "/etc/passwd",
+        "./model",
+        "../model",
+        "~/model",
+        "server",
+        "a/../../etc",
+        "https://192.0.2.1/x",
+        "s3://bucket/x",
+        "file:///etc",
+        "a/b/c",
+        "C:\\x",
+        "//host/share",
+        "pypi://x",
+    ],
+)
 def test_visitors_of_a_foreign_interface_name_models_of_a_hub(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

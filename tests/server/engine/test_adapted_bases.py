@@ -67,7 +67,8 @@ def test_every_family_takes_adapters(case, tmp_path):
 FORMATS: dict[str, tuple[files.Writer, dict[str, Any]]] = {
     "awq": (files.awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
     "gptq": (
-        files.gptq(4, 32, act_order=True), {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
+        files.gptq(4, 32, act_order=True),
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
     ),
     "fp8": (files.fp8(), {"quant_method": "fp8", "activation_scheme": "dynamic"}),
     "W4A16": files.compressed("pack-quantized", num_bits=4, symmetric=True, strategy="group", group_size=32),
@@ -75,7 +76,7 @@ FORMATS: dict[str, tuple[files.Writer, dict[str, Any]]] = {
         files.bitsandbytes_4bit(False, 64),
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

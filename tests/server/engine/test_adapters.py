@@ -24,11 +24,14 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "all": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"},
     "some": {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True},
     "patterns": {
-        "r": 4, "lora_alpha": 8, "target_modules": r".*layers\.[12]\..*(k_proj|up_proj|o_proj)",
-        "rank_pattern": {"up_proj": 7, "layers.2.self_attn.k_proj": 2}, "alpha_pattern": {"o_proj": 20},
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": r".*layers\.[12]\..*(k_proj|up_proj|o_proj)",
+        "rank_pattern": {"up_proj": 7, "layers.2.self_attn.k_proj": 2},
+        "alpha_pattern": {"o_proj": 20},
     },
     "ends": {"r": 5, "lora_alpha": 5, "target_modules": ["embed_tokens", "lm_head"]},
-}  # fmt: skip
+}
 PROMPTS = [[5, 17, 200, 31, 8, 9, 10], [7, 7, 301, 2, 90], [11] * 20]
 
 
@@ -121,10 +124,14 @@ def test_llama_cpps_files_hold_the_same_adapter(made, llm, tmp_path):
     from safetensors.torch import load_file
 
     names = {
-        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down",
-    }  # fmt: skip
+    }
     writer = GGUFWriter(tmp_path / "adapter.gguf", "llama")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
@@ -215,9 +222,14 @@ def test_answers_are_the_same_by_the_kernels_of_gpus(made, monkeypatch):
 def test_many_adapters_take_turns_in_few_slots(made, overlap):
     folder = made["folder"]
     llm = LLM(
-        str(folder / "model"), dtype="float32", enable_lora=True, max_loras=2, max_cpu_loras=2,
-        skip_tokenizer_init=True, max_num_seqs=4,
-    )  # fmt: skip
+        str(folder / "model"),
+        dtype="float32",
+        enable_lora=True,
+        max_loras=2,
+        max_cpu_loras=2,
+        skip_tokenizer_init=True,
+        max_num_seqs=4,
+    )
     llm = overlapped(llm) if overlap else llm
     names = ["all", "some", "base", "patterns", "ends"] * 4
     prompts = [{"prompt_token_ids": PROMPTS[i % 3]} for i in range(len(names))]

@@ -134,11 +134,13 @@ def test_experts_are_dealt_to_cores_that_step_together(tmp_path: Path) -> None:
     rng, answers = random.Random(28), dict[int, str]()
     asked = [
         {
-            "prompt": [rng.randrange(250) for _ in range(rng.choice([2, 9, 40, 150]))] * 2, "seed": number,
-            "max_tokens": rng.choice([1, 7, 40]), "temperature": rng.choice([0.0, 0.8]),
+            "prompt": [rng.randrange(250) for _ in range(rng.choice([2, 9, 40, 150]))] * 2,
+            "seed": number,
+            "max_tokens": rng.choice([1, 7, 40]),
+            "temperature": rng.choice([0.0, 0.8]),
         }
         for number in range(20)
-    ]  # fmt: skip
+    ]
     llm = LLM(str(tmp_path / "model"), dtype="float32", max_num_seqs=8, max_num_batched_tokens=64)
     params = [SamplingParams(ignore_eos=True, **{k: v for k, v in one.items() if k != "prompt"}) for one in asked]
     prompts = [{"prompt_token_ids": one["prompt"]} for one in asked]

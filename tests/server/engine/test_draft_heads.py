@@ -34,9 +34,10 @@ from octavo.worker.step import Logits
 from octavo_kernels.cpu.library import Library
 
 METHODS: dict[str, Any] = {
-    "eagle": Head, "eagle3": lambda target: Head(target, (0, 1, 2), draft_vocab=200),
+    "eagle": Head,
+    "eagle3": lambda target: Head(target, (0, 1, 2), draft_vocab=200),
     "medusa": lambda target: MedusaHeads(target, count=7, matrices=7),
-}  # fmt: skip
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "chunks": ("llama", {"enable_prefix_caching": False, "long_prefill_token_threshold": 7}),
     "small steps": ("llama", {"enable_prefix_caching": False, "max_num_batched_tokens": 16, "max_num_seqs": 12}),
@@ -248,11 +249,31 @@ JUNK = st.recursive(
     max_leaves=4,
 )
 FIELDS = [
-    "architectures", "speculators_model_type", "transformer_layer_config", "model", "eagle_config", "draft_vocab_size",
-    "eagle_aux_hidden_state_layer_ids", "target_hidden_size", "hidden_size", "vocab_size", "num_hidden_layers",
-    "num_attention_heads", "num_key_value_heads", "head_dim", "rope_scaling", "rope_theta", "norm_output", "fc_norm",
-    "logit_scale", "rms_norm_eps", "num_heads", "medusa_num_heads", "max_position_embeddings", "intermediate_size",
-]  # fmt: skip
+    "architectures",
+    "speculators_model_type",
+    "transformer_layer_config",
+    "model",
+    "eagle_config",
+    "draft_vocab_size",
+    "eagle_aux_hidden_state_layer_ids",
+    "target_hidden_size",
+    "hidden_size",
+    "vocab_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "rope_scaling",
+    "rope_theta",
+    "norm_output",
+    "fc_norm",
+    "logit_scale",
+    "rms_norm_eps",
+    "num_heads",
+    "medusa_num_heads",
+    "max_position_embeddings",
+    "intermediate_size",
+]
 
 
 @settings(max_examples=examples_of(120), deadline=None)
@@ -267,9 +288,11 @@ def test_whatever_a_config_says_there_is_a_model_or_a_line(
             os.link(file, Path(made, file.name))
         Path(made, "config.json").write_text(json.dumps(stated | changes))
         args = EngineArgs(
-            model=str(some_heads["target"]), load_format="auto" if stored else "dummy", skip_tokenizer_init=True,
+            model=str(some_heads["target"]),
+            load_format="auto" if stored else "dummy",
+            skip_tokenizer_init=True,
             speculative_config={"method": method, "model": made, "num_speculative_tokens": 2},
-        )  # fmt: skip
+        )
         try:
             config = args.create_engine_config()
             measure_built(replace(config, device="cpu"), 1)

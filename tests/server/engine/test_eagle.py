@@ -22,14 +22,16 @@ HEADS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: target's family, 
     "eagle, two layers": ("qwen2", "released", {"layers": 2, "own_embedding": True, "fc_bias": True}),
     "eagle3": ("llama", "released", {"taps": (0, 1, 2), "draft_vocab": 100}),
     "eagle3, all norms": (
-        "qwen3", "speculators",
+        "qwen3",
+        "speculators",
         {"taps": (1, 2, 3), "flags": ("norm_before_residual", "norm_before_fc", "norm_output"), "own_embedding": True},
     ),
     "eagle3, like Qwen3": (
-        "mistral", "speculators",
+        "mistral",
+        "speculators",
         {"taps": (0, 2), "qk_norm": True, "layers": 2, "flags": ("fc_norm",), "draft_vocab": 64},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -40,8 +40,10 @@ def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     llm = LLM(str(tmp_path), skip_tokenizer_init=True)
     assert recorded(llm)
     expected = {
-        "cls": lambda hidden: hidden[0], "last": lambda hidden: hidden[-1], "mean": lambda hidden: hidden.mean(0),
-    }  # fmt: skip
+        "cls": lambda hidden: hidden[0],
+        "last": lambda hidden: hidden[-1],
+        "mean": lambda hidden: hidden.mean(0),
+    }
     for pooling, of in expected.items():
         params = PoolingParams(pooling=pooling, normalize=False)
         for prompt, output in zip(prompts(), llm.embed(prompts(), params, use_tqdm=False), strict=True):
@@ -80,10 +82,13 @@ def test_the_same_bits_in_any_company(family: str, quantization: str, tmp_path: 
 
 
 RELEASED = {
-    "hidden_size": "n_embd", "intermediate_size": "n_inner", "num_attention_heads": "n_head",
-    "num_hidden_layers": "n_layer", "max_position_embeddings": "max_trained_positions",
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+    "max_position_embeddings": "max_trained_positions",
     "layer_norm_eps": "layer_norm_epsilon",
-}  # fmt: skip
+}
 
 
 def test_nomic_bert_in_the_words_of_its_release(tmp_path: Path) -> None:
@@ -91,9 +96,13 @@ def test_nomic_bert_in_the_words_of_its_release(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     del config["rope_parameters"], config["hidden_act"], config["head_dim"]
     config = {RELEASED.get(key, key): value for key, value in config.items()} | {
-        "rotary_emb_base": 500, "activation_function": "swiglu", "n_positions": 8192, "rotary_emb_fraction": 1.0,
-        "qkv_proj_bias": False, "rotary_scaling_factor": None,
-    }  # fmt: skip
+        "rotary_emb_base": 500,
+        "activation_function": "swiglu",
+        "n_positions": 8192,
+        "rotary_emb_fraction": 1.0,
+        "qkv_proj_bias": False,
+        "rotary_scaling_factor": None,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     llm = LLM(str(tmp_path), skip_tokenizer_init=True)
     (output,) = llm.embed([prompts()[3]], PoolingParams(pooling="mean", normalize=False), use_tqdm=False)
@@ -113,15 +122,21 @@ def test_gte_in_the_words_of_its_release(head: bool, tmp_path: Path) -> None:
     rope = {"rope_type": "linear", "rope_theta": 20000.0 * factor, "factor": factor ** (2 / size)}
     model = make_encoder("gte", tmp_path, head, rope_parameters=rope)
     config = json.loads((tmp_path / "config.json").read_text()) | {
-        "architectures": [model.config.architectures[0].replace("Gte", "New")], "model_type": "new", "pack_qkv": True,
-        "position_embedding_type": "rope", "rope_theta": 20000, "rope_scaling": {"type": "ntk", "factor": factor},
+        "architectures": [model.config.architectures[0].replace("Gte", "New")],
+        "model_type": "new",
+        "pack_qkv": True,
+        "position_embedding_type": "rope",
+        "rope_theta": 20000,
+        "rope_scaling": {"type": "ntk", "factor": factor},
         "layer_norm_type": "layer_norm",
-    }  # fmt: skip
+    }
     del config["rope_parameters"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file({f"new.{k.removeprefix('gte.')}" if "classifier" not in k else k: t for k, t in tensors.items()},
-              tmp_path / "model.safetensors")  # fmt: skip
+    save_file(
+        {f"new.{k.removeprefix('gte.')}" if "classifier" not in k else k: t for k, t in tensors.items()},
+        tmp_path / "model.safetensors",
+    )
     llm = LLM(str(tmp_path), skip_tokenizer_init=True)
     if head:
         (output,) = llm.classify([prompts()[3]], PoolingParams(use_activation=False), use_tqdm=False)
@@ -183,8 +198,9 @@ def test_a_sentence_transformers_folder_says_how_to_pool(tmp_path: Path) -> None
         "bias": True,
         "activation_function": "torch.nn.modules.activation.Tanh",
     }
-    write_modules(tmp_path, ("Pooling", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}),
-                  ("Dense", dense))  # fmt: skip
+    write_modules(
+        tmp_path, ("Pooling", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}), ("Dense", dense)
+    )
     weight, bias = torch.randn(24, 64), torch.randn(24)
     save_file({"linear.weight": weight, "linear.bias": bias}, tmp_path / "2_Dense" / "model.safetensors")
     llm = LLM(str(tmp_path), skip_tokenizer_init=True)

@@ -21,10 +21,13 @@ MAX_LEN = 64
 
 def make_config(vocab_size: int, generation_config: dict | None = None, eos: object = None) -> EngineConfig:
     model = ModelConfig(
-        model="m", files=ModelFiles("m", "safetensors", "/nowhere"), dtype="float32", max_model_len=MAX_LEN,
+        model="m",
+        files=ModelFiles("m", "safetensors", "/nowhere"),
+        dtype="float32",
+        max_model_len=MAX_LEN,
         hf_config=LLAMA_SIZES | {"vocab_size": vocab_size, "eos_token_id": eos},
         generation_config=generation_config or {},
-    )  # fmt: skip
+    )
     return EngineConfig(model=model, cache=CacheConfig(), scheduler=SchedulerConfig(max_model_len=MAX_LEN))
 
 

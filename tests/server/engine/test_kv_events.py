@@ -190,9 +190,13 @@ def test_batches_that_nobody_sends_in_time_are_dropped_by_number(endpoints, cont
 
 def test_an_offline_engine_publishes_and_ends(endpoints, context, tiny_checkpoints: dict[str, Path]) -> None:
     llm = LLM(
-        str(tiny_checkpoints["llama"]), dtype="float32", skip_tokenizer_init=True, max_model_len=128,
-        kv_events_config=endpoints, num_gpu_blocks_override=16,
-    )  # fmt: skip
+        str(tiny_checkpoints["llama"]),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_model_len=128,
+        kv_events_config=endpoints,
+        num_gpu_blocks_override=16,
+    )
     socket = subscribe(context, endpoints["endpoint"])
     prompt = [(i * 7) % 90 + 1 for i in range(40)]
     params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)

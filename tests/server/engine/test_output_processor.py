@@ -158,10 +158,13 @@ def test_errors_and_refusals_reach_the_request_and_no_other(byte_level):
     processor.add_request(request("b", n=3), None, refused)
     processor.add_request(request("c"), None, fine)
     processor.process_outputs(
-        [output([], request_id="a", finish_reason="error", error="broken"),
-         output([], index=-1, request_id="b", finish_reason="error", error="too large"),
-         output([5], request_id="c")], ARRIVAL + 2,
-    )  # fmt: skip
+        [
+            output([], request_id="a", finish_reason="error", error="broken"),
+            output([], index=-1, request_id="b", finish_reason="error", error="too large"),
+            output([5], request_id="c"),
+        ],
+        ARRIVAL + 2,
+    )
     assert (failing.outputs[-1].error, failing.outputs[-1].finished) == ("broken", True)
     assert refused.outputs[-1].error == "too large"
     assert [c.finish_reason for c in refused.outputs[-1].outputs] == ["error"] * 3

@@ -22,9 +22,13 @@ ROOT = Path(__file__).parents[3]
 # Of the model's graph for few rows, in each layer: four linears, two norms, rotation and cache write, attention and the
 # sum of its chunks, the activation.
 OF_A_LAYER = {
-    "small_linear_kernel": 4, "rms_norm_kernel": 2, "rope_and_cache_kernel": 1, "decode_attention": 1,
-    "reduce_chunks": 1, "silu_and_mul_kernel": 1,
-}  # fmt: skip
+    "small_linear_kernel": 4,
+    "rms_norm_kernel": 2,
+    "rope_and_cache_kernel": 1,
+    "decode_attention": 1,
+    "reduce_chunks": 1,
+    "silu_and_mul_kernel": 1,
+}
 
 
 Seen = Callable[[str], dict[str, Any]]

@@ -63,8 +63,13 @@ def worst_error(outputs: list[RequestOutput], reference: LLM) -> float:
 
 @pytest.mark.parametrize("family", [*FAMILIES, "gguf"])
 def test_recorded_steps_give_the_bits_of_called_ones_and_the_model(family: str, models: dict[str, Path]) -> None:
-    options: dict[str, Any] = {"skip_tokenizer_init": True, "enable_prefix_caching": False, "max_num_seqs": 8,
-                               "max_model_len": 64, "num_gpu_blocks_override": 32}  # fmt: skip
+    options: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "max_num_seqs": 8,
+        "max_model_len": 64,
+        "num_gpu_blocks_override": 32,
+    }
     path = str(models[family])
     reference = LLM(path, dtype="float32", quantization="none", kv_cache_dtype="float32", **options)
     for dtype, quantization, kv_dtype in [(dtype, *case) for dtype, cases in CASES.items() for case in cases]:
@@ -101,9 +106,10 @@ def test_what_keeps_steps_from_being_recorded_is_a_metric(models: dict[str, Path
         llm.engine.step = counted  # type: ignore[method-assign]
         generate(llm)
         reasons = [
-            line for line in generate_latest(metrics.registry).decode().splitlines()
+            line
+            for line in generate_latest(metrics.registry).decode().splitlines()
             if line.startswith("octavo:unrecorded_steps{")
-        ]  # fmt: skip
+        ]
         assert len(reasons) == (said is not None), reasons
         assert said is None or (said in reasons[0] and reasons[0].endswith(" 1.0")), reasons
 
@@ -115,9 +121,16 @@ ATTENTION = {
 }
 REST = {
     "none": ["dense_linear", "rms_norm", "dense_linear", "silu_and_mul", "dense_linear"],
-    "int8": ["quantize", "quantized_linear", "quantize", "quantized_linear", "quantized_linear", "quantize",
-             "quantized_linear"],
-}  # fmt: skip
+    "int8": [
+        "quantize",
+        "quantized_linear",
+        "quantize",
+        "quantized_linear",
+        "quantized_linear",
+        "quantize",
+        "quantized_linear",
+    ],
+}
 # `quantize` has the norm or the activation in it; what follows the last attention is of sampled rows alone
 ENDS = {
     "none": (["dense_embedding"], ["rms_norm", "dense_linear", "argmax"]),

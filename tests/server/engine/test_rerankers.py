@@ -73,9 +73,10 @@ def test_a_reranker_answers_yes_or_no(said_by: str, tmp_path: Path) -> None:
         write_modules(path, ("LogitScore", {"true_token_id": yes, "false_token_id": no}))
     elif said_by == "overrides":  # as vLLM's documentation says it
         options["hf_overrides"] = {
-            "architectures": ["Qwen3ForSequenceClassification"], "classifier_from_token": ["no", "yes"],
+            "architectures": ["Qwen3ForSequenceClassification"],
+            "classifier_from_token": ["no", "yes"],
             "is_original_qwen3_reranker": True,
-        }  # fmt: skip
+        }
     llm = LLM(str(path), **options)
     documents = ["france", "{query} a cat", "paris " * 30]
     scores = llm.score("paris", documents, use_tqdm=False)

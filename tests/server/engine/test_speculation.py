@@ -203,10 +203,14 @@ def some_object(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 def structured(schema: dict[str, Any], number: int) -> SamplingParams:
     """Greedy, or drawn, some of several samples, of a length that cuts some answers."""
     return SamplingParams(
-        temperature=0 if number % 2 else 0.9, seed=number, n=1 + (number % 7 == 0), max_tokens=20 + number % 30,
-        logprobs=1 if number % 5 == 0 else None, structured_outputs=StructuredOutputsParams(json=schema),
+        temperature=0 if number % 2 else 0.9,
+        seed=number,
+        n=1 + (number % 7 == 0),
+        max_tokens=20 + number % 30,
+        logprobs=1 if number % 5 == 0 else None,
+        structured_outputs=StructuredOutputsParams(json=schema),
         repetition_penalty=1.1 if number % 6 == 0 else 1.0,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.model
@@ -258,9 +262,11 @@ def test_a_grammar_follows_guesses_and_goes_back(embedded: tuple[LLM, LLM]) -> N
     params.append(SamplingParams(temperature=0, max_tokens=60))
     prompts = [f"{number} {PROMPTS[number % 4]}" for number in range(7)]
     llm = LLM(
-        max_num_seqs=32, max_model_len=1024, num_gpu_blocks_override=256,
+        max_num_seqs=32,
+        max_model_len=1024,
+        num_gpu_blocks_override=256,
         speculative_config={**NGRAM, "num_speculative_tokens": 5},
-    )  # fmt: skip
+    )
     expected = speculate(plain, None, 0).generate(prompts, params, use_tqdm=False)
     for kind in DRAFTERS:
         speculate(llm, Oracle(kind, expected, llm.config.model.vocab_size), 5)

@@ -32,13 +32,28 @@ PROMPT = "The capital of France is a city of many bridges, and its name is"
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     yield LLM(
-        max_num_seqs=4, max_model_len=256, num_gpu_blocks_override=64, tensor_parallel_size=1, swap_space=4,
-        trust_remote_code=True, disable_log_stats=False, tokenizer_mode="auto", enable_chunked_prefill=True,
-        served_model_name=["mine", "other"], max_logprobs=3, dtype=torch.float32, seed=None, quantization=None,
-        override_generation_config={"temperature": 0.25}, enable_lora=False, speculative_config=None, hf_overrides={},
-        limit_mm_per_prompt={}, use_tqdm_on_load=False,
+        max_num_seqs=4,
+        max_model_len=256,
+        num_gpu_blocks_override=64,
+        tensor_parallel_size=1,
+        swap_space=4,
+        trust_remote_code=True,
+        disable_log_stats=False,
+        tokenizer_mode="auto",
+        enable_chunked_prefill=True,
+        served_model_name=["mine", "other"],
+        max_logprobs=3,
+        dtype=torch.float32,
+        seed=None,
+        quantization=None,
+        override_generation_config={"temperature": 0.25},
+        enable_lora=False,
+        speculative_config=None,
+        hf_overrides={},
+        limit_mm_per_prompt={},
+        use_tqdm_on_load=False,
         chat_template="{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
-    )  # fmt: skip
+    )
 
 
 def test_arguments_that_mean_something_are_effective(llm: LLM) -> None:

@@ -322,9 +322,22 @@ def test_two_nodes_serve_and_end_together(victim: int, flags: tuple[str, str], t
     ranks = int(flags[1])
     shared = [*flags, "--nnodes", "2", "--master-addr", "127.0.0.2", "--master-port", str(port)]
     command = [
-        sys.executable, "-m", "octavo.cli.main", "serve", str(tiny_model(tmp_path / "other")), "--load-format", "dummy",
-        *shared, "--node-rank", "1", "--headless", "--host", "127.0.0.3", "--port", str(port),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "octavo.cli.main",
+        "serve",
+        str(tiny_model(tmp_path / "other")),
+        "--load-format",
+        "dummy",
+        *shared,
+        "--node-rank",
+        "1",
+        "--headless",
+        "--host",
+        "127.0.0.3",
+        "--port",
+        str(port),
+    ]
 
     def node(*flags: str, token: str = "secret") -> subprocess.Popen[str]:
         own = {**os.environ, **env, "OCTAVO_CLUSTER_TOKEN": token}
@@ -399,10 +412,24 @@ def test_each_node_has_a_stage(flags: tuple[str, ...], count: int, tmp_path: Pat
     port, env = free_port(), {"OCTAVO_CLUSTER_TOKEN": "secret", "OMP_NUM_THREADS": "1"}
     guesses = json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2})
     shared = [
-        *flags, "--nnodes", str(count), "--master-addr", "127.0.0.2", "--master-port", str(port), "--dtype", "float32",
-        "--load-format", "auto", "--speculative-config", guesses, "--max-num-batched-tokens", "64",
-        "--max-num-seqs", "4",
-    ]  # fmt: skip
+        *flags,
+        "--nnodes",
+        str(count),
+        "--master-addr",
+        "127.0.0.2",
+        "--master-port",
+        str(port),
+        "--dtype",
+        "float32",
+        "--load-format",
+        "auto",
+        "--speculative-config",
+        guesses,
+        "--max-num-batched-tokens",
+        "64",
+        "--max-num-seqs",
+        "4",
+    ]
     engine = Engine(tmp_path, *shared, env=env)
     make_model("LlamaConfig", SMALL | {"num_key_value_heads": 2, "num_hidden_layers": 5}).save_pretrained(
         tmp_path / "model"
@@ -414,13 +441,21 @@ def test_each_node_has_a_stage(flags: tuple[str, ...], count: int, tmp_path: Pat
     answers: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        answers[number] = engine.text({"model": "tiny", "prompt": prompts[number], "temperature": 0, "max_tokens": 30,
-                                       "ignore_eos": True})  # fmt: skip
+        answers[number] = engine.text(
+            {"model": "tiny", "prompt": prompts[number], "temperature": 0, "max_tokens": 30, "ignore_eos": True}
+        )
 
     command = [
-        sys.executable, "-m", "octavo.cli.main", "serve", str(tmp_path / "model"), *shared, "--headless", "--port",
+        sys.executable,
+        "-m",
+        "octavo.cli.main",
+        "serve",
+        str(tmp_path / "model"),
+        *shared,
+        "--headless",
+        "--port",
         str(port),
-    ]  # fmt: skip
+    ]
     nodes = [
         subprocess.Popen(
             [*command, "--node-rank", str(number), "--host", f"127.0.0.{number + 2}"], env={**os.environ, **env}

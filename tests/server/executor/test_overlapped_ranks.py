@@ -46,10 +46,14 @@ class Emulated(UniProcExecutor):
         return wait
 
 
-@pytest.mark.parametrize("family, size, changes", [
-    ("llama", 2, {}), ("qwen3", 2, {"num_gpu_blocks_override": 14, "max_model_len": 200}),
-    ("llama", 4, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "family, size, changes",
+    [
+        ("llama", 2, {}),
+        ("qwen3", 2, {"num_gpu_blocks_override": 14, "max_model_len": 200}),
+        ("llama", 4, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}),
+    ],
+)
 def test_ranks_with_steps_in_flight_sample_what_one_process_does(
     family: str, size: int, changes: dict[str, Any], tiny_checkpoints: dict[str, Path]
 ) -> None:

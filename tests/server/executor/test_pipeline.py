@@ -42,9 +42,12 @@ PARAMS = [
     SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, prompt_logprobs=2),
 ]
 OPTIONS: dict[str, Any] = {
-    "dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 128, "max_num_batched_tokens": 24,
+    "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "max_model_len": 128,
+    "max_num_batched_tokens": 24,
     "max_num_seqs": 8,
-}  # fmt: skip
+}
 
 
 def answers(llm: LLM, prompts: Sequence[Any] = PROMPTS, params: Any = PARAMS) -> list[Any]:
@@ -107,9 +110,12 @@ def test_stages_verify_guesses(family: str, stages: int, ranks: int, tmp_path: P
     for method in ("ngram", "suffix"):
         speculative = {"method": method, "num_speculative_tokens": 4}
         llm = LLM(
-            str(tmp_path), pipeline_parallel_size=stages, num_gpu_blocks_override=12 if family == "llama" else 60,
-            speculative_config=speculative, **options,
-        )  # fmt: skip
+            str(tmp_path),
+            pipeline_parallel_size=stages,
+            num_gpu_blocks_override=12 if family == "llama" else 60,
+            speculative_config=speculative,
+            **options,
+        )
         assert all_of(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == all_of(plain), method
     steps = dict[str, int]()
     for kind in ("right", "half", "wrong"):
@@ -150,9 +156,11 @@ def test_the_embedded_model_on_two_stages(capsys: pytest.CaptureFixture[str]) ->
 
 
 @given(
-    num_layers=st.integers(1, 40), stages=st.integers(1, 8), head=st.integers(0, 12),
+    num_layers=st.integers(1, 40),
+    stages=st.integers(1, 8),
+    head=st.integers(0, 12),
     whole=st.lists(st.tuples(st.integers(0, 39), st.integers(1, 12)), max_size=3),
-)  # fmt: skip
+)
 def test_layers_are_dealt_evenly_and_what_belongs_together_stays(
     num_layers: int, stages: int, head: int, whole: list[tuple[int, int]]
 ) -> None:
@@ -255,12 +263,14 @@ class _Grammars:
     [
         ({"pipeline_parallel_size": 3}, "3 is more than the 2 layers"),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be an integer >= 1"),
-        ({"pipeline_parallel_size": 2, "speculative_config": {"model": "x", "num_speculative_tokens": 2}},
-         "method draft_model does not work with pipeline_parallel_size 2 yet: give method ngram or suffix"),
+        (
+            {"pipeline_parallel_size": 2, "speculative_config": {"model": "x", "num_speculative_tokens": 2}},
+            "method draft_model does not work with pipeline_parallel_size 2 yet: give method ngram or suffix",
+        ),
         ({"pipeline_parallel_size": 2, "nnodes": 3}, "on 3 nodes is not supported yet: each node has a stage, give 3"),
         ({"pipeline_parallel_size": 40, "tensor_parallel_size": 2}, "at most 48 ranks, not 80"),
     ],
-)  # fmt: skip
+)
 def test_what_stages_cannot_do_is_refused(arguments: dict[str, Any], said: str, tmp_path: Path) -> None:
     tiny_model(tmp_path)
     arguments.setdefault("load_format", "dummy")

@@ -212,9 +212,13 @@ def test_a_rank_that_is_lost_as_it_imports_is_told(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(
     "options",
-    [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"distributed_executor_backend": "mp"},
-     {"tensor_parallel_size": 2, "enable_lora": True}],
-)  # fmt: skip
+    [
+        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"distributed_executor_backend": "mp"},
+        {"tensor_parallel_size": 2, "enable_lora": True},
+    ],
+)
 def test_a_rank_that_is_lost_at_any_time_of_the_start_is_told(
     options: dict[str, Any], number: signal.Signals, model: str
 ) -> None:
@@ -261,10 +265,18 @@ class Pair(Ranks):
         ours, self.theirs = socket.socketpair()
         beat = SimpleNamespace(seconds_since_beat=lambda: 9.0, num_steps=0)
         name = "rank 1 (process 7)"
-        self._ranks.append(SimpleNamespace(
-            number=1, name=name, channel=Channel(ours), heartbeat=beat, watched=[Watched(1, name, beat)],
-            ended=lambda: None, end=lambda: None, close=ours.close,
-        ))  # fmt: skip
+        self._ranks.append(
+            SimpleNamespace(
+                number=1,
+                name=name,
+                channel=Channel(ours),
+                heartbeat=beat,
+                watched=[Watched(1, name, beat)],
+                ended=lambda: None,
+                end=lambda: None,
+                close=ours.close,
+            )
+        )
 
 
 @pytest.fixture

@@ -65,8 +65,11 @@ class Credentials:
                     body, status = json.dumps(keys).encode(), 200 if right else 403
                 else:
                     keys = {
-                        "AccessKeyId": KEY, "SecretAccessKey": SECRET, "SessionToken": TOKEN, "Expiration": EXPIRES,
-                    }  # fmt: skip
+                        "AccessKeyId": KEY,
+                        "SecretAccessKey": SECRET,
+                        "SessionToken": TOKEN,
+                        "Expiration": EXPIRES,
+                    }
                     inner = "".join(f"<{name}>{value}</{name}>" for name, value in keys.items())
                     body, status = (
                         (

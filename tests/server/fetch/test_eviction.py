@@ -135,10 +135,12 @@ def test_fetches_that_run_at_once_keep_their_models(web: Web, tmp_path: Path) ->
     running = {
         name: subprocess.Popen(
             [sys.executable, "-c", code, "fetch", f"{web.url}/{name}.gguf", *flags],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         for name in "abcd"
-    }  # fmt: skip
+    }
     for name, process in running.items():
         path = Path(process.communicate(timeout=60)[0].strip())
         assert process.returncode == 0 and path.read_bytes() == name.encode() * SIZE

@@ -33,9 +33,15 @@ def fetch(model: str = "org/model", **options: object) -> set[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["org/model", "hf://org/model", "hf.co/org/model", "https://huggingface.co/org/model/",
-     "https://huggingface.co/org/model/tree/main", "huggingface.co/org/model?library=transformers"],
-)  # fmt: skip
+    [
+        "org/model",
+        "hf://org/model",
+        "hf.co/org/model",
+        "https://huggingface.co/org/model/",
+        "https://huggingface.co/org/model/tree/main",
+        "huggingface.co/org/model?library=transformers",
+    ],
+)
 def test_only_what_is_served_from_is_fetched(name: str, hub: Hub) -> None:
     assert fetch(name) == NEEDED
     files = resolve_model(name)
@@ -410,6 +416,9 @@ def test_the_command_prints_where_the_files_lie(hub: Hub) -> None:
     assert (code, err) == (0, "")  # nothing was to be fetched, nothing is said
     files = resolve_model("org/model")
     assert json.loads(out) == {
-        "model": "org/model", "format": "safetensors", "directory": files.directory, "weights": list(files.weights),
+        "model": "org/model",
+        "format": "safetensors",
+        "directory": files.directory,
+        "weights": list(files.weights),
         "tokenizer_directory": files.directory,
-    }  # fmt: skip
+    }

@@ -109,8 +109,11 @@ def test_half_a_key_is_refused_and_not_repeated() -> None:
 def test_a_folder_comes_signed(store: Web, keys: S3Judge) -> None:
     files = resolve_model("s3://models/tiny", progress=False)
     assert {p.name for p in Path(files.directory).glob("[!.]*")} == {
-        "config.json", "tokenizer.json", "model.safetensors", "fetched.json",
-    }  # fmt: skip
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+        "fetched.json",
+    }
     assert files.model == "s3://models/tiny" and not keys.refused
 
 

@@ -23,9 +23,12 @@ from octavo.fetch.sources import resolve_model
 from octavo.text.tokenizer import Tokenizer
 
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1,
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 8,
+    "hidden_size": 4,
+    "num_hidden_layers": 1,
     "num_attention_heads": 1,
-}  # fmt: skip
+}
 
 
 @pytest.fixture

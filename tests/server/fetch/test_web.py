@@ -62,8 +62,11 @@ def test_any_part_of_a_model_brings_all(web: Web) -> None:
 def test_a_folder_comes_with_the_names_that_a_model_has(web: Web) -> None:
     files = resolve_model(f"{web.url}/m/folder/", progress=False)
     assert {p.name for p in Path(files.directory).glob("[!.]*")} == {
-        "config.json", "tokenizer.json", "model.safetensors", "fetched.json",
-    }  # fmt: skip
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+        "fetched.json",
+    }
     assert files.model == f"{web.url}/m/folder/" and files.format == "safetensors"
 
 

@@ -86,9 +86,18 @@ def test_lengths(text, value):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("2G", 2 << 30), ("2GiB", 2 << 30), ("2Gi", 2 << 30), ("2g", 2 * 10**9), ("2GB", 2 * 10**9), ("1.5M", 3 << 19),
-     ("11.12GiB", round(11.12 * 2**30)), ("1T", 1 << 40), ("512", 512)],
-)  # fmt: skip
+    [
+        ("2G", 2 << 30),
+        ("2GiB", 2 << 30),
+        ("2Gi", 2 << 30),
+        ("2g", 2 * 10**9),
+        ("2GB", 2 * 10**9),
+        ("1.5M", 3 << 19),
+        ("11.12GiB", round(11.12 * 2**30)),
+        ("1T", 1 << 40),
+        ("512", 512),
+    ],
+)
 def test_sizes(text, value):
     """vLLM's human-readable integers, and the units that people and Kubernetes write."""
     assert parse("--kv-cache-memory-bytes", text).kv_cache_memory_bytes == value
@@ -210,9 +219,16 @@ def test_what_is_not_built_may_be_switched_off(capsys):
 
 @pytest.mark.parametrize(
     ("command", "count"),
-    [("serve", 55), ("chat", 8), ("fetch", 5), ("bench serve", 40), ("bench throughput", 35), ("bench latency", 25),
-     ("bench startup", 2)],
-)  # fmt: skip
+    [
+        ("serve", 55),
+        ("chat", 8),
+        ("fetch", 5),
+        ("bench serve", 40),
+        ("bench throughput", 35),
+        ("bench latency", 25),
+        ("bench startup", 2),
+    ],
+)
 def test_help_states_every_default(command, count, capsys):
     """Of each flag, by device where it depends on that; the group that changes nothing excepted."""
     with pytest.raises(SystemExit):
@@ -264,9 +280,11 @@ def test_flags_from_a_file(tmp_path, capsys):
         model="org/name", max_model_len=4000, enable_prefix_caching=False, kv_cache_memory_bytes=2 << 30
     )
     assert from_flags(ServerArgs, said) == ServerArgs(
-        port=8011, served_model_name=["a", "b"], enable_auto_tool_choice=False,
+        port=8011,
+        served_model_name=["a", "b"],
+        enable_auto_tool_choice=False,
         override_generation_config={"temperature": 0.5},
-    )  # fmt: skip
+    )
     assert not capsys.readouterr().err
 
 

@@ -31,9 +31,16 @@ from octavo.loader.checkpoint import iterate_weights
 from octavo.text.tokenizer import Tokenizer
 
 SMALL = {
-    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 FAMILIES = {
     "llama": ("LlamaConfig", SMALL | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
     "llama-biases": ("LlamaConfig", SMALL | {"attention_bias": True, "mlp_bias": True}),
@@ -137,9 +144,12 @@ def test_llama3_rope_scaling_is_recovered_from_its_factors(
     factor: float, original: int, head_dim: int, tmp_path: Path
 ) -> None:
     parameters = {
-        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": original,
-    }  # fmt: skip
+    }
     config = transformers.LlamaConfig(
         **SMALL | {"head_dim": head_dim, "rope_parameters": parameters | {"rope_theta": 500000.0}}
     )
@@ -184,14 +194,21 @@ def test_generation_ends_at_end_of_turn_too(tmp_path: Path) -> None:
 
     write_gguf(tmp_path / "m.gguf", make_model(*FAMILIES["qwen3"]), arch="qwen3", more=more)
     assert load_generation_config(resolve_model(str(tmp_path / "m.gguf"))) == {
-        "bos_token_id": 1, "eos_token_id": [2, 17], "temperature": 0.6, "top_k": 20,
-    }  # fmt: skip
+        "bos_token_id": 1,
+        "eos_token_id": [2, 17],
+        "temperature": 0.6,
+        "top_k": 20,
+    }
 
 
 scalars = st.one_of(
-    st.booleans(), st.integers(0, 2**32 - 1), st.floats(width=32, allow_nan=False), st.text(min_size=1, max_size=30),
-    st.lists(st.text(max_size=8), min_size=1, max_size=5), st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5),
-)  # fmt: skip
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+    st.floats(width=32, allow_nan=False),
+    st.text(min_size=1, max_size=30),
+    st.lists(st.text(max_size=8), min_size=1, max_size=5),
+    st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5),
+)
 
 
 @settings(max_examples=60, deadline=None)

@@ -98,20 +98,32 @@ def test_another_part_derives_anew(tmp_path: Path) -> None:
 
 
 NAMES = [
-    "mmproj-model-Q8_0.gguf", "mmproj-F16.gguf", "model.mmproj-f16.gguf", "model-imatrix.gguf", "mtp-model-Q8_0.gguf",
-    "eagle3-model-Q8_0.gguf", "model-Q8_0.gguf", "model-Q4_K_M-00001-of-00002.gguf",
-    "model-Q4_K_M-00002-of-00002.gguf", "BF16/model-00001-of-00002.gguf", "BF16/model-00002-of-00002.gguf",
-    "model-00009-of-00003.gguf", "notes.txt",
-]  # fmt: skip
+    "mmproj-model-Q8_0.gguf",
+    "mmproj-F16.gguf",
+    "model.mmproj-f16.gguf",
+    "model-imatrix.gguf",
+    "mtp-model-Q8_0.gguf",
+    "eagle3-model-Q8_0.gguf",
+    "model-Q8_0.gguf",
+    "model-Q4_K_M-00001-of-00002.gguf",
+    "model-Q4_K_M-00002-of-00002.gguf",
+    "BF16/model-00001-of-00002.gguf",
+    "BF16/model-00002-of-00002.gguf",
+    "model-00009-of-00003.gguf",
+    "notes.txt",
+]
 
 
 @pytest.mark.parametrize(
     ("quant", "found"),
     [
-        ("Q8_0", ["model-Q8_0.gguf"]), ("q4_k_m", ["model-Q4_K_M-00001-of-00002.gguf"]),
-        ("BF16", ["BF16/model-00001-of-00002.gguf"]), ("F16", []), ("Q4_K", []),
+        ("Q8_0", ["model-Q8_0.gguf"]),
+        ("q4_k_m", ["model-Q4_K_M-00001-of-00002.gguf"]),
+        ("BF16", ["BF16/model-00001-of-00002.gguf"]),
+        ("F16", []),
+        ("Q4_K", []),
     ],
-)  # fmt: skip
+)
 def test_a_quantisation_names_one_model(quant: str, found: list[str]) -> None:
     assert quantised_as(models_of(NAMES), quant) == found
 

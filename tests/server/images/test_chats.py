@@ -22,9 +22,13 @@ from octavo import LLM, SamplingParams
 
 TEXT = SMALL | {"vocab_size": 400, "hidden_size": 64, "max_position_embeddings": 1024}
 TOWER = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 56,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 56,
     "patch_size": 14,
-}  # fmt: skip
+}
 QWEN_TOWER = {"depth": 4, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
 PINPOINTS = [[28 * row, 28 * column] for row in (1, 2, 3) for column in (1, 2, 3)]
 TEMPLATE = (
@@ -33,9 +37,11 @@ TEMPLATE = (
     "{% endif %}{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
 QWEN_NAMES = {
-    "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "vision_start_token": "<|vision_start|>",
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_start_token": "<|vision_start|>",
     "vision_end_token": "<|vision_end|>",
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -66,59 +72,89 @@ def qwen(module: str, name: str, patch: int, sizes: dict[str, Any], text: dict[s
 
 FAMILIES = {
     "llava": Family(
-        "llava", "Llava", "clip.image_processing_pil_clip.CLIPImageProcessorPil",
+        "llava",
+        "Llava",
+        "clip.image_processing_pil_clip.CLIPImageProcessorPil",
         {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
         {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
         {"text_config": TEXT | {"model_type": "llama"}, "vision_config": TOWER | {"model_type": "clip_vision_model"}},
-        {"image_token": "<image>"}, "<image>",
+        {"image_token": "<image>"},
+        "<image>",
     ),
     "llava-onevision": Family(
-        "llava_onevision", "LlavaOnevision",
+        "llava_onevision",
+        "LlavaOnevision",
         "llava_onevision.image_processing_pil_llava_onevision.LlavaOnevisionImageProcessorPil",
         {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINPOINTS},
         {
-            "num_image_tokens": 4, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_4",
+            "num_image_tokens": 4,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_4",
             "video_processor": True,
         },
         {
-            "text_config": TEXT | {"model_type": "qwen2"}, "image_grid_pinpoints": PINPOINTS,
+            "text_config": TEXT | {"model_type": "qwen2"},
+            "image_grid_pinpoints": PINPOINTS,
             "vision_config": TOWER | {"model_type": "siglip_vision_model", "image_size": 28, "vision_use_head": False},
-            "vision_aspect_ratio": "anyres_max_4", "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_4",
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
         },
-        {"image_token": "<image>"}, "<image>",
+        {"image_token": "<image>"},
+        "<image>",
     ),
     "idefics3": Family(
-        "idefics3", "Idefics3", "idefics3.image_processing_pil_idefics3.Idefics3ImageProcessorPil",
-        {"size": {"longest_edge": 168}, "max_image_size": {"longest_edge": 56}}, {"image_seq_len": 4},
+        "idefics3",
+        "Idefics3",
+        "idefics3.image_processing_pil_idefics3.Idefics3ImageProcessorPil",
+        {"size": {"longest_edge": 168}, "max_image_size": {"longest_edge": 56}},
+        {"image_seq_len": 4},
         {"text_config": TEXT | {"model_type": "llama"}, "vision_config": TOWER, "scale_factor": 2},
-        {"image_token": "<image>"}, "<image>",
+        {"image_token": "<image>"},
+        "<image>",
     ),
     "gemma3": Family(
-        "gemma3", "Gemma3", "gemma3.image_processing_pil_gemma3.Gemma3ImageProcessorPil",
-        {"size": {"height": 56, "width": 56}}, {"image_seq_length": 4},
+        "gemma3",
+        "Gemma3",
+        "gemma3.image_processing_pil_gemma3.Gemma3ImageProcessorPil",
+        {"size": {"height": 56, "width": 56}},
+        {"image_seq_length": 4},
         {
-            "text_config": TEXT | {
-                "head_dim": 16, "sliding_window": 32, "query_pre_attn_scalar": 16, "num_hidden_layers": 6,
+            "text_config": TEXT
+            | {
+                "head_dim": 16,
+                "sliding_window": 32,
+                "query_pre_attn_scalar": 16,
+                "num_hidden_layers": 6,
             },
-            "vision_config": TOWER | {"model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4,
+            "vision_config": TOWER | {"model_type": "siglip_vision_model"},
+            "mm_tokens_per_image": 4,
         },
         {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"},
         "<start_of_image>",
     ),
     "qwen2.5-vl": qwen(
-        "qwen2_5_vl", "Qwen2_5_VL", 14, {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 40},
-        {"rope": {"mrope_section": [2, 3, 3]}}, {"fullatt_block_indexes": [1, 3], "window_size": 56},
+        "qwen2_5_vl",
+        "Qwen2_5_VL",
+        14,
+        {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 40},
+        {"rope": {"mrope_section": [2, 3, 3]}},
+        {"fullatt_block_indexes": [1, 3], "window_size": 56},
     ),
     "qwen3-vl": qwen(
-        "qwen3_vl", "Qwen3VL", 16,
+        "qwen3_vl",
+        "Qwen3VL",
+        16,
         {
-            "size": {"shortest_edge": 32 * 32 * 4, "longest_edge": 32 * 32 * 30}, "patch_size": 16,
-            "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+            "size": {"shortest_edge": 32 * 32 * 4, "longest_edge": 32 * 32 * 30},
+            "patch_size": 16,
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
         },
         {"head_dim": 16, "num_hidden_layers": 5, "rope": {"mrope_section": [3, 3, 2], "mrope_interleaved": True}},
         {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1, 2]},
     ),
-}  # fmt: skip
+}
 
 
 def of_transformers(path: str) -> Any:
@@ -129,9 +165,12 @@ def of_transformers(path: str) -> Any:
 def save(family: Family, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """transformers' model and processor of a checkpoint that is saved to ``path``."""
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=make_tokenizer().backend, bos_token="<s>", eos_token="</s>", pad_token="</s>",
+        tokenizer_object=make_tokenizer().backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="</s>",
         chat_template=TEMPLATE.replace("MARK", family.mark),
-    )  # fmt: skip
+    )
     ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in family.tokens.items()}
     for name, token in family.tokens.items():
         for alias in (name, name.replace("start", "bos").replace("end", "eos")):

@@ -34,9 +34,11 @@ def prompt(ids: list[int], *seeds: int) -> dict[str, Any]:
 
 
 PROMPTS: list[Any] = [
-    prompt([7, IMAGE, 8, IMAGE, 9], 3, 4), {"prompt_token_ids": [1, 2, 3]}, prompt([5, 6, IMAGE], 3),
+    prompt([7, IMAGE, 8, IMAGE, 9], 3, 4),
+    {"prompt_token_ids": [1, 2, 3]},
+    prompt([5, 6, IMAGE], 3),
     prompt([7, IMAGE, 8, IMAGE, 11], 3, 4),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

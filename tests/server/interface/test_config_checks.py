@@ -30,9 +30,11 @@ FLAGS = ["false", 0, 1, [], {"a": 1}]
 # Every field that sizes, loops or divides, and what it must not be.
 COMMON = {
     **dict.fromkeys(["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"], INTEGERS),
-    "max_position_embeddings": INTEGERS, "eos_token_id": ["2", -1, 1.5, HUGE, True, ["x"], [[2]], {}],
-    "tie_word_embeddings": FLAGS, "quantization_config": ["fp8", 3, [], {"quant_method": ["fp8"]}],
-}  # fmt: skip
+    "max_position_embeddings": INTEGERS,
+    "eos_token_id": ["2", -1, 1.5, HUGE, True, ["x"], [[2]], {}],
+    "tie_word_embeddings": FLAGS,
+    "quantization_config": ["fp8", 3, [], {"quant_method": ["fp8"]}],
+}
 LLAMA = COMMON | {
     **dict.fromkeys(["num_key_value_heads", "intermediate_size"], INTEGERS),
     "head_dim": [*INTEGERS, 63, 17, 1],
@@ -43,11 +45,19 @@ LLAMA = COMMON | {
     "max_window_layers": INTEGERS[1:],
     "original_max_position_embeddings": INTEGERS,
     "layer_types": ["full_attention", ["full_attention"], ["x", "x", "x"], [[], [], []], {}, 3],
-    "rope_scaling": ["linear", 4, ["linear"], {"rope_type": ["linear"], "factor": 2.0}, {"rope_type": "magic"},
-                     {"rope_type": "linear"}, {"rope_type": "linear", "factor": "4"},
-                     {"rope_theta": 0}, {"rope_theta": "x"}],  # without a type it is the default one
+    "rope_scaling": [
+        "linear",
+        4,
+        ["linear"],
+        {"rope_type": ["linear"], "factor": 2.0},
+        {"rope_type": "magic"},
+        {"rope_type": "linear"},
+        {"rope_type": "linear", "factor": "4"},
+        {"rope_theta": 0},
+        {"rope_theta": "x"},
+    ],  # without a type it is the default one
     **dict.fromkeys(["attention_bias", "mlp_bias", "use_sliding_window"], FLAGS),
-}  # fmt: skip
+}
 GEMMA = {key: values for key, values in LLAMA.items() if key != "hidden_act"} | {
     "hidden_activation": ["mish", 3, ["silu"]],
     "query_pre_attn_scalar": [*NUMBERS, 0],
@@ -78,15 +88,23 @@ GGUF_INTEGERS = [0, -5, 10**9, 10**12, 1.5, float("nan"), True, "x", [64, 65]]
 GGUF_NUMBERS = [-1.0, 1e30, float("nan"), float("inf"), True, "x", [1, 2]]
 GGUF = {
     **dict.fromkeys(
-        ["embedding_length", "block_count", "feed_forward_length", "context_length", "attention.head_count",
-         "attention.head_count_kv"], GGUF_INTEGERS),
+        [
+            "embedding_length",
+            "block_count",
+            "feed_forward_length",
+            "context_length",
+            "attention.head_count",
+            "attention.head_count_kv",
+        ],
+        GGUF_INTEGERS,
+    ),
     "attention.key_length": [*GGUF_INTEGERS, 63],
     "rope.dimension_count": [*GGUF_INTEGERS, 8, 15, 17, 24, 128],
     "attention.layer_norm_rms_epsilon": GGUF_NUMBERS,
     "rope.freq_base": [*GGUF_NUMBERS, 0.0],
     "rope.scaling.factor": [x for x in GGUF_NUMBERS if x is not True],
     "attention.sliding_window": [x for x in GGUF_INTEGERS if x not in (0, 10**9)],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -150,10 +168,16 @@ def test_hostile_values_of_rope_scaling_are_refused_by_field(
 
 
 ANYTHING = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.integers(min_value=10**9), st.floats(), st.text(max_size=5),
-    st.sampled_from([-1, 0, 1, 2, 3, 8, 63, 64, 96, 1 << 20]), st.lists(st.integers(), max_size=3),
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(min_value=10**9),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from([-1, 0, 1, 2, 3, 8, 63, 64, 96, 1 << 20]),
+    st.lists(st.integers(), max_size=3),
     st.dictionaries(st.sampled_from(["rope_type", "factor", "x"]), st.one_of(st.floats(), st.text(max_size=8))),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -179,9 +203,15 @@ def test_any_values_give_a_model_or_one_line(
 
 def gguf(path: Path, arch: str, changes: dict[str, Any]) -> Path:
     values: dict[str, Any] = {
-        "embedding_length": 64, "block_count": 2, "feed_forward_length": 96, "context_length": 128,
-        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 16, "rope.dimension_count": 16,
-    } | changes  # fmt: skip
+        "embedding_length": 64,
+        "block_count": 2,
+        "feed_forward_length": 96,
+        "context_length": 128,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 16,
+        "rope.dimension_count": 16,
+    } | changes
 
     def tensors(writer: GGUFWriter) -> None:
         writer.add_tensor("token_embd.weight", np.zeros((320, 64), np.float32))

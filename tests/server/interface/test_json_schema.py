@@ -32,11 +32,15 @@ def objects(parts: st.SearchStrategy[Any], referring: bool = True) -> st.SearchS
             "additionalProperties": st.one_of(st.booleans(), parts),
             "required": st.lists(st.sampled_from(NAMES), unique=True, max_size=2),
             "minProperties": st.integers(0, 2),
-            "allOf": some, "anyOf": some, "oneOf": some,
-            "if": parts, "then": parts, "not": parts,
+            "allOf": some,
+            "anyOf": some,
+            "oneOf": some,
+            "if": parts,
+            "then": parts,
+            "not": parts,
             **({"$ref": REFERENCES.map(lambda reference: reference["$ref"])} if referring else {}),
         },
-    )  # fmt: skip
+    )
 
 
 PARTS = st.recursive(st.one_of(LEAVES, REFERENCES), objects, max_leaves=8)
@@ -52,8 +56,9 @@ TOGETHER = st.builds(
 SCHEMAS = st.builds(
     lambda schema, x, y: {**schema, "$defs": {"x": x, "y": y}},
     st.one_of(objects(PARTS), TOGETHER, TOGETHER.map(lambda schema: {"properties": {"a": schema}})),
-    st.one_of(NAMING, DEFINITIONS), st.one_of(NAMING, DEFINITIONS),
-)  # fmt: skip
+    st.one_of(NAMING, DEFINITIONS),
+    st.one_of(NAMING, DEFINITIONS),
+)
 VALUES = st.recursive(
     st.one_of(st.integers(0, 2), st.just("text")),
     lambda inner: st.dictionaries(st.sampled_from([*NAMES, "z"]), inner, max_size=3),
@@ -150,11 +155,13 @@ def test_grammars_allow_what_is_not_named_only_where_the_standards_reading_is_as
         ({"type": "object"}, '{"x": [1]}'),
         ({"type": "object", "properties": {"a": {}}, "additionalProperties": True}, '{"x": 1}'),
         ({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "integer"}}, '{"x": 1}'),
-        ({"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {}}}], "type": "object"},
-         '{"a": 1, "b": 2}'),
+        (
+            {"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {}}}], "type": "object"},
+            '{"a": 1, "b": 2}',
+        ),
         ({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"b": 1}'),
     ],
-)  # fmt: skip
+)
 def test_what_a_schema_says_itself_stays(schema, text):
     assert accepts(schema, text, strict=True)
 

@@ -23,9 +23,17 @@ from octavo.interface.model_config import check_config, config_class, parse_conf
 
 # What a checkpoint must say here, since nobody is served well by another model's size.
 NEEDED = {
-    "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-    "num_attention_heads", "max_position_embeddings", "use_sliding_window", "head_dim",
-}  # fmt: skip
+    "architectures",
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "use_sliding_window",
+    "head_dim",
+}
 # What transformers' default leaves open, or JSON cannot say.
 OPEN: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
@@ -34,13 +42,34 @@ OPEN: dict[str, dict[str, Any]] = {
 }
 # Fields that transformers derives from others, or has under a name of its own.
 DERIVED = {
-    "architecture", "rope_scaling", "rope_parameters", "rope_theta", "rope_local_base_freq", "layer_types",
-    "sliding_window", "sliding_window_pattern", "per_layer_config", "head_dim", "num_key_value_heads",
-    "partial_rotary_factor", "original_max_position_embeddings", "no_rope_layers", "moe_layers", "mlp_only_layers",
-    "eos_token_id", "activation_sparsity_pattern", "prediction_layer", "quantization_config", "word_embed_proj_dim",
-    "num_nextn_predict_layers", "dtype", "num_ln_in_parallel_attn", "pad_token_id", "is_decoder",
+    "architecture",
+    "rope_scaling",
+    "rope_parameters",
+    "rope_theta",
+    "rope_local_base_freq",
+    "layer_types",
+    "sliding_window",
+    "sliding_window_pattern",
+    "per_layer_config",
+    "head_dim",
+    "num_key_value_heads",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+    "no_rope_layers",
+    "moe_layers",
+    "mlp_only_layers",
+    "eos_token_id",
+    "activation_sparsity_pattern",
+    "prediction_layer",
+    "quantization_config",
+    "word_embed_proj_dim",
+    "num_nextn_predict_layers",
+    "dtype",
+    "num_ln_in_parallel_attn",
+    "pad_token_id",
+    "is_decoder",
     "use_bidirectional_attention",
-}  # fmt: skip
+}
 
 
 @cache

@@ -37,36 +37,94 @@ def allows(matcher: LLMatcher, value: Any) -> bool:
 # A schema, values that it allows, and some that it does not: by JSON schema's own judgement, and by the grammar's.
 HELD: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "anchor": ({"$ref": "#t", "$defs": {"x": {"$anchor": "t", **TEXT}}}, ["a"], [1]),
-    "anchor inside": ({**OBJECT, "properties": {"a": {"$ref": "#t"}}, "$defs": {"x": {"$anchor": "t", **TEXT}}},
-                      [{"a": "b"}, {}], [{"a": 1}]),
+    "anchor inside": (
+        {**OBJECT, "properties": {"a": {"$ref": "#t"}}, "$defs": {"x": {"$anchor": "t", **TEXT}}},
+        [{"a": "b"}, {}],
+        [{"a": 1}],
+    ),
     "address": ({"$ref": "item.json", "$defs": {"x": {"$id": "item.json", **TEXT}}}, ["a"], [1]),
-    "addresses": ({"$id": "http://x.test/a/root", "$ref": "b/item#/$defs/t",
-                   "$defs": {"x": {"$id": "b/item", "$defs": {"t": TEXT}}}}, ["a"], [1]),
-    "anchor of a document": ({"$id": "http://x.test/root", "$ref": "item#t",
-                              "$defs": {"x": {"$id": "item", "$defs": {"y": {"$anchor": "t", **TEXT}}}}}, ["a"], [1]),
-    "pointer inside a document": ({"$ref": "item", "$defs": {"x": {"$id": "item", "items": {"$ref": "#/$defs/t"},
-                                   "type": "array", "$defs": {"t": TEXT}}}}, [["a"], []], [[1]]),
+    "addresses": (
+        {
+            "$id": "http://x.test/a/root",
+            "$ref": "b/item#/$defs/t",
+            "$defs": {"x": {"$id": "b/item", "$defs": {"t": TEXT}}},
+        },
+        ["a"],
+        [1],
+    ),
+    "anchor of a document": (
+        {
+            "$id": "http://x.test/root",
+            "$ref": "item#t",
+            "$defs": {"x": {"$id": "item", "$defs": {"y": {"$anchor": "t", **TEXT}}}},
+        },
+        ["a"],
+        [1],
+    ),
+    "pointer inside a document": (
+        {
+            "$ref": "item",
+            "$defs": {"x": {"$id": "item", "items": {"$ref": "#/$defs/t"}, "type": "array", "$defs": {"t": TEXT}}},
+        },
+        [["a"], []],
+        [[1]],
+    ),
     "escaped pointer": ({"$ref": "#/$defs/a~1b%25c~0", "$defs": {"a/b%c~": TEXT}}, ["a"], [1]),
-    "names that look like references": ({**OBJECT, "properties": {"$ref": TEXT, "$anchor": {"const": "x"}}},
-                                        [{"$ref": "#foo"}, {"$anchor": "x"}], [{"$ref": 1}]),
+    "names that look like references": (
+        {**OBJECT, "properties": {"$ref": TEXT, "$anchor": {"const": "x"}}},
+        [{"$ref": "#foo"}, {"$anchor": "x"}],
+        [{"$ref": 1}],
+    ),
     "data that looks like references": ({"enum": [{"$ref": "#foo"}]}, [{"$ref": "#foo"}], [{}]),
-    "the root": ({**OBJECT, "properties": {"a": {"$ref": "#"}}, "additionalProperties": False},
-                 [{"a": {"a": {}}}], [{"a": {"b": 1}}]),
-    "dynamic reference": ({**OBJECT, "properties": {"a": {"$dynamicRef": "#t"}},
-                           "$defs": {"x": {"$dynamicAnchor": "t", **TEXT}}}, [{"a": "b"}], [{"a": 1}]),
+    "the root": (
+        {**OBJECT, "properties": {"a": {"$ref": "#"}}, "additionalProperties": False},
+        [{"a": {"a": {}}}],
+        [{"a": {"b": 1}}],
+    ),
+    "dynamic reference": (
+        {**OBJECT, "properties": {"a": {"$dynamicRef": "#t"}}, "$defs": {"x": {"$dynamicAnchor": "t", **TEXT}}},
+        [{"a": "b"}],
+        [{"a": 1}],
+    ),
     "unevaluated": ({**OBJECT, "properties": {"a": TEXT}, "unevaluatedProperties": False}, [{"a": "b"}], [{"b": 1}]),
-    "unevaluated with a schema": ({**OBJECT, "properties": {"a": TEXT}, "unevaluatedProperties": {"type": "integer"}},
-                                  [{"a": "b", "c": 1}], [{"a": "b", "c": "d"}]),
-    "unevaluated beside allOf": ({**OBJECT, "allOf": [{"properties": {"a": TEXT}}], "unevaluatedProperties": False},
-                                 [{"a": "b"}, {}], [{"b": 1}, {"a": "b", "c": 1}]),
-    "unevaluated beside $ref": ({"$ref": "#/$defs/x", "properties": {"b": TEXT}, "unevaluatedProperties": False,
-                                 "$defs": {"x": {**OBJECT, "properties": {"a": TEXT}}}},
-                                [{"a": "b"}, {"b": "c"}], [{"c": 1}]),
-    "unevaluated beside anyOf": ({**OBJECT, "unevaluatedProperties": False, "properties": {"k": TEXT}, "anyOf": [
-        {"properties": {"a": {"const": 1}}, "required": ["a"]}, {"properties": {"b": {"const": 2}}, "required": ["b"]},
-    ]}, [{"k": "x", "a": 1}, {"b": 2}], [{"c": 1, "a": 1}, {"k": "x"}]),
-    "unevaluated where all are": ({**OBJECT, "additionalProperties": TEXT, "unevaluatedProperties": False},
-                                  [{"z": "b"}], [{"z": 1}]),
+    "unevaluated with a schema": (
+        {**OBJECT, "properties": {"a": TEXT}, "unevaluatedProperties": {"type": "integer"}},
+        [{"a": "b", "c": 1}],
+        [{"a": "b", "c": "d"}],
+    ),
+    "unevaluated beside allOf": (
+        {**OBJECT, "allOf": [{"properties": {"a": TEXT}}], "unevaluatedProperties": False},
+        [{"a": "b"}, {}],
+        [{"b": 1}, {"a": "b", "c": 1}],
+    ),
+    "unevaluated beside $ref": (
+        {
+            "$ref": "#/$defs/x",
+            "properties": {"b": TEXT},
+            "unevaluatedProperties": False,
+            "$defs": {"x": {**OBJECT, "properties": {"a": TEXT}}},
+        },
+        [{"a": "b"}, {"b": "c"}],
+        [{"c": 1}],
+    ),
+    "unevaluated beside anyOf": (
+        {
+            **OBJECT,
+            "unevaluatedProperties": False,
+            "properties": {"k": TEXT},
+            "anyOf": [
+                {"properties": {"a": {"const": 1}}, "required": ["a"]},
+                {"properties": {"b": {"const": 2}}, "required": ["b"]},
+            ],
+        },
+        [{"k": "x", "a": 1}, {"b": 2}],
+        [{"c": 1, "a": 1}, {"k": "x"}],
+    ),
+    "unevaluated where all are": (
+        {**OBJECT, "additionalProperties": TEXT, "unevaluatedProperties": False},
+        [{"z": "b"}],
+        [{"z": 1}],
+    ),
     "unevaluated items": ({"type": "array", "prefixItems": [TEXT], "unevaluatedItems": False}, [["a"], []], [["a", 1]]),
     "decimal counts": ({**TEXT, "minLength": 1.0, "maxLength": 2.0}, ["a", "ab"], ["", "abc"]),
     "what says nothing": ({**TEXT, "uniqueItems": False, "minContains": 2, "then": False, "not": False}, ["a"], [1]),
@@ -79,9 +137,12 @@ HELD: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "letters by number": ({**TEXT, "pattern": r"^\x41\u0042\cJ$"}, ["AB\n"], ["AB"]),
     "beyond 16 bits": ({**TEXT, "pattern": r"^\ud83d\ude00$"}, ["😀"], ["a"]),
     "anchors of alternatives": ({**TEXT, "pattern": "^a$|^(?:b|c)$"}, ["a", "c"], ["ab"]),
-    "names by pattern": ({**OBJECT, "patternProperties": {r"^x\/\d$": TEXT}, "additionalProperties": False},
-                         [{"x/1": "a"}], [{"x/1": 1}, {"y": "a"}]),
-}  # fmt: skip
+    "names by pattern": (
+        {**OBJECT, "patternProperties": {r"^x\/\d$": TEXT}, "additionalProperties": False},
+        [{"x/1": "a"}],
+        [{"x/1": 1}, {"y": "a"}],
+    ),
+}
 # No schema, and what the judge's own expressions lack.
 NOT_JUDGED = {"null for what is not set", "beyond 16 bits", "slashes", "braces", "classes"}
 
@@ -107,24 +168,39 @@ UNHELD: dict[str, tuple[Any, str, Any]] = {
     "dependencies": ({**OBJECT, "dependencies": {"a": ["b"]}}, "dependencies", {}),
     "propertyNames": ({**OBJECT, "propertyNames": {"maxLength": 2}}, "propertyNames", {"a": 1}),
     "contains": ({"type": "array", "contains": {"const": 1}, "minContains": 2}, "contains", [1, 1]),
-    "uniqueItems": ({"type": "array", "items": {"properties": {"a": {"type": "array", "uniqueItems": True}}}},
-                    "items.properties.a.uniqueItems", []),
-    "unevaluatedItems": ({"type": "array", "allOf": [{"prefixItems": [TEXT]}], "unevaluatedItems": False},
-                         "unevaluatedItems", ["a"]),
-    "dynamic reference": ({"$dynamicRef": "#t", "$defs": {"x": {"$dynamicAnchor": "t"}, "y": {"$dynamicAnchor": "t"}}},
-                          "$dynamicRef", 1),
+    "uniqueItems": (
+        {"type": "array", "items": {"properties": {"a": {"type": "array", "uniqueItems": True}}}},
+        "items.properties.a.uniqueItems",
+        [],
+    ),
+    "unevaluatedItems": (
+        {"type": "array", "allOf": [{"prefixItems": [TEXT]}], "unevaluatedItems": False},
+        "unevaluatedItems",
+        ["a"],
+    ),
+    "dynamic reference": (
+        {"$dynamicRef": "#t", "$defs": {"x": {"$dynamicAnchor": "t"}, "y": {"$dynamicAnchor": "t"}}},
+        "$dynamicRef",
+        1,
+    ),
     "another document": ({"$ref": "http://x.test/schema"}, "$ref 'http://x.test/schema'", 1),
     "format": ({**TEXT, "format": "idn-email"}, "format 'idn-email'", "a"),
-    "look-ahead": ({**OBJECT, "properties": {"a": {**TEXT, "pattern": "^(?!x)"}}},
-                   "properties.a.pattern has look-ahead", {"a": "b"}),
+    "look-ahead": (
+        {**OBJECT, "properties": {"a": {**TEXT, "pattern": "^(?!x)"}}},
+        "properties.a.pattern has look-ahead",
+        {"a": "b"},
+    ),
     "look-behind": ({**TEXT, "pattern": "a(?<=a)"}, "pattern has look-behind", "a"),
     "back-reference": ({**TEXT, "pattern": r"^(a)\1$"}, "pattern has a back-reference", "aa"),
     "named back-reference": ({**TEXT, "pattern": r"^(?<x>a)\k<x>$"}, "pattern has a back-reference", "aa"),
     "word boundary": ({**TEXT, "pattern": r"\ba"}, "pattern has a word boundary", "a"),
     "anchor inside": ({**TEXT, "pattern": "(a$|b)c"}, "pattern has an anchor inside", "bc"),
-    "names": ({**OBJECT, "patternProperties": {"^(?!x)": TEXT}, "additionalProperties": False},
-              "patternProperties.^(?!x) has look-ahead", {"a": "b"}),
-}  # fmt: skip
+    "names": (
+        {**OBJECT, "patternProperties": {"^(?!x)": TEXT}, "additionalProperties": False},
+        "patternProperties.^(?!x) has look-ahead",
+        {"a": "b"},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", UNHELD)
@@ -196,11 +272,44 @@ ANY = st.recursive(
     max_leaves=3,
 )
 KEYWORDS = (
-    "type", "properties", "required", "enum", "const", "items", "prefixItems", "additionalProperties", "anyOf", "oneOf",
-    "patternProperties", "minimum", "maximum", "exclusiveMinimum", "multipleOf", "minLength", "maxItems", "allOf",
-    "minProperties", "pattern", "format", "$ref", "$defs", "title", "default", "nullable", "$schema", "$id", "$anchor",
-    "unknown", "not", "if", "contains", "uniqueItems", "unevaluatedProperties", "unevaluatedItems", "propertyNames",
-)  # fmt: skip
+    "type",
+    "properties",
+    "required",
+    "enum",
+    "const",
+    "items",
+    "prefixItems",
+    "additionalProperties",
+    "anyOf",
+    "oneOf",
+    "patternProperties",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "multipleOf",
+    "minLength",
+    "maxItems",
+    "allOf",
+    "minProperties",
+    "pattern",
+    "format",
+    "$ref",
+    "$defs",
+    "title",
+    "default",
+    "nullable",
+    "$schema",
+    "$id",
+    "$anchor",
+    "unknown",
+    "not",
+    "if",
+    "contains",
+    "uniqueItems",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "propertyNames",
+)
 
 
 @settings(max_examples=600, deadline=None)
@@ -257,8 +366,10 @@ def test_what_a_pattern_lets_through_matches_it(pattern, texts):
 
 
 def test_a_hostile_schema_takes_no_long_time():
-    chain = {f"d{i}": {**OBJECT, "allOf": [{"$ref": f"#/$defs/d{i + 1}"}], "unevaluatedProperties": False}
-             for i in range(2000)}  # fmt: skip
+    chain = {
+        f"d{i}": {**OBJECT, "allOf": [{"$ref": f"#/$defs/d{i + 1}"}], "unevaluatedProperties": False}
+        for i in range(2000)
+    }
     schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d2000": OBJECT}}
     with cpu_time.at_most(4):
         to_grammar(StructuredOutputsParams(json=json.dumps(schema)), lenient=True)

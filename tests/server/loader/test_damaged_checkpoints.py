@@ -208,9 +208,12 @@ def test_a_gguf_file_whose_metadata_and_tensors_disagree(
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
     model = make_model("LlamaConfig", FAMILIES["llama"][1] | {"intermediate_size": 128})
     write_gguf(
-        tmp_path / "m.gguf", model, arch="llama", qtype="Q8_0",
+        tmp_path / "m.gguf",
+        model,
+        arch="llama",
+        qtype="Q8_0",
         more=lambda writer: writer.add_uint32(f"llama.{field}", value),
-    )  # fmt: skip
+    )
     with pytest.raises(
         ModelError, match=r"tensor '.*' has shape .* asks for .*not of one model|no place for"
     ) as caught:

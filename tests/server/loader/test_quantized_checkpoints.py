@@ -149,9 +149,21 @@ OF_8_BITS = {"W8A": 5e-3, "INT": 5e-3, "FP8": 0.08}
 
 @pytest.mark.parametrize(
     "name",
-    ["awq in groups of 32", "awq in whole rows", "gptq with act order", "gptq 8 bit asymmetric, act order", "W8A16",
-     "W8A16 in whole rows", "W4A16 asymmetric", "W8A8", "FP8 by row", "fp8 in blocks", "compressed NVFP4", "mxfp4"],
-)  # fmt: skip
+    [
+        "awq in groups of 32",
+        "awq in whole rows",
+        "gptq with act order",
+        "gptq 8 bit asymmetric, act order",
+        "W8A16",
+        "W8A16 in whole rows",
+        "W4A16 asymmetric",
+        "W8A8",
+        "FP8 by row",
+        "fp8 in blocks",
+        "compressed NVFP4",
+        "mxfp4",
+    ],
+)
 def test_a_gpu_computes_on_the_codes(name: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its kernels are given stands for the very values, here multiplied by plain torch; with activations of 8 bits
     where the format is made for them."""
@@ -199,14 +211,22 @@ def test_fp8_of_plain_weights_is_refused_on_a_cpu_which_has_int8(llama: Path) ->
 
 
 KEPT = {
-    "mxfp4": Kind(4, table=True), "compressed MXFP4": Kind(4, table=True), "nf4": Kind(4, table=True),
-    "nf4 with scales of scales": Kind(4, table=True), "bitsandbytes fp4": Kind(4, table=True),
-    "modelopt nvfp4": Kind(4, halves=True, table=True), "compressed NVFP4": Kind(4, halves=True, table=True),
-    "W8A8": Kind(8, by_row=True), "W8A8 by tensor": Kind(8, by_row=True), "W8A8 asymmetric": Kind(8),
+    "mxfp4": Kind(4, table=True),
+    "compressed MXFP4": Kind(4, table=True),
+    "nf4": Kind(4, table=True),
+    "nf4 with scales of scales": Kind(4, table=True),
+    "bitsandbytes fp4": Kind(4, table=True),
+    "modelopt nvfp4": Kind(4, halves=True, table=True),
+    "compressed NVFP4": Kind(4, halves=True, table=True),
+    "W8A8": Kind(8, by_row=True),
+    "W8A8 by tensor": Kind(8, by_row=True),
+    "W8A8 asymmetric": Kind(8),
     "W8A16 in whole rows": Kind(8, by_row=True),
     "bitsandbytes int8": Kind(8, by_row=True),
-    "awq in groups of 32": Kind(4, affine=True), "gptq with act order": Kind(4), "W4A16": Kind(4),
-}  # fmt: skip
+    "awq in groups of 32": Kind(4, affine=True),
+    "gptq with act order": Kind(4),
+    "W4A16": Kind(4),
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)

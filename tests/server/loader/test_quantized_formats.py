@@ -22,9 +22,15 @@ from octavo.layers.quantization.weight_format import StoredModule
 from octavo_kernels.quant import dequantize
 
 QTYPES = {
-    torch.int32: "I32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.int8: "I8",
-    torch.uint8: "U8", torch.int64: "I64", torch.float8_e4m3fn: "F8_E4M3",
-}  # fmt: skip
+    torch.int32: "I32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.int64: "I64",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
 
 
 @dataclass
@@ -139,8 +145,9 @@ def test_compressed_fp8_in_blocks_is_what_its_library_reads(rows: int, columns: 
     stored, values = read(
         write,
         {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": described}},
-        rows, columns,
-    )  # fmt: skip
+        rows,
+        columns,
+    )
     assert torch.equal(stored.dequantize(), values)
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**weights))
     tensors, _ = write(torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows + columns)) * 0.02)

@@ -18,13 +18,26 @@ from octavo.fetch.sources import resolve_model
 from octavo.loader.checkpoint import iterate_weights
 
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1,
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 8,
+    "hidden_size": 4,
+    "num_hidden_layers": 1,
     "num_attention_heads": 1,
-}  # fmt: skip
+}
 DTYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int64,
-    torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
-]  # fmt: skip
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
 
 
 def checkpoint(folder: Path, files: dict[str, dict[str, torch.Tensor]], index: dict[str, str] | None = None) -> Path:
@@ -44,8 +57,9 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
 tensors = st.dictionaries(
     st.text("abc.01", min_size=1, max_size=6),
     st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 5), max_size=3)),
-    min_size=1, max_size=5,
-)  # fmt: skip
+    min_size=1,
+    max_size=5,
+)
 
 
 @settings(max_examples=60, deadline=None)

@@ -109,8 +109,10 @@ def test_what_the_file_holds_arrives(
     seed: int, size: int, pieces: list[tuple[int, int]], threads: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Tensors of some whole pieces, a little more or less; threads do not meet."""
-    counts = [max(0, whole * size // random.Random(seed + i).choice([1, 2, 4, 8]) + more)
-              for i, (whole, more) in enumerate(pieces)]  # fmt: skip
+    counts = [
+        max(0, whole * size // random.Random(seed + i).choice([1, 2, 4, 8]) + more)
+        for i, (whole, more) in enumerate(pieces)
+    ]
     folder = tmp_path_factory.mktemp("staging")
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda i: load(seed + i, folder / str(i), size, counts), range(threads)))

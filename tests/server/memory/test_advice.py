@@ -27,24 +27,52 @@ from octavo.worker.worker import Worker
 GIB, MIB = 1 << 30, 1 << 20
 BASE = {"dtype": "bfloat16", "tie_word_embeddings": False, "rms_norm_eps": 1e-6}
 MODELS = {
-    "14b": BASE | {
-        "architectures": ["Qwen2ForCausalLM"], "hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 48,
-        "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 152064, "max_position_embeddings": 131072,
+    "14b": BASE
+    | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 5120,
+        "intermediate_size": 13824,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "vocab_size": 152064,
+        "max_position_embeddings": 131072,
     },
-    "8b": BASE | {
-        "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "8b": BASE
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
     },
-    "windows": BASE | {
-        "architectures": ["MistralForCausalLM"], "hidden_size": 2048, "intermediate_size": 8192,
-        "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 64,
-        "vocab_size": 32000, "max_position_embeddings": 65536, "sliding_window": 4096,
+    "windows": BASE
+    | {
+        "architectures": ["MistralForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 64,
+        "vocab_size": 32000,
+        "max_position_embeddings": 65536,
+        "sliding_window": 4096,
     },
-}  # fmt: skip
+}
 TINY = BASE | {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "intermediate_size": 112, "vocab_size": 320, "max_position_embeddings": 32768,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 112,
+    "vocab_size": 320,
+    "max_position_embeddings": 32768,
+}
 
 GPU = GPUS["l4"].memory()
 
@@ -111,9 +139,13 @@ def test_an_engine_starts_with_the_length_that_its_refusal_names_and_with_no_lon
 
     def start(length: int) -> Worker:
         args = EngineArgs(
-            model=str(folder / "tiny"), device="cpu", load_format="dummy", skip_tokenizer_init=True,
-            max_model_len=length, max_num_seqs=4,
-        )  # fmt: skip
+            model=str(folder / "tiny"),
+            device="cpu",
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=length,
+            max_num_seqs=4,
+        )
         return Worker(args.create_engine_config(progress=False))
 
     with pytest.raises(ConfigError) as error:

@@ -43,10 +43,16 @@ from octavo.worker.model_memory import measure_built, model_memory
 
 GIB = 1 << 30
 LLAMA_70B = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
-    "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
     "dtype": "bfloat16",
-}  # fmt: skip
+}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -224,8 +230,10 @@ def test_the_ledger_lists_weights_as_they_are_held(
         assert linear < kinds["int8"] < 1.5 * linear
     layout = make_layout([KVCacheSpec(1, 8, "float32")], 16, 16, 8)
     ledger = MemoryLedger(GIB, 3 << 20, 1 << 20, 3, 100, 16, layout)
-    assert any("weights" in line and "int4 2.0, float32 1.0" in line
-               for line in ledger.lines({"int4": 2 << 20, "float32": 1 << 20}))  # fmt: skip
+    assert any(
+        "weights" in line and "int4 2.0, float32 1.0" in line
+        for line in ledger.lines({"int4": 2 << 20, "float32": 1 << 20})
+    )
 
 
 def test_a_file_of_4_bits_is_held_in_4_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,8 +306,20 @@ def test_a_context_that_is_too_long_for_its_table_is_named(llama_70b: Path, monk
 def test_a_server_refuses_within_little_memory(llama_70b: Path) -> None:
     larger = LLAMA_70B | {"hidden_size": 1 << 16, "intermediate_size": 1 << 18}  # than any machine
     (llama_70b / "config.json").write_text(json.dumps(larger))
-    command = [sys.executable, "-m", "octavo.cli.main", "serve", str(llama_70b), "--load-format", "dummy",
-               "--skip-tokenizer-init", "--device", "cpu", "--port", "0"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "octavo.cli.main",
+        "serve",
+        str(llama_70b),
+        "--load-format",
+        "dummy",
+        "--skip-tokenizer-init",
+        "--device",
+        "cpu",
+        "--port",
+        "0",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         tree, peak = psutil.Process(server.pid), 0
         while server.poll() is None:
@@ -320,8 +340,12 @@ def test_a_server_refuses_within_little_memory(llama_70b: Path) -> None:
 
 @pytest.fixture
 def tiny(tiny_checkpoints: dict[str, Path]) -> dict[str, Any]:
-    return {"model": str(tiny_checkpoints["llama"]), "skip_tokenizer_init": True, "num_gpu_blocks_override": 64,
-            "device": "cpu"}  # fmt: skip
+    return {
+        "model": str(tiny_checkpoints["llama"]),
+        "skip_tokenizer_init": True,
+        "num_gpu_blocks_override": 64,
+        "device": "cpu",
+    }
 
 
 OUT_OF_MEMORY = torch.OutOfMemoryError(

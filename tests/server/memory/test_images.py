@@ -22,9 +22,10 @@ from octavo.worker.worker import Worker
 GIB = 1 << 30
 SIDES = {"height": 32, "width": 32}
 SETTINGS: dict[str, Any] = {
-    "llava": {"size": {"shortest_edge": 32}, "crop_size": SIDES}, "gemma3": {"size": SIDES},
+    "llava": {"size": {"shortest_edge": 32}, "crop_size": SIDES},
+    "gemma3": {"size": SIDES},
     "idefics3": {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}},
-}  # fmt: skip
+}
 HOW: dict[str, Any] = {"dtype": "float32", "quantization": "none", "skip_tokenizer_init": True}
 
 
@@ -95,9 +96,12 @@ def test_the_largest_image_is_one_that_fits_a_prompt(longest: int, tmp_path: Pat
 
 @pytest.mark.parametrize("case", ["llava", "gemma3", "idefics3"])
 def test_a_plan_is_the_ledger(
-    case: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    case: str,
+    folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("octavo.system.limits.memory_limit", lambda: GIB)
     path, flags = str(folders[case]), ["--max-model-len", "512"]
     none = {"limit_mm_per_prompt": {"image": 0}}

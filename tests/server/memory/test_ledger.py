@@ -30,14 +30,25 @@ from octavo_kernels.cpu.collectives import shared_memory_bytes
 
 GIB = 1 << 30
 LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 112, "vocab_size": 320, "max_position_embeddings": 4096,
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 112,
+    "vocab_size": 320,
+    "max_position_embeddings": 4096,
     "dtype": "bfloat16",
-}  # fmt: skip
+}
 LLAMA_70B = LLAMA | {
-    "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
-    "intermediate_size": 28672, "vocab_size": 128256, "max_position_embeddings": 8192,
-}  # fmt: skip
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA | {"tie_word_embeddings": True},
     "mistral": LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": 96, "head_dim": 24},
@@ -45,13 +56,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
     "opt": LLAMA | {"architectures": ["OPTForCausalLM"], "ffn_dim": 100},
     "gemma3": LLAMA
-    | {"architectures": ["Gemma3ForCausalLM"], "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 200,
-       "sliding_window_pattern": 3},
+    | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "head_dim": 32,
+        "num_hidden_layers": 3,
+        "sliding_window": 200,
+        "sliding_window_pattern": 3,
+    },
     "deepseek": LLAMA
-    | {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2, "num_key_value_heads": 4, "kv_lora_rank": 48,
-       "q_lora_rank": 40, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20, "first_k_dense_replace": 1,
-       "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 36, "n_group": 4, "topk_group": 2},
-}  # fmt: skip
+    | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 48,
+        "q_lora_rank": 40,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 20,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 36,
+        "n_group": 4,
+        "topk_group": 2,
+    },
+}
 CASES = list(itertools.product(CONFIGS, (None, "int8"), ("auto", "bfloat16", "int8"), (None, 512, 1000), (3, 64)))
 
 
@@ -97,9 +126,14 @@ def compare(model: str, cases: list[tuple[Any, ...]], at_least: int, **more: Any
     compared = 0
     for quantization, kv_dtype, length, seqs in cases:
         options: dict[str, Any] = {
-            "quantization": quantization, "kv_cache_dtype": kv_dtype, "max_model_len": length, "max_num_seqs": seqs,
-            "skip_tokenizer_init": True, "gpu_memory_utilization": 0.27, **more,
-        }  # fmt: skip
+            "quantization": quantization,
+            "kv_cache_dtype": kv_dtype,
+            "max_model_len": length,
+            "max_num_seqs": seqs,
+            "skip_tokenizer_init": True,
+            "gpu_memory_utilization": 0.27,
+            **more,
+        }
         try:
             worker = Worker(EngineArgs(model=model, device="cpu", **options).create_engine_config(progress=False))
         except ConfigError as error:
@@ -128,9 +162,13 @@ def compare(model: str, cases: list[tuple[Any, ...]], at_least: int, **more: Any
     ],
 )
 def test_the_engine_refuses_in_the_words_and_with_the_flags_of_the_plan(
-    limit: int, flags: list[str], ways: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    flags: list[str],
+    ways: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("octavo.system.limits.memory_limit", lambda: limit * GIB)
     path = write(tmp_path, LLAMA_70B)
     assert main(["plan", path, "--cpu", "--json", *flags]) == 1

@@ -47,15 +47,24 @@ WRONG: dict[type | None, list[Any]] = {
 }
 # Fields that are named by what they mean, or by others that contradict them.
 SAID: dict[str, tuple[str, ...]] = {
-    "num_local_experts": ("num_experts", "with experts"), "n_routed_experts": ("num_experts",),
-    "use_sliding_window": ("sliding_window",), "layer_types": ("layers of type",),
+    "num_local_experts": ("num_experts", "with experts"),
+    "n_routed_experts": ("num_experts",),
+    "use_sliding_window": ("sliding_window",),
+    "layer_types": ("layers of type",),
     "rope_parameters": ("partial_rotary_factor",),
-}  # fmt: skip
+}
 # What no config.json states, and what is left to those who read it.
 UNREAD = {
-    "architecture", "eos_token_id", "quantization_config", "dtype", "prediction_layer", "num_nextn_predict_layers",
-    "num_ln_in_parallel_attn", "clip_qkv", "use_bidirectional_attention",
-}  # fmt: skip
+    "architecture",
+    "eos_token_id",
+    "quantization_config",
+    "dtype",
+    "prediction_layer",
+    "num_nextn_predict_layers",
+    "num_ln_in_parallel_attn",
+    "clip_qkv",
+    "use_bidirectional_attention",
+}
 TABLES = {"rope_parameters", "rope_scaling", "quantization_config"}
 
 
@@ -276,12 +285,18 @@ print(json.dumps(found))
 """
 SIZES: list[tuple[str, str, int]] = [
     ("llama-gqa-tied", "num_hidden_layers", 2),  # sound: what is taken once is taken
-    ("llama-gqa-tied", "num_hidden_layers", 1000), ("llama-gqa-tied", "intermediate_size", 1 << 22),
-    ("mixtral", "num_local_experts", 4096), ("llama4", "intermediate_size", 1 << 20),
-    ("llama4", "num_local_experts", 512), ("deepseek-v3", "n_routed_experts", 4096),
-    ("deepseek-v3", "moe_intermediate_size", 1 << 20), ("deepseek-v2", "kv_lora_rank", 1 << 18),
-    ("gpt-oss", "intermediate_size", 1 << 20), ("gpt-oss", "num_local_experts", 4096), ("gpt2", "n_positions", 1 << 24),
-]  # fmt: skip
+    ("llama-gqa-tied", "num_hidden_layers", 1000),
+    ("llama-gqa-tied", "intermediate_size", 1 << 22),
+    ("mixtral", "num_local_experts", 4096),
+    ("llama4", "intermediate_size", 1 << 20),
+    ("llama4", "num_local_experts", 512),
+    ("deepseek-v3", "n_routed_experts", 4096),
+    ("deepseek-v3", "moe_intermediate_size", 1 << 20),
+    ("deepseek-v2", "kv_lora_rank", 1 << 18),
+    ("gpt-oss", "intermediate_size", 1 << 20),
+    ("gpt-oss", "num_local_experts", 4096),
+    ("gpt2", "n_positions", 1 << 24),
+]
 
 
 def test_an_absurd_size_takes_neither_time_nor_memory(tmp_path: Path) -> None:

@@ -81,10 +81,16 @@ def test_what_the_latent_cache_does_not_do_is_refused(folder: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("kv_lora_rank", 0), ("qk_nope_head_dim", "8"), ("scoring_func", "softmax"), ("n_group", 3),
-        ("num_experts_per_tok", 9), ("moe_layer_freq", 2), ("topk_method", "greedy"), ("qk_rope_head_dim", 7),
+        ("kv_lora_rank", 0),
+        ("qk_nope_head_dim", "8"),
+        ("scoring_func", "softmax"),
+        ("n_group", 3),
+        ("num_experts_per_tok", 9),
+        ("moe_layer_freq", 2),
+        ("topk_method", "greedy"),
+        ("qk_rope_head_dim", 7),
     ],
-)  # fmt: skip
+)
 def test_what_config_json_cannot_mean_is_refused(field: str, value: object, folder: str, tmp_path: Path) -> None:
     config = json.loads((Path(folder) / "config.json").read_text()) | {field: value}
     (tmp_path / "config.json").write_text(json.dumps(config))

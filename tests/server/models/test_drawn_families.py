@@ -26,9 +26,16 @@ SEED = int(os.environ.get("OCTAVO_TEST_SEED", "0")) or random.randrange(1, 1 << 
 CASES = dict(reversed(FAMILY_CASES.values()))  # of each family the first one
 # A refusal says what is not built.
 NAMED = (
-    "quick_gelu", "ALiBi", "parallel_attn", "norms of queries", "partial_rotary_factor", "head_dim", "longrope",
-    "got None", "clip_qkv",
-)  # fmt: skip
+    "quick_gelu",
+    "ALiBi",
+    "parallel_attn",
+    "norms of queries",
+    "partial_rotary_factor",
+    "head_dim",
+    "longrope",
+    "got None",
+    "clip_qkv",
+)
 PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}  # in float64, too
 NEAR = 1e-5  # of the largest score: ten times what float32 loses in a few layers
 

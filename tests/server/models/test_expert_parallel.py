@@ -107,8 +107,11 @@ def test_engines_that_share_experts_give_the_logits_of_one(case: str, tmp_path: 
 def test_ranks_hold_whole_experts_in_the_checkpoints_codes(name: str, tmp_path: Path) -> None:
     """In the very codes of one rank. Only the order of sums differs, and what it rounds otherwise."""
     settings = FAMILY_CASES["qwen3-moe"][1] | {
-        "hidden_size": 64, "moe_intermediate_size": 64, "intermediate_size": 64, "num_experts": 4,
-    }  # fmt: skip
+        "hidden_size": 64,
+        "moe_intermediate_size": 64,
+        "intermediate_size": 64,
+        "num_experts": 4,
+    }
     make_model("Qwen3MoeConfig", settings).save_pretrained(tmp_path / "plain")
     if name == "int8":
         return check(tmp_path / "plain", "int8", 2e-2)

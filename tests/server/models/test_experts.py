@@ -34,8 +34,14 @@ from octavo_kernels import GroupWeight, ScaledWeight
 
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 60)], [7]]
 LICENSE = Path(__file__).parents[3] / "LICENSE"
-NUMBERS = ("context_length", "embedding_length", "block_count", "attention.head_count",
-           "attention.head_count_kv", "rope.dimension_count")  # fmt: skip
+NUMBERS = (
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "rope.dimension_count",
+)
 
 
 def deal(source: GGUFFile, target: Path, experts: int) -> None:
@@ -132,7 +138,7 @@ FORMATS: dict[str, Any] = {
     "W8A8": W8A8,
     "W8A16 in whole rows": compressed("pack-quantized", num_bits=8, strategy="channel"),
     "FP8": compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -254,9 +260,12 @@ EXPERT = "model.layers.0.mlp.experts.2.down_proj.weight"
 
 @pytest.mark.parametrize(
     ("tensor", "said"),
-    [(None, f"lacks tensor '{EXPERT}'"), (torch.zeros(48, 7), r"shape \[48, 7\].*\[48, 20\]"),
-     (torch.full((48, 20), torch.nan), "NaN")],
-)  # fmt: skip
+    [
+        (None, f"lacks tensor '{EXPERT}'"),
+        (torch.zeros(48, 7), r"shape \[48, 7\].*\[48, 20\]"),
+        (torch.full((48, 20), torch.nan), "NaN"),
+    ],
+)
 def test_an_experts_tensor_that_cannot_be_is_named(tensor: torch.Tensor | None, said: str, tmp_path: Path) -> None:
     make_model(*FAMILY_CASES["qwen3-moe"]).save_pretrained(tmp_path)
     change(tmp_path, EXPERT, tensor)
@@ -267,10 +276,14 @@ def test_an_experts_tensor_that_cannot_be_is_named(tensor: torch.Tensor | None, 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\).*experts \(6\)"), ({"num_experts": 0}, "num_experts"),
-     ({"moe_intermediate_size": "many"}, "moe_intermediate_size"), ({"mlp_only_layers": [0.5]}, "mlp_only_layers"),
-     ({"decoder_sparse_step": 0}, "decoder_sparse_step")],
-)  # fmt: skip
+    [
+        ({"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\).*experts \(6\)"),
+        ({"num_experts": 0}, "num_experts"),
+        ({"moe_intermediate_size": "many"}, "moe_intermediate_size"),
+        ({"mlp_only_layers": [0.5]}, "mlp_only_layers"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
+    ],
+)
 def test_numbers_of_experts_that_cannot_be_are_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     make_model(*FAMILY_CASES["qwen3-moe"]).save_pretrained(tmp_path)
     path = tmp_path / "config.json"

@@ -20,9 +20,14 @@ OPTIONS: dict[str, Any] = {"skip_tokenizer_init": True, "max_num_seqs": 4, "num_
 OLDER = {architecture(case) for case in OLDER_FAMILIES.values()}
 INTERNLM = {"internlm2": save_internlm2, "internlm3": save_internlm3}
 FAMILIES = [
-    *(case for name, case in FIRST_CASES.items() if name not in OLDER), "phi4-mini", "falcon-40b",
-    "gemma3n-default", "gemma4-shared", "gemma4-moe", *INTERNLM,
-]  # fmt: skip
+    *(case for name, case in FIRST_CASES.items() if name not in OLDER),
+    "phi4-mini",
+    "falcon-40b",
+    "gemma3n-default",
+    "gemma4-shared",
+    "gemma4-moe",
+    *INTERNLM,
+]
 QUICK = {"deepseek-v3", "gpt-oss", "gemma4-shared", "mixtral"}  # latents, sinks, shared keys, experts
 
 

@@ -80,7 +80,7 @@ def test_a_gguf_file_is_the_checkpoint(tmp_path: Path) -> None:
         ("gemma3n.altup.num_inputs", 3, "no place for tensor"),
         ("gemma3n.altup.active_idx", 4, "altup.active_idx"),
     ],
-)  # fmt: skip
+)
 def test_a_header_that_contradicts_the_tensors_is_named(key: str, value: object, named: str, tmp_path: Path) -> None:
     def wrong(writer: GGUFWriter) -> None:
         more(writer)

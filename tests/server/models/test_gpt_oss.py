@@ -74,14 +74,17 @@ def check_packed(path: Path, expected: torch.Tensor, limit: float) -> None:
     experts = 2 * 6 * 3 * 64 * 96  # layers, experts, projections, sizes
     assert experts / 2 < kinds["table4 experts"] < experts * 0.75, f"{kinds}: four bits an element, scales, padding"
     rounded = logits_of(packed, [TOKENS])[0]
-    divergence = torch.nn.functional.kl_div(rounded.log_softmax(-1), expected.log_softmax(-1), log_target=True,
-                                            reduction="batchmean")  # fmt: skip
+    divergence = torch.nn.functional.kl_div(
+        rounded.log_softmax(-1), expected.log_softmax(-1), log_target=True, reduction="batchmean"
+    )
     assert divergence < limit
 
 
 GGUF = NAMES | {
-    "post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp", "self_attn": "attn_sinks",
-}  # fmt: skip
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.router": "ffn_gate_inp",
+    "self_attn": "attn_sinks",
+}
 
 
 def write_gguf(path: Path, model: Any) -> None:
@@ -110,16 +113,25 @@ def write_gguf(path: Path, model: Any) -> None:
                 taken[:] = quants.dequantize(blocks, mxfp4).swapaxes(1, 2)  # into the model, too
 
     values = {
-        "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads, "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim, "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps, "attention.sliding_window": config.sliding_window,
-        "expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok,
-        "expert_feed_forward_length": config.intermediate_size, "rope.freq_base": rope["rope_theta"],
-        "rope.dimension_count": config.head_dim, "rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"],
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.sliding_window": config.sliding_window,
+        "expert_count": config.num_local_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_feed_forward_length": config.intermediate_size,
+        "rope.freq_base": rope["rope_theta"],
+        "rope.dimension_count": config.head_dim,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
         "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
-    }  # fmt: skip
+    }
     write_metadata(path, "gpt-oss", {f"gpt-oss.{key}": value for key, value in values.items()}, fill)
 
 

@@ -25,10 +25,16 @@ from octavo.loader.weight_bytes import model_without_memory, weight_size
 
 SETTINGS = FAMILIES["llama"][1] | {"hidden_act": "gelu", "tie_word_embeddings": False}
 OTHER_NAMES = (
-    ("model.embed_tokens.", "transformer.wte."), ("model.norm.", "transformer.ln_f."),
-    ("model.layers.", "transformer.h."), ("input_layernorm.", "ln_1."), ("post_attention_layernorm.", "ln_2."),
-    ("self_attn.", "attn."), ("mlp.", "ffn."), ("_proj.", "."), ("lm_head.", "head."),
-)  # fmt: skip
+    ("model.embed_tokens.", "transformer.wte."),
+    ("model.norm.", "transformer.ln_f."),
+    ("model.layers.", "transformer.h."),
+    ("input_layernorm.", "ln_1."),
+    ("post_attention_layernorm.", "ln_2."),
+    ("self_attn.", "attn."),
+    ("mlp.", "ffn."),
+    ("_proj.", "."),
+    ("lm_head.", "head."),
+)
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80], [7]]
 
 
@@ -110,10 +116,16 @@ def test_blocks_may_be_wired_in_another_way(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "octavo.interface.model_config.parallel", parallel_family)
     heads, size = 4, 16
     settings = {
-        "vocab_size": VOCAB_SIZE, "hidden_size": heads * size, "num_hidden_layers": 3, "num_attention_heads": heads,
-        "intermediate_size": 112, "max_position_embeddings": 128, "hidden_act": "gelu", "use_parallel_residual": True,
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": heads * size,
+        "num_hidden_layers": 3,
+        "num_attention_heads": heads,
+        "intermediate_size": 112,
+        "max_position_embeddings": 128,
+        "hidden_act": "gelu",
+        "use_parallel_residual": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-    }  # fmt: skip
+    }
     reference = make_model("GPTNeoXConfig", settings)
     tensors = {}
     for name, tensor in reference.state_dict().items():

@@ -16,26 +16,48 @@ from octavo.errors import OctavoError
 from octavo.loader.weight_bytes import model_without_memory
 
 BAD: list[tuple[str, str, Any]] = [
-    ("granite", "residual_multiplier", 0), ("granite", "logits_scaling", float("nan")),
-    ("granite", "embedding_multiplier", "12"), ("granite", "attention_multiplier", -1.0),
-    ("granite4-dense", "shared_intermediate_size", 1 << 40), ("granite4-dense", "layer_types", ["attention", "rwkv"]),
-    ("smollm3", "no_rope_layers", [1, 0]), ("smollm3", "no_rope_layers", ["1"] * 4),
-    ("glm4", "partial_rotary_factor", 1.5), ("glm4", "partial_rotary_factor", 0.2),
-    ("glm4", "partial_rotary_factor", "half"), ("cohere", "logit_scale", "x"), ("cohere", "layer_norm_eps", -1),
-    ("cohere2", "sliding_window_pattern", 0), ("starcoder2", "use_bias", "yes"), ("falcon-40b", "n_head_kv", 3),
-    ("gpt2", "n_embd", 1 << 30), ("gpt2", "n_inner", -1), ("gpt-neox", "use_parallel_residual", 1),
-    ("olmo3", "layer_types", ["full_attention"]), ("smollm3-window", "use_sliding_window", False),
-    ("olmo3", "sliding_window", None), ("falcon-40b", "parallel_attn", False), ("phi3", "sliding_window", -3),
-    ("gemma3n", "activation_sparsity_pattern", [0.5]), ("gemma3n", "activation_sparsity_pattern", [1.0] * 5),
-    ("gemma3n", "altup_active_idx", 4), ("gemma3n", "altup_num_inputs", 1), ("gemma3n", "laurel_rank", 0),
-    ("gemma3n", "intermediate_size", [80, 80, 80, 80, 96]), ("gemma3n", "num_kv_shared_layers", 4),
+    ("granite", "residual_multiplier", 0),
+    ("granite", "logits_scaling", float("nan")),
+    ("granite", "embedding_multiplier", "12"),
+    ("granite", "attention_multiplier", -1.0),
+    ("granite4-dense", "shared_intermediate_size", 1 << 40),
+    ("granite4-dense", "layer_types", ["attention", "rwkv"]),
+    ("smollm3", "no_rope_layers", [1, 0]),
+    ("smollm3", "no_rope_layers", ["1"] * 4),
+    ("glm4", "partial_rotary_factor", 1.5),
+    ("glm4", "partial_rotary_factor", 0.2),
+    ("glm4", "partial_rotary_factor", "half"),
+    ("cohere", "logit_scale", "x"),
+    ("cohere", "layer_norm_eps", -1),
+    ("cohere2", "sliding_window_pattern", 0),
+    ("starcoder2", "use_bias", "yes"),
+    ("falcon-40b", "n_head_kv", 3),
+    ("gpt2", "n_embd", 1 << 30),
+    ("gpt2", "n_inner", -1),
+    ("gpt-neox", "use_parallel_residual", 1),
+    ("olmo3", "layer_types", ["full_attention"]),
+    ("smollm3-window", "use_sliding_window", False),
+    ("olmo3", "sliding_window", None),
+    ("falcon-40b", "parallel_attn", False),
+    ("phi3", "sliding_window", -3),
+    ("gemma3n", "activation_sparsity_pattern", [0.5]),
+    ("gemma3n", "activation_sparsity_pattern", [1.0] * 5),
+    ("gemma3n", "altup_active_idx", 4),
+    ("gemma3n", "altup_num_inputs", 1),
+    ("gemma3n", "laurel_rank", 0),
+    ("gemma3n", "intermediate_size", [80, 80, 80, 80, 96]),
+    ("gemma3n", "num_kv_shared_layers", 4),
     ("gemma3n", "hidden_size_per_layer_input", 0),
-    ("gemma4-shared", "num_kv_shared_layers", 6), ("gemma4-shared", "num_kv_shared_layers", 7),
-    ("gemma4-shared", "attention_k_eq_v", 1), ("gemma4-shared", "hidden_size_per_layer_input", -1),
-    ("gemma4-shared", "per_layer_config", {"1": {"head_dim": 28}}), ("gemma4-moe", "top_k_experts", 7),
+    ("gemma4-shared", "num_kv_shared_layers", 6),
+    ("gemma4-shared", "num_kv_shared_layers", 7),
+    ("gemma4-shared", "attention_k_eq_v", 1),
+    ("gemma4-shared", "hidden_size_per_layer_input", -1),
+    ("gemma4-shared", "per_layer_config", {"1": {"head_dim": 28}}),
+    ("gemma4-moe", "top_k_experts", 7),
     ("gemma4-shared", "per_layer_config", {"1": {"sliding_window": 3}}),
-    ("gemma4-shared", "use_bidirectional_attention", "all"), ("phi3", "per_layer_config", {"0": {"head_dim": 8}}),
-]  # fmt: skip
+    ("gemma4-shared", "use_bidirectional_attention", "all"),
+    ("phi3", "per_layer_config", {"0": {"head_dim": 8}}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +93,14 @@ def test_a_field_that_cannot_be_meant_is_named(case: str, field: str, value: Any
 @pytest.mark.parametrize(
     ("architecture", "named"),
     [
-        ("MambaForCausalLM", "state-space"), ("JambaForCausalLM", "state-space"),
+        ("MambaForCausalLM", "state-space"),
+        ("JambaForCausalLM", "state-space"),
         ("Qwen3_5ForConditionalGeneration", "state-space or linear-attention layers"),
-        ("Qwen3NextForCausalLM", "nearest that is: Qwen3ForCausalLM"), ("Olmo9ForCausalLM", "nearest that is: Olmo"),
+        ("Qwen3NextForCausalLM", "nearest that is: Qwen3ForCausalLM"),
+        ("Olmo9ForCausalLM", "nearest that is: Olmo"),
         ("Phi9ForCausalLM", "nearest that is: Phi3ForCausalLM"),
     ],
-)  # fmt: skip
+)
 def test_an_architecture_that_is_not_built_is_named(architecture: str, named: str, folders: dict[str, Path]) -> None:
     message = refusal(folders["phi3"], {"architectures": [architecture], "num_attention_heads": None})
     assert repr(architecture) in message and named in message

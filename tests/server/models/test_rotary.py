@@ -78,9 +78,11 @@ def test_angles_are_those_of_transformers(scaling: dict[str, Any], theta: float,
 
 @settings(max_examples=60)
 @given(
-    theta=st.sampled_from([1e4, 5e5]), head_dim=st.sampled_from([16, 64]), factor=st.sampled_from([1.0, 2.0, 8.0]),
+    theta=st.sampled_from([1e4, 5e5]),
+    head_dim=st.sampled_from([16, 64]),
+    factor=st.sampled_from([1.0, 2.0, 8.0]),
     longest=st.sampled_from([128, 600, 4096]),
-)  # fmt: skip
+)
 def test_dynamic_angles_are_those_that_transformers_has_for_the_longest_sequence(
     theta: float, head_dim: int, factor: float, longest: int
 ) -> None:
@@ -96,15 +98,23 @@ def test_longrope_turns_by_the_list_for_the_longest_sequence(data: st.DataObject
     size = int(64 * part)
     divisors = st.lists(st.floats(1.0, 64.0), min_size=size // 2, max_size=size // 2)
     parameters = {
-        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": part,
-        "short_factor": data.draw(divisors), "long_factor": data.draw(divisors),
-    }  # fmt: skip
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": part,
+        "short_factor": data.draw(divisors),
+        "long_factor": data.draw(divisors),
+    }
     for original in (128, 1024):  # shorter and longer than the longest sequence here
         given_factor = data.draw(st.sampled_from([{}, {"factor": 4.0}, {"attention_factor": 1.3}]))
         common = {
-            "hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": longest,
-            "original_max_position_embeddings": original, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-        }  # fmt: skip
+            "hidden_size": 256,
+            "num_attention_heads": 4,
+            "max_position_embeddings": longest,
+            "original_max_position_embeddings": original,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+        }
         stated = parameters | given_factor
         config = Phi3Config(**common, rope_parameters=dict(stated))
         expected = reference(Phi3RotaryEmbedding, config)
@@ -116,9 +126,11 @@ def test_longrope_turns_by_the_list_for_the_longest_sequence(data: st.DataObject
 def test_partial_rotary_factor_means_nothing_to_llama(factor: float) -> None:
     """As in transformers, whose Llama turns whole heads whatever this says."""
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=256, num_attention_heads=4,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=256,
+        num_attention_heads=4,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": factor},
-    )  # fmt: skip
+    )
     expected = reference(LlamaRotaryEmbedding, config)
     for ours in (table(partial_rotary_factor=factor), table(rope_parameters=dict(config.rope_parameters))):
         assert ours.shape == expected.shape == (LENGTH, 64)

@@ -25,10 +25,18 @@ from octavo.models.encoder import Encoder
 
 # Beside those the first case of each architecture, with sizes of which two ranks hold half each.
 WIDE = SMALL | {
-    "n_embd": 128, "ffn_dim": 192, "shared_intermediate_size": 192, "n_inner": 192, "head_dim": 32, "n_head": 4,
-    "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
-    "global_head_dim": 64, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 321,
-}  # fmt: skip
+    "n_embd": 128,
+    "ffn_dim": 192,
+    "shared_intermediate_size": 192,
+    "n_inner": 192,
+    "head_dim": 32,
+    "n_head": 4,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "global_head_dim": 64,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 321,
+}
 OWN = {"Gemma3nForCausalLM": ("num_hidden_layers", "vocab_size_per_layer_input")}  # of which they list more, or fewer
 
 
@@ -39,8 +47,10 @@ def widened(name: str) -> tuple[str, dict[str, Any]]:
 
 FAMILIES = {name: widened(name) for name in FIRST_CASES}
 # Of one table fewer rows than tokens
-FAMILIES["gemma3n-default"] = (FAMILY_CASES["gemma3n-default"][0], FAMILY_CASES["gemma3n-default"][1] | {
-    "vocab_size": 321})  # fmt: skip
+FAMILIES["gemma3n-default"] = (
+    FAMILY_CASES["gemma3n-default"][0],
+    FAMILY_CASES["gemma3n-default"][1] | {"vocab_size": 321},
+)
 INTERNLM = {"InternLM2ForCausalLM": save_internlm2, "InternLM3ForCausalLM": save_internlm3}
 ENCODERS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # its configuration class, whether it has a head, settings
     "bert": ("BertConfig", True, {"num_labels": 3, "max_position_embeddings": 64}),
@@ -49,20 +59,41 @@ ENCODERS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # its configuration c
     "distilbert": ("DistilBertConfig", True, {"hidden_dim": 192, "num_labels": 2, "max_position_embeddings": 64}),
     "gte": ("GteConfig", True, {"num_labels": 2, "max_position_embeddings": 64}),
     "nomic-bert": ("NomicBertConfig", True, {"num_labels": 2, "max_position_embeddings": 64}),
-    "modernbert": ("ModernBertConfig", True, {"num_labels": 2, "local_attention": 6, "attention_bias": True,
-                                              "mlp_bias": True, "norm_bias": True, "num_hidden_layers": 4}),
-}  # fmt: skip
+    "modernbert": (
+        "ModernBertConfig",
+        True,
+        {
+            "num_labels": 2,
+            "local_attention": 6,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "norm_bias": True,
+            "num_hidden_layers": 4,
+        },
+    ),
+}
 # Decoders whose heads have fewer classes than there are ranks, or a number that ranks do not divide.
 CLASSIFIERS = {"LlamaConfig": 3, "MistralConfig": 2, "Qwen2Config": 5, "Qwen3Config": 1}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 # Of 12 heads, one key/value head for all, and experts: what 2, 3 and 4 ranks can share.
 BITS = {
     "llama": ("LlamaConfig", SMALL | {"hidden_size": 192, "num_attention_heads": 12, "num_key_value_heads": 12}),
-    "one-kv-head": ("Qwen3Config", SMALL | {"num_attention_heads": 12, "num_key_value_heads": 1, "head_dim": 16,
-                                            "tie_word_embeddings": True}),
-    "experts": ("Qwen2MoeConfig", CASES["experts"][1] | {"hidden_size": 192, "num_attention_heads": 12,
-                "num_key_value_heads": 12, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 96}),
-}  # fmt: skip
+    "one-kv-head": (
+        "Qwen3Config",
+        SMALL | {"num_attention_heads": 12, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True},
+    ),
+    "experts": (
+        "Qwen2MoeConfig",
+        CASES["experts"][1]
+        | {
+            "hidden_size": 192,
+            "num_attention_heads": 12,
+            "num_key_value_heads": 12,
+            "moe_intermediate_size": 96,
+            "shared_expert_intermediate_size": 96,
+        },
+    ),
+}
 
 
 def answers(model: Any) -> list[Tensor]:

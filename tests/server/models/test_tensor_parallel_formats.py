@@ -36,13 +36,17 @@ FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "W4A16": compressed("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),
     "W8A8": compressed("int-quantized", num_bits=8, strategy="channel"),
     "fp8": (fp8(), {"quant_method": "fp8", "activation_scheme": "static"}),
-    "fp8 in blocks": (fp8("block", (64, 64), "weight_scale_inv"),
-                      {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}),
+    "fp8 in blocks": (
+        fp8("block", (64, 64), "weight_scale_inv"),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]},
+    ),
     "mxfp4": (mxfp4(), {"quant_method": "mxfp4"}),
     "nvfp4": (nvfp4(), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
-    "nf4": (bitsandbytes_4bit(nested=True),
-            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
-}  # fmt: skip
+    "nf4": (
+        bitsandbytes_4bit(nested=True),
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    ),
+}
 
 SAMPLE = {"awq", "gptq with act order", "W4A16", "fp8 in blocks", "nvfp4"}
 

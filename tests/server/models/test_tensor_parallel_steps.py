@@ -50,8 +50,15 @@ def two_ranks(path: Path, quantization: str, dealt: bool = False) -> Iterator[Em
     """Two ranks in one process that exchange through shared memory."""
     descriptor = create_shared_memory(2, 60, has_cores=False)
     try:
-        yield EmulatedTP(2, lambda tp: load(path, "float32", TensorParallel(
-            tp.rank, 2, SharedMemoryGroup(descriptor, tp.rank, 2), expert_parallel=dealt), quantization))  # fmt: skip
+        yield EmulatedTP(
+            2,
+            lambda tp: load(
+                path,
+                "float32",
+                TensorParallel(tp.rank, 2, SharedMemoryGroup(descriptor, tp.rank, 2), expert_parallel=dealt),
+                quantization,
+            ),
+        )
     finally:
         os.close(descriptor)
 

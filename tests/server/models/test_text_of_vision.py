@@ -21,14 +21,20 @@ from octavo.interface.architectures import IMAGE_READERS
 TOKENS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 60)], [7]]
 TOWER = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 48, "patch_size": 4}
 PIXTRAL = {
-    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
-}  # fmt: skip
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
 SIGLIP = PIXTRAL | {"model_type": "siglip_vision_model"}
 GEMMA3 = SMALL | {"head_dim": 16, "sliding_window": 19, "num_hidden_layers": 6, "query_pre_attn_scalar": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-vl": (
-        "Qwen2_5_VLConfig", {"text_config": SMALL | rope("default", mrope_section=[2, 2, 2]), "vision_config": TOWER},
+        "Qwen2_5_VLConfig",
+        {"text_config": SMALL | rope("default", mrope_section=[2, 2, 2]), "vision_config": TOWER},
     ),
     "qwen3-vl": (
         "Qwen3VLConfig",
@@ -41,8 +47,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-vl-moe": (
         "Qwen3VLMoeConfig",
         {
-            "text_config": SMALL | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2}
-            | {"moe_intermediate_size": 20} | rope("default", mrope_section=[4, 2, 2]),
+            "text_config": SMALL
+            | {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2}
+            | {"moe_intermediate_size": 20}
+            | rope("default", mrope_section=[4, 2, 2]),
             "vision_config": TOWER | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
         },
     ),
@@ -50,34 +58,52 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Mistral3Config",
         {
             "text_config": SMALL | {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
-            "vision_config": PIXTRAL, "tie_word_embeddings": False,
+            "vision_config": PIXTRAL,
+            "tie_word_embeddings": False,
         },
     ),
     "ministral3": (  # whose queries grow: twice within the longer of the texts
         "Mistral3Config",
         {
-            "text_config": SMALL | {"model_type": "ministral3", "head_dim": 16} | rope(
-                "yarn", factor=4.0, original_max_position_embeddings=20, mscale=1.0, mscale_all_dim=1.0,
+            "text_config": SMALL
+            | {"model_type": "ministral3", "head_dim": 16}
+            | rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=20,
+                mscale=1.0,
+                mscale_all_dim=1.0,
                 llama_4_scaling_beta=0.3,
             ),
-            "vision_config": PIXTRAL, "tie_word_embeddings": False,
+            "vision_config": PIXTRAL,
+            "tie_word_embeddings": False,
         },
     ),
     "gemma3": ("Gemma3Config", {"text_config": GEMMA3, "vision_config": SIGLIP, "mm_tokens_per_image": 4}),
     "gemma4": (
         "Gemma4Config",
         {
-            "text_config": SMALL | {
-                "head_dim": 16, "global_head_dim": 32, "sliding_window": 19, "num_hidden_layers": 7,
-                "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": VOCAB_SIZE,
+            "text_config": SMALL
+            | {
+                "head_dim": 16,
+                "global_head_dim": 32,
+                "sliding_window": 19,
+                "num_hidden_layers": 7,
+                "num_kv_shared_layers": 1,
+                "hidden_size_per_layer_input": 12,
+                "vocab_size_per_layer_input": VOCAB_SIZE,
             },
             "vision_config": {
-                "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 8, "num_attention_heads": 2,
-                "num_key_value_heads": 2, "head_dim": 16,
+                "hidden_size": 32,
+                "intermediate_size": 32,
+                "num_hidden_layers": 8,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
             },
         },
     ),
-}  # fmt: skip
+}
 # As transformers 5 and as older releases save them: the end of a name is the same.
 OLDER = {
     "qwen2.5-vl": [("model.language_model.", "model."), ("model.visual.", "visual.")],

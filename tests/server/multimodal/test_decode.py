@@ -72,26 +72,54 @@ def extended_webp(width: int, height: int) -> bytes:
 
 
 BAD = {
-    "nothing": b"", "one byte": b"\x89", "text": b"hello, this is no image", "html": b"<html><img></html>",
-    "svg": SVG, "svg with xml": b'<?xml version="1.0"?>' + SVG, "pdf": b"%PDF-1.7 ", "zip": archive(),
-    "bmp": saved(PICTURE, "BMP"), "tiff": saved(PICTURE, "TIFF"), "ico": saved(PICTURE, "ICO"),
-    "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "riff without webp": b"RIFF\4\0\0\0WAVE",
-    "png, header alone": PNG[:8], "png, half of ihdr": PNG[:20], "png, half": PNG[: len(PNG) // 2],
-    "png without its end": PNG[:-12], "png with a byte missing": PNG[:-1],
-    "jpeg, two bytes": JPEG[:3], "jpeg, half": JPEG[: len(JPEG) // 2], "jpeg without its end": JPEG[:-2],
-    "webp, header alone": WEBP[:12], "webp, half": WEBP[: len(WEBP) // 2], "gif, header alone": GIF[:6],
-    "gif, half": GIF[: len(GIF) // 2], "gif without its end": GIF[:-1],
-    "png and zip": PNG + archive(), "jpeg and zip": JPEG + archive(), "gif and zip": GIF + archive(),
-    "webp and zip": WEBP + archive(), "png and html": PNG + b"<script>alert(1)</script>",
-    "gif that is javascript": b"GIF89a/*" + GIF[8:] + b"*/=1;alert(1)", "jpeg and php": JPEG + b"<?php system('id');",
-    "png of 0 x 9": png_claiming(0, 9), "png of 9 x 0": png_claiming(9, 0), "jpeg of 0 x 9": with_jpeg_size(0, 9),
-    "gif of 0 x 0": with_gif_size(0, 0), "png bomb": png_claiming(100_000, 100_000),
-    "png of 179 megapixels and more": png_claiming(16_384, 16_000), "png one pixel too wide": png_claiming(16_385, 1),
-    "jpeg bomb": with_jpeg_size(65_000, 65_000), "gif bomb": with_gif_size(65_535, 65_535),
-    "webp bomb": extended_webp(16_000_000, 16_000_000), "png of noise": png_claiming(9, 9, b"\xff" * 99),
-    "png whose pixels are missing": png_claiming(4_000, 4_000), "gif without a picture": GIF[:13] + b"\x3b",
+    "nothing": b"",
+    "one byte": b"\x89",
+    "text": b"hello, this is no image",
+    "html": b"<html><img></html>",
+    "svg": SVG,
+    "svg with xml": b'<?xml version="1.0"?>' + SVG,
+    "pdf": b"%PDF-1.7 ",
+    "zip": archive(),
+    "bmp": saved(PICTURE, "BMP"),
+    "tiff": saved(PICTURE, "TIFF"),
+    "ico": saved(PICTURE, "ICO"),
+    "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    "riff without webp": b"RIFF\4\0\0\0WAVE",
+    "png, header alone": PNG[:8],
+    "png, half of ihdr": PNG[:20],
+    "png, half": PNG[: len(PNG) // 2],
+    "png without its end": PNG[:-12],
+    "png with a byte missing": PNG[:-1],
+    "jpeg, two bytes": JPEG[:3],
+    "jpeg, half": JPEG[: len(JPEG) // 2],
+    "jpeg without its end": JPEG[:-2],
+    "webp, header alone": WEBP[:12],
+    "webp, half": WEBP[: len(WEBP) // 2],
+    "gif, header alone": GIF[:6],
+    "gif, half": GIF[: len(GIF) // 2],
+    "gif without its end": GIF[:-1],
+    "png and zip": PNG + archive(),
+    "jpeg and zip": JPEG + archive(),
+    "gif and zip": GIF + archive(),
+    "webp and zip": WEBP + archive(),
+    "png and html": PNG + b"<script>alert(1)</script>",
+    "gif that is javascript": b"GIF89a/*" + GIF[8:] + b"*/=1;alert(1)",
+    "jpeg and php": JPEG + b"<?php system('id');",
+    "png of 0 x 9": png_claiming(0, 9),
+    "png of 9 x 0": png_claiming(9, 0),
+    "jpeg of 0 x 9": with_jpeg_size(0, 9),
+    "gif of 0 x 0": with_gif_size(0, 0),
+    "png bomb": png_claiming(100_000, 100_000),
+    "png of 179 megapixels and more": png_claiming(16_384, 16_000),
+    "png one pixel too wide": png_claiming(16_385, 1),
+    "jpeg bomb": with_jpeg_size(65_000, 65_000),
+    "gif bomb": with_gif_size(65_535, 65_535),
+    "webp bomb": extended_webp(16_000_000, 16_000_000),
+    "png of noise": png_claiming(9, 9, b"\xff" * 99),
+    "png whose pixels are missing": png_claiming(4_000, 4_000),
+    "gif without a picture": GIF[:13] + b"\x3b",
     "jpeg of damaged tables": JPEG[:24] + b"\0" * 200 + JPEG[224:],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -151,12 +179,17 @@ XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" xmlns:tiff="http://ns.adobe.com/tiff
     [
         chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"),
         chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP),
-        chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 32\n" + (
-            b"4578696600004d4d002a000000080001011200030000000100060000000000000000"))),
+        chunk(
+            b"zTXt",
+            b"Raw profile type exif\0\0"
+            + zlib.compress(
+                b"\nexif\n 32\n" + (b"4578696600004d4d002a000000080001011200030000000100060000000000000000")
+            ),
+        ),
         chunk(b"tRNS", struct.pack(">HHH", 1, 2, 3)),
     ],
     ids=["EXIF", "XMP", "EXIF as text", "a transparent colour"],
-)  # fmt: skip
+)
 def test_what_changes_the_pixels_of_a_png_is_seen(more: bytes) -> None:
     data = filtered_png("RGB", 30, 20, np.random.default_rng(1), more)
     expected, found = ImageOps.exif_transpose(Image.open(io.BytesIO(data))), decode(data)

@@ -70,16 +70,42 @@ def replying(head: str, body: bytes = b"", seen: list[bytes] | None = None) -> H
 
 
 REFUSED_URLS = [
-    "http://127.0.0.1/a.png", "http://localhost/a.png", "http://0x7f.1/a.png", "http://2130706433/a.png",
-    "http://0177.0.0.1/", "http://[::1]/a.png", "http://[::ffff:127.0.0.1]/", "http://[::ffff:7f00:1]/",
-    "http://169.254.169.254/latest/meta-data/", "http://[fd00:ec2::254]/", "http://metadata.google.internal/",
-    "http://10.0.0.1/", "http://192.168.1.1/", "http://100.64.0.1/", "http://0.0.0.0/", "http://[fe80::1%25eth0]/",
-    "http://pictures.example@127.0.0.1/", "http://user:pass@pictures.example/", "http://127.0.0.1#@pictures.example/",
-    "http://127.0.0.1\\@pictures.example/", "http://pictures.example\\@127.0.0.1/", "http://pictures.example.evil.test/",
-    "http://evil.test/?pictures.example", "http://pictures.example\t.evil.test/", "http://pictures。example.evil/",
-    "http:///a.png", "http://", "ftp://pictures.example/a.png", "gopher://127.0.0.1:70/", "//127.0.0.1/",
-    "javascript:1", "unix:///var/run/docker.sock", "https://127.1/", "http://pictures.example:99999/", "",
-]  # fmt: skip
+    "http://127.0.0.1/a.png",
+    "http://localhost/a.png",
+    "http://0x7f.1/a.png",
+    "http://2130706433/a.png",
+    "http://0177.0.0.1/",
+    "http://[::1]/a.png",
+    "http://[::ffff:127.0.0.1]/",
+    "http://[::ffff:7f00:1]/",
+    "http://169.254.169.254/latest/meta-data/",
+    "http://[fd00:ec2::254]/",
+    "http://metadata.google.internal/",
+    "http://10.0.0.1/",
+    "http://192.168.1.1/",
+    "http://100.64.0.1/",
+    "http://0.0.0.0/",
+    "http://[fe80::1%25eth0]/",
+    "http://pictures.example@127.0.0.1/",
+    "http://user:pass@pictures.example/",
+    "http://127.0.0.1#@pictures.example/",
+    "http://127.0.0.1\\@pictures.example/",
+    "http://pictures.example\\@127.0.0.1/",
+    "http://pictures.example.evil.test/",
+    "http://evil.test/?pictures.example",
+    "http://pictures.example\t.evil.test/",
+    "http://pictures。example.evil/",
+    "http:///a.png",
+    "http://",
+    "ftp://pictures.example/a.png",
+    "gopher://127.0.0.1:70/",
+    "//127.0.0.1/",
+    "javascript:1",
+    "unix:///var/run/docker.sock",
+    "https://127.1/",
+    "http://pictures.example:99999/",
+    "",
+]
 
 
 @pytest.mark.parametrize("url", REFUSED_URLS)
@@ -92,11 +118,35 @@ def test_nothing_is_dialled(url: str) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.0.9", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
-     "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "::ffff:10.0.0.1",
-     "::ffff:127.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "::127.0.0.1", "ff02::1",
-     "2001:db8::1", "240.0.0.1", "192.0.2.1", "not an address"],
-)  # fmt: skip
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.0.9",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1",
+        "fe80::1%eth0",
+        "fc00::1",
+        "fd00:ec2::254",
+        "::ffff:10.0.0.1",
+        "::ffff:127.0.0.1",
+        "64:ff9b::7f00:1",
+        "64:ff9b::a9fe:a9fe",
+        "2002:7f00:1::",
+        "::127.0.0.1",
+        "ff02::1",
+        "2001:db8::1",
+        "240.0.0.1",
+        "192.0.2.1",
+        "not an address",
+    ],
+)
 def test_an_allowed_name_with_an_address_that_is_not_public_is_refused(address: str) -> None:
     network = Network()
     with pytest.raises(FetchError, match="not a public one"):
@@ -177,10 +227,19 @@ def test_files_are_read_below_the_allowed_folder_alone(tmp_path: Path) -> None:
     assert bytes(asyncio.run(fetch(f"file://{folder}/a%20b.png", rules))) == b"image"
     assert bytes(asyncio.run(fetch(f"file://localhost{folder}/a b.png", rules))) == b"image"
     for bad in (
-        f"file://{secret}", f"file://{folder}/../secret.png", f"file://{folder}/%2e%2e/secret.png", f"file://{folder}",
-        f"file://{folder}/link.png", f"file://{folder}/pipe.png", f"file://{folder}/none.png", "file:///etc/passwd",
-        f"file://{folder}/a.png%00", f"file://evil.test{folder}/a%20b.png", "file:a b.png", f"file://{tmp_path}/pictures2",
-    ):  # fmt: skip
+        f"file://{secret}",
+        f"file://{folder}/../secret.png",
+        f"file://{folder}/%2e%2e/secret.png",
+        f"file://{folder}",
+        f"file://{folder}/link.png",
+        f"file://{folder}/pipe.png",
+        f"file://{folder}/none.png",
+        "file:///etc/passwd",
+        f"file://{folder}/a.png%00",
+        f"file://evil.test{folder}/a%20b.png",
+        "file:a b.png",
+        f"file://{tmp_path}/pictures2",
+    ):
         with pytest.raises(FetchError, match=r"below the server's|of this machine"):
             asyncio.run(fetch(bad, rules))
     with pytest.raises(FetchError, match="--allowed-local-media-path"):

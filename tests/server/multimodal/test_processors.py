@@ -23,19 +23,25 @@ LLAVA = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}
 PADDED = {**LLAVA, "do_pad": True}
 SQUASHED = {"size": {"height": 45, "width": 45}, "do_center_crop": False, "resample": 2}
 SIGLIP = {
-    "image_processor_type": "SiglipImageProcessor", "size": {"height": 42, "width": 42}, "do_convert_rgb": True,
-}  # fmt: skip
+    "image_processor_type": "SiglipImageProcessor",
+    "size": {"height": 42, "width": 42},
+    "do_convert_rgb": True,
+}
 IDEFICS = {"size": {"longest_edge": 192}, "max_image_size": {"longest_edge": 64}}
 QWEN = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 40}
 QWEN3 = {
-    "size": {"shortest_edge": 32 * 32 * 4, "longest_edge": 32 * 32 * 30}, "patch_size": 16,
-    "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-}  # fmt: skip
+    "size": {"shortest_edge": 32 * 32 * 4, "longest_edge": 32 * 32 * 30},
+    "patch_size": 16,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}
 PINPOINTS = [[28 * row, 28 * column] for row in (1, 2, 3) for column in (1, 2, 3)]
 ONEVISION = {"size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINPOINTS}
 NEXT = {
-    "size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}, "image_grid_pinpoints": PINPOINTS[1:],
-}  # fmt: skip
+    "size": {"shortest_edge": 28},
+    "crop_size": {"height": 28, "width": 28},
+    "image_grid_pinpoints": PINPOINTS[1:],
+}
 # config.json beside its architecture
 MODELS: dict[str, dict[str, Any]] = {
     "llava": {"vision_config": {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14}},
@@ -56,13 +62,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": PINPOINTS[1:],
     },
     "llava-onevision": {
-        "vision_config": {"image_size": 28, "patch_size": 14}, "image_grid_pinpoints": PINPOINTS,
+        "vision_config": {"image_size": 28, "patch_size": 14},
+        "image_grid_pinpoints": PINPOINTS,
         "vision_aspect_ratio": "anyres_max_4",
     },
-}  # fmt: skip
+}
 for name, like in (
-    ("llava-clip", "llava"), ("llava-padded", "llava"), ("idefics3", "smolvlm"), ("idefics3-whole", "smolvlm"),
-):  # fmt: skip
+    ("llava-clip", "llava"),
+    ("llava-padded", "llava"),
+    ("idefics3", "smolvlm"),
+    ("idefics3-whole", "smolvlm"),
+):
     MODELS[name] = MODELS[like]
 
 
@@ -76,47 +86,68 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "llava-clip": ("Llava", LLAVA, llava(), "clip.image_processing_pil_clip.CLIPImageProcessorPil"),
     "llava-padded": ("Llava", PADDED, llava(), "llava.image_processing_pil_llava.LlavaImageProcessorPil"),
     "llava-squashed": (
-        "Llava", SQUASHED,
+        "Llava",
+        SQUASHED,
         {"patch_size": 15, "vision_feature_select_strategy": "full", "num_additional_image_tokens": 1},
         "llava.image_processing_pil_llava.LlavaImageProcessorPil",
     ),
     "llava-siglip": (
-        "Llava", SIGLIP, {"patch_size": 14, "vision_feature_select_strategy": "full"},
+        "Llava",
+        SIGLIP,
+        {"patch_size": 14, "vision_feature_select_strategy": "full"},
         "siglip.image_processing_pil_siglip.SiglipImageProcessorPil",
     ),
     "smolvlm": (
-        "SmolVLM", IDEFICS, {"image_seq_len": 4}, "smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil",
+        "SmolVLM",
+        IDEFICS,
+        {"image_seq_len": 4},
+        "smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil",
     ),
     "idefics3": (
-        "Idefics3", IDEFICS, {"image_seq_len": 4}, "idefics3.image_processing_pil_idefics3.Idefics3ImageProcessorPil",
+        "Idefics3",
+        IDEFICS,
+        {"image_seq_len": 4},
+        "idefics3.image_processing_pil_idefics3.Idefics3ImageProcessorPil",
     ),
     "idefics3-whole": (
-        "Idefics3", {**IDEFICS, "do_image_splitting": False}, {"image_seq_len": 4},
+        "Idefics3",
+        {**IDEFICS, "do_image_splitting": False},
+        {"image_seq_len": 4},
         "idefics3.image_processing_pil_idefics3.Idefics3ImageProcessorPil",
     ),
     "qwen2.5-vl": ("Qwen2_5_VL", QWEN, {}, "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil"),
     "qwen3-vl": ("Qwen3VL", QWEN3, {}, "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil"),
     "gemma3": (
-        "Gemma3", {"size": {"height": 56, "width": 56}, "do_convert_rgb": None}, {"image_seq_length": 4},
+        "Gemma3",
+        {"size": {"height": 56, "width": 56}, "do_convert_rgb": None},
+        {"image_seq_length": 4},
         "gemma3.image_processing_pil_gemma3.Gemma3ImageProcessorPil",
     ),
     "mistral3": (
-        "Mistral3", {"size": {"longest_edge": 120}, "patch_size": 14}, {"patch_size": 14, "spatial_merge_size": 2},
+        "Mistral3",
+        {"size": {"longest_edge": 120}, "patch_size": 14},
+        {"patch_size": 14, "spatial_merge_size": 2},
         "pixtral.image_processing_pil_pixtral.PixtralImageProcessorPil",
     ),
     "pixtral": (
-        "Llava", {"size": {"longest_edge": 120}, "patch_size": 14}, {"patch_size": 14},
+        "Llava",
+        {"size": {"longest_edge": 120}, "patch_size": 14},
+        {"patch_size": 14},
         "pixtral.image_processing_pil_pixtral.PixtralImageProcessorPil",
     ),
     "llava-next": (
-        "LlavaNext", NEXT, llava(), "llava_next.image_processing_pil_llava_next.LlavaNextImageProcessorPil",
+        "LlavaNext",
+        NEXT,
+        llava(),
+        "llava_next.image_processing_pil_llava_next.LlavaNextImageProcessorPil",
     ),
     "llava-onevision": (
-        "LlavaOnevision", ONEVISION, {"num_image_tokens": 4, "vision_feature_select_strategy": "full",
-        "vision_aspect_ratio": "anyres_max_4"},
+        "LlavaOnevision",
+        ONEVISION,
+        {"num_image_tokens": 4, "vision_feature_select_strategy": "full", "vision_aspect_ratio": "anyres_max_4"},
         "llava_onevision.image_processing_pil_llava_onevision.LlavaOnevisionImageProcessorPil",
     ),
-}  # fmt: skip
+}
 CELLS = {"mistral3": 28, "pixtral": 14}  # pixels of a token's side
 
 

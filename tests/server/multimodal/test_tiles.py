@@ -19,11 +19,12 @@ SIDES = st.integers(1, 4000)
 @pytest.mark.parametrize(
     "hf",
     [
-        {"vision_config": SIGLIP}, {"vision_config": SIGLIP, "vision_aspect_ratio": "anyres_max_4"},
+        {"vision_config": SIGLIP},
+        {"vision_config": SIGLIP, "vision_aspect_ratio": "anyres_max_4"},
         {"vision_config": CLIP, "vision_aspect_ratio": None},
     ],
     ids=["onevision", "fewer tiles", "next"],
-)  # fmt: skip
+)
 @given(height=SIDES, width=SIDES)
 @example(height=1391, width=1152)  # its padding leaves a little more than nine tiles, which are not scaled down
 @example(height=1848, width=384)

@@ -71,13 +71,16 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "w8a8": lambda: compressed("int-quantized", num_bits=8, strategy="channel"),
     "fp8-tensor": lambda: (fp8("tensor"), {"quant_method": "fp8", "activation_scheme": "dynamic"}),
     "fp8-transformers": lambda: (
-        fp8_of_transformers(), {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        fp8_of_transformers(),
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
     ),
     "fp8-block": lambda: (
-        fp8("block", name="weight_scale_inv"), {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        fp8("block", name="weight_scale_inv"),
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
     ),
     "fp8-compressed": lambda: (
-        fp8("row"), compressed("float-quantized", num_bits=8, type="float", strategy="channel")[1],
+        fp8("row"),
+        compressed("float-quantized", num_bits=8, type="float", strategy="channel")[1],
     ),
     "nvfp4": lambda: (nvfp4(), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "nf4": lambda: (
@@ -89,7 +92,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     ),
     "llm-int8": lambda: (bitsandbytes_8bit, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +108,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 4}
 EXPERTS = {
-    "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 2,
-    "tie_word_embeddings": False, "head_dim": 64,
-}  # fmt: skip
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "decoder_sparse_step": 2,
+    "tie_word_embeddings": False,
+    "head_dim": 64,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", FAMILIES["llama"][1] | SIZES),
     "experts": ("Qwen3MoeConfig", FAMILIES["llama"][1] | SIZES | EXPERTS),

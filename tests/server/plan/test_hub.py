@@ -107,9 +107,13 @@ def test_a_description_is_said_to_be_one(
 
 def test_little_of_a_large_file_is_read(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     config = {
-        "architectures": ["LlamaForCausalLM"], "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1,
-        "num_attention_heads": 1, "intermediate_size": 4,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 8,
+        "hidden_size": 4,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 4,
+    }
     large = save({"w": torch.zeros(4 << 20)})
     hub.repos["org/model"] = Repo({"config.json": json.dumps(config).encode(), "model.safetensors": large})
     main(["plan", "org/model", "--json", *LIMIT])
@@ -127,12 +131,14 @@ def test_a_repository_of_many_files_takes_two_megabytes(hub: Hub, capsys: pytest
         if name != "lm_head.weight":
             shards[f"model-{layer:05}-of-00030.safetensors"][name] = tensor.contiguous()
     weight_map = {name: file for file, tensors in shards.items() for name in tensors}
-    hub.repos["org/model"] = Repo({
-        "config.json": json.dumps(model.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}).encode(),
-        "tokenizer.json": bytes(9 << 20),
-        "model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode(),
-        **{name: save(tensors) for name, tensors in shards.items()},
-    })  # fmt: skip
+    hub.repos["org/model"] = Repo(
+        {
+            "config.json": json.dumps(model.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}).encode(),
+            "tokenizer.json": bytes(9 << 20),
+            "model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode(),
+            **{name: save(tensors) for name, tensors in shards.items()},
+        }
+    )
     assert plan(capsys, "org/model")["fits"]
     assert 0 < sum(seen.sent for seen in hub.seen) <= 2e6
 

@@ -64,9 +64,11 @@ def test_kept_measures_are_those_that_would_be_made(tmp_path: Path) -> None:
     rng = random.Random(4)
     for _ in range(60):
         options: dict[str, Any] = {
-            "dtype": rng.choice(["auto", "float32", "float16", "bfloat16"]), "length": rng.choice([50, 100]),
-            "kv_cache_dtype": rng.choice(["auto", "bfloat16", "int8"]), "block_size": rng.choice([16, 32]),
-        }  # fmt: skip
+            "dtype": rng.choice(["auto", "float32", "float16", "bfloat16"]),
+            "length": rng.choice([50, 100]),
+            "kv_cache_dtype": rng.choice(["auto", "bfloat16", "int8"]),
+            "block_size": rng.choice([16, 32]),
+        }
         folder = rng.choice(folders)
         options["enable_expert_parallel"] = folder.name == "experts" and rng.random() < 0.5
         config = config_of(folder, rng.choice(["cpu", "cuda"]), **options)

@@ -16,61 +16,122 @@ from octavo.cli.main import main
 
 GIB = 1 << 30
 LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
     "dtype": "bfloat16",
-}  # fmt: skip
+}
 LLAMA_70B = LLAMA_8B | {
-    "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672,
-}  # fmt: skip
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "intermediate_size": 28672,
+}
 QWEN_3B = LLAMA_8B | {
-    "architectures": ["Qwen2ForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
-    "num_key_value_heads": 2, "intermediate_size": 11008, "vocab_size": 151936, "tie_word_embeddings": True,
-}  # fmt: skip
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "intermediate_size": 11008,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
 
 
 QWEN_7B = LLAMA_8B | {
-    "architectures": ["Qwen2ForCausalLM"], "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
-    "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
-}  # fmt: skip
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+}
 QWEN_14B = QWEN_7B | {
-    "hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8,
+    "hidden_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
     "intermediate_size": 13824,
-}  # fmt: skip
+}
 QWEN_HALF_B = QWEN_3B | {
-    "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864,
-}  # fmt: skip
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "intermediate_size": 4864,
+}
 QWEN_1_5B = QWEN_3B | {
-    "hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960,
-}  # fmt: skip
+    "hidden_size": 1536,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "intermediate_size": 8960,
+}
 PHI_4 = LLAMA_8B | {
-    "architectures": ["Phi3ForCausalLM"], "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40,
-    "num_key_value_heads": 10, "intermediate_size": 17920, "vocab_size": 100352,
-}  # fmt: skip
+    "architectures": ["Phi3ForCausalLM"],
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 10,
+    "intermediate_size": 17920,
+    "vocab_size": 100352,
+}
 QWEN3_30B = LLAMA_8B | {
-    "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 48, "num_key_value_heads": 4,
-    "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
-    "num_experts_per_tok": 8, "vocab_size": 151936,
-}  # fmt: skip
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+}
 QWEN3_235B = QWEN3_30B | {
-    "hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64, "moe_intermediate_size": 1536,
-}  # fmt: skip
+    "hidden_size": 4096,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+    "moe_intermediate_size": 1536,
+}
 INT8_BY_ROW = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 W8A8 = {
-    "quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["lm_head"],
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": INT8_BY_ROW}},
-}  # fmt: skip
+}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 DEEPSEEK_V3 = LLAMA_8B | {
-    "architectures": ["DeepseekV3ForCausalLM"], "hidden_size": 7168, "num_hidden_layers": 61,
-    "num_attention_heads": 128, "num_key_value_heads": 128, "intermediate_size": 18432, "vocab_size": 129280,
-    "max_position_embeddings": 163840, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1,
-    "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 7168,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
     "quantization_config": FP8,
-}  # fmt: skip
+}
 # What users of vLLM have posted from their logs: GiB of weights, GiB of KV cache and its blocks, on each of the GPUs.
 # vLLM keeps copies of a few tensors on each; in the last row it had a little less than it says on one of the four.
 LOGS = {

@@ -34,10 +34,16 @@ from octavo.system.cuda_driver import gpu_here
 
 ROOT = Path(__file__).parents[3]
 LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
     "dtype": "bfloat16",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +80,23 @@ def strict(schema: Any) -> Any:
 
 
 FLAGS = st.lists(
-    st.sampled_from([
-        ("--max-model-len", "4096"), ("--max-num-seqs", "16"), ("--kv-cache-dtype", "bfloat16"),
-        ("--dtype", "bfloat16"), ("--quantization", "int8"), ("--gpu-memory-utilization", "0.85"),
-        ("--gpu-memory-utilization", "0.875"), ("--no-enable-prefix-caching",), ("--block-size", "32"),
-        ("--kv-cache-memory-bytes", "2GiB"),
-    ]),
-    max_size=5, unique_by=lambda flag: flag[0],
-)  # fmt: skip
+    st.sampled_from(
+        [
+            ("--max-model-len", "4096"),
+            ("--max-num-seqs", "16"),
+            ("--kv-cache-dtype", "bfloat16"),
+            ("--dtype", "bfloat16"),
+            ("--quantization", "int8"),
+            ("--gpu-memory-utilization", "0.85"),
+            ("--gpu-memory-utilization", "0.875"),
+            ("--no-enable-prefix-caching",),
+            ("--block-size", "32"),
+            ("--kv-cache-memory-bytes", "2GiB"),
+        ]
+    ),
+    max_size=5,
+    unique_by=lambda flag: flag[0],
+)
 DEVICES = st.sampled_from([("--gpu", "h100"), ("--gpu", "b200"), ("--memory", "64GiB"), ("--memory", "64000000000")])
 
 
@@ -112,9 +127,11 @@ def test_yaml_of_what_does_not_fit_is_refused(llama: str, capsys: pytest.Capture
 
 @settings(max_examples=60, deadline=None)
 @given(
-    context=st.integers(1, 6000), output=st.integers(1, 1500), users=st.integers(1, 300),
+    context=st.integers(1, 6000),
+    output=st.integers(1, 1500),
+    users=st.integers(1, 300),
     share=st.sampled_from([0.0, 0.5, 0.9]),
-)  # fmt: skip
+)
 def test_a_heavier_workload_is_never_better(context: int, output: int, users: int, share: float, plan: Plan) -> None:
     speed = Speed.of_gpu(GPUS["h100"])
     base = outlook(plan, Workload(context, output, users, None, share), speed)
@@ -165,26 +182,43 @@ def test_engines_share_a_workload(plan: Plan) -> None:
             assert getattr(both, name) == pytest.approx(2 * getattr(one, name), rel=1e-6), name
         assert len(one.problems) == len(both.problems)
     assert outlook(two, Workload(1000, 200, 1), speed) == replace(
-        outlook(plan, Workload(1000, 200, 1), speed), capacity=2 * plan.sequences_of(1200),
+        outlook(plan, Workload(1000, 200, 1), speed),
+        capacity=2 * plan.sequences_of(1200),
         mean_capacity=2 * plan.sequences_of(1100),
-    )  # fmt: skip
+    )
     on_cpu, both_on_cpu = (replace(each, device=replace(each.device, kind="cpu")) for each in (plan, two))
     slow = replace(speed, bandwidth=speed.bandwidth / 2, flops=speed.flops / 2)
     assert step_seconds(both_on_cpu, speed, 4, 900, 30) == pytest.approx(step_seconds(on_cpu, slow, 4, 900, 30))
 
 
 KEYS: dict[str, type] = {
-    "model": str, "weights_bytes": int, "kv_bytes_per_token": int, "block_size": int, "kv_cache_bytes": int,
-    "num_blocks": int, "max_model_len": int, "max_num_seqs": int, "max_concurrency": float, "fits": bool,
-    "tensor_parallel_size": int, "reasons": list, "suggestions": list, "served": bool,
-}  # fmt: skip
+    "model": str,
+    "weights_bytes": int,
+    "kv_bytes_per_token": int,
+    "block_size": int,
+    "kv_cache_bytes": int,
+    "num_blocks": int,
+    "max_model_len": int,
+    "max_num_seqs": int,
+    "max_concurrency": float,
+    "fits": bool,
+    "tensor_parallel_size": int,
+    "reasons": list,
+    "suggestions": list,
+    "served": bool,
+}
 
 
 @pytest.mark.parametrize(
     "device",
-    [*(("--gpu", name) for name in ("t4", "l4", "a10", "rtx4090", "a100-40gb", "a100-80gb", "h100", "h200", "b200")),
-     ("--memory", "8GiB"), ("--memory", "64GiB"), ("--gpu", "t4", "-tp", "2"), ("--cpu",)],
-)  # fmt: skip
+    [
+        *(("--gpu", name) for name in ("t4", "l4", "a10", "rtx4090", "a100-40gb", "a100-80gb", "h100", "h200", "b200")),
+        ("--memory", "8GiB"),
+        ("--memory", "64GiB"),
+        ("--gpu", "t4", "-tp", "2"),
+        ("--cpu",),
+    ],
+)
 def test_scripts_find_the_keys_that_they_rely_on(
     device: tuple[str, ...], llama: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,8 +320,9 @@ def test_flags_of_the_server_get_into_the_deployment(llama: str, capsys: pytest.
     spec = yaml.safe_load(said.out)["spec"]
     assert spec["model"]["name"] == "llama"
     assert spec["engine"]["args"] == [
-        "--tool-call-parser=hermes", '--allowed-origins=["https://a.example", "https://b.example"]'
-    ]  # fmt: skip
+        "--tool-call-parser=hermes",
+        '--allowed-origins=["https://a.example", "https://b.example"]',
+    ]
     assert said.out.startswith("# --port is left out") and "# --api-key is left out" in said.out
     assert "abc" not in said.out and "--trust-remote-code has no effect" in said.err
 

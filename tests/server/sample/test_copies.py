@@ -40,9 +40,15 @@ def test_every_copy_is_from_pinned_memory_of_its_own(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(devices, "pinned", pinned)
     states = SamplingStates(4, 500, ELSEWHERE)
     params = SamplingParams(
-        temperature=0.7, top_k=5, presence_penalty=1.0, repetition_penalty=1.1, min_tokens=3, logit_bias={3: 1.0},
-        allowed_token_ids=[1, 2, 3], logprobs=1,
-    )  # fmt: skip
+        temperature=0.7,
+        top_k=5,
+        presence_penalty=1.0,
+        repetition_penalty=1.1,
+        min_tokens=3,
+        logit_bias={3: 1.0},
+        allowed_token_ids=[1, 2, 3],
+        logprobs=1,
+    )
     with Copies() as copies:
         for row in range(3):
             states.add_request(row, params, [1, 2, 3], [4] * row, frozenset([7]), 0, 0)

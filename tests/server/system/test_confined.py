@@ -26,9 +26,13 @@ def test_a_confined_process_can_compute_and_nothing_else(tmp_path: Path) -> None
     found = json.loads(done.stdout)
     allowed = ("read a file", "fork", "start a thread", "write to memory", "look into itself")
     by_calls = (
-        "open a connection", "make a socket", "start a program", "signal another process",
-        "signal another process by its thread", "attach to another process",
-    )  # fmt: skip
+        "open a connection",
+        "make a socket",
+        "start a program",
+        "signal another process",
+        "signal another process by its thread",
+        "attach to another process",
+    )
     by_files = ("write a file", "make a file", "make a folder", "remove a file", "look into another process")
     assert found.keys() == {*allowed, *by_calls, *by_files}
     assert all(found[name] == "done" for name in allowed), found

@@ -77,10 +77,13 @@ def test_a_server_without_room_for_temporary_files_says_so(how: str, tmp_path: P
     unmount = mounted(tmp_path, 8192) if how == "disk" else lambda: None
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "octavo.cli.main", "serve", "--port", "0"], capture_output=True, text=True,
-            timeout=120, env={**os.environ, "TMPDIR": str(tmp_path)},
+            [sys.executable, "-m", "octavo.cli.main", "serve", "--port", "0"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
             preexec_fn=None if how == "disk" else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
-        )  # fmt: skip
+        )
     finally:
         unmount()
     assert done.returncode == 1

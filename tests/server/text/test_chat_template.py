@@ -66,23 +66,27 @@ TOOLS = [
     {
         "type": "function",
         "function": {
-            "name": "weather", "description": "Wetter in <Köln> & \"anderswo\"",
+            "name": "weather",
+            "description": 'Wetter in <Köln> & "anderswo"',
             "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
         },
     }
-]  # fmt: skip
+]
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln", "unit": "°C"}}}
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "one turn": [{"role": "user", "content": "Hi <there> & 'you'"}],
     "system": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  spaced  "}],
     "two turns": [
-        {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "?"},
+        {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "?"},
     ],
     "tools": [
-        {"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "c1", "content": "21"},
     ],
-}  # fmt: skip
+}
 
 
 def pair(template: str) -> tuple[Tokenizer, PreTrainedTokenizerFast]:
@@ -198,9 +202,27 @@ def test_named_templates_are_chosen_by_name_and_by_tools() -> None:
 
 
 names = st.sampled_from(
-    ["self", "template", "messages", "tools", "documents", "context", "environment", "loop", "caller", "range",
-     "namespace", "raise_exception", "bos_token", "add_generation_prompt", "not a name", "", "None", "__class__"]
-) | st.text(max_size=5)  # fmt: skip
+    [
+        "self",
+        "template",
+        "messages",
+        "tools",
+        "documents",
+        "context",
+        "environment",
+        "loop",
+        "caller",
+        "range",
+        "namespace",
+        "raise_exception",
+        "bos_token",
+        "add_generation_prompt",
+        "not a name",
+        "",
+        "None",
+        "__class__",
+    ]
+) | st.text(max_size=5)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -208,8 +230,10 @@ json_values = st.recursive(
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from([HEADERS, NAMESPACES, "{{ self }}{{ x }}{{ messages[0].content }}"]),
-       st.dictionaries(names, json_values, max_size=4))  # fmt: skip
+@given(
+    st.sampled_from([HEADERS, NAMESPACES, "{{ self }}{{ x }}{{ messages[0].content }}"]),
+    st.dictionaries(names, json_values, max_size=4),
+)
 def test_variables_of_any_name_are_taken_or_refused(template, variables):
     """And never stand for the conversation itself."""
     messages = [{"role": "user", "content": "the question"}]

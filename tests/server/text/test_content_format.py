@@ -33,8 +33,10 @@ def test_images_keep_their_places() -> None:
     said = message("look", image, "and tell")
     (_, listed) = with_parts([plain, said], BOTH, "<image>")
     assert listed["content"] == [
-        {"type": "text", "text": "look"}, {"type": "image"}, {"type": "text", "text": "and tell"},
-    ]  # fmt: skip
+        {"type": "text", "text": "look"},
+        {"type": "image"},
+        {"type": "text", "text": "and tell"},
+    ]
     (first, text) = with_parts([plain, said], TEXT, "<image>")
     assert first is plain and text == {"role": "user", "content": "look\n<image>\nand tell"}
     (wrapped, _) = with_parts([plain, said], LOOP, "<image>")

@@ -67,9 +67,13 @@ def test_a_message_without_a_role_is_named() -> None:
 
 @pytest.mark.parametrize(
     "thoughts",
-    [{"reasoning": "Hm."}, {"reasoning_content": "Hm."}, {"reasoning": "Hm.", "reasoning_content": None},
-     {"reasoning": "", "reasoning_content": "Hm."}],
-)  # fmt: skip
+    [
+        {"reasoning": "Hm."},
+        {"reasoning_content": "Hm."},
+        {"reasoning": "Hm.", "reasoning_content": None},
+        {"reasoning": "", "reasoning_content": "Hm."},
+    ],
+)
 def test_thoughts_are_read_under_either_name_and_templates_find_them_under_both(thoughts):
     message = {"role": "assistant", "content": "It is.", **thoughts}
     read = read_message(message, "messages.0", lambda part, where: None)

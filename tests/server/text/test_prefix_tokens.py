@@ -21,11 +21,54 @@ from octavo.text.prefix_token_cache import MAX_PREFIXES, PrefixTokens
 from octavo.text.tokenizer import Tokenizer
 
 PIECES = (
-    "the", " capital", " of", " France", "Paris.", "don't", "it'S", "'s", " ", "  ", "\n", " \n ", "\r\n", "\t",
-    "\u00a0", "7", " 1234", "3.14", "日本", "Привет", " мир", "e\u0301", " \u0301", "ß", "ǅ", "ﬁ", "🙂", "👩\u200d🚀",
-    "…", "_", "--", "/\n", " (", "a", " b", " I", "<|end|>", " <|end|>", "<mask>", " of<sep>", "<sep> b", "\u2028",
-    "\x85", "ा", " ा", "Ⅷ", " ²",
-)  # fmt: skip
+    "the",
+    " capital",
+    " of",
+    " France",
+    "Paris.",
+    "don't",
+    "it'S",
+    "'s",
+    " ",
+    "  ",
+    "\n",
+    " \n ",
+    "\r\n",
+    "\t",
+    "\u00a0",
+    "7",
+    " 1234",
+    "3.14",
+    "日本",
+    "Привет",
+    " мир",
+    "e\u0301",
+    " \u0301",
+    "ß",
+    "ǅ",
+    "ﬁ",
+    "🙂",
+    "👩\u200d🚀",
+    "…",
+    "_",
+    "--",
+    "/\n",
+    " (",
+    "a",
+    " b",
+    " I",
+    "<|end|>",
+    " <|end|>",
+    "<mask>",
+    " of<sep>",
+    "<sep> b",
+    "\u2028",
+    "\x85",
+    "ा",
+    " ा",
+    "Ⅷ",
+    " ²",
+)
 texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=12).map("".join)
 CORPUS = [
     "".join(PIECES[i % len(PIECES)] for i in range(start, start + 400, step)) for start in range(9) for step in (1, 7)
@@ -191,9 +234,13 @@ def test_several_threads() -> None:
 def test_who_sends_a_salt_leaves_and_finds_no_trace() -> None:
     tokenizer = KNOWN["llama 3"]()
     model = ModelConfig(
-        model="m", files=ModelFiles("m", "safetensors", "/nowhere"), dtype="float32", max_model_len=4096,
-        hf_config=LLAMA_SIZES | {"vocab_size": 1000}, generation_config={},
-    )  # fmt: skip
+        model="m",
+        files=ModelFiles("m", "safetensors", "/nowhere"),
+        dtype="float32",
+        max_model_len=4096,
+        hf_config=LLAMA_SIZES | {"vocab_size": 1000},
+        generation_config={},
+    )
     processor = InputProcessor(
         EngineConfig(model=model, cache=CacheConfig(), scheduler=SchedulerConfig(max_model_len=4096)), tokenizer
     )

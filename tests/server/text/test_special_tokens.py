@@ -79,14 +79,19 @@ def layouts(draw: st.DrawFn) -> dict[str, Any]:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     files: dict[str, Any] = {
         "tokenizer.json": {
-            "version": "1.0", "truncation": None, "padding": None, "added_tokens": sorted(own, key=lambda e: e["id"]),
-            "normalizer": draw(st.sampled_from([None, {"type": "Lowercase"}])), "pre_tokenizer": level,
-            "post_processor": None, "decoder": level,
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": sorted(own, key=lambda e: e["id"]),
+            "normalizer": draw(st.sampled_from([None, {"type": "Lowercase"}])),
+            "pre_tokenizer": level,
+            "post_processor": None,
+            "decoder": level,
             "model": {"type": "BPE", "vocab": numbers, "merges": [], "byte_fallback": False},
         },
         "config.json": {"model_type": "llama"},
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **draw(configs)},
-    }  # fmt: skip
+    }
     config = files["tokenizer_config.json"]
     if draw(st.booleans()):
         listed = draw(st.lists(entries, max_size=4, **unlike))

@@ -26,8 +26,14 @@ from octavo.text.template_meter import STEPS
 
 ASK = [{"role": "user", "content": "hi"}]
 TESTS = Path(__file__).parents[1]
-WITH_TEMPLATES = ("text/test_chat_template.py", "text/test_content_format.py", "tools/test_call_formats.py",
-                  "api/test_tool_formats.py", "api/test_system_messages.py", "api/conftest.py")  # fmt: skip
+WITH_TEMPLATES = (
+    "text/test_chat_template.py",
+    "text/test_content_format.py",
+    "tools/test_call_formats.py",
+    "api/test_tool_formats.py",
+    "api/test_system_messages.py",
+    "api/conftest.py",
+)
 # What templates of many families do, in one.
 RICH = """{%- macro part(p, sep='\\n') -%}{{ p.text if p is mapping else p }}{{ sep }}{%- endmacro -%}
 {%- set ns = namespace(last=-1, n=0, seen=[], text='') -%}
@@ -120,12 +126,14 @@ words = st.text(st.sampled_from("ab <>&'\"\\\n\t{}%é日😀\x00"), max_size=20)
 )
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3), max_leaves=6,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
 calls = st.builds(
     lambda name, arguments: {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}},
-    words, st.dictionaries(words, values, max_size=3) | words,
-)  # fmt: skip
+    words,
+    st.dictionaries(words, values, max_size=3) | words,
+)
 parts = st.lists(words.map(lambda text: {"type": "text", "text": text}), max_size=3)
 messages = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system", "tool"]), "content": words | words | parts | st.none()},
@@ -180,11 +188,44 @@ def test_a_rendering_s_whole_share_is_little() -> None:
 
 
 # Whatever can be called on any value, with arguments that would make it large: nothing of it may pass.
-HUGE = ("3000000000", "-3000000000", "10 ** 12", "'%3000000000d'", "'{:3000000000}'", "big", "big ~ '%s{0}'",
-        "[big] * 9999", "{97: big}", "shared", "(shared, shared)", "{'a': shared}",
-        "'a'", "''", "1", "none", "'utf-7'")  # fmt: skip
-OWNERS = ("big", "'a\tb%s'", "big.encode()", "3", "2.5", "[big, shared]", "(1, shared)", "{'a': big}", "{}.keys()",
-          "('<' ~ big)|safe", "range(99999)", "shared", "cycler(big)", "joiner(big)", "ns", "dict", "true")  # fmt: skip
+HUGE = (
+    "3000000000",
+    "-3000000000",
+    "10 ** 12",
+    "'%3000000000d'",
+    "'{:3000000000}'",
+    "big",
+    "big ~ '%s{0}'",
+    "[big] * 9999",
+    "{97: big}",
+    "shared",
+    "(shared, shared)",
+    "{'a': shared}",
+    "'a'",
+    "''",
+    "1",
+    "none",
+    "'utf-7'",
+)
+OWNERS = (
+    "big",
+    "'a\tb%s'",
+    "big.encode()",
+    "3",
+    "2.5",
+    "[big, shared]",
+    "(1, shared)",
+    "{'a': big}",
+    "{}.keys()",
+    "('<' ~ big)|safe",
+    "range(99999)",
+    "shared",
+    "cycler(big)",
+    "joiner(big)",
+    "ns",
+    "dict",
+    "true",
+)
 KINDS = (str, bytes, int, float, list, tuple, dict, range, set)
 NAMES = sorted({name for kind in KINDS for name in dir(kind) if not name.startswith("_")})
 FILTERS, IS = sorted(environment().filters), sorted(environment().tests)
@@ -193,10 +234,13 @@ expressions = st.one_of(
     st.builds("{}.{}({})".format, st.sampled_from(OWNERS), st.sampled_from(NAMES), arguments),
     st.builds("{}|{}({})".format, st.sampled_from(OWNERS + HUGE), st.sampled_from(FILTERS), arguments),
     st.builds("{} is {}({})".format, st.sampled_from(OWNERS + HUGE), st.sampled_from(IS), arguments),
-    st.builds("({}) {} ({})".format, st.sampled_from(OWNERS + HUGE),
-              st.sampled_from(["+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "not in"]),
-              st.sampled_from(OWNERS + HUGE)),
-)  # fmt: skip
+    st.builds(
+        "({}) {} ({})".format,
+        st.sampled_from(OWNERS + HUGE),
+        st.sampled_from(["+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "not in"]),
+        st.sampled_from(OWNERS + HUGE),
+    ),
+)
 drawn = expressions.map(
     lambda expression: (
         "{% set ns = namespace(x='ab', s=[1]) %}{% for i in range(20) %}{% set ns.x = ns.x ~ ns.x %}"

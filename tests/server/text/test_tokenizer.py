@@ -24,16 +24,34 @@ from octavo.interface.model_files import ModelFiles
 from octavo.text.tokenizer import Tokenizer
 
 SMALL = {
-    "vocab_size": 640, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
+    "vocab_size": 640,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 TEXTS = [
-    "Hello, world! It's 2024, don't you'll we're I'M.", "  leading and trailing  ", "\t\ttabs\n\n\nlines\r\n\r\n x",
-    "naïve café Straße ß ﬁ", "漢字とかな交じり文 한국어 עברית العربية हिन्दी",
+    "Hello, world! It's 2024, don't you'll we're I'M.",
+    "  leading and trailing  ",
+    "\t\ttabs\n\n\nlines\r\n\r\n x",
+    "naïve café Straße ß ﬁ",
+    "漢字とかな交じり文 한국어 עברית العربية हिन्दी",
     "🤖👩‍🚀🏳️‍🌈 e\u0301 \u200b\ufeff zero\u00a0width",
-    "x = {'a': [1, 22, 333]}; // 0xFF 3.14e-10", "½ ٣٤ Ⅻ 一二", "<|im_start|>user\nhi<|im_end|>\n", "</s> <s>x</s>",
-    "a" * 300, "", " ", "\n", "The the THE", "CamelCaseWords HTTPServer", "'s 't 're", "\x00\x01\x7f",
-]  # fmt: skip
+    "x = {'a': [1, 22, 333]}; // 0xFF 3.14e-10",
+    "½ ٣٤ Ⅻ 一二",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "</s> <s>x</s>",
+    "a" * 300,
+    "",
+    " ",
+    "\n",
+    "The the THE",
+    "CamelCaseWords HTTPServer",
+    "'s 't 're",
+    "\x00\x01\x7f",
+]
 
 
 @pytest.fixture(scope="module")
@@ -206,10 +224,11 @@ def test_sentencepiece_vocabularies_join_best_first(prefix: bool, tmp_path: Path
 
 def test_pieces_of_a_vocabulary_may_hold_spaces() -> None:
     meta = {
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": ["<unk>", "a", " ", " a", "aa"],
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "a", " ", " a", "aa"],
         "tokenizer.ggml.token_type": np.array([2, 1, 1, 1, 1]),
         "tokenizer.ggml.scores": np.array([0.0, -1.0, -2.0, -3.0, -4.0]),
-    }  # fmt: skip
+    }
     backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(meta, "m.gguf")))
     assert json.loads(backend.to_str())["model"]["merges"] == [[" ", "a"], ["a", "a"]]
 
@@ -230,9 +249,10 @@ def test_special_tokens_may_be_objects_and_templates_lists(tmp_path: Path) -> No
     ours, _ = pre_tokenizer_pair("gpt-2", tmp_path)
     ours.backend.save(str(tmp_path / "tokenizer.json"))
     config = {
-        "eos_token": {"content": "</s>", "special": True}, "bos_token": None,
+        "eos_token": {"content": "</s>", "special": True},
+        "bos_token": None,
         "chat_template": [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}],
-    }  # fmt: skip
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert (tokenizer.eos_token_id, tokenizer.bos_token_id) == (2, None)
@@ -257,10 +277,11 @@ def test_merges_of_characters(text: str) -> None:
     """Gemma 4's vocabulary: lines and line breaks apart, spaces as ▁, bytes of what is no token; back again."""
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "▁", "\n", "▁a", "ab", "▁ab", "\n\n"]
     meta = {
-        "tokenizer.ggml.model": "gemma4", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.array([2, *[6] * 256, *[1] * 8]),
         "tokenizer.ggml.merges": ["▁ a", "a b", "▁ ab", "▁a b", "\n \n"],
-    }  # fmt: skip
+    }
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json(meta, "file")))
     assert tokenizer.decode(tokenizer.encode(text).ids) == text.replace("▁", " ")
     assert tokenizer.encode(" ab\n\n\na").tokens == ["▁ab", "\n\n", "\n", "a"]

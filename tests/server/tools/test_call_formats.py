@@ -37,15 +37,24 @@ GLM = (
 BODY = '{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}'
 HERMES = EACH + "\n<tool_call>\n" + BODY + "\n</tool_call>{% endfor %}"
 MINIMAX = (
-    "{% if m.tool_calls %}\n<minimax:tool_call>\n" + EACH + '<invoke name="{{ f.name }}">\n' + ITEMS
-    + '<parameter name="{{ k }}">' + VALUE + "</parameter>\n{% endfor %}</invoke>\n{% endfor %}"
+    "{% if m.tool_calls %}\n<minimax:tool_call>\n"
+    + EACH
+    + '<invoke name="{{ f.name }}">\n'
+    + ITEMS
+    + '<parameter name="{{ k }}">'
+    + VALUE
+    + "</parameter>\n{% endfor %}</invoke>\n{% endfor %}"
     "</minimax:tool_call>{% endif %}"
-)  # fmt: skip
+)
 DSML = (
-    "{% if m.tool_calls %}\n\n<｜DSML｜function_calls>\n" + EACH + '<｜DSML｜invoke name="{{ f.name }}">\n' + ITEMS
-    + '<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">' + VALUE
+    "{% if m.tool_calls %}\n\n<｜DSML｜function_calls>\n"
+    + EACH
+    + '<｜DSML｜invoke name="{{ f.name }}">\n'
+    + ITEMS
+    + '<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">'
+    + VALUE
     + "</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>\n{% endfor %}</｜DSML｜function_calls>{% endif %}"
-)  # fmt: skip
+)
 COMMAND = (
     "{% if m.tool_calls %}<|START_ACTION|>[" + EACH + '\n    {"tool_call_id": "{{ loop.index0 }}", "tool_name": '
     '"{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{% if not loop.last %},{% endif %}{% endfor %}\n]'

@@ -16,15 +16,20 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "write": {
         "type": "object",
         "properties": {
-            "text": {"type": "string"}, "path": {"$ref": "#/$defs/path"}, "count": {"type": "integer"},
-            "ratio": {"type": ["number", "null"]}, "exact": {"type": "boolean"}, "filter": {"type": "object"},
-            "tags": {"type": "array"}, "mixed": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+            "text": {"type": "string"},
+            "path": {"$ref": "#/$defs/path"},
+            "count": {"type": "integer"},
+            "ratio": {"type": ["number", "null"]},
+            "exact": {"type": "boolean"},
+            "filter": {"type": "object"},
+            "tags": {"type": "array"},
+            "mixed": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
             "unit": {"enum": ["celsius", "kelvin"]},
         },
         "$defs": {"path": {"type": "string"}},
     },
     "now": {"type": "object", "properties": {}},
-}  # fmt: skip
+}
 KINDS = ["qwen3_xml", "seed_oss", "glm45", "minimax_m2", "deepseek_v32", "deepseek_v4"]
 Call = tuple[str, dict[str, Any]]
 
@@ -46,11 +51,13 @@ def written(kind: str, made: list[Call], newline: str = "\n") -> str:
     if kind == "glm45":
         return newline.join(
             f"<tool_call>{name}{newline}"
-            + "".join(f"<arg_key>{k}</arg_key>{newline}<arg_value>{bare(v)}</arg_value>{newline}"
-                for k, v in arguments.items())
+            + "".join(
+                f"<arg_key>{k}</arg_key>{newline}<arg_value>{bare(v)}</arg_value>{newline}"
+                for k, v in arguments.items()
+            )
             + "</tool_call>"
             for name, arguments in made
-        )  # fmt: skip
+        )
     mark = "" if kind == "minimax_m2" else "｜DSML｜"
     section = {"minimax_m2": "minimax:tool_call", "deepseek_v32": "｜DSML｜function_calls"}.get(
         kind, "｜DSML｜tool_calls"
@@ -94,21 +101,47 @@ def parsed(kind: str, text: str) -> tuple[str, list[Call]]:
 
 
 plain = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-awkward = st.sampled_from([
-    "", "007", "true", "null", "1e5", '"quoted"', "\n", " x\n\n", "a</parameter>b", "<b>x</b>", "</arg_value>!",
-    "{'a': 1}", "</function> and", "日 🙂", "\\", "<parameter=", "</tool_call>", "</｜DSML｜parameter>.",
-])  # fmt: skip
+awkward = st.sampled_from(
+    [
+        "",
+        "007",
+        "true",
+        "null",
+        "1e5",
+        '"quoted"',
+        "\n",
+        " x\n\n",
+        "a</parameter>b",
+        "<b>x</b>",
+        "</arg_value>!",
+        "{'a': 1}",
+        "</function> and",
+        "日 🙂",
+        "\\",
+        "<parameter=",
+        "</tool_call>",
+        "</｜DSML｜parameter>.",
+    ]
+)
 numbers = st.integers(-(10**12), 10**12)
 values = st.recursive(
     st.none() | st.booleans() | numbers | st.floats(allow_nan=False, allow_infinity=False) | plain,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(plain, inner, max_size=3),
     max_leaves=5,
 )
-arguments = st.fixed_dictionaries({}, optional={
-    "text": plain | awkward, "path": plain | awkward, "count": numbers, "exact": st.booleans(),
-    "ratio": st.none() | st.floats(allow_nan=False, allow_infinity=False), "unit": st.just("kelvin"),
-    "filter": st.dictionaries(plain | awkward, values, max_size=3), "tags": st.lists(values, max_size=3),
-})  # fmt: skip
+arguments = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": plain | awkward,
+        "path": plain | awkward,
+        "count": numbers,
+        "exact": st.booleans(),
+        "ratio": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "unit": st.just("kelvin"),
+        "filter": st.dictionaries(plain | awkward, values, max_size=3),
+        "tags": st.lists(values, max_size=3),
+    },
+)
 calls = st.lists(st.tuples(st.just("write"), arguments) | st.just(("now", {})), min_size=1, max_size=3)
 
 

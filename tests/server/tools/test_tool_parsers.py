@@ -201,7 +201,7 @@ def test_calls_in_python_that_are_cut_off_keep_whole_arguments(made, before):
         (JsonListParser, "[", []),
         (JsonListParser, ' [{"name": "now", "parameters"', [("now", "")]),
     ],
-)  # fmt: skip
+)
 def test_how_far_a_call_came(kind, text, calls):
     assert parse(kind, [text], cut=True) == parse(kind, list(text), cut=True) == ("", calls)
 
@@ -221,14 +221,60 @@ def test_other_texts_that_are_cut_off_are_content(kind, text):
 
 
 MARKUP = [
-    "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|python_start|>", '{"name": "f"',
-    '"name"', '"arguments": ', '{"a": 1}', '{"name": "f", "arguments": ', "{", "}", "[", "]", "f(", ")", "f(a=1)",
-    "<function=f>", "<parameter=a>", "</parameter>", "</function>", "<arg_key>a</arg_key>", "<arg_value>",
-    "</arg_value>", "<|START_ACTION|>", "<|END_ACTION|>", "<｜tool▁call▁begin｜>", "f<｜tool▁sep｜>",
-    "<minimax:tool_call>", '<invoke name="f">', '<parameter name="a">', "</invoke>", "</minimax:tool_call>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_start|>",
+    '{"name": "f"',
+    '"name"',
+    '"arguments": ',
+    '{"a": 1}',
+    '{"name": "f", "arguments": ',
+    "{",
+    "}",
+    "[",
+    "]",
+    "f(",
+    ")",
+    "f(a=1)",
+    "<function=f>",
+    "<parameter=a>",
+    "</parameter>",
+    "</function>",
+    "<arg_key>a</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<｜tool▁call▁begin｜>",
+    "f<｜tool▁sep｜>",
+    "<minimax:tool_call>",
+    '<invoke name="f">',
+    '<parameter name="a">',
+    "</invoke>",
+    "</minimax:tool_call>",
     "<|tool_call|>",
-    "a=", ",", ";", ":", '"', "\\", "'''", "\n", " ", "\\u00e", "tru", "nul", "1.", "-", "x", "🙂", "\ud800", "\\ud800",
-]  # fmt: skip
+    "a=",
+    ",",
+    ";",
+    ":",
+    '"',
+    "\\",
+    "'''",
+    "\n",
+    " ",
+    "\\u00e",
+    "tru",
+    "nul",
+    "1.",
+    "-",
+    "x",
+    "🙂",
+    "\ud800",
+    "\\ud800",
+]
 
 
 @settings(max_examples=150, deadline=None)

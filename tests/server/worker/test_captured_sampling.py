@@ -16,9 +16,7 @@ def test_rows_past_their_minimum_are_sampled_as_others(
     stops: list[int], eager: int, tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While stop tokens are held back the sampler runs one operation at a time, and no longer."""
-    params = SamplingParams(
-        temperature=0.8, seed=3, max_tokens=20, min_tokens=7, ignore_eos=True, stop_token_ids=stops
-    )  # fmt: skip
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, min_tokens=7, ignore_eos=True, stop_token_ids=stops)
     prompts = prompts_of("minimum", 1)
     llm = tiny(tiny_checkpoints["llama"], enable_prefix_caching=False)
     expected = answers(llm.generate(prompts, [params], use_tqdm=False))

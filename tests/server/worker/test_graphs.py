@@ -29,9 +29,13 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     )
     stream = SimpleNamespace(wait_stream=lambda other: None)
     stand_ins = {
-        "graph_pool_handle": lambda: (0, 0), "Stream": lambda: stream, "current_stream": lambda: stream,
-        "stream": nullcontext, "synchronize": lambda: None, "CUDAGraph": lambda: graph,
-    }  # fmt: skip
+        "graph_pool_handle": lambda: (0, 0),
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": nullcontext,
+        "synchronize": lambda: None,
+        "CUDAGraph": lambda: graph,
+    }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in, raising=False)
     return done

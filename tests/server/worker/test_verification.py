@@ -23,9 +23,7 @@ class Draws:
     def __init__(self, seed: int) -> None:
         self._states = SamplingStates(DRAWS, VOCAB, torch.device("cpu"), False)
         for row in range(DRAWS):
-            self._states.add_request(
-                row, SamplingParams(seed=seed * DRAWS + row), [1], [], frozenset(), 0, 0
-            )  # fmt: skip
+            self._states.add_request(row, SamplingParams(seed=seed * DRAWS + row), [1], [], frozenset(), 0, 0)
 
     def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
         metadata = self._states.make_metadata(sampled.rows.tolist(), sampled.positions.tolist())
@@ -35,9 +33,7 @@ class Draws:
 
 
 def rows_of(which: np.ndarray, position: int) -> SampledRows:
-    return SampledRows(
-        [f"{row}" for row in which], which, np.full(len(which), position, dtype=np.int64), lambda: None
-    )  # fmt: skip
+    return SampledRows([f"{row}" for row in which], which, np.full(len(which), position, dtype=np.int64), lambda: None)
 
 
 def p_value(counts: np.ndarray, probs: np.ndarray) -> float:

@@ -88,10 +88,13 @@ def test_requests_compile_nothing(
     variants = Variants(monkeypatch)
     llm = overlapped(
         tiny(
-            tiny_checkpoints["llama"], max_num_seqs=4, num_gpu_blocks_override=64, max_model_len=320,
+            tiny_checkpoints["llama"],
+            max_num_seqs=4,
+            num_gpu_blocks_override=64,
+            max_model_len=320,
             max_num_batched_tokens=64,
         )
-    )  # fmt: skip
+    )
     runner = runner_of(llm)
     runner.device_runner.capture_all()
     warm_up(runner, llm.engine.config.scheduler)
@@ -99,9 +102,15 @@ def test_requests_compile_nothing(
     lengths = [1, 2, 3, 5, 8, 9, 40, 270]
     prompts = [{"prompt_token_ids": [7 + i] * length} for i, length in enumerate(lengths)]
     kinds: list[dict[str, Any]] = [
-        {}, {"top_k": 5}, {"logprobs": 3}, {"logit_bias": {4: 1.0}}, {"min_p": 0.1, "presence_penalty": 0.5},
-        {"logprobs": 1, "temperature": 0}, {"allowed_token_ids": [4, 5, 6]}, {"prompt_logprobs": 2},
-    ]  # fmt: skip
+        {},
+        {"top_k": 5},
+        {"logprobs": 3},
+        {"logit_bias": {4: 1.0}},
+        {"min_p": 0.1, "presence_penalty": 0.5},
+        {"logprobs": 1, "temperature": 0},
+        {"allowed_token_ids": [4, 5, 6]},
+        {"prompt_logprobs": 2},
+    ]
     params = [SamplingParams(max_tokens=2, ignore_eos=True, **kind) for kind in kinds]
     llm.generate(prompts, params, use_tqdm=False)
     new = variants.found - known

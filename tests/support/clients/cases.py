@@ -17,8 +17,13 @@ PLAIN, REASON = "One two STOP three", "It is so é 日."
 ZONE = {"type": "object", "properties": {"zone": {"type": "string"}}, "required": ["zone"]}
 FUNCTION = {"name": "now", "description": "The time.", "parameters": ZONE}
 TOOL = {"type": "function", "function": FUNCTION}
-PLACE = {"title": "Place", "description": "A place.", "type": "object",
-         "properties": {"open": {"type": "boolean"}}, "required": ["open"]}  # fmt: skip
+PLACE = {
+    "title": "Place",
+    "description": "A place.",
+    "type": "object",
+    "properties": {"open": {"type": "boolean"}},
+    "required": ["open"],
+}
 CASES: dict[str, Callable[[str], None]] = {}
 
 

@@ -120,7 +120,8 @@ def bootstrap(spec: RouterSpec) -> Json:
             f"{kind}_config": {
                 "resource_api_version": "V3",
                 "path_config_source": {
-                    "path": f"{spec.directory}/{kind}.yaml", "watched_directory": {"path": spec.directory},
+                    "path": f"{spec.directory}/{kind}.yaml",
+                    "watched_directory": {"path": spec.directory},
                 },
             }
             for kind in ("lds", "cds")
@@ -137,13 +138,15 @@ def bootstrap(spec: RouterSpec) -> Json:
             ],
             "clusters": [
                 {
-                    "name": ADMIN, "type": "STATIC", "connect_timeout": "1s",
+                    "name": ADMIN,
+                    "type": "STATIC",
+                    "connect_timeout": "1s",
                     "load_assignment": _at(ADMIN, admin),
                 },
                 *([_picker_cluster(spec)] if spec.picker_port else []),
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def _overload_manager(spec: RouterSpec) -> Json:
@@ -275,8 +278,11 @@ def cluster(spec: RouterSpec, pool: Pool) -> Json:
         },
         "health_checks": [
             {
-                "timeout": seconds, "interval": seconds, "no_traffic_interval": seconds,
-                "unhealthy_threshold": 2, "healthy_threshold": 1,
+                "timeout": seconds,
+                "interval": seconds,
+                "no_traffic_interval": seconds,
+                "unhealthy_threshold": 2,
+                "healthy_threshold": 1,
                 "http_health_check": {"path": "/readyz"},
             }
         ],
@@ -293,15 +299,19 @@ def cluster(spec: RouterSpec, pool: Pool) -> Json:
             "cluster_name": pool.name,
             "endpoints": [{"lb_endpoints": [{"endpoint": _endpoint(one)} for one in pool.endpoints]}],
         },
-    }  # fmt: skip
+    }
 
 
 def _choice(spec: RouterSpec) -> Json:
     """The replica that the picker names, else the ring hash with bounded load."""
-    ring = _policy("ring_hash", "RingHash", {
-        "minimum_ring_size": 1024,
-        "consistent_hashing_lb_config": {"hash_balance_factor": spec.load_factor or LOAD_FACTOR},
-    })  # fmt: skip
+    ring = _policy(
+        "ring_hash",
+        "RingHash",
+        {
+            "minimum_ring_size": 1024,
+            "consistent_hashing_lb_config": {"hash_balance_factor": spec.load_factor or LOAD_FACTOR},
+        },
+    )
     if not spec.picker_port:
         return ring
     sources = [{"metadata": {"key": PICK_SPACE, "path": [{"key": PICK}]}}]
@@ -319,8 +329,9 @@ def _picker(spec: RouterSpec, headers: tuple[str, ...]) -> Json:
     message, and sees no answer. When it is dead, slow or wrong, the request goes on without."""
     told = [f"'load-factor={spec.load_factor}'"] if spec.load_factor else []
     names = (KEY_HEADER, *CALLER_HEADERS, *headers)
-    asked = _asks_the_picker("BUFFERED", [*map(_header, names), "request.method", "request.url_path",
-                                          "xds.cluster_name", *told])  # fmt: skip
+    asked = _asks_the_picker(
+        "BUFFERED", [*map(_header, names), "request.method", "request.url_path", "xds.cluster_name", *told]
+    )
     asked["typed_config"] |= {
         "max_message_timeout": f"{spec.hold_seconds + 10}s",  # where the picker asks for it: it holds the request
         "metadata_options": {"receiving_namespaces": {"untyped": [PICK_SPACE]}},
@@ -351,13 +362,16 @@ def _asks_the_picker(body: str, attributes: list[str]) -> Json:
             "failure_mode_allow": True,
             "message_timeout": "1s",
             "processing_mode": {
-                "request_header_mode": "SEND" if body == "NONE" else "SKIP", "request_body_mode": body,
-                "request_trailer_mode": "SKIP", "response_header_mode": "SKIP", "response_body_mode": "NONE",
+                "request_header_mode": "SEND" if body == "NONE" else "SKIP",
+                "request_body_mode": body,
+                "request_trailer_mode": "SKIP",
+                "response_header_mode": "SKIP",
+                "response_body_mode": "NONE",
                 "response_trailer_mode": "SKIP",
             },
             "request_attributes": attributes,
         },
-    }  # fmt: skip
+    }
 
 
 def _whole_bodies() -> Json:
@@ -371,12 +385,14 @@ def _tried_again() -> Json:
     where the picker has answered. The router passes none of these headers on."""
     headers = {"x-envoy-max-retries": RETRIES, "x-envoy-retriable-status-codes": RETRIED}
     said = [
-        {"append": {
-            "header": {"key": name, "value": f"%DYNAMIC_METADATA({PICK_SPACE}:{key})%"},
-            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-        }}
+        {
+            "append": {
+                "header": {"key": name, "value": f"%DYNAMIC_METADATA({PICK_SPACE}:{key})%"},
+                "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+            }
+        }
         for name, key in headers.items()
-    ]  # fmt: skip
+    ]
     kind = f"{_EXTENSION}.header_mutation.v3.HeaderMutation"
     config = {"@type": kind, "mutations": {"request_mutations": said}}
     return {"name": f"{_FILTER}.header_mutation", "typed_config": config}
@@ -385,14 +401,18 @@ def _tried_again() -> Json:
 def _picker_cluster(spec: RouterSpec) -> Json:
     address = {"socket_address": {"address": "127.0.0.1", "port_value": spec.picker_port}}
     return {
-        "name": _PICKER, "type": "STATIC", "connect_timeout": "0.25s",
+        "name": _PICKER,
+        "type": "STATIC",
+        "connect_timeout": "0.25s",
         "circuit_breakers": {"thresholds": [{"max_requests": _MANY, "max_pending_requests": _MANY}]},
         "typed_extension_protocol_options": {
-            _UPSTREAM: {"@type": f"type.googleapis.com/{_UPSTREAM}",
-                        "explicit_http_config": {"http2_protocol_options": {}}},
+            _UPSTREAM: {
+                "@type": f"type.googleapis.com/{_UPSTREAM}",
+                "explicit_http_config": {"http2_protocol_options": {}},
+            },
         },
         "load_assignment": _at(_PICKER, address),
-    }  # fmt: skip
+    }
 
 
 def _at(cluster: str, address: Json) -> Json:
@@ -410,8 +430,14 @@ def _left_out_at_once() -> Json:
     """A replica that refuses or resets a connection is left out until a health check succeeds. Otherwise a dead one has
     the least load until its health checks have failed, and bounded load sends it all requests of the full others, their
     retries too. Never more than half of all are left out. Answers do not count: a replica that says 500 is there."""
-    answers = ("consecutive_5xx", "consecutive_gateway_failure", "success_rate", "failure_percentage",
-               "local_origin_success_rate", "failure_percentage_local_origin")  # fmt: skip
+    answers = (
+        "consecutive_5xx",
+        "consecutive_gateway_failure",
+        "success_rate",
+        "failure_percentage",
+        "local_origin_success_rate",
+        "failure_percentage_local_origin",
+    )
     return {
         "split_external_local_origin_errors": True,
         "consecutive_local_origin_failure": 1,

@@ -128,9 +128,12 @@ def gateway_lua(gateway: GatewaySpec) -> str:
         for one in gateway.tenants
     ]
     settings = {
-        "models": f"{gateway.router.directory}/models.lua", "tenants": tenants, "pool_header": POOL_HEADER,
-        "ollama_version": OLLAMA_VERSION, "admin": ADMIN,
-    }  # fmt: skip
+        "models": f"{gateway.router.directory}/models.lua",
+        "tenants": tenants,
+        "pool_header": POOL_HEADER,
+        "ollama_version": OLLAMA_VERSION,
+        "admin": ADMIN,
+    }
     return f"{key_lua(gateway.router)}\nlocal SETTINGS = {_lua(settings)}\n{_script()}"
 
 
@@ -148,11 +151,12 @@ def limits(gateway: GatewaySpec) -> Json:
     """Return the limits that the picker enforces; it reads this file again when it changes."""
     tenants = {
         one.name: {
-            "tokensPerMinute": one.tokens_per_minute, "maxConcurrent": one.max_concurrent,
+            "tokensPerMinute": one.tokens_per_minute,
+            "maxConcurrent": one.max_concurrent,
             "requestsPerMinute": one.requests_per_minute,
         }
         for one in gateway.tenants
-    }  # fmt: skip
+    }
     return {"routers": gateway.replicas, "tenants": tenants}
 
 

@@ -204,8 +204,14 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
         "imagePullPolicy": "IfNotPresent",
         "command": ["bash", "-c", script("router.sh"), "router"],
         "args": [
-            _SAID_FILE, "--disable-hot-restart", "--config-path", f"{settings.directory}/envoy.yaml",
-            "--concurrency", str(_workers(wanted["limits"])), "--log-level", "warning",
+            _SAID_FILE,
+            "--disable-hot-restart",
+            "--config-path",
+            f"{settings.directory}/envoy.yaml",
+            "--concurrency",
+            str(_workers(wanted["limits"])),
+            "--log-level",
+            "warning",
         ],
         "ports": [
             {"name": "http", "containerPort": settings.port, "protocol": "TCP"},
@@ -216,12 +222,15 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
         "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 2, "timeoutSeconds": 2},
         "livenessProbe": {
             "httpGet": {"path": "/ready", "port": "metrics", "scheme": "HTTP"},
-            "initialDelaySeconds": 30, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6,
+            "initialDelaySeconds": 30,
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
         },
         "lifecycle": _pre_stop(drain),
         "volumeMounts": mounts,
         **_hardened(),
-    }  # fmt: skip
+    }
     pod: Json = {
         "containers": [container, *([_picker(image, settings, frame, frame.hold, drain)] if frame.hold else [])],
         "volumes": volumes,
@@ -232,7 +241,7 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
         "terminationGracePeriodSeconds": lifecycle.grace_seconds,
         "imagePullSecrets": [{"name": name} for name in dict.fromkeys(frame.image_pull_secrets)],
         "topologySpreadConstraints": [_spread(frame.selector)],
-    }  # fmt: skip
+    }
     restarted = {RESTARTED_AT: frame.restarted_at} if frame.restarted_at else {}
     metadata = {"labels": frame.labels, "annotations": {BOOTSTRAP: digest(content["envoy.yaml"]), **restarted}}
     return {"metadata": metadata, "spec": {name: value for name, value in pod.items() if value != []}}
@@ -247,10 +256,12 @@ def has_peers(template: Json) -> bool:
 def _hardened() -> Json:
     return {
         "securityContext": {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
-    }  # fmt: skip
+    }
 
 
 def _pre_stop(drain: list[str]) -> Json:
@@ -262,10 +273,14 @@ def _picker(image: str, settings: RouterSpec, frame: PodFrame, hold: Hold, drain
     what it holds would be lost. A picker that dies is started again inside of it: a container that ends would make the
     pod unready, and Envoy serves without."""
     flags: dict[str, object] = {
-        "port": settings.picker_port, "admin-port": settings.admin_port, "management-port": names.PICKER_PORT,
+        "port": settings.picker_port,
+        "admin-port": settings.admin_port,
+        "management-port": names.PICKER_PORT,
         "control-port": names.CONTROL_PORT,
-        "hold-requests": hold.max_requests, "hold-seconds": hold.max_seconds, "rejections": _SAID_FILE,
-    }  # fmt: skip
+        "hold-requests": hold.max_requests,
+        "hold-seconds": hold.max_seconds,
+        "rejections": _SAID_FILE,
+    }
     if frame.limits:
         flags |= {"tenants": f"{settings.directory}/{frame.limits}", "engine-port": names.MANAGEMENT_PORT}
     ports = [
@@ -295,7 +310,7 @@ def _picker(image: str, settings: RouterSpec, frame: PodFrame, hold: Hold, drain
         "lifecycle": _pre_stop(drain),
         "volumeMounts": mounts,
         **_hardened(),
-    }  # fmt: skip
+    }
 
 
 def expected_router_deployment(deployment: LLMDeployment, pods: RouterPods) -> Json:
@@ -346,8 +361,10 @@ def expected_router_budget(deployment: LLMDeployment) -> Json | None:
 def budget_spec(selector: dict[str, str]) -> Json:
     """The spec of a PodDisruptionBudget of several routers."""
     return {
-        "selector": {"matchLabels": selector}, "unhealthyPodEvictionPolicy": "AlwaysAllow", "maxUnavailable": 1,
-    }  # fmt: skip
+        "selector": {"matchLabels": selector},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "maxUnavailable": 1,
+    }
 
 
 def _manifest(deployment: LLMDeployment, api_version: str, kind: str, body: Json) -> Json:

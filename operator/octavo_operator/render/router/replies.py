@@ -14,8 +14,12 @@ _TOLD[_MODELS_LIMIT] = 413
 _TEXT = "%LOCAL_REPLY_BODY%"
 # status -> (OpenAI's type, Anthropic's type, code, message)
 _ERRORS = {
-    413: ("invalid_request_error", "request_too_large", "request_too_large",
-          f"the request is larger than {MAX_BODY_BYTES // 2**20} MiB, which is the router's limit"),
+    413: (
+        "invalid_request_error",
+        "request_too_large",
+        "request_too_large",
+        f"the request is larger than {MAX_BODY_BYTES // 2**20} MiB, which is the router's limit",
+    ),
     _MODELS_LIMIT: ("invalid_request_error", "request_too_large", "request_too_large", _TEXT),
     _STARTING: ("server_error", "overloaded_error", "model_starting", _TEXT),
     _FAILED: ("server_error", "api_error", "model_failed", _TEXT),
@@ -23,14 +27,26 @@ _ERRORS = {
     _GONE: ("invalid_request_error", "not_found_error", "not_found", _TEXT),
     _PREVIOUS_GONE: ("invalid_request_error", "invalid_request_error", "previous_response_not_found", _TEXT),
     _PARTIAL: ("invalid_request_error", "invalid_request_error", "several_replicas", _TEXT),
-    429: ("rate_limit_error", "rate_limit_error", "rate_limit_exceeded",
-          "too many requests a minute for this API key: try again after the seconds of Retry-After"),
-    503: ("server_error", "overloaded_error", "service_unavailable",
-          "no replica could answer the request: none is ready, or those that were tried failed; try again"),
-    408: ("invalid_request_error", "invalid_request_error", "request_timeout",
-          "the request did not come to its end in time: send it within {body_seconds} s"),
+    429: (
+        "rate_limit_error",
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        "too many requests a minute for this API key: try again after the seconds of Retry-After",
+    ),
+    503: (
+        "server_error",
+        "overloaded_error",
+        "service_unavailable",
+        "no replica could answer the request: none is ready, or those that were tried failed; try again",
+    ),
+    408: (
+        "invalid_request_error",
+        "invalid_request_error",
+        "request_timeout",
+        "the request did not come to its end in time: send it within {body_seconds} s",
+    ),
     504: ("server_error", "timeout_error", "timeout", "no part of an answer came for 600 s"),
-}  # fmt: skip
+}
 _OLLAMA = {"header_filter": {"header": {"name": ":path", "string_match": {"prefix": "/api/"}}}}
 _ANTHROPIC = {
     "or_filter": {

@@ -131,6 +131,11 @@ def _pool(name: str, namespace: str, config: OperatorConfig) -> Pool:
 def _tenant(tenant: Tenant) -> envoy.Tenant:
     path = f"{TENANTS_PATH}/{tenant.name}/{tenant.api_key_secret_ref.key}"
     return envoy.Tenant(
-        tenant.name, path, tenant.requests_per_minute, tenant.models, tenant.tokens_per_minute, tenant.max_concurrent,
+        tenant.name,
+        path,
+        tenant.requests_per_minute,
+        tenant.models,
+        tenant.tokens_per_minute,
+        tenant.max_concurrent,
         tenant.isolate_cache,
-    )  # fmt: skip
+    )

@@ -24,10 +24,14 @@ Call = tuple[str, dict[str, Any]]
 _LOOK_UP = {
     "type": "object",
     "properties": {
-        "text": {"type": "string"}, "count": {"type": "integer"}, "ratio": {"type": "number"},
-        "exact": {"type": "boolean"}, "filter": {"type": "object"}, "tags": {"type": "array"},
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "exact": {"type": "boolean"},
+        "filter": {"type": "object"},
+        "tags": {"type": "array"},
     },
-}  # fmt: skip
+}
 _SCHEMAS: dict[str, dict[str, Any]] = {"look_up": _LOOK_UP, "now": {"type": "object", "properties": {}}}
 _TEXT: Call = ("look_up", {"text": 'It\'s "so" <b>é日</b>\n  two\\', "count": 3, "ratio": -0.5, "exact": True})
 _NESTED: Call = ("look_up", {"text": "007", "filter": {"size": {"of": ["a", "b"]}, "open": False}, "tags": ["x, y"]})
@@ -97,8 +101,10 @@ def format_of(template: str, flag: str | None = None) -> CallFormat:
         if own is not None and TOOL_PARSERS[own.parser] is not TOOL_PARSERS[flag]:
             logger.warning(
                 "chat template: calls are %s, as --tool-call-parser says, but by the template they would be %s (%s)",
-                flag, own.parser, own.how,
-            )  # fmt: skip
+                flag,
+                own.parser,
+                own.how,
+            )
         return CallFormat(
             flag, "flag" if knows_tools(template) else "generic", own is not None and own.arguments_as_text
         )

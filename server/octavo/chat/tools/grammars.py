@@ -66,8 +66,10 @@ def call_grammar(
         arguments = {f"args{i}": grammar(parameters_of(function)) for i, function in enumerate(functions)}
         return CallGrammar(f"({begin} ({' | '.join(named)}){more} {end})", arguments)
     if issubclass(parser, HarmonyParser):  # a call ends the answer
-        to = [f"{quoted(' to=functions.' + f['name'] + ' ')} {{<|constrain|>}} \"json\" {{<|message|>}} @args{i}"
-              for i, f in enumerate(functions)]  # fmt: skip
+        to = [
+            f'{quoted(" to=functions." + f["name"] + " ")} {{<|constrain|>}} "json" {{<|message|>}} @args{i}'
+            for i, f in enumerate(functions)
+        ]
         rule = f'({{<|channel|>}} "commentary" ({" | ".join(to)}) {{<|call|>}})'
         return CallGrammar(rule, {f"args{i}": grammar(parameters_of(f)) for i, f in enumerate(functions)})
     if issubclass(parser, Llama3JsonParser):
@@ -135,8 +137,14 @@ def _python_value(schema: Any) -> str:
     options = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(options, list) and options and all(isinstance(option, (str, int, float)) for option in options):
         return " | ".join(json.dumps(_python_literal(option)) for option in options)
-    simple = {"string": "STRING", "integer": "INTEGER", "number": "NUMBER", "boolean": '"True" | "False"',
-              "null": '"None"', "object": "dict"}  # fmt: skip
+    simple = {
+        "string": "STRING",
+        "integer": "INTEGER",
+        "number": "NUMBER",
+        "boolean": '"True" | "False"',
+        "null": '"None"',
+        "object": "dict",
+    }
     kinds = schema.get("type")
     if isinstance(kinds, list) and kinds and all(kind in simple for kind in kinds):
         return " | ".join(simple[kind] for kind in kinds)
@@ -173,10 +181,12 @@ def _one_call(functions: list[dict[str, Any]], key: str, name_key: str = "name")
     calls, definitions = [], {}
     for i, function in enumerate(functions):
         definitions[f"tool{i}"] = moved(parameters_of(function), f"#/$defs/tool{i}")
-        calls.append({
-            "type": "object",
-            "properties": {name_key: {"const": function["name"]}, key: {"$ref": f"#/$defs/tool{i}"}},
-            "required": [name_key, key],
-            "additionalProperties": False,
-        })  # fmt: skip
+        calls.append(
+            {
+                "type": "object",
+                "properties": {name_key: {"const": function["name"]}, key: {"$ref": f"#/$defs/tool{i}"}},
+                "required": [name_key, key],
+                "additionalProperties": False,
+            }
+        )
     return {"anyOf": calls, "$defs": definitions}

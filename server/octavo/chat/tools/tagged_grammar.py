@@ -63,8 +63,9 @@ def tagged_calls(
         for j, (key, value) in enumerate((schema.get("properties") or {}).items()):
             if not _WRITABLE.fullmatch(key):
                 if key in required:
-                    raise FieldError(f"tools must have arguments with names of letters for this model, got {key!r}",
-                        "tools")  # fmt: skip
+                    raise FieldError(
+                        f"tools must have arguments with names of letters for this model, got {key!r}", "tools"
+                    )
                 continue
             named = f"{i}_{j}"
             lead, body = _value(tags, key, value, schema, named, token_id, grammar, rules, parts)

@@ -31,9 +31,13 @@ _SUFFIX = {
 # The keys of each method besides num_speculative_tokens, and their limits.
 _DRAFT = {"draft_tensor_parallel_size": _Number(1, 1)}
 METHODS: dict[str, dict[str, _Number]] = {
-    "none": {}, "ngram": _LOOKUP, "suffix": _SUFFIX, "draft_model": _DRAFT, "mtp": {},
+    "none": {},
+    "ngram": _LOOKUP,
+    "suffix": _SUFFIX,
+    "draft_model": _DRAFT,
+    "mtp": {},
     **dict.fromkeys(HEAD_METHODS, _DRAFT),
-}  # fmt: skip
+}
 # vLLM's names for it by the model.
 _ALIASES = {"deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp"}
 # Of methods that have a model; as the flags of the same names.

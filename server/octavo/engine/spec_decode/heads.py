@@ -33,14 +33,22 @@ _BY_TYPE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # What transformers takes for granted, which the speculators library therefore leaves out.
 _GRANTED: dict[str, dict[str, Any]] = {
     "llama": {
-        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
         "max_position_embeddings": 2048,
     },
     "qwen3": {
-        "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768,
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
     },
-}  # fmt: skip
+}
 # Their layers' inputs are not one hidden state a token, or not only.
 _UNTAPPED = {name for name, module in MODELS.items() if module in ("gemma3n", "gemma4")} | {
     name for name, module in MODELS.items() if module == "text_of_vision" and name.startswith(("Gemma3n", "Gemma4"))
@@ -119,12 +127,17 @@ def _medusa_heads(config: dict[str, Any], shapes: Shapes, files: ModelFiles, tar
     if draft_vocab != target.vocab_size and "vocabulary.token_map" not in found:
         raise _error(files, f"its heads have {draft_vocab} of {target.vocab_size} tokens and no token_map says which")
     return {
-        **sizes, "architectures": ["MedusaModel"], "num_heads": num_heads, "num_lm_heads": len(heads),
-        "num_hidden_layers": 1 + max((layer for _, layer in blocks), default=0), "draft_vocab_size": draft_vocab,
+        **sizes,
+        "architectures": ["MedusaModel"],
+        "num_heads": num_heads,
+        "num_lm_heads": len(heads),
+        "num_hidden_layers": 1 + max((layer for _, layer in blocks), default=0),
+        "draft_vocab_size": draft_vocab,
         "fc_bias": any(name.startswith("blocks.") and name.endswith(".bias") for name in found),
-        "maps_tokens": "vocabulary.token_map" in found, "num_attention_heads": target.num_heads,
+        "maps_tokens": "vocabulary.token_map" in found,
+        "num_attention_heads": target.num_heads,
         "head_dim": target.head_size,
-    }  # fmt: skip
+    }
 
 
 def _common_form(method: str, config: dict[str, Any], files: ModelFiles) -> dict[str, Any]:
@@ -210,9 +223,10 @@ def _check_sizes(method: str, own: Mapping[str, Any], files: ModelFiles, target:
         raise _error(files, f"it reads hidden states of size {read}, those of {target.model} have {target.hidden_size}")
     if own["hidden_size"] != target.hidden_size and not (own["own_embedding"] and own["own_head"]):
         raise _error(
-            files, f"it has neither embed_tokens nor lm_head for its size {own['hidden_size']}, and {target.model} has "
-            f"{target.hidden_size}"
-        )  # fmt: skip
+            files,
+            f"it has neither embed_tokens nor lm_head for its size {own['hidden_size']}, and {target.model} has "
+            f"{target.hidden_size}",
+        )
 
 
 def _plain(name: str) -> str:

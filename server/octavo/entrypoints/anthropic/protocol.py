@@ -234,11 +234,16 @@ _UNSUPPORTED = UnsupportedFields(
         "speed": ("standard",),
     },
     {
-        "stop": "stop_sequences", "max_completion_tokens": "max_tokens", "reasoning_effort": "output_config.effort",
-        "response_format": "output_config.format", "reasoning": "thinking", "prompt": "messages",
-        "instructions": "system", "functions": "tools",
+        "stop": "stop_sequences",
+        "max_completion_tokens": "max_tokens",
+        "reasoning_effort": "output_config.effort",
+        "response_format": "output_config.format",
+        "reasoning": "thinking",
+        "prompt": "messages",
+        "instructions": "system",
+        "functions": "tools",
     },
-)  # fmt: skip
+)
 
 
 class CountTokensRequest(RequestBody):
@@ -274,7 +279,10 @@ class MessagesRequest(CountTokensRequest):
     def sampling_fields(self) -> dict[str, Any]:
         """The SamplingParams fields that the request sets."""
         given = {
-            "stop": self.stop_sequences, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k,
+            "stop": self.stop_sequences,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
             "seed": self.seed,
-        }  # fmt: skip
+        }
         return {name: value for name, value in given.items() if value is not None}

@@ -152,8 +152,11 @@ def _paths(tools: Sequence[ToolParam | HostedToolParam]) -> list[str]:
 
 def _tool(tool: ToolParam) -> dict[str, Any]:
     function = {
-        "name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict,
-    }  # fmt: skip
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 

@@ -9,9 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 ENDPOINTS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/score", "/score", "/v1/rerank",
-    "/rerank", "/v2/rerank",
-)  # fmt: skip
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/rerank",
+    "/v2/rerank",
+)
 _MAX_ID = 512  # characters
 _OWN_ID = "batch_req_"
 _BEGINNING = f'{{"id": "{_OWN_ID}'.encode()  # of each line that is written
@@ -138,8 +145,11 @@ def answered(line: Line, status: int, request_id: str, body: bytes) -> bytes:
     if status >= 400:
         error = error_of(body) or {"code": f"http_{status}", "message": body.decode(errors="replace")[:500]}
     return b'%b, "response": %b, "body": %b}, "error": %b}\n' % (
-        json.dumps(head)[:-1].encode(), response.encode(), body.strip() or b"null", json.dumps(error).encode(),
-    )  # fmt: skip
+        json.dumps(head)[:-1].encode(),
+        response.encode(),
+        body.strip() or b"null",
+        json.dumps(error).encode(),
+    )
 
 
 def error_of(body: bytes) -> dict[str, Any] | None:

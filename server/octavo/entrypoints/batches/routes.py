@@ -54,9 +54,16 @@ class BatchRequest(RequestBody):
 
     input_file_id: str
     endpoint: Literal[
-        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/score", "/score",
-        "/v1/rerank", "/rerank", "/v2/rerank",
-    ]  # fmt: skip
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/score",
+        "/score",
+        "/v1/rerank",
+        "/rerank",
+        "/v2/rerank",
+    ]
     completion_window: Literal["24h"]
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
 
@@ -143,8 +150,9 @@ async def create_batch(request: Request) -> Response:
         if len(key) > _MAX_KEY or len(value) > _MAX_VALUE:
             raise bad_request(
                 f"metadata takes keys of at most {_MAX_KEY} characters and values of at most {_MAX_VALUE}, got "
-                f"{len(key)} and {len(value)}", "metadata",
-            )  # fmt: skip
+                f"{len(key)} and {len(value)}",
+                "metadata",
+            )
     return JSON(service_of(request).create(body.input_file_id, body.endpoint, body.metadata))
 
 

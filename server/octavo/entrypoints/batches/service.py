@@ -60,11 +60,16 @@ class BatchService:
             self._forget(done)
         now = int(self._clock())
         batch = BatchAnswer(
-            id=new_id("batch_", self._state.replica_tag), endpoint=endpoint, input_file_id=source.id,
-            completion_window="24h", created_at=now, expires_at=now + WINDOW, request_counts=RequestCounts(),
+            id=new_id("batch_", self._state.replica_tag),
+            endpoint=endpoint,
+            input_file_id=source.id,
+            completion_window="24h",
+            created_at=now,
+            expires_at=now + WINDOW,
+            request_counts=RequestCounts(),
             metadata=metadata,
             model=self._state.model_name,
-        )  # fmt: skip
+        )
         self._batches[batch.id] = batch
         self._waiting.append(batch)
         if self._worker is None or self._worker.done():
@@ -106,8 +111,10 @@ class BatchService:
         """Raises a 409 for a file of a batch that is not over."""
         for batch in self._batches.values():
             if batch.status not in OVER and file_id in (
-                batch.input_file_id, batch.output_file_id, batch.error_file_id,
-            ):  # fmt: skip
+                batch.input_file_id,
+                batch.output_file_id,
+                batch.error_file_id,
+            ):
                 raise APIError(409, f"the file belongs to {batch.id}, which is {batch.status}; cancel that first")
 
     async def close(self) -> None:

@@ -105,9 +105,13 @@ def render_chat(
         return processor.tokenize(text, options.add_special_tokens, options.truncate_prompt_tokens, options.cache_salt)
 
     return render(
-        conversation, state.chat_options, state.engine.tokenizer, tokenize, lambda: processor.images.placeholder,
+        conversation,
+        state.chat_options,
+        state.engine.tokenizer,
+        tokenize,
+        lambda: processor.images.placeholder,
         find_constraint,
-    )  # fmt: skip
+    )
 
 
 async def _render(

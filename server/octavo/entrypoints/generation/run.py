@@ -119,9 +119,14 @@ async def prepare_request(
         def process() -> EngineCoreRequest:
             grammar = make_grammar() if make_grammar else constraint.grammar(state.args.strict_json_schema)
             return state.engine.input_processor.process(
-                request_id, prompt, params, grammar=grammar, grammar_field=constraint.field, adapter=adapter,
+                request_id,
+                prompt,
+                params,
+                grammar=grammar,
+                grammar_field=constraint.field,
+                adapter=adapter,
                 **vars(options),
-            )  # fmt: skip
+            )
 
         request = await state.engine.run_in_thread(process)
     longest, length = state.engine.config.scheduler.max_model_len, len(request.prompt_token_ids)
@@ -262,9 +267,11 @@ def _raise_for_error(output: RequestOutput) -> None:
         raise APIError(500, f"The engine failed on this request: {output.error}", code="engine_error")
     if output.finished and any(completion.finish_reason == "abort" for completion in output.outputs):
         raise APIError(
-            503, "The request was aborted because the server is shutting down", code="aborted",
+            503,
+            "The request was aborted because the server is shutting down",
+            code="aborted",
             headers={"retry-after": "1"},
-        )  # fmt: skip
+        )
 
 
 def external_id(request: Request, prefix: str, asked: str | None = None, between: str = "-") -> str:

@@ -37,13 +37,23 @@ _RETRY_SECONDS = (15.0, 60.0, 300.0)  # after a fetch that has failed; the last 
 _FETCHES = 4  # at the same time
 # Files of the folder with credentials, each the value of the variable of its name.
 CREDENTIALS = (
-    "HF_TOKEN", "HF_ENDPOINT", "OCTAVO_HTTP_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
-    "AWS_REGION", "AWS_ENDPOINT_URL",
-)  # fmt: skip
+    "HF_TOKEN",
+    "HF_ENDPOINT",
+    "OCTAVO_HTTP_TOKEN",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_ENDPOINT_URL",
+)
 LOADING, LOADED, FAILED = "loading", "loaded", "failed"
 DOWNLOAD_FAILED, RANK_TOO_HIGH, WRONG_BASE, TOO_MANY, NOT_USABLE = (
-    "DownloadFailed", "RankTooHigh", "WrongBase", "TooMany", "NotUsable",
-)  # fmt: skip
+    "DownloadFailed",
+    "RankTooHigh",
+    "WrongBase",
+    "TooMany",
+    "NotUsable",
+)
 
 
 @dataclass(frozen=True)
@@ -195,10 +205,17 @@ class AdapterList:
             digest, entry = served.adapter.digest if served else "", one.entry
             found.append(
                 AdapterState(
-                    name, one.state, served is not None, entry.uri, entry.revision or "", entry.digest or "", digest,
-                    one.reason, one.message,
+                    name,
+                    one.state,
+                    served is not None,
+                    entry.uri,
+                    entry.revision or "",
+                    entry.digest or "",
+                    digest,
+                    one.reason,
+                    one.message,
                 )
-            )  # fmt: skip
+            )
         for other in self._adapters.all():
             if other.adapter.name not in self._listed:
                 found.append(AdapterState(other.adapter.name, LOADED, True, digest=other.adapter.digest))
@@ -279,9 +296,12 @@ async def _fetch(entry: Entry, credentials: Path | None) -> str:
             command.append(f"{flag}={value}")
     environment = {**os.environ, **await asyncio.to_thread(read_credentials, credentials)}
     process = await asyncio.create_subprocess_exec(
-        *command, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        *command,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     try:
         out, err = await process.communicate()
     finally:

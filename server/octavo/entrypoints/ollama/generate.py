@@ -144,9 +144,13 @@ async def _prepare(state: ServerState, body: ChatRequest | GenerateRequest, conv
     params = _params(state, body, options)
     with in_words_of("messages" if isinstance(body, ChatRequest) else "prompt"), naming(_OF_IDS):
         prepared = await prepare_chat(
-            state, conversation, params, PromptOptions(add_special_tokens=False), limit_of(options),
+            state,
+            conversation,
+            params,
+            PromptOptions(add_special_tokens=False),
+            limit_of(options),
             partial(constraint_of, body.format),
-        )  # fmt: skip
+        )
     return _within(num_ctx_of(state, options), prepared)
 
 
@@ -164,9 +168,13 @@ async def _prepare_raw(state: ServerState, body: GenerateRequest) -> PreparedCha
         prompt = [*body.context, *state.engine.input_processor.tokenize(body.prompt or "", add_special_tokens=False)]
     with in_words_of("prompt"), naming(_OF_IDS):
         request = await prepare_request(
-            state, prompt, _params(state, body, options), PromptOptions(), limit_of(options),
+            state,
+            prompt,
+            _params(state, body, options),
+            PromptOptions(),
+            limit_of(options),
             constraint_of(body.format),
-        )  # fmt: skip
+        )
     return _within(
         num_ctx_of(state, options), PreparedChat(request, Rendered(request.prompt_token_ids, state.chat_options))
     )
@@ -197,8 +205,11 @@ def _loaded(state: ServerState, body: ChatRequest | GenerateRequest) -> Response
     constraint_of(body.format)  # a wrong one is refused, whatever else is asked
     reason = "unload" if body.unloads else "load"
     common: dict[str, Any] = {
-        "model": body.model or state.model_name, "created_at": timestamp(), "done": True, "done_reason": reason,
-    }  # fmt: skip
+        "model": body.model or state.model_name,
+        "created_at": timestamp(),
+        "done": True,
+        "done_reason": reason,
+    }
     answer: Struct
     if isinstance(body, ChatRequest):
         answer = ChatAnswer(**common, message=Message())
@@ -225,10 +236,14 @@ async def _complete(asked: _Asked) -> Response:
     totals.add(final, completion)
     return JSON(
         _struct(
-            asked, delta.content, delta.reasoning, whole_calls(delta.calls), _logprobs(asked, completion),
+            asked,
+            delta.content,
+            delta.reasoning,
+            whole_calls(delta.calls),
+            _logprobs(asked, completion),
             **totals.fields(asked),
         )
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -251,9 +266,13 @@ class _Totals:
         if isinstance(asked.body, GenerateRequest) and not asked.body.raw:
             context = {"context": [*prompt, *self.token_ids]}
         return {
-            "done": True, "done_reason": self.reason, "prompt_eval_count": len(prompt),
-            "eval_count": len(self.token_ids), **durations(asked.began, self.last.metrics), **context,
-        }  # fmt: skip
+            "done": True,
+            "done_reason": self.reason,
+            "prompt_eval_count": len(prompt),
+            "eval_count": len(self.token_ids),
+            **durations(asked.began, self.last.metrics),
+            **context,
+        }
 
 
 def _struct(

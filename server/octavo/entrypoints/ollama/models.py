@@ -35,10 +35,14 @@ from octavo.interface.sampling_params import recommended_sampling
 _OLLAMA_VERSION = "0.12.6"
 _NEVER = 2**33  # seconds since the epoch at which the model is unloaded: in the year 2242
 _ARCHITECTURE_FIELDS = {
-    "embedding_length": "hidden_size", "block_count": "num_hidden_layers", "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
-    "vocab_size": "vocab_size", "rope.freq_base": "rope_theta",
-}  # fmt: skip
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+    "rope.freq_base": "rope_theta",
+}
 
 
 async def version(request: Request) -> Response:
@@ -65,9 +69,7 @@ async def running(request: Request) -> Response:
     on_gpu = size if state.engine.config.device == "cuda" else 0
     name = with_tag(state.model_name)
     context = state.engine.config.scheduler.max_model_len
-    entry = RunningEntry(
-        name, name, size, _digest(state), _details(described), timestamp(_NEVER), on_gpu, context
-    )  # fmt: skip
+    entry = RunningEntry(name, name, size, _digest(state), _details(described), timestamp(_NEVER), on_gpu, context)
     return JSON(Running([entry]))
 
 
@@ -89,10 +91,16 @@ async def show(request: Request) -> Response:
     lines += [f"PARAMETER {key} {value}" for key, value in sampling.items()]
     return JSON(
         Show(
-            described.license, "\n".join(lines), parameters, template, _details(described),
-            _model_info(state, described, body.verbose is True), _capabilities(state), timestamp(state.created),
+            described.license,
+            "\n".join(lines),
+            parameters,
+            template,
+            _details(described),
+            _model_info(state, described, body.verbose is True),
+            _capabilities(state),
+            timestamp(state.created),
         )
-    )  # fmt: skip
+    )
 
 
 def _capabilities(state: ServerState) -> list[str]:

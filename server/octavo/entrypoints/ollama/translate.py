@@ -16,10 +16,16 @@ from octavo.multimodal.items import ImagePart
 from octavo.multimodal.pieces import Pieces
 
 _SAMPLING = {
-    "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed", "stop": "stop",
-    "repeat_penalty": "repetition_penalty", "presence_penalty": "presence_penalty",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "seed": "seed",
+    "stop": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
-}  # fmt: skip
+}
 OPTIONS = {ours: f"options.{name}" for name, ours in _SAMPLING.items()} | {"max_tokens": "options.num_predict"}
 
 

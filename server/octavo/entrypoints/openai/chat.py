@@ -74,9 +74,14 @@ class ChatRequestContext:
     ) -> ChatChunk:
         """A chunk of a stream."""
         return ChatChunk(
-            self.id, self.created, answering_name(self.state, self.chat.request), choices,
-            system_fingerprint=self.state.fingerprint, usage=used, prompt_token_ids=prompt_ids,
-        )  # fmt: skip
+            self.id,
+            self.created,
+            answering_name(self.state, self.chat.request),
+            choices,
+            system_fingerprint=self.state.fingerprint,
+            usage=used,
+            prompt_token_ids=prompt_ids,
+        )
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -105,9 +110,14 @@ async def _prepare(state: ServerState, body: ChatCompletionRequest, response_id:
     params = sampling_params(state, body.sampling_fields(), limit, logprobs, bool(body.stream))
     conversation = body.conversation(messages)
     chat = await prepare_chat(
-        state, conversation, params, body.prompt_options(add_special_tokens=False), limit,
-        partial(constraint_of, body), keep_special_tokens=body.skip_special_tokens is None,
-    )  # fmt: skip
+        state,
+        conversation,
+        params,
+        body.prompt_options(add_special_tokens=False),
+        limit,
+        partial(constraint_of, body),
+        keep_special_tokens=body.skip_special_tokens is None,
+    )
     continued = body.continue_final_message or not conversation.opens_answer
     role = messages[-1]["role"] if continued else state.args.response_role
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == role else ""

@@ -72,9 +72,13 @@ class CompletionContext:
         """A response, or a chunk of one."""
         state = self.state
         return Completion(
-            self.id, self.created, answering_name(state, self.requests[0]), choices,
-            system_fingerprint=state.fingerprint, usage=used,
-        )  # fmt: skip
+            self.id,
+            self.created,
+            answering_name(state, self.requests[0]),
+            choices,
+            system_fingerprint=state.fingerprint,
+            usage=used,
+        )
 
 
 async def create_completion(request: Request) -> Response:
@@ -96,9 +100,12 @@ async def _prepare(state: ServerState, body: CompletionRequest, response_id: str
     max_tokens = {None: DEFAULT_MAX_TOKENS, NO_LIMIT: None}.get(body.max_tokens, body.max_tokens)
     prompt_only = bool(body.echo) and max_tokens == 0
     params = sampling_params(
-        state, body.sampling_fields(), TokenLimit(1 if prompt_only else max_tokens), TopLogprobs(body.logprobs),
+        state,
+        body.sampling_fields(),
+        TokenLimit(1 if prompt_only else max_tokens),
+        TopLogprobs(body.logprobs),
         bool(body.stream),
-    )  # fmt: skip
+    )
     if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
         params.prompt_logprobs = body.logprobs
     prompts = body.prompts()

@@ -94,10 +94,12 @@ async def _answer(state: ServerState, body: EmbedByTypeRequest) -> Response:
     longest = state.engine.input_processor.longest_pooled
     limit = min(body.max_tokens or longest, longest)
     asked = EmbeddingRequest(
-        input=body.texts, dimensions=body.output_dimension, priority=body.priority,
+        input=body.texts,
+        dimensions=body.output_dimension,
+        priority=body.priority,
         truncate_prompt_tokens=limit if cut else None,
         truncation_side=("left" if body.truncate == "START" else "right") if cut else None,
-    )  # fmt: skip
+    )
     with in_words_of(names=_NAMES):
         requests = await prepare_embeddings(state, asked, "texts")
     for number, request in enumerate(requests):

@@ -59,8 +59,9 @@ class EmbeddingRequest(RequestBody):
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = EMBEDDING
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {
-        "truncation_side": ("truncate_prompt_tokens", None), **dict.fromkeys(_CHAT_FIELDS, ("messages", None)),
-    }  # fmt: skip
+        "truncation_side": ("truncate_prompt_tokens", None),
+        **dict.fromkeys(_CHAT_FIELDS, ("messages", None)),
+    }
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [

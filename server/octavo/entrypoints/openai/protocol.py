@@ -48,9 +48,11 @@ def _not_zero(value: int) -> int:
 
 LimitOrZero = Annotated[int, Field(ge=NO_LIMIT, le=limits.MAX_INT), FromFloat]
 Limit = Annotated[
-    int, Field(ge=NO_LIMIT, le=limits.MAX_INT, json_schema_extra={"not": {"const": 0}}), AfterValidator(_not_zero),
+    int,
+    Field(ge=NO_LIMIT, le=limits.MAX_INT, json_schema_extra={"not": {"const": 0}}),
+    AfterValidator(_not_zero),
     FromFloat,
-]  # fmt: skip
+]
 
 
 def _only(*values: Any) -> Any:
@@ -121,8 +123,9 @@ class GenerationRequest(RequestBody):
     """The fields that completions and chat completions share."""
 
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {
-        "stream_options": ("stream", True), "truncation_side": ("truncate_prompt_tokens", None),
-    }  # fmt: skip
+        "stream_options": ("stream", True),
+        "truncation_side": ("truncate_prompt_tokens", None),
+    }
 
     model: str | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -170,10 +173,26 @@ class GenerationRequest(RequestBody):
 
     # The fields of SamplingParams, with the same names.
     SAMPLING: ClassVar[tuple[str, ...]] = (
-        "frequency_penalty", "n", "presence_penalty", "seed", "stop", "temperature", "top_p", "top_k", "min_p",
-        "repetition_penalty", "stop_token_ids", "bad_words", "allowed_token_ids", "include_stop_str_in_output",
-        "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs",
-    )  # fmt: skip
+        "frequency_penalty",
+        "n",
+        "presence_penalty",
+        "seed",
+        "stop",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "stop_token_ids",
+        "bad_words",
+        "allowed_token_ids",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "min_tokens",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "prompt_logprobs",
+    )
 
     def sampling_fields(self) -> dict[str, Any]:
         """The SamplingParams fields that the request sets."""
@@ -186,9 +205,12 @@ class GenerationRequest(RequestBody):
         """How the prompt is tokenised and queued; ``add_special_tokens`` is the route's default."""
         given = self.add_special_tokens
         return PromptOptions(
-            self.priority or 0, self.cache_salt, add_special_tokens if given is None else given,
-            self.truncate_prompt_tokens, self.truncation_side or "left",
-        )  # fmt: skip
+            self.priority or 0,
+            self.cache_salt,
+            add_special_tokens if given is None else given,
+            self.truncate_prompt_tokens,
+            self.truncation_side or "left",
+        )
 
 
 class CompletionRequest(GenerationRequest):
@@ -246,6 +268,14 @@ class ChatCompletionRequest(GenerationRequest):
     def conversation(self, messages: list[dict[str, Any]]) -> Conversation:
         """The fields that the chat template and the tool parser read; ``messages`` are the checked ones."""
         return Conversation(
-            messages, self.tools, self.tool_choice, self.parallel_tool_calls, self.documents, self.reasoning_effort,
-            self.chat_template, self.chat_template_kwargs, self.add_generation_prompt, self.continue_final_message,
-        )  # fmt: skip
+            messages,
+            self.tools,
+            self.tool_choice,
+            self.parallel_tool_calls,
+            self.documents,
+            self.reasoning_effort,
+            self.chat_template,
+            self.chat_template_kwargs,
+            self.add_generation_prompt,
+            self.continue_final_message,
+        )

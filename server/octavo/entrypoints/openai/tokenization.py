@@ -30,9 +30,15 @@ from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON
 
 _CHAT_FIELDS = (
-    "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "documents",
-    "reasoning_effort", "tools", "tool_choice",
-)  # fmt: skip
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "reasoning_effort",
+    "tools",
+    "tool_choice",
+)
 
 
 class TokenizeRequest(RequestBody):

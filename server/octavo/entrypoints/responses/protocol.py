@@ -163,18 +163,26 @@ class NamespaceToolParam(_Part):
 
 
 _HOSTED = (
-    "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "image_generation",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+    "image_generation",
     "tool_search",
-)  # fmt: skip
+)
 
 
 class HostedToolParam(_Part):
     """A tool of OpenAI's servers that agents add to their own, left out beside those."""
 
     type: Literal[
-        "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
-        "image_generation", "tool_search",
-    ]  # fmt: skip
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+        "image_generation",
+        "tool_search",
+    ]
 
 
 ToolParam = FunctionToolParam | CustomToolParam | NamespaceToolParam | HostedToolParam
@@ -297,10 +305,15 @@ class ReasoningConfigParam(_Part):
 
 
 _Include = Literal[
-    "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
-    "web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs", "message.output_text.logprobs",
-]  # fmt: skip
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "message.output_text.logprobs",
+]
 _UNSUPPORTED = UnsupportedFields(
     {
         **dict.fromkeys(("conversation", "prompt", "context_management", "moderation", "messages", "functions"), ()),
@@ -312,12 +325,17 @@ _UNSUPPORTED = UnsupportedFields(
         "logprobs": (False,),
     },
     {
-        "messages": "input", "functions": "tools", "max_tokens": "max_output_tokens",
-        "max_completion_tokens": "max_output_tokens", "response_format": "text.format",
-        "reasoning_effort": "reasoning.effort", "structured_outputs": "text.format",
-        "conversation": "previous_response_id", "logprobs": "include",
+        "messages": "input",
+        "functions": "tools",
+        "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "structured_outputs": "text.format",
+        "conversation": "previous_response_id",
+        "logprobs": "include",
     },
-)  # fmt: skip
+)
 
 
 class InputTokensRequest(RequestBody):
@@ -326,9 +344,7 @@ class InputTokensRequest(RequestBody):
     UNSUPPORTED: ClassVar[UnsupportedFields] = _UNSUPPORTED
 
     model: str | None = None
-    input: Annotated[
-        list[_InputItem], Field(min_length=1, max_length=MAX_MESSAGES), OrText(_user_message)
-    ]  # fmt: skip
+    input: Annotated[list[_InputItem], Field(min_length=1, max_length=MAX_MESSAGES), OrText(_user_message)]
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: _Tools | None = None

@@ -130,9 +130,12 @@ class _Context:
         reasoning = len(tokenizer.encode(thoughts, False)) if thoughts and tokenizer is not None else 0
         prompt = len(output.prompt_token_ids)
         return ResponseUsage(
-            prompt, InputTokensDetails(output.num_cached_tokens), num_tokens,
-            OutputTokensDetails(min(reasoning, num_tokens)), prompt + num_tokens,
-        )  # fmt: skip
+            prompt,
+            InputTokensDetails(output.num_cached_tokens),
+            num_tokens,
+            OutputTokensDetails(min(reasoning, num_tokens)),
+            prompt + num_tokens,
+        )
 
 
 async def create_response(request: Request) -> Response:
@@ -246,20 +249,33 @@ def _begin(state: ServerState, body: ResponsesRequest, tools: Toolbox, params: S
     form = text.format if text is not None else None
     summary = reasoning.summary if reasoning is not None and reasoning.summary != "none" else None
     return ResponseObject(
-        new_id("resp_", state.replica_tag), int(time.time()), state.answering_name, body.instructions,
-        body.max_output_tokens, body.max_tool_calls, body.metadata or {}, body.parallel_tool_calls is not False,
+        new_id("resp_", state.replica_tag),
+        int(time.time()),
+        state.answering_name,
+        body.instructions,
+        body.max_output_tokens,
+        body.max_tool_calls,
+        body.metadata or {},
+        body.parallel_tool_calls is not False,
         body.previous_response_id,
-        body.prompt_cache_key, params.presence_penalty, params.frequency_penalty, body.store is not False,
+        body.prompt_cache_key,
+        params.presence_penalty,
+        params.frequency_penalty,
+        body.store is not False,
         {"effort": reasoning.effort if reasoning is not None else None, "summary": summary},
-        body.safety_identifier, params.temperature,
+        body.safety_identifier,
+        params.temperature,
         {
             "format": {"type": "text"} if form is None else _echo(form),
             "verbosity": text.verbosity or "medium" if text is not None else "medium",
         },
         choice if isinstance(choice, str) else "auto" if choice is None else choice.model_dump(),
-        tools.given, params.top_p, body.user, top_logprobs=body.num_logprobs or 0,
+        tools.given,
+        params.top_p,
+        body.user,
+        top_logprobs=body.num_logprobs or 0,
         truncation=body.truncation or "disabled",
-    )  # fmt: skip
+    )
 
 
 def _echo(form: BaseModel) -> dict[str, Any]:

@@ -77,9 +77,10 @@ class RequestMiddleware:
         try:
             if self._key_hashes and _path(scope) not in OPEN_PATHS and not self._has_key(headers):
                 error = APIError(
-                    401, "Send a valid API key: Authorization: Bearer KEY, X-Api-Key: KEY or Api-Key: KEY",
+                    401,
+                    "Send a valid API key: Authorization: Bearer KEY, X-Api-Key: KEY or Api-Key: KEY",
                     headers={"www-authenticate": "Bearer"},
-                )  # fmt: skip
+                )
                 await error.response()(scope, receive, send_with_id)
                 return
             await self.app(scope, receive, send_with_id)
@@ -96,9 +97,13 @@ class RequestMiddleware:
             if handler not in UNCOUNTED_PATHS:
                 size = headers.get(b"content-length", b"")
                 self.state.http_metrics.record(
-                    handler, scope["method"], status or 499, time.monotonic() - started,
-                    int(size) if size.isdigit() else 0, sent_bytes + request_state.get("streamed_bytes", 0),
-                )  # fmt: skip
+                    handler,
+                    scope["method"],
+                    status or 499,
+                    time.monotonic() - started,
+                    int(size) if size.isdigit() else 0,
+                    sent_bytes + request_state.get("streamed_bytes", 0),
+                )
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         """Compares hashes of all keys in constant time, so that timing tells nothing of a key's length or position."""

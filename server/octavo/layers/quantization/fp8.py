@@ -30,8 +30,13 @@ from octavo.layers.quantization.weight_format import (
 from octavo.layers.weights import WeightSource
 
 ACTIVATION_LEAVES = (
-    "input_scale", "input_scale_ub", "input_zero_point", "input_global_scale", "output_scale", "activation_scale",
-)  # fmt: skip
+    "input_scale",
+    "input_scale_ub",
+    "input_zero_point",
+    "input_global_scale",
+    "output_scale",
+    "activation_scale",
+)
 _INVERSE = "weight_scale_inv"
 
 

@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 Expansion = tuple[tuple[int, ...], tuple[bool, ...]]  # token ids, and which of them are embeddings
 
 COMMON: Mapping[str, Any] = {
-    "do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255,
-}  # fmt: skip
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "rescale_factor": 1 / 255,
+}
 
 
 class ImageProcessor(ABC):

@@ -32,9 +32,13 @@ class Gemma3Processor(ImageProcessor):
     """pixel_values: float32 [1, 3, height, width]. Pan and scan is off, as it is in the released processor."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
-        **COMMON, "resample": pixels.BILINEAR, "image_mean": pixels.HALF, "image_std": pixels.HALF,
-        "size": {"height": 224, "width": 224}, "do_pan_and_scan": False,
-    }  # fmt: skip
+        **COMMON,
+        "resample": pixels.BILINEAR,
+        "image_mean": pixels.HALF,
+        "image_std": pixels.HALF,
+        "size": {"height": 224, "width": 224},
+        "do_pan_and_scan": False,
+    }
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)

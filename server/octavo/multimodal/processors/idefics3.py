@@ -36,10 +36,15 @@ class Idefics3Processor(ImageProcessor):
     """pixel_values: float32 [1, tiles, 3, side, side]. There is no pixel_attention_mask: no tile is padded."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
-        **COMMON, "resample": pixels.LANCZOS, "image_mean": pixels.HALF, "image_std": pixels.HALF,
-        "size": {"longest_edge": 4 * 364}, "max_image_size": {"longest_edge": 364}, "do_image_splitting": True,
+        **COMMON,
+        "resample": pixels.LANCZOS,
+        "image_mean": pixels.HALF,
+        "image_std": pixels.HALF,
+        "size": {"longest_edge": 4 * 364},
+        "max_image_size": {"longest_edge": 364},
+        "do_image_splitting": True,
         "do_pad": True,
-    }  # fmt: skip
+    }
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)

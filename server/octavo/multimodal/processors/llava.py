@@ -31,10 +31,15 @@ class LlavaProcessor(ImageProcessor):
     """pixel_values: float32 [1, 3, height, width]."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
-        **COMMON, "resample": pixels.BICUBIC, "image_mean": pixels.CLIP_MEAN, "image_std": pixels.CLIP_STD,
-        "size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224},
+        **COMMON,
+        "resample": pixels.BICUBIC,
+        "image_mean": pixels.CLIP_MEAN,
+        "image_std": pixels.CLIP_STD,
+        "size": {"shortest_edge": 224},
+        "do_center_crop": True,
+        "crop_size": {"height": 224, "width": 224},
         "do_pad": False,
-    }  # fmt: skip
+    }
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)

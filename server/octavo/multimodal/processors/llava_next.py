@@ -31,10 +31,15 @@ class LlavaNextProcessor(ImageProcessor):
 
     onevision: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {
-        **COMMON, "resample": pixels.BICUBIC, "image_mean": pixels.CLIP_MEAN, "image_std": pixels.CLIP_STD,
-        "size": {"shortest_edge": 224}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224},
+        **COMMON,
+        "resample": pixels.BICUBIC,
+        "image_mean": pixels.CLIP_MEAN,
+        "image_std": pixels.CLIP_STD,
+        "size": {"shortest_edge": 224},
+        "do_center_crop": True,
+        "crop_size": {"height": 224, "width": 224},
         "image_grid_pinpoints": None,
-    }  # fmt: skip
+    }
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)
@@ -118,6 +123,10 @@ class LlavaOnevisionProcessor(LlavaNextProcessor):
 
     onevision: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Any]] = {
-        **COMMON, "resample": pixels.BICUBIC, "image_mean": pixels.CLIP_MEAN, "image_std": pixels.CLIP_STD,
-        "size": {"height": 384, "width": 384}, "image_grid_pinpoints": None,
-    }  # fmt: skip
+        **COMMON,
+        "resample": pixels.BICUBIC,
+        "image_mean": pixels.CLIP_MEAN,
+        "image_std": pixels.CLIP_STD,
+        "size": {"height": 384, "width": 384},
+        "image_grid_pinpoints": None,
+    }

@@ -29,9 +29,12 @@ class PixtralProcessor(ImageProcessor):
     """pixel_values: float32 [1, 3, height, width]; image_sizes: int64 [1, 2], height and width."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
-        **COMMON, "resample": pixels.BICUBIC, "image_mean": pixels.CLIP_MEAN, "image_std": pixels.CLIP_STD,
+        **COMMON,
+        "resample": pixels.BICUBIC,
+        "image_mean": pixels.CLIP_MEAN,
+        "image_std": pixels.CLIP_STD,
         "size": {"longest_edge": 1024},
-    }  # fmt: skip
+    }
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)

@@ -30,10 +30,17 @@ class QwenVLProcessor(ImageProcessor):
     each other; image_grid_thw: int64 [1, 3], 1 and the rows and columns of patches."""
 
     defaults: ClassVar[Mapping[str, Any]] = {
-        **COMMON, "resample": pixels.BICUBIC, "image_mean": pixels.CLIP_MEAN, "image_std": pixels.CLIP_STD,
-        "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}, "patch_size": 14, "temporal_patch_size": 2,
-        "merge_size": 2, "min_pixels": None, "max_pixels": None,
-    }  # fmt: skip
+        **COMMON,
+        "resample": pixels.BICUBIC,
+        "image_mean": pixels.CLIP_MEAN,
+        "image_std": pixels.CLIP_STD,
+        "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "min_pixels": None,
+        "max_pixels": None,
+    }
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         super().__init__(settings, tokenizer)

@@ -17,10 +17,12 @@ _JOINED, _OWN = "processor_config.json", "preprocessor_config.json"
 # Of image processors that families share with others: what their files mean by leaving a field out.
 _BY_TYPE: Mapping[str, Mapping[str, Any]] = {
     "SiglipImageProcessor": {
-        "image_mean": (0.5,) * 3, "image_std": (0.5,) * 3, "size": {"height": 224, "width": 224},
+        "image_mean": (0.5,) * 3,
+        "image_std": (0.5,) * 3,
+        "size": {"height": 224, "width": 224},
         "do_center_crop": False,
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -270,9 +270,15 @@ class RecordedInputs:
         if self._rows is None:
             batch = self._batch
             self._rows = DecodeInputs(
-                batch.num_computed, batch.num_kv_tokens, batch.token_ids, batch.block_tables, batch.block_size,
-                self.input_ids, self.positions, self.metadata,
-            )  # fmt: skip
+                batch.num_computed,
+                batch.num_kv_tokens,
+                batch.token_ids,
+                batch.block_tables,
+                batch.block_size,
+                self.input_ids,
+                self.positions,
+                self.metadata,
+            )
         self._rows.fill(rows, counts, ahead)
         if self._batch.position_shifts:
             deltas = self._batch.position_deltas[rows]  # such steps are beyond all images
@@ -301,9 +307,13 @@ class RecordedImages:
             None if one is None else one.new_empty(max_rows, *one.shape[1:]) for one in (images.limit, images.cos_sin)
         )
         self.of_step = StepImages(
-            None, None, tuple(torch.empty_like(self.embeds) for _ in images.deep), limit, cos_sin=cos_sin,
+            None,
+            None,
+            tuple(torch.empty_like(self.embeds) for _ in images.deep),
+            limit,
+            cos_sin=cos_sin,
             order=torch.arange(max_rows),
-        )  # fmt: skip
+        )
 
     def fill(self, images: StepImages, x: Tensor) -> None:
         """A step of embeddings ``x [T, H]`` of tokens, and ``images`` among them."""

@@ -18,7 +18,7 @@ class DecodeGraphs(StepGraphs):
 
     def __init__(
         self, parts: StepParts, sizes: list[int], keep_two: bool = False, reader: ReadsSteps | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``keep_two``: a drafter on the device asks for the token before the last one, too."""
         self._rows, self._keep_two = SelectedRows(sizes, parts.batch.device), keep_two
         super().__init__(parts, sizes, self._rows.rows, self._rows.nobody, reader)

@@ -38,7 +38,7 @@ class DeviceBatch:
         has_drafter: bool = False,
         has_adapters: bool = False,
         has_mrope: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``max_decodes``: maximum number of rows of `decode_inputs`; ``max_drafts``: of a sequence in a step;
         ``has_drafter``: it is on the device; ``has_adapters``: rows may have some; ``has_mrope``: positions may not be
         places."""
@@ -166,7 +166,7 @@ class DeviceBatch:
         ends[sequences] = inside[(plan.starts[1:] - 1).clamp(min=0)]
         step = octavo_kernels.decode_inputs(
             sequences, self.last_tokens, ends, self.num_kv_tokens, self.block_tables, size
-        )  # fmt: skip
+        )
         first = AttentionMetadata(
             query_start_loc=plan.starts.int(),
             seq_lens=step.seq_lens,

@@ -136,7 +136,7 @@ class ModelDrafter(DeviceDrafter):
         plan = DraftPlan(twice, torch.zeros_like(twice), torch.zeros_like(twice), rows, starts)
         hidden: Tensor = self._model(
             torch.where(twice >= 0, tokens, 0), self._inside(positions), self._context(plan, positions, 2)
-        )  # fmt: skip
+        )
         return hidden[1::2]
 
     def _read_guess(self, rows: Tensor) -> Tensor:

@@ -22,9 +22,7 @@ class DraftGraphs(StepGraphs):
     """Graphs over the plan that `select` has chosen last. Those of a sampler sample after each token; a third output
     says how many drafts of each sequence are right, int64 [S]."""
 
-    def __init__(
-        self, parts: StepParts, sizes: list[int], max_num_seqs: int, reader: ReadsSteps | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, parts: StepParts, sizes: list[int], max_num_seqs: int, reader: ReadsSteps | None = None) -> None:
         self._max_num_seqs, nobody = max_num_seqs, np.empty(0, dtype=np.int64)
         empty = packed_plan(nobody, nobody, sizes[-1], min(sizes[-1], max_num_seqs))
         padding = devices.put(empty, parts.batch.device)

@@ -45,9 +45,7 @@ def packed_plan(rows: np.ndarray, counts: np.ndarray, size: int, max_sequences: 
 def unpack_plan(packed: Tensor, size: int, max_sequences: int) -> DraftPlan:
     """What `packed_plan` has packed, of at least that size."""
     rows, offsets, owners, sequences, starts = packed.unbind()
-    return DraftPlan(
-        rows[:size], offsets[:size], owners[:size], sequences[:max_sequences], starts[: max_sequences + 1]
-    )  # fmt: skip
+    return DraftPlan(rows[:size], offsets[:size], owners[:size], sequences[:max_sequences], starts[: max_sequences + 1])
 
 
 def accept(plan: DraftPlan, drafts: Tensor, tokens: Tensor, invalid: Tensor) -> tuple[Tensor, Tensor]:

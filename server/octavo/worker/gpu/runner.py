@@ -332,10 +332,11 @@ class GPURunner:
         counts, first, count = drafts.counts, drafts.first, len(sampled.rows)
         which: np.ndarray = np.repeat(np.arange(count), counts)
         every = SampledRows(
-            [sampled.req_ids[i] for i in which], sampled.rows[which],
+            [sampled.req_ids[i] for i in which],
+            sampled.rows[which],
             sampled.positions[which] + np.arange(len(which)) - first[which],
             lambda: _take(sampled.grammar_bitmask(), which),
-        )  # fmt: skip
+        )
         result = self.sampler(logits.values, _at(self.requests.sampling_metadata(every), positions))
         plan = unpack_plan(self._put(packed_plan(sampled.rows, counts, len(which), count)), len(which), count)
         accepted = self.batch.accept(plan, result.sampled_token_ids, result.invalid)

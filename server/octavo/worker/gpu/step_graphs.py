@@ -51,7 +51,7 @@ class StepGraphs(ABC):
 
     def __init__(
         self, parts: StepParts, sizes: list[int], chosen: Tensor, nobody: Tensor, reader: ReadsSteps | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``chosen`` on the device says what the graphs compute; ``nobody``: what it says where that is nothing."""
         assert isinstance(parts.model, CausalLM)
         self.sizes = sizes

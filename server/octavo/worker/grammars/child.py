@@ -115,8 +115,11 @@ class Grammar:
         allowed = [(slot, self._follow(slot, tokens, seconds)) for slot, tokens in draft]
         signal.setitimer(signal.ITIMER_PROF, 0)
         return {
-            "errors": errors, "seconds": seconds, "allowed": allowed, "memory": _memory() - self._memory_before,
-        }  # fmt: skip
+            "errors": errors,
+            "seconds": seconds,
+            "allowed": allowed,
+            "memory": _memory() - self._memory_before,
+        }
 
     def _follow(self, slot: int, tokens: list[int], seconds: list[float]) -> int:
         """Fill the masks after each guessed token, as far as these are allowed and quick, and go back. Returns how many
@@ -181,19 +184,28 @@ def _error_of(matcher: LLMatcher) -> str:
 _IN_OUR_WORDS = [
     (re.compile(theirs), ours)
     for theirs, ours in (
-        (r"oneOf constraints are not supported.*", "oneOf cannot be enforced by a grammar where two of its schemas may "
-         "hold at once; use anyOf, or drop strict"),
+        (
+            r"oneOf constraints are not supported.*",
+            "oneOf cannot be enforced by a grammar where two of its schemas may "
+            "hold at once; use anyOf, or drop strict",
+        ),
         (r"^Unsatisfiable schema: Regex is empty.*", "no text matches its pattern, format and lengths at once"),
         (r"^Unsatisfiable schema: anyOf is empty", "no value is allowed: an enum, type or anyOf is empty"),
         (r"^Unsatisfiable schema: ", "no value is allowed: "),
         (r" while processing json-schema://\S*", ""),
-        (r"^patternProperty regexes (.*) are not disjoint", r"patternProperties \1 may match one name, which a grammar "
-         "cannot enforce"),
-        (r"^Parser Error: ", ""), (r"^NoExtension(Bias)?$", "no value is allowed: it refers to itself without an end"),
-        (r"(lookarounds not supported yet; \w+|look-around, including .*, is not supported)( in regex)?",
-         "an assertion (look-around, word boundary or anchor inside) cannot be enforced by a grammar"),
+        (
+            r"^patternProperty regexes (.*) are not disjoint",
+            r"patternProperties \1 may match one name, which a grammar "
+            "cannot enforce",
+        ),
+        (r"^Parser Error: ", ""),
+        (r"^NoExtension(Bias)?$", "no value is allowed: it refers to itself without an end"),
+        (
+            r"(lookarounds not supported yet; \w+|look-around, including .*, is not supported)( in regex)?",
+            "an assertion (look-around, word boundary or anchor inside) cannot be enforced by a grammar",
+        ),
     )
-]  # fmt: skip
+]
 
 
 def _memory() -> int:

@@ -253,14 +253,20 @@ class GrammarPool:
         with theirs:
             inherited = theirs.fileno(), self._masks_fd
             command = confined_command(
-                "octavo.worker.grammars.child", *map(str, inherited),
-                str(self._config.files.tokenizer_path), str(self._config.vocab_size), str(self._mask_shape[1] - 1),
-            )  # fmt: skip
+                "octavo.worker.grammars.child",
+                *map(str, inherited),
+                str(self._config.files.tokenizer_path),
+                str(self._config.vocab_size),
+                str(self._mask_shape[1] - 1),
+            )
             # Own process group: Ctrl-C in a terminal must not reach it. One arena: the processes limit their memory.
             self._program = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=inherited, process_group=0,
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=inherited,
+                process_group=0,
                 env={**process_environment(), "MALLOC_ARENA_MAX": "1"},
-            )  # fmt: skip
+            )
         self._has_forked = False
 
     def _end_program(self) -> None:

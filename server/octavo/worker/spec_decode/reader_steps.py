@@ -31,7 +31,7 @@ class ReaderSteps:
         self._inputs = RecordedInputs(max(max_rows, max_guesses + 1), batch)
         self._before = torch.empty(
             len(self._inputs.positions), model.config.hidden_size, dtype=getattr(torch, model.config.dtype)
-        )  # fmt: skip
+        )
         self._ends = torch.empty(max_guesses, dtype=torch.int64)
         self._wants_logits = torch.ones(1, dtype=torch.int64)
         self._arena = Arena()
@@ -62,9 +62,15 @@ class ReaderSteps:
         return min(number, max(0, self._model.num_reads - 1))
 
     def _replay(
-        self, program: Program[list[Tensor]], rows: np.ndarray, counts: np.ndarray, before: Tensor, number: int,
-        ends: np.ndarray, wants_logits: bool,
-    ) -> tuple[Tensor, Logits]:  # fmt: skip
+        self,
+        program: Program[list[Tensor]],
+        rows: np.ndarray,
+        counts: np.ndarray,
+        before: Tensor,
+        number: int,
+        ends: np.ndarray,
+        wants_logits: bool,
+    ) -> tuple[Tensor, Logits]:
         total, guesses = len(before), max(1, len(ends))
         self._before[:total] = before
         self._ends.numpy()[: len(ends)] = ends

@@ -91,9 +91,13 @@ def weighed(seed: int, users: int, chances: list[float], each: float, jump: floa
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.integers(0, 1000), st.integers(1, 10), st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0, 0.5),
-    st.floats(0, 0.4), st.integers(1, 7),
-)  # fmt: skip
+    st.integers(0, 1000),
+    st.integers(1, 10),
+    st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    st.floats(0, 0.5),
+    st.floats(0, 0.4),
+    st.integers(1, 7),
+)
 def test_whatever_guesses_are_worth_they_cost_next_to_nothing(
     seed: int, users: int, chances: list[float], each: float, jump: float, most: int
 ) -> None:

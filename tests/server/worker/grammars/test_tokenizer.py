@@ -31,9 +31,14 @@ def write_tokenizer(folder: Path, layout: str, special: list[str]) -> LLTokenize
     of_byte = {b: chr(b) for b in shown} | {
         b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in shown)
     }
-    fallback = {"type": "Sequence", "decoders": [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
-    ]}  # fmt: skip
+    fallback = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ],
+    }
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     if layout == "bytes":
         pieces = [*of_byte.values()]
@@ -56,11 +61,27 @@ def write_tokenizer(folder: Path, layout: str, special: list[str]) -> LLTokenize
     ids, added = dict(vocabulary), []
     for text in ["<end>", *special]:
         number = ids.setdefault(text, len(ids))
-        added.append({"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-                      "normalized": False, "special": True})  # fmt: skip
+        added.append(
+            {
+                "id": number,
+                "content": text,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+        )
     model = {"type": "BPE", "vocab": vocabulary, "merges": [*dict.fromkeys(merges)], "byte_fallback": layout != "bytes"}
-    contents = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None,
-                "model": model, **how}  # fmt: skip
+    contents = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "post_processor": None,
+        "model": model,
+        **how,
+    }
     (folder / "tokenizer.json").write_text(json.dumps(contents))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
     return load_tokenizer(folder, len(ids) + 3)  # a model's last rows often have no token
@@ -107,8 +128,10 @@ def test_texts_of_special_tokens_are_written_as_text(tmp_path_factory, layout):
     @settings(max_examples=25, deadline=None)
     @given(
         special=st.lists(st.sampled_from(SPECIAL), min_size=1, max_size=4, unique=True),
-        before=st.sampled_from(["", "x", " ", "ab", "<"]), after=st.sampled_from(["", "y", " z", "|>"]), data=st.data(),
-    )  # fmt: skip
+        before=st.sampled_from(["", "x", " ", "ab", "<"]),
+        after=st.sampled_from(["", "y", " z", "|>"]),
+        data=st.data(),
+    )
     def check(special, before, after, data):
         tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"), layout, special)
         text = before + data.draw(st.sampled_from(special)) + after
@@ -117,9 +140,11 @@ def test_texts_of_special_tokens_are_written_as_text(tmp_path_factory, layout):
             assert json.loads(walk(tokenizer, grammar, draw)) == wanted
         pattern = "".join(f"\\x{{{ord(letter):x}}}" for letter in text)
         for grammar in (
-            grammar_of(choice=[text]), grammar_of(grammar=f"start: {json.dumps(text)}"), grammar_of(regex=pattern),
+            grammar_of(choice=[text]),
+            grammar_of(grammar=f"start: {json.dumps(text)}"),
+            grammar_of(regex=pattern),
             grammar_of(grammar=f"start: X\nX: {json.dumps(text)}"),
-        ):  # fmt: skip
+        ):
             assert walk(tokenizer, grammar, draw) == text
 
     check()

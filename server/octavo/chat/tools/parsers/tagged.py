@@ -218,9 +218,17 @@ class Qwen3XmlParser(TaggedParser):
     Nemotron 3, Step 3.5."""
 
     TAGS = Tags(
-        section=("<tool_call>", "</tool_call>"), call="<function=", name_end=">", key="<parameter=", key_end=">",
-        value_end="</parameter>", call_end="</function>", each=True, newline="\n", trims=True,
-    )  # fmt: skip
+        section=("<tool_call>", "</tool_call>"),
+        call="<function=",
+        name_end=">",
+        key="<parameter=",
+        key_end=">",
+        value_end="</parameter>",
+        call_end="</function>",
+        each=True,
+        newline="\n",
+        trims=True,
+    )
     MARKERS = ("<tool_call>", "<function=")  # models forget the first
 
 
@@ -228,9 +236,16 @@ class SeedOssParser(TaggedParser):
     """The same within ``<seed:tool_call>``, with values to the letter: Seed-OSS."""
 
     TAGS = Tags(
-        section=("<seed:tool_call>", "</seed:tool_call>"), call="<function=", name_end=">", key="<parameter=",
-        key_end=">", value_end="</parameter>", call_end="</function>", each=True, newline="\n",
-    )  # fmt: skip
+        section=("<seed:tool_call>", "</seed:tool_call>"),
+        call="<function=",
+        name_end=">",
+        key="<parameter=",
+        key_end=">",
+        value_end="</parameter>",
+        call_end="</function>",
+        each=True,
+        newline="\n",
+    )
     MARKERS = ("<seed:tool_call>",)
 
 
@@ -238,9 +253,14 @@ class GlmParser(TaggedParser):
     """``<tool_call>f<arg_key>k</arg_key><arg_value>value</arg_value></tool_call>``: GLM-4.5 to 5, Ling 3, Laguna."""
 
     TAGS = Tags(
-        call="<tool_call>", name_end="", key="<arg_key>", key_end="</arg_key>", value="<arg_value>",
-        value_end="</arg_value>", call_end="</tool_call>",
-    )  # fmt: skip
+        call="<tool_call>",
+        name_end="",
+        key="<arg_key>",
+        key_end="</arg_key>",
+        value="<arg_value>",
+        value_end="</arg_value>",
+        call_end="</tool_call>",
+    )
     MARKERS = ("<tool_call>",)
     needs_special_tokens = True
 
@@ -249,9 +269,15 @@ class MinimaxM2Parser(TaggedParser):
     """``<minimax:tool_call><invoke name="f"><parameter name="k">value</parameter></invoke></minimax:tool_call>``."""
 
     TAGS = Tags(
-        section=("<minimax:tool_call>", "</minimax:tool_call>"), call='<invoke name="', name_end='">',
-        key='<parameter name="', key_end='">', value_end="</parameter>", call_end="</invoke>", newline="\n",
-    )  # fmt: skip
+        section=("<minimax:tool_call>", "</minimax:tool_call>"),
+        call='<invoke name="',
+        name_end='">',
+        key='<parameter name="',
+        key_end='">',
+        value_end="</parameter>",
+        call_end="</invoke>",
+        newline="\n",
+    )
     MARKERS = ("<minimax:tool_call>",)
     needs_special_tokens = True
 
@@ -260,10 +286,16 @@ class DeepseekV32Parser(TaggedParser):
     """``<｜DSML｜function_calls>`` and, in it, calls whose parameters say whether they are texts."""
 
     TAGS = Tags(
-        section=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"), call='<｜DSML｜invoke name="', name_end='">',
-        key='<｜DSML｜parameter name="', key_end='" string="', value_end="</｜DSML｜parameter>",
-        call_end="</｜DSML｜invoke>", newline="\n", typed=True,
-    )  # fmt: skip
+        section=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
+        call='<｜DSML｜invoke name="',
+        name_end='">',
+        key='<｜DSML｜parameter name="',
+        key_end='" string="',
+        value_end="</｜DSML｜parameter>",
+        call_end="</｜DSML｜invoke>",
+        newline="\n",
+        typed=True,
+    )
     MARKERS = ("<｜DSML｜function_calls>",)
     needs_special_tokens = True
 
