@@ -22,6 +22,13 @@ def test_no_module_is_named_like_one_of_the_standard_library() -> None:
         assert not names & sys.stdlib_module_names, package
 
 
+def test_every_file_is_laid_out_by_the_formatter_and_has_at_most_500_lines() -> None:
+    for file in (file for package in PACKAGES for file in package.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        assert text.count("\n") <= 500, f"{file} is too long: give what it does besides a file of its own"
+        assert "# fmt:" not in text, file
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_a_folder_without_a_contract_fails_the_lint(package: Path, tmp_path: Path) -> None:
     copy = tmp_path / package.parent.name / package.name

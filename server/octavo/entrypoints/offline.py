@@ -14,7 +14,8 @@ from octavo.entrypoints.server import become_ready
 from octavo.entrypoints.state import ServerState, served_names
 from octavo.errors import OctavoError
 from octavo.interface.engine_config import EngineConfig
-from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
+from octavo.metrics.http_metrics import HttpMetrics
+from octavo.metrics.prometheus import EngineMetrics
 
 if TYPE_CHECKING:
     from octavo.engine.core_launcher import CoreProcess, CoreProcesses

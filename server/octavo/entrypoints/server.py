@@ -24,8 +24,9 @@ from octavo.entrypoints.state import FAILED_SECONDS, Phase, ServerState, served_
 from octavo.entrypoints.transport.http11 import LimitedHttpProtocol
 from octavo.entrypoints.transport.http_server import FLUSH_SECONDS, HttpServer, make_http_server
 from octavo.interface.engine_config import EngineConfig
+from octavo.metrics.http_metrics import HttpMetrics
 from octavo.metrics.log_line import LoadLog
-from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
+from octavo.metrics.prometheus import EngineMetrics
 from octavo.metrics.tracing import Tracer
 
 if TYPE_CHECKING:

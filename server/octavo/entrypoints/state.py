@@ -22,7 +22,8 @@ from octavo.entrypoints.lora.served import Adapters, current_adapter
 from octavo.entrypoints.replica import tag_of
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
-from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
+from octavo.metrics.http_metrics import HttpMetrics
+from octavo.metrics.prometheus import EngineMetrics
 from octavo.metrics.stats import Progress
 from octavo.system.limits import memory_limit
 from octavo.version import __version__

@@ -21,7 +21,8 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.server import become_ready
 from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.transport.stream_body import AsgiBody
-from octavo.metrics.prometheus import EngineMetrics, HttpMetrics
+from octavo.metrics.http_metrics import HttpMetrics
+from octavo.metrics.prometheus import EngineMetrics
 from octavo.text.tokenizer import Tokenizer
 
 PATH = "/v1/completions"
