@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from octavo.interface.architectures import DRAFTERS, MODELS
 from octavo.interface.config_checks import Name
+from octavo.interface.model_config.declarations import null_means_none
 from octavo.interface.model_config.text import TextConfig
 
 # Fields that mean something else where config.json says them than by default.
@@ -45,6 +46,10 @@ def check_config(config: Mapping[str, Any], source: str, name: Name = str) -> di
         value = getattr(text, field.name)
         if value is not None and (field.name not in _UNSAID or field.name in found):
             found[field.name] = value
-        elif value is None and (field.name in config or field.name in found):
+        elif (
+            value is None and null_means_none(type(text), field.name) and (field.name in config or field.name in found)
+        ):
             found[field.name] = None
+        elif value is None:
+            found.pop(field.name, None)
     return found

@@ -109,3 +109,8 @@ def reader(declared: Field[Any]) -> Read:
 def null_is_none(declared: Field[Any]) -> bool:
     """Whether a null means none."""
     return bool(declared.metadata[_NULL])
+
+
+def null_means_none(cls: type, name: str) -> bool:
+    """`null_is_none` of the field ``name`` of ``cls``."""
+    return name != "architecture" and null_is_none(declaration(cls, name))

@@ -40,7 +40,7 @@ class DeepseekV2Config(DeepseekConfig):
     @property
     def groups(self) -> tuple[int, int] | None:
         """See `ExpertsConfig`."""
-        return (self.n_group or 1, self.topk_group or 1) if self.topk_method == "group_limited_greedy" else None
+        return self.stated_groups if self.topk_method == "group_limited_greedy" else None
 
     def check(self, fields: Fields) -> None:
         """See `TextConfig`."""
@@ -69,4 +69,4 @@ class DeepseekV3Config(DeepseekConfig):
     @property
     def groups(self) -> tuple[int, int]:
         """See `ExpertsConfig`."""
-        return self.n_group or 1, self.topk_group or 1
+        return self.stated_groups

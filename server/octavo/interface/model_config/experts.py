@@ -38,6 +38,11 @@ class ExpertsConfig(TextConfig):
         return max(self.intermediate_size, self.num_experts_per_tok * self.expert_size)
 
     @property
+    def stated_groups(self) -> tuple[int, int]:
+        """What config.json says of groups, used or not."""
+        return 1, 1
+
+    @property
     def groups(self) -> tuple[int, int] | None:
         """How many groups the experts are in, and how many of these a token may choose from; None: from all."""
         return None
@@ -49,7 +54,7 @@ class ExpertsConfig(TextConfig):
         if chosen > count:
             limit = f"{fields.name('num_experts')} ({count})"
             raise fields.error(f"{fields.name('num_experts_per_tok')} ({chosen}) must be at most {limit}")
-        groups, kept = self.groups or (1, 1)
+        groups, kept = self.stated_groups
         if count % groups or kept > groups or chosen > count // groups * kept:
             raise fields.error(f"{chosen} of {count} experts cannot be chosen from {kept} of n_group ({groups}) groups")
 
@@ -67,7 +72,11 @@ class GroupedExpertsConfig(ExpertsConfig):
     num_nextn_predict_layers: Any = declare(lambda fields, key: fields.config[key], None)  # checked where it is used
 
     @property
+    def stated_groups(self) -> tuple[int, int]:
+        """See `ExpertsConfig`."""
+        return self.n_group or 1, self.topk_group or 1
+
+    @property
     def groups(self) -> tuple[int, int] | None:
         """See `ExpertsConfig`."""
-        found = self.n_group or 1, self.topk_group or 1
-        return None if found == (1, 1) else found
+        return None if self.stated_groups == (1, 1) else self.stated_groups

@@ -34,7 +34,7 @@ class FalconConfig(TextConfig):
     multi_query: bool = flag(True)
     new_decoder_architecture: bool = flag(False)
     parallel_attn: bool = flag(True)
-    num_ln_in_parallel_attn: Any = declare(lambda fields, key: fields.config[key], None)
+    num_ln_in_parallel_attn: Any = declare(lambda fields, key: fields.config[key], 2)  # of new models
 
     @classmethod
     def in_common_words(cls, config: Mapping[str, Any]) -> dict[str, Any]:
