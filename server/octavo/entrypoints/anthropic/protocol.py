@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from octavo.chat.messages import MAX_MESSAGES
 from octavo.chat.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
 from octavo.entrypoints.fields.blocks import OrText, known_types
-from octavo.entrypoints.fields.types import Count, ImageText, Index, RequestBody, Seed
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
+from octavo.entrypoints.fields.values import Count, ImageText, Index, RequestBody, Seed
 from octavo.interface import sampling_params as limits
 
 

@@ -15,8 +15,8 @@ from octavo.entrypoints.batches.answers import BatchAnswer, BatchList, FileAnswe
 from octavo.entrypoints.batches.service import MAX_UPLOAD_BYTES, BatchService
 from octavo.entrypoints.batches.store import LIFETIME
 from octavo.entrypoints.errors import APIError, bad_request, shown
-from octavo.entrypoints.fields.types import RequestBody
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
+from octavo.entrypoints.fields.values import RequestBody
 from octavo.entrypoints.state import state_of
 from octavo.entrypoints.transport.multipart import Part, parse_form
 from octavo.entrypoints.transport.request_body import read_body, read_bytes

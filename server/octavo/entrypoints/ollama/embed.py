@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.fields.types import prompts_in
+from octavo.entrypoints.fields.values import prompts_in
 from octavo.entrypoints.generation.context import in_words_of
 from octavo.entrypoints.generation.pooled import MAX_INPUTS, PooledOptions, how_to_pool, prepare_texts, run_pooled
 from octavo.entrypoints.ollama.answers import EmbedAnswer, EmbeddingsAnswer

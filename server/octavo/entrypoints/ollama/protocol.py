@@ -10,8 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields import schemas
-from octavo.entrypoints.fields.types import Count, ImageText, Index, RequestBody, StopField, integral
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
+from octavo.entrypoints.fields.values import Count, ImageText, Index, RequestBody, StopField, integral
 from octavo.interface import sampling_params as limits
 
 Name = Annotated[str, Field(min_length=1)]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from octavo.chat.answer import AnswerDelta, AnswerParser
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.fields.types import IMAGES
+from octavo.entrypoints.fields.values import IMAGES
 from octavo.entrypoints.generation.chat import PreparedChat, prepare_chat, read_messages
 from octavo.entrypoints.generation.logprobs import ChatLogprobs, LogprobsFormatter, prompt_logprobs
 from octavo.entrypoints.generation.run import (

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.fields.types import Count, Priority, RequestBody
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
+from octavo.entrypoints.fields.values import Count, Priority, RequestBody
 from octavo.entrypoints.generation.context import in_words_of
 from octavo.entrypoints.generation.pooled import MAX_INPUTS, run_pooled
 from octavo.entrypoints.openai.embeddings import (

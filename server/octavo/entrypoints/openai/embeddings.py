@@ -18,7 +18,8 @@ from starlette.responses import Response
 from octavo.chat.messages import Conversation
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.fields.types import (
+from octavo.entrypoints.fields.unsupported import EMBEDDING, UnsupportedFields
+from octavo.entrypoints.fields.values import (
     IMAGES,
     Count,
     MessagesField,
@@ -29,7 +30,6 @@ from octavo.entrypoints.fields.types import (
     TruncationSide,
     prompts_in,
 )
-from octavo.entrypoints.fields.unsupported import EMBEDDING, UnsupportedFields
 from octavo.entrypoints.generation.chat import prompt_to_pool, read_messages
 from octavo.entrypoints.generation.pooled import (
     MAX_INPUTS,

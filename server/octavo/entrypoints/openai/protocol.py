@@ -12,7 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from octavo.chat.messages import Conversation
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields import schemas
-from octavo.entrypoints.fields.types import (
+from octavo.entrypoints.fields.unsupported import CHAT, COMPLETION, UnsupportedFields
+from octavo.entrypoints.fields.values import (
     Count,
     FromFloat,
     Index,
@@ -29,7 +30,6 @@ from octavo.entrypoints.fields.types import (
     integral_list,
     prompts_in,
 )
-from octavo.entrypoints.fields.unsupported import CHAT, COMPLETION, UnsupportedFields
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit
 from octavo.entrypoints.state import REQUEST_ID
 from octavo.interface import sampling_params as limits

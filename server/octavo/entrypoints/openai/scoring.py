@@ -19,8 +19,8 @@ from starlette.responses import Response
 from octavo.engine.scoring import ScorePlan, check_pairs, plan_scores, text_of
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.fields.types import Index, Priority, RequestBody, Truncation, prompts_in
 from octavo.entrypoints.fields.unsupported import SCORING, UnsupportedFields
+from octavo.entrypoints.fields.values import Index, Priority, RequestBody, Truncation, prompts_in
 from octavo.entrypoints.generation.pooled import MAX_INPUTS, run_pooled
 from octavo.entrypoints.openai.embeddings import EmbeddingUsage
 from octavo.entrypoints.openai.protocol import PromptField

@@ -13,7 +13,8 @@ from octavo.chat.messages import Conversation
 from octavo.entrypoints.admission import check_model
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.fields import schemas
-from octavo.entrypoints.fields.types import (
+from octavo.entrypoints.fields.unsupported import DETOKENIZE, TOKENIZE, UnsupportedFields
+from octavo.entrypoints.fields.values import (
     IMAGES,
     MessagesField,
     ReasoningEffort,
@@ -21,7 +22,6 @@ from octavo.entrypoints.fields.types import (
     TemplateVariables,
     TokenIds,
 )
-from octavo.entrypoints.fields.unsupported import DETOKENIZE, TOKENIZE, UnsupportedFields
 from octavo.entrypoints.generation.chat import count_prompt, read_messages
 from octavo.entrypoints.generation.run import PromptOptions
 from octavo.entrypoints.state import state_of

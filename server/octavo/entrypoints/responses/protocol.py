@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from octavo.chat.messages import MAX_MESSAGES
 from octavo.chat.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
 from octavo.entrypoints.fields.blocks import OrText, known_types
-from octavo.entrypoints.fields.types import Count, Index, ReasoningEffort, RequestBody, Seed, TemplateVariables
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
+from octavo.entrypoints.fields.values import Count, Index, ReasoningEffort, RequestBody, Seed, TemplateVariables
 
 _MAX_METADATA = 16
 
