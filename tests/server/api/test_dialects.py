@@ -23,7 +23,7 @@ from support.folded import PATHS, body_for, fold_responses, streamed, whole
 from support.scripted_model import SCRIPTS
 from support.sdk_types import fits, named_events
 
-from octavo.entrypoints.openai.answers import ChatLogprob
+from octavo.entrypoints.generation.logprobs import ChatLogprob
 from octavo.entrypoints.responses.logprobs import TextLogprobs
 
 ZONE = {"type": "object", "properties": {"zone": {"type": "string"}}}
