@@ -29,6 +29,7 @@ QWEN3: dict[str, Any] = {
     "intermediate_size": 3072,
     "num_hidden_layers": 2,
     "num_attention_heads": 16,
+    "num_key_value_heads": 16,
     "head_dim": 128,
     "vocab_size": 151936,
     "rms_norm_eps": 1e-6,

@@ -197,6 +197,7 @@ def test_a_gpu_rounds_plain_weights_to_8_bits(name: str, llama: Path, monkeypatc
 
 
 def test_fp8_is_refused_where_a_gpu_does_not_multiply_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     with pytest.raises(ConfigError, match=r"compute capability 8\.9.* use int8"):
         OnlineConfig("fp8", torch.device("cuda"))
