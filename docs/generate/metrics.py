@@ -35,7 +35,7 @@ def engine_registry() -> Any:
     progress = SimpleNamespace(alive=True, ready=True, heartbeat_age=0.0, stalled=0.0, num_steps=0, ranks=[(0.0, 0)])
     found.watch_progress(lambda: progress)
     found.watch_device_memory(lambda: (0, 0))
-    module.HttpMetrics(found.registry)
+    module_defining("HttpMetrics", SERVER).HttpMetrics(found.registry)
     return found.registry
 
 
