@@ -187,20 +187,11 @@ class EngineArgs:
         )
 
     def _lora(self, model: ModelConfig) -> LoRAConfig | None:
-        given = [name for name in ("max_loras", "max_lora_rank", "max_cpu_loras") if getattr(self, name) is not None]
         if not self.enable_lora:
-            if given:
-                raise ConfigError(f"{given[0]} needs enable_lora: give both, or neither")
             return None
         if model.is_encoder:
             raise ConfigError(
                 f"enable_lora: {model.model} generates no text, and adapters of encoders are not supported"
-            )
-        if self.pipeline_parallel_size > 1:
-            raise ConfigError("enable_lora with pipeline_parallel_size above 1 is not supported yet: give 1")
-        if self.distributed_executor_backend == "ray":
-            raise ConfigError(
-                "enable_lora with distributed_executor_backend ray is not supported yet: leave one of them out"
             )
         method = self._parse_speculative().method
         if method in ("mtp", *HEAD_METHODS):
@@ -424,8 +415,16 @@ class EngineArgs:
     def _validate_adapters(self, at_least: Callable[[str, int], None]) -> None:
         for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
             at_least(name, 1)
+            if getattr(self, name) is not None and not self.enable_lora:
+                raise ConfigError(f"{name} needs enable_lora: give both, or neither")
         if self.max_lora_rank is not None and self.max_lora_rank > MAX_LORA_RANK:
             raise ConfigError(f"max_lora_rank must be at most {MAX_LORA_RANK}, got {self.max_lora_rank}")
+        if self.enable_lora and self.pipeline_parallel_size > 1:
+            raise ConfigError("enable_lora with pipeline_parallel_size above 1 is not supported yet: give 1")
+        if self.enable_lora and self.distributed_executor_backend == "ray":
+            raise ConfigError(
+                "enable_lora with distributed_executor_backend ray is not supported yet: leave one of them out"
+            )
 
     def _validate(self) -> None:
         def at_least(name: str, low: int) -> None:
