@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 NAME = "watched"
+GATEWAY = "doors"
 SELECTOR = f"octavo.dev/llmdeployment={NAME}"
 PATIENCE = 150 if os.environ.get("OCTAVO_REAL_DURATIONS") else 40
 # Runs in the pod: sends a signal to the process of the engine's core.
@@ -37,7 +38,7 @@ SIGNAL_CORE = (
 
 @pytest.fixture(scope="module")
 def watched(cluster: Cluster, installed: str) -> Iterator[str]:
-    """One small replica."""
+    """One small replica, and a gateway: each job of docs/monitoring.md finds a pod."""
     if not cluster.is_rig:
         pytest.skip("Prometheus is outside of the cluster, and only the rig's pods are reached from there")
     manifest: dict[str, Any] = {
@@ -58,10 +59,17 @@ def watched(cluster: Cluster, installed: str) -> Iterator[str]:
             "probes": {"liveness": {"periodSeconds": 60, "failureThreshold": 10}},
         },
     }
-    cluster.apply(manifest, namespace=installed)
-    cluster.kubectl("wait", f"llmd/{NAME}", "-n", installed, "--for=condition=Ready", "--timeout=240s", timeout=250)
+    gateway = {
+        "apiVersion": "octavo.dev/v1alpha1",
+        "kind": "LLMGateway",
+        "metadata": {"name": GATEWAY},
+        "spec": {"replicas": 1},
+    }
+    cluster.apply(manifest, gateway, namespace=installed)
+    made = (f"llmd/{NAME}", f"llmg/{GATEWAY}")
+    cluster.kubectl("wait", *made, "-n", installed, "--for=condition=Ready", "--timeout=240s", timeout=250)
     yield installed
-    cluster.kubectl("delete", "llmd", NAME, "-n", installed, "--timeout=60s", timeout=90)
+    cluster.kubectl("delete", *made, "-n", installed, "--timeout=60s", timeout=90)
 
 
 class Discovery:
