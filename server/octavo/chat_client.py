@@ -39,8 +39,8 @@ class MessageRefusedError(OctavoError):
 
 @dataclass(frozen=True)
 class Model:
-    """What a server says of the model. ``sampling``: the recommended parameters; None where the server does not say;
-    ``reads_images``: it says that messages may have images."""
+    """A model as a server describes it. ``sampling``: the recommended parameters, None if not stated; ``reads_images``:
+    messages may have images."""
 
     name: str
     max_model_len: int | None = None
@@ -65,7 +65,7 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """Of prompt and answer; 0 where the server does not say."""
+        """Tokens of prompt and answer together; 0 if the server does not say."""
         return int(self.usage.get("prompt_tokens") or 0) + int(self.usage.get("completion_tokens") or 0)
 
     def take(self, line: str, started: float) -> Iterator[tuple[str, str]]:
@@ -208,7 +208,7 @@ def _refusal(response: httpx.Response) -> MessageRefusedError:
 
 
 def _reason(response: httpx.Response) -> str:
-    """What an answer with an error says."""
+    """Return the message of an error response."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

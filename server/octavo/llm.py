@@ -43,7 +43,7 @@ from octavo.text.user_tokenizer import UserTokenizer
 
 @dataclass
 class Totals:
-    """What an `LLM` has computed since it was made. Prompt tokens count as often as they were computed."""
+    """Totals of an `LLM` since it was made. Prompt tokens count as often as they were computed."""
 
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
@@ -170,7 +170,7 @@ class LLM(PoolingMethods):
         return [*metrics, Gauge("vllm:cache_config_info", 1, labels={"engine": "0", **info})]
 
     def _spec_decode_metrics(self, labels: dict[str, str]) -> list[Metric]:
-        """How many tokens were guessed, and how many of the guesses were right. Nothing without speculation."""
+        """Counts of guessed and of accepted tokens; empty without speculation."""
         if not self.config.speculative.is_on:
             return []
         spec, k = self.totals.spec_decode, self.config.speculative.num_speculative_tokens
@@ -188,7 +188,7 @@ class LLM(PoolingMethods):
         return self.engine.reset_prefix_cache()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json recommends."""
+        """The parameters that the model's generation_config.json recommends."""
         return self._input.default_sampling_params()
 
     def generate(

@@ -1,4 +1,4 @@
-"""What `octavo.LLM` gives beside text: vectors, classes and scores of prompts, under vLLM's names."""
+"""Results of `octavo.LLM` beside text: vectors, classes and scores of prompts, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class PoolingMethods:
         pooling_task: str = "embed",
         pooling: str | None = None,
     ) -> list[PoolingRequestOutput]:
-        """What `embed` gives or, with ``pooling_task`` "classify", `classify`, as float32 tensors."""
+        """Return the results of `embed` or, with ``pooling_task`` "classify", of `classify`, as float32 tensors."""
         import torch
 
         params = _params(pooling_params, truncate_prompt_tokens, pooling)
@@ -149,7 +149,7 @@ class PoolingMethods:
 
 
 def is_one_prompt(prompts: Any) -> bool:
-    """Whether ``prompts`` are one, and not a list of several."""
+    """True if ``prompts`` is a single prompt, not a list of several."""
     return isinstance(prompts, (str, dict)) or (
         isinstance(prompts, (list, tuple)) and bool(prompts) and all(isinstance(p, int) for p in prompts)
     )

@@ -152,7 +152,8 @@ def model_cached(
 
 
 def kept_found(deployment: LLMDeployment) -> Json | None:
-    """Whether requests find the replica that keeps what they name. None: one keeps all, if any."""
+    """The `KeptFound` condition: True if requests reach the replica that keeps what they name. None: there is one
+    replica."""
     kind, strategy = "KeptFound", deployment.spec.routing.strategy
     if deployment.replicas < 2:
         return None

@@ -22,7 +22,7 @@ class CallDelta:
 
 @dataclass
 class AnswerDelta:
-    """What new text adds to an answer."""
+    """The addition that new text makes to an answer."""
 
     reasoning: str = ""
     content: str = ""
@@ -50,7 +50,7 @@ class AnswerParser:
         return "tool_calls" if reason == "stop" and is_call else reason
 
     def feed(self, completion: CompletionOutput) -> AnswerDelta:
-        """What the new text of ``completion`` adds."""
+        """Return what the new text of ``completion`` adds."""
         text, finished = completion.text, completion.finished
         delta = AnswerDelta()
         stopped = isinstance(completion.stop_reason, str)  # by a stop string of the client

@@ -22,7 +22,7 @@ class HeldCall:
         self.end: int | None = None  # of the reasoning, where its closing tag begins
 
     def read(self, text: str, ended: bool, cut: bool) -> str:
-        """What ``text``, which has grown, is by now: "text", "draft", "call", or "" where that is not known yet."""
+        """Classify ``text``, which has grown: "text", "draft", "call", or "" while that is unknown."""
         while self._fed < len(text) and self.end is None and not self._is_text:
             at = text.find(self._end_tag, max(0, self._fed - len(self._end_tag) + 1))
             upto = len(text) if at < 0 else at + len(self._end_tag)

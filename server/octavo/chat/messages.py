@@ -22,7 +22,7 @@ _OTHER_MEDIA = ("video", "video_url", "input_video", "audio", "audio_url", "inpu
 
 @dataclass(frozen=True)
 class FieldNames:
-    """What errors call the fields of tools; by default as chat completions do."""
+    """Names of tools' fields in errors; the defaults are those of chat completions."""
 
     function: str = "function."  # between tools.{i} and the fields of a function
     parameters: str = "parameters"
@@ -42,7 +42,7 @@ class FieldNames:
 
 @dataclass
 class Conversation:
-    """What a chat request gives the chat template and the tool parser, in any dialect."""
+    """A chat request as the chat template and the tool parser need it, in any dialect."""
 
     messages: list[dict[str, Any]]  # as check_messages returns them
     tools: list[dict[str, Any]] | None = None  # as OpenAI writes them, unchecked
@@ -59,7 +59,7 @@ class Conversation:
 
     @property
     def opens_answer(self) -> bool:
-        """Whether the template opens a new message for the answer; by default unless the last one is continued."""
+        """True if the template opens a new message for the answer; by default unless the last one is continued."""
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
 

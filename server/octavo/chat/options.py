@@ -1,4 +1,4 @@
-"""How conversations become prompts and answers are read: what a server, or an `LLM`, is set up with."""
+"""Options of chats, for a server or an `LLM`: how conversations become prompts and how answers are read."""
 
 from __future__ import annotations
 

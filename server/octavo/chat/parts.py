@@ -43,7 +43,7 @@ class PartSplitter:
         self._space = ""  # held back until a text begins with it
 
     def feed(self, delta: AnswerDelta) -> list[Step]:
-        """What ``delta`` does to the parts."""
+        """Return the steps by which ``delta`` changes the parts."""
         steps: list[Step] = []
         calls = delta.calls
         while calls and calls[0].id is None:  # of the call that is open: text, if any, came behind it

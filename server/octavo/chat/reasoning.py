@@ -37,8 +37,8 @@ class ReasoningParser:
         return self._split(ended=False)
 
     def finish(self, cut: bool = False) -> tuple[str, str]:
-        """What was held back, as (reasoning, answer), now that the text has ended. ``cut``: by a limit or a stop
-        string, so anywhere."""
+        """Return the text held back, as (reasoning, answer), at the end of the text. ``cut``: a limit or a stop string
+        ended it, so at any place."""
         return self._split(ended=True, cut=cut)
 
     def _split(self, ended: bool, cut: bool = False) -> tuple[str, str]:
@@ -54,7 +54,7 @@ class ReasoningParser:
         return reasoning, answer
 
     def _read_opening(self, ended: bool) -> bool:
-        """Whether it is known by now if the text begins with the tag."""
+        """True once it is known whether the text begins with the tag."""
         visible = self._text.lstrip()
         if visible.startswith(BEGIN):
             self._thinking = True
@@ -118,7 +118,7 @@ REASONING_PARSERS = {"deepseek_r1": True, "openai_gptoss": False, "qwen3": False
 
 
 def begins_inside_reasoning(name: str, prompt_end: str) -> bool:
-    """Whether the output for a prompt with this end begins inside the reasoning."""
+    """True if the output for a prompt with this end begins inside the reasoning."""
     prompt_end = prompt_end.rstrip()
     if prompt_end.endswith(BEGIN):
         return True

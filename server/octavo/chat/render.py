@@ -78,12 +78,12 @@ class Rendered:
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether special tokens tell the parts of an answer."""
+        """True if special tokens separate the parts of an answer."""
         return self.harmony or (self.plan is not None and self.plan.parser.needs_special_tokens)
 
     @property
     def is_plain(self) -> bool:
-        """Whether all text of an answer is content."""
+        """True if all text of an answer is content."""
         return self.plan is None and not self.harmony and self.options.reasoning_parser is None
 
     def new_parser(self, show_reasoning: bool = True) -> AnswerParser:

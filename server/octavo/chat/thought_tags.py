@@ -1,3 +1,3 @@
-"""What stands around a model's thoughts."""
+"""Tags around a model's reasoning."""
 
 BEGIN, END = "<think>", "</think>"

@@ -1,4 +1,4 @@
-"""Whether what a scheduler keeps of its sequences agrees with itself."""
+"""Check the consistency of a scheduler's books."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class KVCacheManager:
         self.pool.share_block_map(cells)
 
     def log_events(self) -> KVEventLog:
-        """What the prefix cache gains and loses from now on, until it is taken from there."""
+        """Log what the prefix cache gains and loses from now on; the caller takes it from the returned log."""
         self.pool.events = KVEventLog()
         return self.pool.events
 

@@ -1,4 +1,4 @@
-"""What the prefix cache gains and loses, for those who route by it. Whole blocks alone: not the partly filled ones."""
+"""Events of the prefix cache, for routers: blocks that it gains and loses. Whole blocks only, no partly filled ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LogEntry = tuple[int, bytes, bytes | None, tuple[int, ...], str | None, str | No
 
 
 class KVEventLog:
-    """What happened since the last `take`, in order."""
+    """Events since the last `take`, in order."""
 
     def __init__(self) -> None:
         self._entries: list[LogEntry] = []

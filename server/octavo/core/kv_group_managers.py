@@ -1,4 +1,4 @@
-"""What each kind of group of layers keeps of a sequence, and which cached prefixes serve it."""
+"""Managers for each kind of group of layers: which blocks of a sequence stay, and which cached prefixes serve it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HashOf = Callable[[int], bytes]  # the chained hash of a sequence's i-th block
 
 
 class FullAttentionManager:
-    """Of a group whose layers see every position before a token's own: all blocks are kept."""
+    """Manage a group whose layers see all earlier positions: all blocks stay."""
 
     most_blocks = NO_BOUND
 
@@ -21,7 +21,7 @@ class FullAttentionManager:
         self._suffix = bytes([index]) if index else b""
 
     def key(self, block_hash: bytes) -> bytes:
-        """What the prefix cache calls this group's block of that hash."""
+        """Return the key of this group's block with that hash in the prefix cache."""
         return block_hash + self._suffix
 
     def first_visible(self, position: int) -> int:
@@ -29,7 +29,7 @@ class FullAttentionManager:
         return 0
 
     def first_release(self, first: int) -> int:
-        """How many tokens a sequence has when `first_visible` is above ``first``."""
+        """The sequence length, in tokens, at which `first_visible` exceeds ``first``."""
         return NO_BOUND
 
     def find_prefix(self, hash_of: HashOf, most: int, last: int) -> list[KVCacheBlock]:
@@ -50,8 +50,8 @@ class FullAttentionManager:
 
 
 class SlidingWindowManager(FullAttentionManager):
-    """Of a group whose layers see the last ``window`` positions, a token's own included: blocks that no later token
-    sees are given back."""
+    """Manage a group whose layers see the last ``window`` positions, a token's own included: blocks are given back once
+    no later token sees them."""
 
     def __init__(self, index: int, pool: BlockPool, window: int, block_size: int, step_tokens: int) -> None:
         super().__init__(index, pool)
@@ -63,7 +63,7 @@ class SlidingWindowManager(FullAttentionManager):
         return max(0, position - self._window + 1) // self._block_size
 
     def first_release(self, first: int) -> int:
-        """How many tokens a sequence has when `first_visible` is above ``first``."""
+        """The sequence length, in tokens, at which `first_visible` exceeds ``first``."""
         return (first + 1) * self._block_size + self._window - 1
 
     def find_prefix(self, hash_of: HashOf, most: int, last: int) -> list[KVCacheBlock]:

@@ -1,10 +1,10 @@
-"""Which LoRA adapters have a slot on the device, and whose requests wait for one. Pure.
+"""Assign the device's LoRA slots to adapters, and hold back requests whose adapter has none. Pure.
 
 A step computes rows of as many adapters as there are slots. A request whose adapter has none is passed over: it leaves
-the queue for a place beside it, so that those behind it run, and comes back when its adapter is in a slot.
-So that a stream of requests for adapters which have slots does not keep it waiting, nothing new of any adapter starts
-once one has been passed over for `PATIENCE` steps: slots then become free as those running finish. What has come back
-starts all the same, so that a slot serves all who were waiting for it before it goes on to the next.
+the queue for a place beside it, so that those behind it run, and comes back when its adapter is in a slot. A stream of
+requests for adapters with slots could keep it waiting, so nothing new of any adapter starts once a request has been
+passed over for `PATIENCE` steps: slots then become free as running requests finish. Requests that have come back start
+all the same, so that a slot serves all who were waiting for it before it goes to the next adapter.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class AdapterSlots:
         return slot is not None and slot.is_ready
 
     def has_slot(self, adapter: Adapter) -> bool:
-        """Whether it has a slot, be it that it is still to be loaded."""
+        """True if the adapter has a slot, even if it is not loaded yet."""
         return adapter.key in self._slots
 
     def is_new(self, adapter: Adapter) -> bool:
@@ -136,12 +136,12 @@ class AdapterSlots:
         self.has_changed = True
 
     def take_placed(self) -> dict[int, Adapter]:
-        """What is to be brought into slots before the next step."""
+        """Take the adapters to load into slots before the next step."""
         placed, self._placed = self._placed, {}
         return placed
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Of the adapters with running sequences, and of those with waiting ones."""
+        """Names of the adapters with running sequences, and of those with waiting ones."""
         running = {key: slot.running for key, slot in self._slots.items() if slot.running}
         waiting = [self._names[key] for key, count in self._unfinished.items() if count > running.get(key, 0)]
         return [self._names[key] for key in running], waiting

@@ -12,7 +12,7 @@ _NO_ITEMS: list[ImageItem] = []
 
 
 class RequestStatus(IntEnum):
-    """Where a sequence stands; see `Request` for what moves it."""
+    """The state of a sequence; see `Request` for the transitions."""
 
     WAITING = 0
     RUNNING = 1

@@ -33,7 +33,7 @@ class RequestQueue(Protocol):
 
 
 class FCFSRequestQueue:
-    """In order of arrival; preempted sequences and forked samples come to the front."""
+    """A queue in order of arrival; preempted sequences and forked samples come to the front."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[str, Request] = OrderedDict()

@@ -1,4 +1,4 @@
-"""What a step's results mean for its sequences: tokens, ends, log-probabilities, errors, and which KV is confirmed."""
+"""Apply a step's results to its sequences: tokens, ends, log-probabilities, errors, and confirmed KV."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewReque
 
 @dataclass
 class CurrentStep:
-    """What it has room for, and what is in it so far."""
+    """The step under construction: its limits, and what is in it so far."""
 
     budget: int
     now: float

@@ -21,7 +21,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refusal(scope: Any) -> str:
-    """Why a request (ASGI) is not answered on a loopback address; empty if it is."""
+    """Return why an ASGI request on a loopback address is refused; empty if it is not."""
     headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
     host, origin = headers.get(b"host", ""), headers.get(b"origin")
     if not is_loopback(_name(f"//{host}")):

@@ -304,7 +304,7 @@ class EngineArgs:
 
     @property
     def _draft_quantization(self) -> str | None:
-        """Of a model that guesses, unless it has its own: what is not of one checkpoint's format."""
+        """The quantization of a draft model that names none; formats of one checkpoint do not carry over."""
         return self.quantization if self.quantization in ("none", "int8", "fp8") else None
 
     def _max_model_len(self, own_len: int, hf_config: dict[str, Any]) -> int:
@@ -358,7 +358,7 @@ class EngineArgs:
             )
 
     def _validate_shared_experts(self) -> None:
-        """What engines that deal experts to one another cannot do."""
+        """Refuse what engines with shared experts do not support."""
         cores, speculative = self.data_parallel_size, self._parse_speculative()
         together = f"enable_expert_parallel with data_parallel_size {cores}"
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
@@ -481,7 +481,7 @@ class EngineArgs:
 
 
 def _max_images(limits: dict[str, Any]) -> int | None:
-    """Of ``limit_mm_per_prompt``. Raises ConfigError."""
+    """Return the limit on images in ``limit_mm_per_prompt``, None if it has none. Raises ConfigError."""
     for kind, count in limits.items():
         if kind not in ("image", "video", "audio"):
             raise ConfigError(f'limit_mm_per_prompt must be as {{"image": 4}}, got the kind {kind!r}')

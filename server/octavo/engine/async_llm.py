@@ -132,8 +132,8 @@ class AsyncLLM:
         return self.output_processor.num_unfinished_samples
 
     def num_tokens(self) -> dict[str, list[int]]:
-        """Of each unfinished request, by id: the tokens, the prompt's too, of its unfinished samples that have begun to
-        answer."""
+        """Tokens, prompt included, of each unfinished request by id: one number for each sample that has begun to
+        answer and is not finished."""
         return {
             request_id: [
                 len(state.request.prompt_token_ids) + sample.num_tokens
@@ -274,7 +274,7 @@ class AsyncLLM:
         return self.client.heartbeat.seconds_since_beat()
 
     def silent_ranks(self, seconds: float) -> list[int]:
-        """Of several ranks, those without a heartbeat for so long."""
+        """The ranks, of several, without a heartbeat for that many seconds."""
         beats = self.client.process.heartbeats
         return [rank for rank, beat in enumerate(beats) if beat.seconds_since_beat() > seconds and len(beats) > 1]
 

@@ -19,5 +19,5 @@ def create_block_map(fd: int, num_blocks: int) -> memoryview:
 
 
 def read_block_map(fd: int) -> bytes:
-    """What the core has written there last; empty before it knows how many blocks it has."""
+    """Return the block map that the core wrote last; empty before it knows how many blocks it has."""
     return os.pread(fd, os.fstat(fd).st_size - _START, _START)

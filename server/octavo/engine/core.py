@@ -224,7 +224,7 @@ class EngineCore:
 
     @property
     def is_called(self) -> bool:
-        """Whether `keep_pace` has something to do, be there requests here or not."""
+        """True if `keep_pace` has something to do, whether or not there are requests here."""
         return self._lock_step is not None and self._lock_step.is_called()
 
     def keep_pace(self) -> None:

@@ -119,7 +119,7 @@ class CoreClient(asyncio.Protocol):
         return await answer
 
     def frozen_requests(self, request_ids: Iterable[str], seconds: float) -> list[str]:
-        """Those of the requests whose core has sent no heartbeat for so long: all or none."""
+        """The requests whose core has sent no heartbeat for that many seconds: all or none."""
         return list(request_ids) if self.heartbeat.seconds_since_beat() > seconds else []
 
     def fail_questions(self, error: OctavoError) -> None:

@@ -125,7 +125,7 @@ class CoreProcesses:
 
     @property
     def heartbeats(self) -> list[Heartbeat]:
-        """Of all ranks, core by core."""
+        """Heartbeats of all ranks, core by core."""
         return [beat for process in self.all for beat in process.heartbeats]
 
     def configure(self, config: dict[str, Any], options: CoreOptions) -> None:

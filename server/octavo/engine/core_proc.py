@@ -304,7 +304,7 @@ def _lock_step(number: int, links: Sequence[int], parallel: ParallelConfig) -> L
 
 
 class _End:
-    """What happens when a rank is lost: this process ends too, whatever it waits for."""
+    """End this process when a rank is lost, whatever it is waiting for."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

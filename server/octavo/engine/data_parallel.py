@@ -27,7 +27,7 @@ class _Unfinished:
 
 
 class Loads:
-    """How many tokens each core has in unfinished requests."""
+    """The number of tokens that each core has in unfinished requests."""
 
     def __init__(self, num_cores: int) -> None:
         self.tokens = [0] * num_cores
@@ -45,7 +45,7 @@ class Loads:
         return core
 
     def core_of(self, request_id: str) -> int | None:
-        """Which core has an unfinished request."""
+        """The core that has this unfinished request; None if no core has."""
         known = self._requests.get(request_id)
         return None if known is None else known.core
 
@@ -125,7 +125,7 @@ class CoreClients:
             self.loads.finish_sample(request_id, index)
 
     def frozen_requests(self, request_ids: Iterable[str], seconds: float) -> list[str]:
-        """Those of the requests whose core has sent no heartbeat for so long; of cores in lock step, all."""
+        """The requests whose core has sent no heartbeat for that many seconds; all, if cores run in lock step."""
         frozen = {core for core, client in enumerate(self._clients) if client.heartbeat.seconds_since_beat() > seconds}
         if self.process.linked and frozen:
             return list(request_ids)
@@ -196,11 +196,11 @@ class _Heartbeats:
         return sum(beat.num_steps for beat in self._all)
 
     def seconds_since_beat(self) -> float:
-        """Of the core that has been silent longest."""
+        """Seconds of the core that has been silent longest."""
         return max(beat.seconds_since_beat() for beat in self._all)
 
     def seconds_since_progress(self) -> float:
-        """Of the core that has not progressed for longest, of those with work."""
+        """Seconds of the busy core that has made no progress for longest."""
         busy = [beat for beat, tokens in zip(self._all, self._clients.loads.tokens, strict=True) if tokens]
         return max((beat.seconds_since_progress() for beat in busy), default=0.0)
 

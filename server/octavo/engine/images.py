@@ -22,7 +22,7 @@ _ASKED = '"multi_modal_data" must be {"image": a PIL image, or a list of them}'
 
 
 class ImageInputs:
-    """What a model makes of images. Raises ValueError, which names the model, for one that reads none."""
+    """Turn images into a model's inputs. Raises ValueError, which names the model, if it reads none."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
         """Raises ConfigError for ``mm_processor_kwargs`` that the model's processor does not have, and ModelError for

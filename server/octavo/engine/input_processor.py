@@ -292,7 +292,7 @@ class InputProcessor:
         return ids[:keep] if side == "right" else ids[-keep:]
 
     def check_length(self, ids: list[int]) -> int:
-        """How many tokens can follow the prompt; raises ValueError when it is empty or leaves no room for one."""
+        """Return how many tokens can follow the prompt; raises ValueError if it is empty or leaves no room for one."""
         if not ids:
             raise ValueError("prompt must not be empty: it has no tokens; send at least one character or token id")
         room = self.max_model_len - len(ids)
@@ -389,7 +389,7 @@ def _as_int(value: Any, position: int) -> int:
 
 
 def eos_token_ids(config: EngineConfig, tokenizer: Tokenizer | None) -> list[int]:
-    """What ends the model's answers: generation_config.json's ids, config.json's where that says nothing, and the
+    """Ids that end the model's answers: those of generation_config.json (of config.json if that has none) and the
     tokenizer's."""
     found: list[int] = []
     sources = [config.model.generation_config.get("eos_token_id")]

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class OutputQueue(Protocol):
-    """Where requests with new output are announced. The reader then calls `RequestState.take`: the output stays in
-    the request's state until then, so that a slow reader gets it in one piece and nothing piles up."""
+    """Announces requests with new output. The reader then calls `RequestState.take`: the output stays in the request's
+    state until then, so a slow reader gets it in one piece and nothing piles up."""
 
     def put(self, state: RequestState) -> None:
         """``state`` has new output."""

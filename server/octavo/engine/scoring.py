@@ -17,7 +17,7 @@ FieldName = Callable[[bool, int], str]
 
 @dataclass
 class ScorePlan:
-    """What has to run, and how the results of that become scores, one a pair."""
+    """Requests to run, and the function that makes scores of their results, one for each pair."""
 
     requests: list[EngineCoreRequest]
     scores: Callable[[Sequence[Sequence[float]]], list[float]]
@@ -56,7 +56,8 @@ def plan_scores(
     field: FieldName,
     priority: int = 0,
 ) -> ScorePlan:
-    """Of ``queries`` (one, or one a document) and ``documents``. Raises ValueError, naming the text or the field."""
+    """Plan the scores of ``queries`` (one, or one for each document) and ``documents``. Raises ValueError, naming the
+    text or the field."""
     pooler = processor.pooler
 
     def prepare(text: str | list[int], pair: str | None, is_document: bool, place: int) -> EngineCoreRequest:

@@ -131,8 +131,8 @@ def _wait_for_all(store: Store, rank: int, ranks: int, seconds: float, check: Ca
 
 
 def _map(group: dist.ProcessGroup, store: Store, name: str) -> MappedGroup:
-    """By torch's symmetric memory, which passes handles of allocations over Unix sockets. ``name``: of no other
-    group."""
+    """Map memory with torch's symmetric memory, which passes handles over Unix sockets. ``name`` must be unique among
+    groups."""
     rank, ranks, device = group.rank(), group.size(), torch.device("cuda", torch.cuda.current_device())
     # Where torch looks it up, which has changed between versions.
     _SymmetricMemory.set_group_info(name, rank, ranks, PrefixStore("symmetric", store))
@@ -155,7 +155,7 @@ def _map(group: dist.ProcessGroup, store: Store, name: str) -> MappedGroup:
 
 
 def _nccl(group: dist.ProcessGroup, timeout: timedelta) -> TorchGroup:
-    """What comes first on a communicator is set up then: before any capture."""
+    """Create an NCCL group and reduce with it once, so that its lazy setup precedes any capture."""
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     device = torch.device("cuda", torch.cuda.current_device())
     free, _ = torch.cuda.mem_get_info(device)

@@ -27,7 +27,7 @@ _CONNECT_SECONDS = 600.0  # that a node waits for node 0
 
 
 class NodeState:
-    """How far a node is; probes read it in another thread."""
+    """The progress of a node; probes read it in another thread."""
 
     def __init__(self) -> None:
         self.waits: str | None = "it looks for the model"  # why its ranks take no steps; None: they do
@@ -35,14 +35,14 @@ class NodeState:
         self.has_ended = False  # node 0 has, or a rank
 
     def why_not_alive(self) -> str | None:
-        """Why the liveness probe fails; None if it does not, or while the node waits."""
+        """Return why the liveness probe fails; None if it does not, or while the node waits."""
         if self.has_ended:
             return self.waits
         silent = max((beat.seconds_since_beat() for beat in self.heartbeats), default=0.0)
         return f"a rank has been frozen for {silent:.0f} s: no heartbeat" if silent > FROZEN_SECONDS else None
 
     def why_not_ready(self) -> str | None:
-        """Why the readiness probe fails; None if it does not."""
+        """Return why the readiness probe fails; None if it does not."""
         return None if self.waits is None else f"the node serves no engine: {self.waits}"
 
     def end(self, reason: str) -> None:

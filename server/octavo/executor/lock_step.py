@@ -41,12 +41,12 @@ class LockStep:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of which one is readable once another engine begins a step."""
+        """Sockets of the other engines: one becomes readable once its engine begins a step."""
         return [sock.fileno() for sock in self._sockets.values()]
 
     def share_memory(self) -> Replicas:
-        """What the experts of all exchange through: the first engine makes it, and hands it to the others. Raises
-        OctavoError where that one does not."""
+        """Share the memory through which all experts exchange: the first engine creates it and hands it to the others.
+        Raises OctavoError if it does not."""
         ranks = len(self._sockets) + 1
         if self._number == 0:
             descriptor = create_shared_memory(ranks, self._timeout, limits.cpu_count() >= ranks)

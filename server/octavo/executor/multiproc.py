@@ -110,7 +110,7 @@ class MultiprocExecutor(UniProcExecutor):
         ranks.wait_ready()
 
     def _results(self) -> ModelRunnerOutput:
-        """Of the oldest step, from the rank of the last stage that tells them."""
+        """Read the oldest step's results from the rank of the last stage that reports them."""
         return self._decode_results(self._ranks.next_results(self._samples))
 
     def execute_model(self, step: SchedulerOutput) -> PendingOutput:

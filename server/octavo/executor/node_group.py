@@ -56,7 +56,7 @@ class NodeGroup(GatheringGroup):
         return self._local.all_gather(x, self._local.ranks * x.shape[1])
 
     def _exchange(self, gathered: Tensor) -> Tensor:
-        """Of ``gathered [T, local ranks x N]`` on each node, ``[T, ranks x N]``."""
+        """Exchange ``gathered [T, local ranks x N]`` of each node; returns ``[T, ranks x N]``."""
         assert self._across is not None
         self._local.check()  # else the other nodes would be sent what means nothing
         return torch.cat(self._across.gather(gathered), dim=1)

@@ -44,7 +44,8 @@ def fingerprint(config: EngineConfig) -> str:
 
 
 def pack_beats(pages: Sequence[Heartbeat]) -> bytes:
-    """What a node tells of its ranks: how many steps each has done, -1 for one that does not beat; then why it ends."""
+    """Encode the beats of a node's ranks: the steps that each has done, -1 if it does not beat; then why the node
+    ends."""
     steps = [page.num_steps if page.seconds_since_beat() < _BEAT_IS_FRESH else -1 for page in pages]
     return struct.pack(f"<{len(steps)}q", *steps) + pages[0].failure.encode()
 

@@ -1,4 +1,4 @@
-"""Where a rank stands among the others, and by what it exchanges tensors with which of them."""
+"""A rank's position among the others, and the groups and links through which it exchanges tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _START_SECONDS = 600.0  # that stages wait for one another at start
 
 @dataclass(frozen=True)
 class Place:
-    """Of one rank. ``world``: all ranks, who agree on what they start with."""
+    """The position of one rank. ``world``: all ranks, which agree at start."""
 
     rank: int
     world: Group
@@ -145,14 +145,14 @@ def _place_on_node(
 
 
 def _on_one_of(parallel: ParallelConfig, rank: int, all_ranks: Group, local: Group | None) -> TensorParallel:
-    """Of several machines, of which each has a stage, or all have one together."""
+    """The tensor parallelism of a rank, if each machine has a stage of its own or all share one."""
     (stage, within), ranks = parallel.place_of(rank), parallel.tensor_parallel_size
     group = all_ranks if stage.size == 1 else local
     return TensorParallel(within, ranks, group, stage, parallel.enable_expert_parallel)
 
 
 def _memory_links(descriptors: Sequence[int], slots: int, others: Sequence[int]) -> list[MemoryLink]:
-    """With each of ``others``, of two descriptors each."""
+    """Make links to ``others`` from two descriptors each."""
     pairs = zip(descriptors[::2], descriptors[1::2], others, strict=True)
     return [MemoryLink(socket.socket(fileno=end), memory, slots, other) for end, memory, other in pairs]
 
@@ -168,7 +168,7 @@ def _copies(descriptor: int, count: int) -> list[int]:
 
 
 def _memory_file() -> int:
-    """Of a file in memory, without a name."""
+    """Return the descriptor of an unnamed file in memory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("octavo-stages", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:

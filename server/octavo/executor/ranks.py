@@ -1,4 +1,4 @@
-"""What rank 0 knows of the other ranks, wherever they are: it sends them steps, and watches that they live."""
+"""Rank 0's view of the other ranks, wherever they run: it sends them steps, and watches that they live."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Ranks:
             self._received[rank.number, kind].append(payload)
 
     def read(self, rank: Rank) -> list[tuple[Kind, bytearray]]:
-        """What one of them has sent. Raises RuntimeError when it has ended."""
+        """Return the messages of one rank. Raises RuntimeError when it has ended."""
         try:
             return list(rank.channel.receive())
         except EOFError:
@@ -158,7 +158,7 @@ class Ranks:
                 self.check()
 
     def sums(self) -> list[tuple[int, bytearray]]:
-        """What ranks have sent since: their numbers, and messages of kind SUM."""
+        """Take the SUM messages that have arrived, as (rank, message)."""
         found = []
         for rank in self._ranks:
             self._read(rank)
@@ -201,8 +201,9 @@ class Ranks:
         return f"step {step[0]} was not done in {self.timeout:g} s: {'; '.join(map(_state, self._late()))}"
 
     def _silence(self) -> str | None:
-        """Where there is no step: at start, or while adapters are read. By how often it was looked, as a machine that
-        was suspended wakes up with old heartbeats, and not before `_SILENT_SECONDS`, as imports may hold up a beat."""
+        """Name a rank that is silent while no step runs: at start, or while adapters are read. Counts looks, not
+        seconds, because a machine that was suspended wakes up with old heartbeats; waits `_SILENT_SECONDS` at least, as
+        imports may delay a beat."""
         most = max(self.timeout, _SILENT_SECONDS)
         for rank in (watched for one in self._ranks for watched in one.watched):
             is_old = rank.heartbeat.seconds_since_beat() > _BEAT_IS_OLD
@@ -212,7 +213,8 @@ class Ranks:
         return None
 
     def _late(self) -> list[Watched]:
-        """Those that do not even beat, else those that others wait for, else those that have done the fewest steps."""
+        """Ranks that hold up the step: those without a heartbeat, else those that others wait for, else those with the
+        fewest steps."""
         old = min(_BEAT_IS_OLD, max(1.0, self.timeout))
         waited_for = self.place.late if self.place is not None else []
         everyone = [watched for rank in self._ranks for watched in rank.watched]

@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.005  # between two looks at grammars and adapters that are bei
 
 @dataclass
 class Started:
-    """What the worker says once it is ready; see `Executor`."""
+    """The worker's message once it is ready; see `Executor`."""
 
     config: dict[str, Any]
     num_blocks: int
@@ -47,7 +47,7 @@ class Started:
 
 @dataclass
 class Result:
-    """Of one step: its output, or why it has failed."""
+    """The result of one step: its output, or why it failed."""
 
     step_id: int
     recording_obstacle: str | None
@@ -325,7 +325,7 @@ class _Grammars:
             self._executor.release_grammar(self._prepared.pop(number))
 
     def poll(self) -> GrammarNews | None:
-        """What is new, if anything is."""
+        """Return the news since the last call; None if there is none."""
         if not self._prepared and not self._held:
             return None
         held, before = self._executor.poll_grammars(0.0), self._held
@@ -357,7 +357,7 @@ class _Adapters:
         self._loading.append((adapter, self._executor.load_adapter(adapter)))
 
     def poll(self) -> Iterator[AdapterAnswer]:
-        """Of those that have been read, in the order in which they were asked for."""
+        """Yield the adapters that have been read, in the order of their requests."""
         while self._loading and self._loading[0][1].done():
             adapter, loading = self._loading.popleft()
             error = loading.exception()

@@ -1,5 +1,5 @@
-"""By what a step's states go from one stage of a pipeline to the next: memory that both have mapped, or a signed
-connection between nodes."""
+"""Links that carry a step's states from one pipeline stage to the next: memory that both have mapped, or TLS between
+nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FRAME = 16 << 20  # bytes of states in one
 
 
 class _States:
-    """Of one step, as bytes of which all begin at a multiple of `_ALIGNED`."""
+    """The states of one step as bytes; each begins at a multiple of `_ALIGNED`."""
 
     def __init__(self, shapes: Sequence[tuple[int, int, int]]) -> None:
         self.shapes = shapes
@@ -46,7 +46,7 @@ class _States:
         return b"".join(_STATE.pack(*shape) for shape in self.shapes)
 
     def views(self, memory: Tensor) -> list[Tensor]:
-        """In ``memory`` uint8 [nbytes]."""
+        """Return the states as views of ``memory`` uint8 [nbytes]."""
         found = []
         for start, (rows, columns, dtype) in zip(self._starts, self.shapes, strict=True):
             size = rows * columns * _DTYPES[dtype].itemsize
@@ -99,7 +99,7 @@ class MemoryLink:
 
 
 class SpreadLink:
-    """What comes to the first rank of a node, for it and the others there."""
+    """Receive for the first rank of a node, and pass everything on to its other ranks."""
 
     def __init__(self, source: StageLink, others: Sequence[StageLink]) -> None:
         self._source, self._others = source, others
@@ -117,7 +117,7 @@ class SpreadLink:
 
 
 class NoLink:
-    """Of a rank whose states another one, which has the same, hands on."""
+    """A link of a rank that does not send, because another rank has the same states and sends them."""
 
     def send(self, states: Sequence[Tensor]) -> None:
         """See `StageLink`."""

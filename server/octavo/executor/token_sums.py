@@ -1,4 +1,4 @@
-"""Whether all ranks sample the same tokens: each adds up what it has sampled, and they compare at times."""
+"""Check that all ranks sample the same tokens: each adds up its samples, and they compare at times."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Executor(Protocol):
-    """What the engine asks of its workers."""
+    """The interface through which the engine runs its workers."""
 
     @property
     def config(self) -> EngineConfig:
@@ -28,11 +28,11 @@ class Executor(Protocol):
 
     @property
     def kv_layout(self) -> KVCacheLayout:
-        """How the layers' keys and values lie in these blocks."""
+        """The layout of keys and values in these blocks."""
 
     @property
     def prefix_cache_blocks(self) -> int | None:
-        """How many blocks the prefix cache may touch; None: all. See `octavo.core.block_pool.BlockPool`."""
+        """The number of blocks that the prefix cache may touch; None: all. See `octavo.core.block_pool.BlockPool`."""
 
     @property
     def weight_bytes(self) -> dict[str, int]:
@@ -44,7 +44,7 @@ class Executor(Protocol):
 
     @property
     def recording_obstacle(self) -> str | None:
-        """What keeps a CPU's steps from being recorded; None: nothing, or not a CPU."""
+        """The obstacle to recording a CPU's steps; None: there is none, or no CPU."""
 
     @property
     def max_in_flight(self) -> int:

@@ -41,7 +41,7 @@ BEAT_SECONDS = 0.5
 
 
 class Inbox:
-    """What rank 0 has sent: steps, the bitmasks that are used in them, and adapters that are to be read."""
+    """Messages from rank 0: steps, the bitmasks used in them, and adapters to read."""
 
     load_adapter: Callable[[bytearray], object] | None = None  # called with each as soon as it is found
 

@@ -163,7 +163,7 @@ def has_recurrent_layers(name: str) -> bool:
 
 
 def _nearest_architecture(name: str) -> str:
-    """Of the same task where there is one: the endings that tasks share say nothing about the family."""
+    """Prefer architectures of the same task: task suffixes, which families share, say nothing about the family."""
     family, task = _family_and_task(name)
     same_task = [known for known in MODELS if _family_and_task(known)[1] == task] or list(MODELS)
     return max(same_task, key=lambda known: SequenceMatcher(None, family, _family_and_task(known)[0]).ratio())

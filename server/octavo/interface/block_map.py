@@ -15,7 +15,7 @@ PARTIAL = 0x80  # which is not a whole block
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """How many blocks of ``num_blocks`` are what: each is free, used or cached."""
+    """Counts of the ``num_blocks`` blocks by state: each is free, used or cached."""
 
     num_blocks: int
     free: int  # hold nothing
@@ -26,7 +26,7 @@ class BlockCounts:
 
 
 def count_cells(cells: bytes) -> Counter[int]:
-    """How many blocks have each byte. Those at the end that were never used cost nothing: they are used in order."""
+    """Count the blocks by byte. Blocks at the end that were never used cost nothing: they are used in order."""
     begun = cells.rstrip(b"\0")
     return Counter(begun) + Counter({0: len(cells) - len(begun)})
 

@@ -34,7 +34,7 @@ class Fields:
         self.config, self.source, self.name = config, source, name
 
     def inner(self, key: str, table: dict[str, Any]) -> Fields:
-        """Of ``table``, an object within this one."""
+        """The fields of ``table``, an object within this one."""
         return Fields(table, self.source, partial(_inner_name, self.name, key))
 
     def integer(self, key: str, low: int, high: int, optional: bool = False) -> Any:

@@ -164,7 +164,7 @@ def num_sampled_rows(max_num_seqs: int, num_speculative_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class KVEventsConfig:
-    """Where to publish what the prefix cache gains and loses. Endpoints are ZeroMQ's: tcp://HOST:PORT or ipc://PATH."""
+    """Where to publish events of the prefix cache; endpoints are ZeroMQ's: tcp://HOST:PORT or ipc://PATH."""
 
     enable_kv_cache_events: bool = False
     publisher: str = "zmq"  # null: nothing is published
@@ -187,7 +187,7 @@ WORKER_METHODS = ("draft_model", "mtp", *HEAD_METHODS)  # of speculation: a mode
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """How tokens are guessed, to be verified several at a time; vLLM's names and, but for ``method``, its defaults."""
+    """Speculative decoding: how tokens are guessed; vLLM's names and, but for ``method``, its defaults."""
 
     # none | ngram: what followed the last tokens where they stood before | suffix: there and in recent answers |
     # draft_model: what a smaller model says | mtp: what the checkpoint's own layer for that says |
@@ -225,7 +225,7 @@ DEFAULT_ON_CPU = SpeculativeConfig("none")
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Which processes compute a model together; vLLM's names."""
+    """Processes that compute a model together; vLLM's names."""
 
     tensor_parallel_size: int = 1  # ranks that hold a part of each layer, or of each of a stage's
     distributed_timeout_seconds: int = 300  # for a step, after which the ranks that are late are named and all end
@@ -268,7 +268,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True)
 class LoRAConfig:
-    """How many LoRA adapters there may be beside a model; vLLM's names and defaults."""
+    """Limits on LoRA adapters beside a model; vLLM's names and defaults."""
 
     max_loras: int = 1  # in one step
     max_lora_rank: int = 16

@@ -11,11 +11,11 @@ from octavo.interface.memory_file import MemoryFile
 
 
 class Array(Protocol):
-    """What is needed of a numpy array."""
+    """The part of a numpy array's interface that is used here."""
 
     @property
     def dtype(self) -> object:
-        """Of its numbers."""
+        """The bytes of its numbers."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -24,7 +24,7 @@ class Array(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Of its numbers."""
+        """The bytes of its numbers."""
         ...
 
     def tobytes(self) -> bytes:
@@ -79,16 +79,15 @@ class ImageItem:
 
     @property
     def position_shift(self) -> int:
-        """What positions of tokens after it are less far on than their places in the sequence, because of it alone: 0
-        or below."""
+        """The shift of positions after this image, relative to places in the sequence, that it causes: 0 or below."""
         return 0 if self.grid is None else max(self.grid[1:]) - len(self.is_embed)
 
     def without_tensors(self) -> ImageItem:
-        """Where it lies, and no more."""
+        """A copy that keeps the image's place only."""
         return replace(self, tensors={}, file=None)
 
     def without_file(self, content: memoryview | None) -> ImageItem:
-        """With its tensors' numbers, which are in ``content``; None: another process has the file."""
+        """A copy whose tensors hold their data, a part of ``content``; None: another process has the file."""
         if content is None:
             return replace(self, file=None)
         tensors = {

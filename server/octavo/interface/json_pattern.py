@@ -23,7 +23,7 @@ class UnheldPatternError(ValueError):
 
 @dataclass
 class _Group:
-    """Where a group begins: an anchor holds only at the ends of a text."""
+    """The start of a group: an anchor holds only at the ends of a text."""
 
     at_start: bool
     has_ended: bool  # behind "$"
@@ -111,7 +111,7 @@ class _Translation:
         self._take(1, ")")
 
     def _escape(self, inside: bool = False) -> str:
-        """What an escape, from behind its backslash, is in the engine's words."""
+        """Translate an escape, from behind its backslash, into the engine's syntax."""
         rest = self._text[self._at :]
         if not rest:
             raise ValueError("it ends with a backslash")

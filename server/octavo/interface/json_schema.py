@@ -169,7 +169,7 @@ def all_schemas(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def at_pointer(root: Schema, pointer: str) -> Any:
-    """What stands at a pointer ("/$defs/x"). Raises KeyError."""
+    """Return the value at a pointer ("/$defs/x"). Raises KeyError."""
     found = root
     for step in pointer.split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")

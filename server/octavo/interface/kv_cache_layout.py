@@ -62,9 +62,9 @@ def groups_of_stage(groups: Sequence[KVCacheGroup], layers: range) -> list[KVCac
 
 @dataclass(frozen=True)
 class KVCacheLayout:
-    """How the layers' keys and values lie in blocks, and how many blocks sequences take.
+    """The layout of keys and values in blocks, and the number of blocks that sequences take.
 
-    ``step_tokens``: maximum number of a sequence's tokens in the steps that are under way at the same time.
+    ``step_tokens``: maximum number of a sequence's tokens in the steps that run at the same time.
     """
 
     specs: tuple[KVCacheSpec, ...]

@@ -1,4 +1,4 @@
-"""What one attention layer needs from the KV cache."""
+"""The KV cache that one attention layer needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class KVCacheSpec:
         return self.parts * self.num_kv_heads * (self.head_size * DTYPE_BYTES[self.dtype] + self.scale_bytes)
 
     def block_shape(self, block_size: int) -> tuple[int, ...]:
-        """Of a block's keys and values: [2 (mla: 1), num_kv_heads, block_size, head_size and what scales need]."""
+        """Shape of a block's keys and values: [2 (mla: 1), num_kv_heads, block_size, head_size plus the scales'
+        width]."""
         width = self.head_size + self.scale_bytes // DTYPE_BYTES[self.dtype]
         return (self.parts, self.num_kv_heads, block_size, width)
 

@@ -34,7 +34,7 @@ class Adapter:
 
     @property
     def key(self) -> str:
-        """What it shares with nothing else: neither the KV cache nor a slot."""
+        """A key for the KV cache and slots, shared with no other adapter."""
         return f"{self.name}@{self.digest}"
 
 

@@ -93,7 +93,7 @@ class EngineCoreOutput:
 
 @dataclass
 class SpecDecodeStats:
-    """What became of draft tokens, since the last message."""
+    """Counts of draft tokens, since the last message."""
 
     num_drafts: int = 0  # sequences' steps with drafts
     num_draft_tokens: int = 0
@@ -101,7 +101,7 @@ class SpecDecodeStats:
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Of all positions."""
+        """Accepted tokens of all positions."""
         return sum(self.num_accepted_per_pos)
 
     def add(self, more: SpecDecodeStats) -> None:

@@ -1,4 +1,4 @@
-"""Where a model's files lie on this machine."""
+"""Locations of a model's files on this machine."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class PoolingOutput:
 
 @dataclass(slots=True)
 class PoolingRequestOutput:
-    """What `LLM.encode` gives for a prompt."""
+    """The result of `LLM.encode` for a prompt."""
 
     request_id: str
     outputs: PoolingOutput
@@ -159,8 +159,8 @@ class EmbeddingOutput:
 
 @dataclass(slots=True, eq=False)
 class EmbeddingRequestOutput(Sequence[float]):
-    """What `LLM.embed` gives for a prompt: vLLM's object, and a sequence of the vector's numbers, so that a list of
-    them is a matrix to numpy and torch."""
+    """The result of `LLM.embed` for a prompt: vLLM's object, and a sequence of the vector's numbers, so that numpy and
+    torch read a list of them as a matrix."""
 
     request_id: str
     outputs: EmbeddingOutput
@@ -193,13 +193,13 @@ class ClassificationOutput:
 
     @property
     def num_classes(self) -> int:
-        """How many there are."""
+        """The number of classes."""
         return len(self.probs)
 
 
 @dataclass(slots=True)
 class ClassificationRequestOutput:
-    """What `LLM.classify` gives for a prompt."""
+    """The result of `LLM.classify` for a prompt."""
 
     request_id: str
     outputs: ClassificationOutput
@@ -216,7 +216,7 @@ class ScoringOutput:
 
 @dataclass(slots=True)
 class ScoringRequestOutput:
-    """What `LLM.score` gives for a pair."""
+    """The result of `LLM.score` for a pair."""
 
     request_id: str
     outputs: ScoringOutput

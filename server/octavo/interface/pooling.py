@@ -1,4 +1,4 @@
-"""What a model makes of a whole prompt beside text: vectors, classes and scores; and what a request asks of it."""
+"""Results of whole prompts beside text (vectors, classes, scores), and the requests for them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class DenseModule:
 
 @dataclass(frozen=True)
 class PoolerConfig:
-    """What the model's own files say of pooling.
+    """Pooling as the model's own files describe it.
 
-    ``tasks``: of "generate", "embed" and "classify", those that the model can do. ``pooling`` is of one sequence's
-    states: one of POOLINGS. Vectors go through ``dense`` and get length 1 where ``normalize`` says so. ``dimensions``:
-    the lengths to which they may be cut (Matryoshka; empty: any; None: none).
+    ``tasks``: of "generate", "embed" and "classify", those that the model can do. ``pooling``: one of POOLINGS, applied
+    to one sequence's states. Vectors go through ``dense`` and, with ``normalize``, get length 1. ``dimensions``: the
+    lengths to which they may be cut (Matryoshka; empty: any; None: none).
 
-    Of a model that classifies: ``activation`` ("sigmoid", "softmax", "identity") makes probabilities of logits;
+    For a model that classifies: ``activation`` ("sigmoid", "softmax", "identity") turns logits into probabilities;
     ``labels`` are their names; ``token_ids`` are the tokens whose logits are those of the classes, for a language model
     that answers in one token; ``template``: how a query and a document become its prompt, see `pair_prompt`.
     """
@@ -60,7 +60,7 @@ class PoolerConfig:
 
 @dataclass(frozen=True)
 class Pooling:
-    """What one request asks for. ``task``: "embed" or "classify"; ``pooling`` one of POOLINGS.
+    """The pooling of one request. ``task``: "embed" or "classify"; ``pooling`` one of POOLINGS.
 
     A vector is cut to ``dimensions`` (None: whole), then, with ``activate``, brought to length 1; classes are
     probabilities with ``activate``, else logits.

@@ -1,4 +1,4 @@
-"""What a caller of `LLM.embed`, `encode`, `classify` and `score` may set beside the prompts: vLLM's names."""
+"""Parameters of `LLM.embed`, `encode`, `classify` and `score` beside the prompts; vLLM's names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class PoolingParams:
 
 
 def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: int) -> Pooling:
-    """How a vector is made. Raises ValueError, naming the field, for what the model does not have."""
+    """Return the pooling for a vector. Raises ValueError, naming the field, for a request that the model cannot
+    serve."""
     if "embed" not in config.tasks:
         raise ValueError(_cannot(config, "make vectors"))
     pooling, size, asked = params.pooling or config.pooling, config.width(hidden_size), params.dimensions
@@ -44,7 +45,7 @@ def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: 
 
 
 def class_pooling(config: PoolerConfig, params: PoolingParams) -> Pooling:
-    """How classes are made. Raises ValueError where the model has none."""
+    """Return the pooling for classes. Raises ValueError if the model has none."""
     if "classify" not in config.tasks:
         raise ValueError(_cannot(config, "classify"))
     return Pooling("classify", config.pooling, params.use_activation is not False)

@@ -1,4 +1,4 @@
-"""What config.json says of the vision tower of Qwen2-VL, Qwen2.5-VL or Qwen3-VL, checked as all of it is."""
+"""Read and check config.json's vision tower of Qwen2-VL, Qwen2.5-VL or Qwen3-VL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How a model is shared out to ranks: layers to the stages of a pipeline, sizes of a layer to the ranks of a stage."""
+"""Division of a model among ranks: layers among the stages of a pipeline, sizes of a layer among the ranks of a
+stage."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MAX_INT = 2**31 - 1  # of counts that have no limit of their own
 
 
 class RequestOutputKind(StrEnum):
-    """What each RequestOutput of a request carries."""
+    """The content of each RequestOutput of a request."""
 
     CUMULATIVE = "cumulative"  # everything so far
     DELTA = "delta"  # what is new since the last one

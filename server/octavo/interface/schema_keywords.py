@@ -190,8 +190,9 @@ class _Evaluation:
         return _with_further(made if isinstance(made, dict) else {}, further, names)
 
     def _evaluated(self, schema: dict[str, Any], alternatives: bool = False) -> _Names | None:
-        """What is named by the schema and those that hold for the same object whenever it does, or under conditions,
-        which no grammar holds; with ``alternatives`` by those too. None if one of them speaks of all properties."""
+        """Collect the properties named by the schema and by schemas that hold for the same object whenever it does or
+        under conditions, which no grammar holds; with ``alternatives`` by those too. None if one of them covers all
+        properties."""
         names, found, todo = _Names({}, {}), set[int](), [schema]
         while todo:
             one: Schema = todo.pop()

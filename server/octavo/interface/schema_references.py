@@ -113,7 +113,7 @@ class _References:
                     yield key, reference, place
 
     def _pointer(self, place: str) -> str:
-        """With its "#"."""
+        """Return the pointer with its "#"."""
         place = f"/$defs/{self._moved[place]}" if place in self._moved else place
         return "#" + quote(place, safe="/~$!'()*+,;=:@&-._")
 

@@ -1,4 +1,4 @@
-"""What values the keywords of JSON schemas take, of those that grammars read. Pure."""
+"""Types and shapes of the values that keywords of JSON schemas take, for those that grammars read. Pure."""
 
 from __future__ import annotations
 

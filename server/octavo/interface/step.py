@@ -73,7 +73,7 @@ class SchedulerOutput:
 
 @dataclass
 class ModelRunnerOutput:
-    """What one step gave, by sequence."""
+    """The results of one step, by sequence."""
 
     # One token each and one more for each accepted draft; none when pooling
     sampled_token_ids: dict[str, list[int]] = field(default_factory=dict)

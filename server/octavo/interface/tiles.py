@@ -1,7 +1,7 @@
-"""How an image of any size becomes tiles of one (AnyRes of LLaVA-NeXT, Liu et al., 2024).
+"""Tiling of images of any size (AnyRes of LLaVA-NeXT, Liu et al., 2024).
 
-The image is fitted into the best of a list of resolutions and cut into tiles; of the patches that the tower sees in
-these, the ones of the padding are left out. Processor and model must agree on all of it.
+The image is fitted into the best of a list of resolutions and cut into tiles; the patches of the padding are left out
+of those that the tower sees. Processor and model must agree on all of it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _ONEVISION = tuple((rows, columns) for rows in range(1, 7) for columns in range(
 
 @dataclass(frozen=True)
 class Patches:
-    """Those of an image: ``rows`` and ``columns`` from row ``top`` and column ``left`` of all tiles' on, which become
-    ``scaled`` (rows, columns)."""
+    """The patches of an image: ``rows`` and ``columns`` of all tiles', from row ``top`` and column ``left`` on, which
+    become ``scaled`` (rows, columns)."""
 
     top: int
     left: int
@@ -59,7 +59,7 @@ class Tiling:
         return best[0] // self.tile, best[1] // self.tile
 
     def patches(self, height: int, width: int) -> Patches:
-        """What is kept of an image of ``height`` x ``width`` pixels."""
+        """Return the patches kept of an image of ``height`` x ``width`` pixels."""
         rows, columns = (count * self.side for count in self.grid(height, width))
         top = left = 0
         if width / height > columns / rows:
@@ -90,7 +90,7 @@ class Tiling:
 
 
 def tiling(hf_config: Mapping[str, Any], source: str, tower: VisionConfig, onevision: bool) -> Tiling:
-    """What config.json says of the tiles of LLaVA-NeXT or LLaVA-OneVision. Raises ModelError."""
+    """Read the tiling of LLaVA-NeXT or LLaVA-OneVision from config.json. Raises ModelError."""
     fields, tile = Fields(dict(hf_config), source, str), tower.image_size
     default = [[rows * tile, columns * tile] for rows, columns in (_ONEVISION if onevision else _NEXT)]
     stated = hf_config.get("image_grid_pinpoints")

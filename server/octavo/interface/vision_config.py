@@ -1,4 +1,4 @@
-"""What config.json says of a vision tower, checked as all of it is."""
+"""Read and check config.json's vision tower."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def vision_config(hf_config: Mapping[str, Any], source: str, kinds: tuple[str, .
 def feature_layers(
     hf_config: Mapping[str, Any], source: str, tower: VisionConfig, default: int
 ) -> tuple[list[int], bool]:
-    """Which of the tower's states are read (0: before the first layer, -1: after the last), and whether the class's is
-    left out of them. Raises ModelError."""
+    """Return the tower's states to read (0: before the first layer, -1: after the last), and whether to leave out the
+    class's. Raises ModelError."""
     fields = Fields(dict(hf_config), source, str)
     stated = hf_config.get("vision_feature_layer", default)
     layers, least = stated if isinstance(stated, list) else [stated], -tower.num_layers - 1

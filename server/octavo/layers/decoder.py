@@ -159,11 +159,11 @@ class Decoder(nn.Module):
                 setattr(self, name, Elsewhere())
 
     def own_layers(self) -> list[DecoderLayer]:
-        """Those of this stage."""
+        """The layers of this stage."""
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """What enters the first layer: ``[T, H]``."""
+        """The input of the first layer: ``[T, H]``."""
         x: Tensor = self.embed_tokens(input_ids)
         return x if self.embedding_scale == 1.0 else octavo_kernels.scale(x, self.embedding_scale)
 

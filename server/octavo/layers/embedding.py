@@ -140,7 +140,7 @@ class ParallelLMHead(LinearBase):
             self.tied_to.tie(self)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Of a tied head none is read, but it is often stored all the same."""
+        """A tied head reads no weight, but accepts one, as it is often stored all the same."""
         return iter([unread_slot("weight")]) if self.is_tied else super().weight_slots()
 
     def find_best(self, hidden: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

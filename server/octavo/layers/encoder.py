@@ -1,4 +1,4 @@
-"""What encoders are made of: attention to both sides over whole sequences, without a KV cache.
+"""Parts of encoders: attention to both sides over whole sequences, without a KV cache.
 
 Layers work on the tokens of several sequences, one after the other in one tensor: nothing is padded, and every row of a
 result depends on its own sequence alone.

@@ -102,7 +102,7 @@ class LatentSelfAttention(nn.Module):
         self.kv_b_proj = None
 
     def absorbed_bytes(self, on_cpu: bool) -> int:
-        """What the parts will take together, which is known before anything is loaded."""
+        """The bytes that the parts will take together, known before anything is loaded."""
         made: int = self.num_heads * (self.key_size + self.value_size) * self.latent_size
         return made * self._absorbed_dtype(on_cpu).itemsize
 
@@ -113,7 +113,7 @@ class LatentSelfAttention(nn.Module):
         return torch.bfloat16 if on_cpu and is_plain and self.kv_b_proj.stored_types == ["BF16"] else self.dtype
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """What each head makes of ``x [T, H]``, ``[T, Hq value_size]``, before ``o_proj``."""
+        """Return all heads' outputs for ``x [T, H]``, ``[T, Hq value_size]``, before ``o_proj``."""
         if hasattr(self, "q_b_proj"):
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))[0])
         else:
@@ -134,7 +134,7 @@ class LatentSelfAttention(nn.Module):
         return out.view(-1, self.num_heads * self.value_size)
 
     def kv_cache_spec(self, dtype: str) -> KVCacheSpec:
-        """What this layer keeps of each token, in the model's ``dtype``."""
+        """This layer's KV cache for each token, in the model's ``dtype``."""
         return KVCacheSpec(1, self.latent_size + self.rotary_size, dtype, kind="mla")
 
 
@@ -146,7 +146,7 @@ def absorb_weights(model: nn.Module) -> None:
 
 
 def _stretch(parameters: dict[str, object]) -> float:
-    """By what YaRN's ``mscale_all_dim`` multiplies queries, and keys."""
+    """Return the factor by which YaRN's ``mscale_all_dim`` multiplies queries, and keys."""
     weight, factor = parameters.get("mscale_all_dim"), parameters.get("factor")
     if parameters["rope_type"] == "default" or not weight:
         return 1.0

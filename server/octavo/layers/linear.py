@@ -49,12 +49,12 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
 
 @dataclass(frozen=True)
 class QKVRows:
-    """How a checkpoint stores queries, keys and values.
+    """The storage of queries, keys and values in a checkpoint.
 
     ``fused``: as one tensor (the checkpoint's module then stands for all three in ``packed_modules_mapping``): queries,
     keys, values or, ``by_group``, for each key/value head the queries that share it, its key and its value.
-    ``interleaved``: so many leading elements of each query and key are turned by rotary embeddings in pairs of
-    neighbours; they are brought into the kernels' order, halves paired, which changes no score.
+    ``interleaved``: so many leading elements of each query and key are rotated in pairs of neighbours; they are brought
+    into the kernels' order, halves paired, which changes no score.
     """
 
     fused: bool = False
@@ -62,7 +62,7 @@ class QKVRows:
     interleaved: int = 0
 
     def orders(self, head_size: int, num_heads: int, num_kv_heads: int) -> list[Tensor | None]:
-        """Of queries, keys and values (of the fused tensor, three times): see `Shard`."""
+        """The row orders of queries, keys and values (of the fused tensor, three times): see `Shard`."""
         counts = (num_heads, num_kv_heads, num_kv_heads)
         heads = torch.arange(sum(counts), device="cpu")
         if self.by_group:

@@ -19,7 +19,7 @@ class RowsTwice(NamedTuple):
 
 
 class AdapterRows:
-    """Which slot's adapter each row of the forward pass under way has; shared by all layers of a model."""
+    """The slot of each row's adapter in the forward pass under way; shared by all layers of a model."""
 
     slots: Tensor | None = None  # int32 [T], -1: none; None: no row has one
     tiles: RowTiles | None = None  # the same rows, sorted, where kernels want them so
@@ -36,7 +36,7 @@ class LayerAdapters:
 
     @property
     def are_in_use(self) -> bool:
-        """Whether anything is to be added in the forward pass under way."""
+        """True if the forward pass under way has anything to add."""
         return self.has_any and self.rows.slots is not None
 
     def put(self, slot: int, matrices: tuple[Tensor, Tensor] | None) -> None:

@@ -20,9 +20,9 @@ from octavo.layers.weights import WeightSlot, fill_tensor
 
 @dataclass(frozen=True)
 class Routing:
-    """How experts are chosen, see `octavo_kernels.topk_route`. ``correction``: with a bias of the choice
-    (e_score_correction_bias); ``bias``: the router's logits have one; ``expert_scale``: each expert has a factor of its
-    weights (per_expert_scale)."""
+    """The choice of experts, see `octavo_kernels.topk_route`. ``correction``: the choice has a bias
+    (e_score_correction_bias); ``bias``: the router's logits have one; ``expert_scale``: each expert's weights have a
+    factor (per_expert_scale)."""
 
     top_k: int
     kind: str = "softmax"
@@ -116,5 +116,5 @@ class FusedMoE(nn.Module):
 
 
 def expert_settings(num_experts: int, hidden_size: int, inner_size: int, act: str) -> ExpertSettings:
-    """Of gated experts without biases; ``act`` is config.json's name."""
+    """Settings of gated experts without biases; ``act`` is config.json's name."""
     return ExpertSettings(num_experts, hidden_size, inner_size, activation_kind(act))

@@ -49,7 +49,7 @@ class Group(Protocol):
 
     @property
     def device_bytes(self) -> int:
-        """What exchanging takes of a GPU's memory."""
+        """The bytes of a GPU's memory that exchanging takes."""
 
 
 class SharedMemoryGroup(SharedMemory):
@@ -188,7 +188,7 @@ class Replicas:
         return sum(self.rows)
 
     def set_rows(self, rows: Sequence[int]) -> None:
-        """How many each has in the step that comes; as a step is recorded, in one that is."""
+        """Set each replica's rows in the next step, or, while a step is recorded, in that one."""
         self.rows = rows
         self._rows.numpy()[:] = rows
 
@@ -258,8 +258,8 @@ class TensorParallel:
         return deal(total, self.rank, self.size) if self.expert_parallel else range(total)
 
     def part_dtype(self, x: Tensor) -> torch.dtype:
-        """In what this rank's part of a sum is best kept that is to be in x's: on CPUs, where it costs little, nothing
-        is rounded before it is whole."""
+        """The dtype in which to keep this rank's part of a sum, which is to become x's: on CPUs float32, which costs
+        little there, so that nothing is rounded before the sum is whole."""
         is_part = self.size > 1 or self.replicas is not None
         return torch.float32 if is_part and x.device.type == "cpu" else x.dtype
 

@@ -11,7 +11,7 @@ from octavo.layers.attention import ForwardContext, SelfAttention
 
 
 class QueryScale(nn.Module):
-    """What queries at position p are multiplied by: 1 + ``growth`` log(1 + floor(p / every)); p begins at ``first``.
+    """Multiply queries at position p by 1 + ``growth`` log(1 + floor(p / every)); p begins at ``first``.
 
     ``table`` float32 [max_model_len, head_size] is a table of rotations that turn by nothing and stretch.
     """

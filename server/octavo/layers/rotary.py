@@ -52,8 +52,8 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotary_size(config: ModelConfig) -> int:
-    """How many leading elements of a head are turned, of a family that reads ``partial_rotary_factor``. Raises
-    ModelError where these are no pairs."""
+    """The number of a head's leading elements that are rotated, for families with ``partial_rotary_factor``. Raises
+    ModelError if they are no pairs."""
     factor = config.text.rope()["partial_rotary_factor"]
     size = int(config.head_size * factor) if _is_positive(factor) else 0
     if size < 2 or size % 2 or size > config.head_size:

@@ -1,6 +1,6 @@
-"""What vision towers are made of: plain modules in the model's dtype, never quantised, whole on every rank.
+"""Parts of vision towers: plain modules in the model's dtype, never quantised, whole on every rank.
 
-A tower runs on one image at a time, so that what it says of an image depends on nothing else.
+A tower runs on one image at a time, so that its result for an image depends on nothing else.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class TowerLinear(Weights):
 
 
 def side_by_side(x: Tensor, *linears: TowerLinear) -> Tensor:
-    """What each makes of ``x [T, inputs]``, in one tensor ``[T, sum of outputs]``. All have a bias, or none has."""
+    """Apply all layers to ``x [T, inputs]``; one tensor ``[T, sum of outputs]``. All have a bias, or none has."""
     packed = [linear.packed for linear in linears if linear.packed is not None]
     if len(packed) < len(linears):
         return torch.cat([linear(x) for linear in linears], dim=-1)
@@ -174,7 +174,7 @@ class TowerAttention(nn.Module):
 
 
 def attend(qkv: Tensor, starts: Tensor, heads: int) -> Tensor:
-    """What each head makes of ``qkv [T, 3 width]`` within each sequence: ``[T, width]``."""
+    """Attend within each sequence of ``qkv [T, 3 width]``: ``[T, width]``."""
     size = qkv.shape[1] // 3 // heads
     return octavo_kernels.varlen_attention(qkv, starts, starts.diff(), heads, heads, size, size**-0.5)
 

@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint go.
+"""Destinations of a checkpoint's tensors.
 
 Every module that owns weights lists one `WeightSlot` for each checkpoint tensor that it takes; the loader fills slots
 by name (`loader.load_model`), and reports tensors without a slot and slots without a tensor.
@@ -134,7 +134,7 @@ class _Rearranged(ABC):
 
 
 class _Part(_Rearranged):
-    """What `source[index]` is of a tensor that is rearranged."""
+    """The part `source[index]` of a rearranged tensor."""
 
     def __init__(self, source: _Rearranged, index: int | slice) -> None:
         first, *rest = source.shape
@@ -157,7 +157,7 @@ class ReorderedRows(_Rearranged):
     def raw_pieces(
         self, rows: slice, multiple: int = 1, columns: slice | None = None
     ) -> Iterator[np.ndarray[Any, Any]]:
-        """Of a source that has it, see `octavo.gguf.weights.GGUFWeight`; one piece."""
+        """The raw rows of a source that has them, see `octavo.gguf.weights.GGUFWeight`; one piece."""
         raw = cast(Any, self._source).raw()
         width = raw.shape[1] // self.shape[1]
         taken = slice(None) if columns is None else slice(columns.start * width, columns.stop * width)
@@ -187,10 +187,11 @@ _STACKED = re.compile(r"(.*\.experts)\.(gate_up|gate|up|down)_proj(?:[._](.+))?"
 def experts_apart(
     name: str, source: WeightSource, transposed: int | None = None, interleaved: bool = False
 ) -> Iterator[tuple[str, WeightSource]]:
-    """Of a tensor of all experts, ``experts.down_proj.weight`` [E, ...], those of each: ``experts.0.down_proj.weight``
-    [...]; any other tensor as it is. Gates and ups that are stored as one become two, a shared expert's as well.
+    """Split a tensor of all experts, ``experts.down_proj.weight`` [E, ...], into those of each,
+    ``experts.0.down_proj.weight`` [...]; any other stays as it is. Gates and ups stored as one become two, a shared
+    expert's as well.
 
-    ``transposed``: the hidden size, where weights are stored as [E, inputs, outputs]; those whose shape shows that they
+    ``transposed``: the hidden size, if weights are stored as [E, inputs, outputs]; those whose shape shows that they
     are [E, outputs, inputs] are read as such. ``interleaved``: gates and ups take turns.
     """
     if match := _FUSED_SHARED.fullmatch(name):

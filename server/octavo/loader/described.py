@@ -47,8 +47,8 @@ class Header:
 
 
 def described_weights(config: ModelConfig) -> list[tuple[str, WeightSource]]:
-    """By the model's own names; none where config.json describes no format. Of experts the first stands for all.
-    Modules that tools leave plain are plain, whether the description lists them or not. Raises ModelError."""
+    """List the weights that config.json's quantisation describes, by the model's own names; none without a description.
+    The first expert stands for all. Modules that tools leave plain are plain, listed or not. Raises ModelError."""
     described = stored_format(config)
     if described is None:
         return []

@@ -154,7 +154,7 @@ class ModelAdapters:
             yield places, b
 
     def _why_not(self, given: str, module: str) -> str:
-        """Why there is no place for matrices of the checkpoint's module ``given``, here ``module``."""
+        """Explain why there is no place for matrices of the checkpoint's module ``given``, here ``module``."""
         parent, _, own = module.rpartition(".")
         if hasattr(dict(self._model.named_modules()).get(parent), own):
             return f"adapters of {given!r} are not supported yet; train one without {own}"

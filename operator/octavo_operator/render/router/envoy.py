@@ -107,8 +107,8 @@ def _lua() -> str:
 
 
 def bootstrap(spec: RouterSpec) -> Json:
-    """What Envoy is started with: never changed while it runs. Its admin API listens on loopback alone; metrics and
-    readiness are served by a listener that has these two paths only."""
+    """Return Envoy's bootstrap, which never changes while it runs. Its admin API listens on loopback alone; another
+    listener serves metrics and readiness, and no other path."""
     admin = {"socket_address": {"address": "127.0.0.1", "port_value": spec.admin_port}}
     paths = [{"match": {"path": path}, "route": {"cluster": ADMIN}} for path in ("/stats/prometheus", "/ready")]
     return {
@@ -150,9 +150,8 @@ def bootstrap(spec: RouterSpec) -> Json:
 
 
 def _overload_manager(spec: RouterSpec) -> Json:
-    """What Envoy does before its memory is full, so that streams go on: it ends those of HTTP/2 that keep the most
-    megabytes waiting (of HTTP/1 it ends none), and takes no new requests. The Lua filter refuses bodies long before
-    that."""
+    """Protect streams before Envoy's memory is full: it takes no new requests and ends the HTTP/2 streams that buffer
+    the most megabytes (it ends none of HTTP/1). The Lua filter refuses bodies long before that."""
     heap, monitor = "envoy.resource_monitors.fixed_heap", "envoy.extensions.resource_monitors.fixed_heap.v3"
     config = {
         "@type": f"type.googleapis.com/{monitor}.FixedHeapConfig",

@@ -95,8 +95,8 @@ def _lifecycle(deployment: LLMDeployment) -> Lifecycle:
 
 
 def holding(lifecycle: Lifecycle, hold: Hold) -> Lifecycle:
-    """Of routers that hold requests: they end only once these have been served, or have waited for as long as they
-    may."""
+    """Return the lifecycle of routers that hold requests: they end once every held request is served or has timed
+    out."""
     seconds = max(lifecycle.drain_seconds, hold.max_seconds)
     longer = dataclasses.replace(lifecycle, drain_seconds=seconds, termination_grace_period_seconds=None)
     grace = max(lifecycle.grace_seconds, longer.grace_seconds)
@@ -149,12 +149,14 @@ def expected_router_template(deployment: LLMDeployment, config: OperatorConfig, 
 
 @dataclass(frozen=True)
 class PodFrame:
-    """What differs among pods of routers. `config_map`: with the files of their configuration; `affinity`: has their
-    resources; `assigned_ids`: the cluster sets uid and gid; `secrets`: volumes beside the configuration, by the folder
-    at which they are mounted; `service_account`: None: the namespace's default; `hold`: what the picker lets wait for a
-    first replica; None: there is no picker; `limits`: the file with those of tenants, for the picker;
-    `peers`: the DNS name of all routers, which keep these together, None: each has its share; `restarted_at`: of the
-    annotation of the owner."""
+    """The differences among routers' pods.
+
+    `config_map` holds the files of their configuration; `affinity` their resources; `assigned_ids`: the cluster sets
+    uid and gid; `secrets`: volumes beside the configuration, keyed by mount folder; `service_account`: None is the
+    namespace's default; `hold`: what the picker lets wait for a first replica, None without a picker; `limits`: the
+    file of tenants' limits, for the picker; `peers`: the DNS name of all routers, which share these limits (None: each
+    has its share); `restarted_at`: the owner's restart annotation.
+    """
 
     config_map: str
     labels: dict[str, str]

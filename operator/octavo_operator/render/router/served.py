@@ -118,7 +118,8 @@ def gateway_spec(gateway: LLMGateway, candidates: Iterable[Candidate], config: O
 
 
 def envoy_settings(gateway: LLMGateway) -> RouterSpec:
-    """Of its routers. All of them have a picker, so that a model at zero, or a limit, replaces none."""
+    """Return the settings of a gateway's routers. All of them have a picker, so that neither a model at zero nor a
+    limit replaces a router."""
     spec = router_spec(gateway.spec.routing)
     return dataclasses.replace(spec, picker_port=PICKER_GRPC_PORT, hold_seconds=HOLD.max_seconds)
 

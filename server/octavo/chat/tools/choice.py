@@ -1,4 +1,4 @@
-"""Which format of calls a chat template belongs to: the one that reads back what the template itself writes."""
+"""Choose a chat template's format of tool calls: the one that reads back what the template itself writes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _SIGNS = tuple(
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a template's model writes calls."""
+    """The format in which a template's model writes calls."""
 
     parser: str  # of TOOL_PARSERS
     how: str  # "read back", "described", "flag"; or "generic": the model is told of tools in a prompt of our own
@@ -84,12 +84,12 @@ class CallFormat:
 
     @property
     def generic(self) -> bool:
-        """Whether the template is not to be told of tools."""
+        """True if the template must not see the tools."""
         return self.how == "generic"
 
 
 def knows_tools(template: str) -> bool:
-    """Whether a chat template describes tools itself."""
+    """True if a chat template describes tools itself."""
     return "tools" in template
 
 

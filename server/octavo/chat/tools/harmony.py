@@ -19,7 +19,7 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 
 def speaks_harmony(options: ChatOptions, template: str) -> bool:
-    """Whether answers are in harmony: where the template is, unless flags name other formats."""
+    """True if answers are in harmony: if the template is, unless flags name other formats."""
     if options.reasoning_parser is not None:
         return options.reasoning_parser == REASONING_PARSER
     if options.tool_call_parser is not None:

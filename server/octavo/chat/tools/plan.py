@@ -36,7 +36,7 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 @dataclass
 class ToolPlan:
-    """How an answer's calls are parsed, and the constraint that forces them."""
+    """A parser for an answer's calls, and the constraint that forces them."""
 
     parser: type[ToolParser]
     names: tuple[str, ...]

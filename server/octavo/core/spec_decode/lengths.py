@@ -31,8 +31,8 @@ _MOST_DIFFERENCE = 0.25  # of a step from the line: more is an accident
 
 
 class StepTimes:
-    """What a step takes: a line over its number of tokens, fitted to the last steps, of which older ones count less and
-    less; and by what factor steps of one size differ from it, since kernels like some sizes better than others."""
+    """Predict a step's time: a line over its number of tokens, fitted to recent steps with older ones weighted less,
+    and a correction for each size, since kernels like some sizes better than others."""
 
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._rows_rows = self._rows_seconds = 0.0
@@ -71,7 +71,7 @@ class StepTimes:
         return max(0.0, variance), self._rows_seconds / self._weight - rows * self._seconds / self._weight
 
     def seconds(self, rows: int, line: tuple[float, float]) -> float:
-        """What a step of ``rows`` tokens takes; ``line`` as `line` has it now."""
+        """Predict the seconds of a step of ``rows`` tokens; ``line`` as `line` returns it."""
         count, difference = self._sizes.get(rows, (0.0, 0.0))
         return (line[0] + line[1] * rows) * (1 + difference * count / (count + _SIZE_PRIOR))
 
@@ -89,7 +89,7 @@ class StepTimes:
 
 @dataclass(slots=True)
 class _Found:
-    """How often guesses on one kind of evidence were right; old ones fade."""
+    """The hit rate of guesses on one kind of evidence; old ones fade."""
 
     acceptance: float  # before any guess
     weight: float

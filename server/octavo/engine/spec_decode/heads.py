@@ -1,4 +1,5 @@
-"""What draft heads say of themselves (EAGLE, Medusa), read before anything is loaded, in the words of `octavo.models`.
+"""Descriptions of draft heads (EAGLE, Medusa), read before anything is loaded and brought into the words of
+`octavo.models`.
 
 EAGLE's checkpoints come in three forms: as their authors release them, the architecture's name with "Eagle" or without;
 as vLLM names them ("EagleLlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"), the fields perhaps in
@@ -96,7 +97,7 @@ def draft_head(
 def _as_model(
     hf_config: dict[str, Any], files: ModelFiles, target: ModelConfig, quantization: str | None
 ) -> ModelConfig:
-    """With the dtype and the positions of ``target``."""
+    """Return the head's configuration with the dtype and the positions of ``target``."""
     return replace(target, model=files.model, files=files, hf_config=hf_config, quantization=quantization)
 
 

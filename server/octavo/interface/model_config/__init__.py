@@ -1,4 +1,4 @@
-"""What config.json says of a model, parsed once into a class of its family, and every default in one place."""
+"""A model's config.json, parsed once into a class of its family, with every default in one place."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TASK = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)$")
 
 
 def config_class(architecture: str) -> type[TextConfig]:
-    """Of ``Qwen3ForCausalLM``, the class ``Qwen3Config`` of the module here that is named as the family's in
-    `octavo.models`; of another task of a family, that of its language model. A family without such a module has
-    Llama's fields and defaults."""
+    """Return the config class of an architecture: for ``Qwen3ForCausalLM``, ``Qwen3Config`` of the module here that is
+    named like the family's in `octavo.models`; for a family's other tasks, that of its language model. A family without
+    such a module has Llama's fields and defaults."""
     family = _TASK.sub("", architecture)
     module = DRAFTERS.get(architecture) or MODELS.get(f"{family}ForCausalLM") or MODELS[architecture]
     name = f"{__name__}.{module}"

@@ -1,4 +1,4 @@
-"""How a field of config.json is declared: its type, its limits and its default, in one line of a family's class."""
+"""Declarations of config.json's fields: type, limits and default, in one line of a family's class."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def integers(demand: str, default: Any = None) -> Any:
 
 
 def turns() -> Any:
-    """Of each layer, 1 for those that turn queries and keys; an empty list says nothing."""
+    """Declare a list with 1 for each layer that rotates queries and keys, 0 for others; an empty list counts as
+    absent."""
 
     def read(fields: Fields, key: str) -> list[int]:
         value, layers = fields.config[key], fields.config["num_hidden_layers"]
@@ -92,7 +93,8 @@ def fourfold(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def declaration(cls: type, name: str) -> Field[Any]:
-    """Where ``cls`` or the nearest class above it declares ``name``: below it, a family may give a default alone."""
+    """Find the declaration of ``name`` in ``cls`` or the nearest class above it; below it, a family may give a default
+    alone."""
     for parent in cls.__mro__:
         found: Field[Any] | None = parent.__dict__.get("__dataclass_fields__", {}).get(name)
         if found is not None and _READ in found.metadata:
@@ -101,13 +103,13 @@ def declaration(cls: type, name: str) -> Field[Any]:
 
 
 def reader(declared: Field[Any]) -> Read:
-    """What checks the field."""
+    """The function that checks the field."""
     found: Read = declared.metadata[_READ]
     return found
 
 
 def null_is_none(declared: Field[Any]) -> bool:
-    """Whether a null means none."""
+    """True if a null means None."""
     return bool(declared.metadata[_NULL])
 
 

@@ -12,7 +12,7 @@ from octavo.interface.model_config.qwen3 import Qwen3Config
 
 @dataclass(frozen=True, kw_only=True)
 class EagleConfig(LlamaConfig):
-    """Of EAGLE."""
+    """Fields of EAGLE."""
 
     own_embedding: bool = flag(False)  # whether the checkpoint has a table of tokens, a head, a bias, a map of tokens
     own_head: bool = flag(False)
@@ -24,7 +24,7 @@ class EagleConfig(LlamaConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(EagleConfig):
-    """Of EAGLE-3; ``taps``: layers of the target whose inputs the head reads."""
+    """Fields of EAGLE-3; ``taps``: layers of the target whose inputs the head reads."""
 
     taps: list[int] = integers("must be a list of numbers of layers", MISSING)
     target_hidden_size: int = integer(1, MAX_WIDTH)
@@ -36,4 +36,4 @@ class Eagle3Config(EagleConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Qwen3Config(Qwen3Config, Eagle3Config):
-    """Of EAGLE-3, with layers as Qwen3's."""
+    """Fields of EAGLE-3, with Qwen3's layers."""

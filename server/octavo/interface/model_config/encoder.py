@@ -1,4 +1,4 @@
-"""What encoders have."""
+"""Fields of encoders."""
 
 from __future__ import annotations
 

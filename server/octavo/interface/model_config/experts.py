@@ -1,4 +1,4 @@
-"""What families with mixtures of experts have."""
+"""Fields of families with mixtures of experts."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ class ExpertsConfig(TextConfig):
 
     @property
     def stated_groups(self) -> tuple[int, int]:
-        """What config.json says of groups, used or not."""
+        """The groups that config.json states, used or not."""
         return 1, 1
 
     @property
     def groups(self) -> tuple[int, int] | None:
-        """How many groups the experts are in, and how many of these a token may choose from; None: from all."""
+        """The number of expert groups, and how many of them a token may choose from; None: it chooses from all
+        experts."""
         return None
 
     def check(self, fields: Fields) -> None:

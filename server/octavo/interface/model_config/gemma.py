@@ -12,7 +12,7 @@ from octavo.interface.model_config.text import TextConfig
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaConfig(TextConfig):
-    """What the first configurations call gelu in ``hidden_act`` is its approximation by tanh."""
+    """Fields of Gemma. In the first configurations, gelu in ``hidden_act`` means its approximation by tanh."""
 
     head_dim: int | None = 256
     tie_word_embeddings: bool = True
@@ -45,7 +45,7 @@ class WindowedGemmaConfig(GemmaConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """Of each layer, what it attends to."""
+        """The kind of attention of each layer."""
         count, every = self.num_hidden_layers, self.sliding_window_pattern
         by_default = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(count)]
         return self.layer_types or by_default

@@ -12,7 +12,7 @@ from octavo.interface.model_config.gemma4 import PerLayerGemmaConfig
 
 
 def _sparsity(fields: Fields, key: str) -> list[float]:
-    """Of each layer."""
+    """Read one sparsity for each layer, from 0 to below 1."""
     found, count = fields.config[key], fields.config["num_hidden_layers"]
     numbers: list[Any] = found if isinstance(found, list) and len(found) == count else [None]
     if not all(isinstance(part, (int, float)) and type(part) is not bool and 0 <= part < 1 for part in numbers):

@@ -22,7 +22,7 @@ from octavo.interface.model_config.gemma import WindowedGemmaConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayerGemmaConfig(WindowedGemmaConfig):
-    """Of Gemma 3n and 4: the last layers share others' keys and values, and each has embeddings of its own."""
+    """Fields of Gemma 3n and 4: the last layers share others' keys and values, and each has embeddings of its own."""
 
     vocab_size_per_layer_input: int = integer(1, MAX_VOCAB, 262144)
     hidden_size_per_layer_input: int | None = integer(0, MAX_WIDTH, 256, null=True)
@@ -34,7 +34,7 @@ class PerLayerGemmaConfig(WindowedGemmaConfig):
         return self.hidden_size + (self.hidden_size_per_layer_input or 0)
 
     def keys_are_values(self, layer: int) -> bool:
-        """Whether layer number ``layer`` has keys that are its values, too."""
+        """True if layer number ``layer`` uses its keys as values, too."""
         return False
 
     @property
@@ -92,7 +92,7 @@ class Gemma4Config(PerLayerGemmaConfig, ExpertsConfig):
 
     @property
     def own_fields(self) -> list[dict[str, int]]:
-        """What differs in each layer."""
+        """The fields in which each layer differs."""
         if self.per_layer_config is not None:
             stated = {int(layer): own for layer, own in self.per_layer_config.items()}
             return [stated.get(layer, {}) for layer in range(self.num_hidden_layers)]

@@ -9,7 +9,7 @@ from octavo.interface.model_config.text import PartialRotaryConfig
 
 @dataclass(frozen=True, kw_only=True)
 class GlmConfig(PartialRotaryConfig):
-    """Of the 9B of 2024."""
+    """Fields of the 9B model of 2024."""
 
     partial_rotary_factor: float = 0.5
     num_key_value_heads: int | None = 2
@@ -20,4 +20,4 @@ class GlmConfig(PartialRotaryConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Glm4Config(GlmConfig):
-    """Of the models of 2025."""
+    """Fields of the models of 2025."""

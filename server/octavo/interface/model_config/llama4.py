@@ -34,7 +34,7 @@ class Llama4Config(ExpertsConfig):
     attn_scale: float = number(0.0, MAX_FACTOR, 0.1)
 
     def turned(self, layer: int) -> bool:
-        """Whether layer number ``layer`` has rotary embeddings."""
+        """True if layer number ``layer`` has rotary embeddings."""
         turns = self.no_rope_layers
         return bool(turns[layer] if turns else (layer + 1) % self.no_rope_layer_interval)
 
@@ -45,7 +45,7 @@ class Llama4Config(ExpertsConfig):
         return self.attention_chunk_size if chunked else None
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether layer number ``layer`` has experts."""
+        """True if layer number ``layer`` has experts."""
         if self.moe_layers is None:  # an empty list: none
             return (layer + 1) % self.interleave_moe_layer_step == 0
         return layer in self.moe_layers

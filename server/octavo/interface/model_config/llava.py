@@ -15,7 +15,7 @@ from octavo.interface.model_config.text import TextConfig, unsupported_text
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaConfig(TextConfig):
-    """What they have beside themselves: a projector of what a tower sees."""
+    """Fields beside the language model's: those of the projector of image features."""
 
     projector_hidden_act: str = text("gelu")
     multimodal_projector_bias: bool = flag(True)

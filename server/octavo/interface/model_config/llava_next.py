@@ -9,9 +9,9 @@ from octavo.interface.model_config.llava import LlavaConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaNextConfig(LlavaConfig):
-    """Of LLaVA-NeXT."""
+    """Fields of LLaVA-NeXT."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaOnevisionConfig(LlavaConfig):
-    """Of LLaVA-OneVision."""
+    """Fields of LLaVA-OneVision."""

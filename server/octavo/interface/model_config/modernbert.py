@@ -34,7 +34,7 @@ class ModernBertConfig(EncoderConfig):
 
     @property
     def kinds(self) -> list[str]:
-        """Of each layer, what it attends to."""
+        """The kind of attention of each layer."""
         every, count = self.global_attn_every_n_layers, self.num_hidden_layers
         by_default = ["sliding_attention" if layer % every else "full_attention" for layer in range(count)]
         return self.layer_types or by_default

@@ -9,8 +9,8 @@ from octavo.interface.model_config.text import TextConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2Config(TextConfig):
-    """With ``use_sliding_window``, windows in the layers that ``layer_types`` names or, where it is not given, in those
-    from ``max_window_layers`` on."""
+    """Fields of Qwen2. ``use_sliding_window`` gives windows to the layers that ``layer_types`` names, by default to
+    those from ``max_window_layers`` on."""
 
     num_key_value_heads: int | None = 32
     sliding_window: int | None = 4096

@@ -19,13 +19,13 @@ class QwenMoeConfig(Qwen2Config, ExpertsConfig):
     mlp_only_layers: list[int] | None = integers("must be a list of numbers of layers")
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether layer number ``layer`` has experts."""
+        """True if layer number ``layer`` has experts."""
         return layer not in (self.mlp_only_layers or []) and (layer + 1) % self.decoder_sparse_step == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2MoeConfig(QwenMoeConfig):
-    """Where ``layer_types`` is not there, every other layer below ``max_window_layers`` may have a window."""
+    """Fields of Qwen2-MoE. Without ``layer_types``, every other layer below ``max_window_layers`` may have a window."""
 
     num_experts: int = 60
     num_experts_per_tok: int = 4
@@ -41,7 +41,7 @@ class Qwen2MoeConfig(QwenMoeConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3MoeConfig(QwenMoeConfig, Qwen3Config):
-    """Where there are windows, all layers have one."""
+    """Fields of Qwen3-MoE. If there are windows, all layers have one."""
 
     head_dim: int | None = None
     num_experts: int = 128

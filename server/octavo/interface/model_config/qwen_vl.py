@@ -11,7 +11,7 @@ from octavo.interface.model_config.qwen_moe import Qwen3MoeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2VLConfig(Qwen2Config):
-    """Of Qwen2-VL."""
+    """Fields of Qwen2-VL."""
 
     num_key_value_heads: int | None = 8
     rms_norm_eps: float = 1e-5
@@ -21,19 +21,19 @@ class Qwen2VLConfig(Qwen2Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2_5_VLConfig(Qwen2VLConfig):  # noqa: N801
-    """Of Qwen2.5-VL."""
+    """Fields of Qwen2.5-VL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VLConfig(Qwen3Config):
-    """Of Qwen3-VL."""
+    """Fields of Qwen3-VL."""
 
     rope_theta: float = 5e5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3VLMoeConfig(Qwen3MoeConfig):
-    """Of Qwen3-VL's mixtures of experts."""
+    """Fields of Qwen3-VL's mixtures of experts."""
 
     num_experts: int = 60
     num_experts_per_tok: int = 4

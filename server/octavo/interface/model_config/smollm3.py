@@ -20,7 +20,7 @@ class SmolLM3Config(TextConfig):
     no_rope_layer_interval: int = integer(1, MAX_LAYERS, 4)
 
     def turned(self, layer: int) -> bool:
-        """Whether layer number ``layer`` has rotary embeddings."""
+        """True if layer number ``layer`` has rotary embeddings."""
         turns = self.no_rope_layers
         return bool(turns[layer] if turns else (layer + 1) % self.no_rope_layer_interval)
 

@@ -1,7 +1,7 @@
-"""What config.json says of a language model, parsed once: the fields of Llama, which all families have.
+"""A language model's config.json, parsed once: the fields of Llama, which all families have.
 
-A family's class declares the fields that only the family has, gives its own defaults to others (those of transformers)
-and says in `check` what must fit together. Fields have transformers' names; `aliases` are a family's own for the same.
+A family's class declares the fields that only the family has, overrides defaults (with those of transformers), and
+checks in `check` that fields fit together. Fields have transformers' names; `aliases` are a family's own for the same.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class TextConfig:
 
     @property
     def own_fields(self) -> list[dict[str, int]]:
-        """What differs in each layer; empty: nothing does."""
+        """The fields in which each layer differs; empty: all layers are alike."""
         return []
 
     @property
@@ -175,7 +175,7 @@ class TextConfig:
         return self.sliding_window if self.slides(layer) else None
 
     def slides(self, layer: int) -> bool:
-        """Whether layer number ``layer`` is one of those that may have a window."""
+        """True if layer number ``layer`` may have a window."""
         if self.layer_types:
             return self.layer_types[layer] == "sliding_attention"
         return self.slides_by_default(layer)
@@ -238,14 +238,15 @@ class TextConfig:
 
 
 def unsupported_text(config: Mapping[str, Any], built: Iterable[str], source: str) -> ModelError:
-    """Of an architecture around one of several language models, of which ``built`` are there."""
+    """The error for an architecture around one of several language models, of which those in ``built`` are
+    supported."""
     what = f"{config['architectures'][0]} with a text model of type {config['model_type']!r}"
     return ModelError(f"{source}: {what} is not supported; the types that are: {', '.join(built)}")
 
 
 @cache
 def _declared(cls: Any) -> list[tuple[str, Read, bool, bool]]:
-    """Of each field: its name, what reads it, whether a null means none, whether config.json must have it."""
+    """List each field's name, its reader, whether a null means None, and whether config.json must have it."""
     found = []
     for field in fields(cls):
         if field.name != "architecture":
@@ -256,7 +257,7 @@ def _declared(cls: Any) -> list[tuple[str, Read, bool, bool]]:
 
 
 def _check_ropes(fields: Fields, key: str, table: dict[str, Any]) -> None:
-    """Of one rotary embedding, or of one for each kind of layer."""
+    """Check one rotary embedding, or one for each kind of layer."""
     typed = "rope_type" in table or "type" in table
     if typed or not any(isinstance(value, dict) for value in table.values()):
         _check_rope(fields.inner(key, table))
@@ -285,7 +286,7 @@ def _check_rope(rope: Fields) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialRotaryConfig(TextConfig):
-    """Of families that turn a part of each head."""
+    """Fields of families that rotate a part of each head."""
 
     partial_rotary_factor: float = number(0.0, 1.0, 1.0, above=True)
 

@@ -1,4 +1,4 @@
-"""How a linear layer's weights are stored and multiplied: the one place where quantisation plugs in."""
+"""Storage and multiplication of a linear layer's weights: the one place where quantisation plugs in."""
 
 from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
 from octavo.layers.quantization.registry import exact_method, quantization_config

@@ -43,7 +43,7 @@ class Shard:
 
     @property
     def has_whole_rows(self) -> bool:
-        """Whether this rank takes all columns."""
+        """True if this rank takes all columns."""
         return self.columns == slice(0, self.shape[1])
 
 
@@ -82,13 +82,13 @@ class LinearBase(nn.Module):
         return y
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """Of every part of the layer, see `LinearMethod.weight_slots`."""
+        """The slots of every part of the layer, see `LinearMethod.weight_slots`."""
         for part, shard in enumerate(self.shards):
             for slot in self.method.weight_slots(self, part, shard):
                 yield slot if shard.order is None else slot.reordered(shard.order)
 
     def extra_repr(self) -> str:
-        """What `repr` says of the layer."""
+        """The layer's description in `repr`."""
         return f"{self.input_size} -> {self.output_size}, bias={self.has_bias}"
 
 
@@ -127,7 +127,7 @@ class LinearMethod(ABC):
 
 @dataclass(frozen=True)
 class ExpertSettings:
-    """What the experts of a layer compute, see `octavo_kernels.Experts`; sizes are those of all ranks together."""
+    """The function of a layer's experts, see `octavo_kernels.Experts`; sizes are those of all ranks together."""
 
     num_experts: int
     hidden_size: int
@@ -173,7 +173,7 @@ class ExpertsBase(nn.Module):
 
     @property
     def inner_size(self) -> int:
-        """Of an expert on this rank."""
+        """The inner size of an expert on this rank."""
         size: int = self.columns.stop - self.columns.start
         return size
 
@@ -184,7 +184,7 @@ class ExpertsBase(nn.Module):
 
     @property
     def adds_bias(self) -> bool:
-        """Whether this rank adds the biases of results: of experts that ranks have parts of, only one does."""
+        """True if this rank adds the biases of results: only one rank does if experts are split among ranks."""
         return self.tp.rank == 0 or self.tp.expert_parallel
 
     def forward(
@@ -211,7 +211,7 @@ class MoEMethod(ABC):
         return iter(())
 
     def extra_bytes(self, layer: ExpertsBase) -> int:
-        """What the loaded layer takes beside what its linear layers do, for the memory ledger."""
+        """The bytes that the loaded layer takes beside its linear layers, for the memory ledger."""
         return 0
 
     def process_weights_after_loading(self, layer: ExpertsBase) -> None:

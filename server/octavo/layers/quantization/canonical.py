@@ -71,7 +71,7 @@ class GroupScaled(StoredWeight):
 
     @abstractmethod
     def numbers(self, rows: slice) -> Tensor:
-        """What the codes of ``rows`` stand for: float32 [rows, K], the caller's own."""
+        """Decode ``rows`` to float32 [rows, K], the caller's own."""
 
     def take(self, rows: slice | Tensor, columns: slice) -> Self:
         """See `StoredWeight`."""

@@ -175,8 +175,8 @@ def _slots(
     nbytes: int = 0,
     values: bool = False,
 ) -> Iterator[WeightSlot]:
-    """Of one checkpoint module: read together, this rank's part of it given to ``take``; ``nbytes`` is what it keeps
-    beside the layer's parameters. ``values``: whole rows, of which it takes columns of the values, so that no group is
+    """Slots of one checkpoint module: read together, this rank's part of it given to ``take``, which keeps ``nbytes``
+    beside the layer's parameters. ``values``: whole rows are read and columns of the values taken, so that no group is
     cut."""
 
     def load(sources: Mapping[str, WeightSource]) -> None:
@@ -224,9 +224,9 @@ def _read_by_group(source: WeightSource) -> None:
 
 
 class CheckpointConfig(QuantizationConfig):
-    """Of a quantised checkpoint whose linear modules are ``modules``, by the names that they have here; ``parts`` names
-    those of a merged layer. ``packed``: weights are kept as codes, for the CPU's kernels; ``on_gpu``: for a GPU's,
-    where activations have 16 bits. What is kept as values is held as ``values`` has it."""
+    """A quantised checkpoint whose linear modules are ``modules``, by their names here; ``parts`` names those of a
+    merged layer. ``packed``: weights are kept as codes, for the CPU's kernels; ``on_gpu``: for a GPU's, with
+    activations of 16 bits. Weights kept as values are held as ``values`` has it."""
 
     def __init__(
         self,

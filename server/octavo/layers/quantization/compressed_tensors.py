@@ -167,7 +167,7 @@ class CompressedTensors(CheckpointFormat):
         return chosen
 
     def _group_of(self, module: str) -> WeightFormat | None:
-        """By name before by class."""
+        """Find a module's format, by name before by class."""
         for names, _, found in self._groups:
             if module in names:
                 return found
@@ -186,7 +186,7 @@ class CompressedTensors(CheckpointFormat):
 
 
 def _weight(fields: Fields, stored_as: str) -> WeightFormat:
-    """How the weights of a group are stored, from its ``weights`` and ``format``."""
+    """Return the storage of a group's weights, from its ``weights`` and ``format``."""
     given = fields.config
     bits, kind, strategy = given.get("num_bits"), given.get("type", "int"), given.get("strategy")
     group = given.get("group_size")

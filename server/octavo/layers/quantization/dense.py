@@ -22,21 +22,21 @@ FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 
 
 def has_kernels() -> bool:
-    """Whether the C kernels compute what is on the CPU."""
+    """True if the CPU's backend is that of the C kernels."""
     from octavo_kernels import cpu
 
     return octavo_kernels.backend_name(torch.device("cpu")) == "cpu" and cpu.unavailable_reason() is None
 
 
 def has_dense_kernels(device: torch.device | str, dtype: torch.dtype) -> bool:
-    """Whether they take activations of ``dtype`` and weights of 16 and 32 bits on ``device``."""
+    """True if these take activations of ``dtype`` and weights of 16 and 32 bits on ``device``."""
     return torch.device(device).type == "cpu" and dtype in (torch.float32, torch.bfloat16) and has_kernels()
 
 
 @dataclass(frozen=True)
 class WeightTypes:
-    """In which dtype a tensor is held: its own unless ``dtype`` is shorter. ``rounds_float16``: to bfloat16, too, which
-    is as long and has three bits less. What is not stored in one of these dtypes is held in ``dtype``."""
+    """The dtype of a tensor in memory: its own unless ``dtype`` is shorter. ``rounds_float16``: float16 becomes
+    bfloat16, too, which is as long and has three bits less. Tensors stored in other types are held in ``dtype``."""
 
     dtype: torch.dtype
     rounds_float16: bool

@@ -112,7 +112,7 @@ class ExpertLinears(nn.Module):
             linear.takes_row_scales = False
 
     def layers(self) -> list[LinearBase]:
-        """In the order of `ExpertsBase.PROJECTIONS`."""
+        """The layers in the order of `ExpertsBase.PROJECTIONS`."""
         return [self.gate_proj, self.up_proj, self.down_proj]
 
 

@@ -104,7 +104,7 @@ class NVFP4Weight(WeightFormat):
 
 
 class MXFP4(CheckpointFormat):
-    """What transformers calls mxfp4: gpt-oss' blocks and scales."""
+    """The format called mxfp4 by transformers: gpt-oss' blocks and scales."""
 
     name = "mxfp4"
 

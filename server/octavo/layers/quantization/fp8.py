@@ -93,7 +93,7 @@ def read_e4m3(source: WeightSource) -> Tensor:
 
 
 class FP8(CheckpointFormat):
-    """What vLLM calls fp8: AutoFP8's checkpoints, and those in blocks of DeepSeek and Qwen."""
+    """The format called fp8 by vLLM: AutoFP8's checkpoints, and those in blocks of DeepSeek and Qwen."""
 
     name = "fp8"
 
@@ -113,7 +113,8 @@ class FP8(CheckpointFormat):
 
 
 class FBGEMM(CheckpointFormat):
-    """What transformers calls fbgemm_fp8: a scale a row; the bound of activation scales is for its own kernels."""
+    """The format called fbgemm_fp8 by transformers: one scale a row; the bound on activation scales is for its own
+    kernels."""
 
     name = "fbgemm_fp8"
 

@@ -51,8 +51,8 @@ def pack(weight: GroupScaled, form: str, device: torch.device) -> GroupWeight:
 
 
 def device_bytes(format_: WeightFormat, rows: int, columns: int, stacked: bool, size: int = 2) -> int:
-    """What a GPU keeps of a weight in ``format_``, as `GPUWeightMethod.keep` does; ``size`` of a value's bytes.
-    ``stacked``: one of those of experts, which `StackedMoEMethod` joins where they fill tiles."""
+    """The bytes of a weight in ``format_`` on a GPU, kept as by `GPUWeightMethod.keep`; ``size``: bytes of a value.
+    ``stacked``: one of experts' weights, which `StackedMoEMethod` joins if they fill tiles."""
     how = format_.device_codes
     if how is None:
         return size * rows * columns
@@ -171,7 +171,7 @@ def _joined(a: Piece, b: Piece) -> Piece | None:
 
 
 def are_alike(a: GroupWeight, b: GroupWeight) -> bool:
-    """Whether ``b`` can follow ``a`` in one weight."""
+    """True if ``b`` can follow ``a`` in one weight."""
     kinds = [(w.form, w.group, w.scales.dtype, w.order is None) for w in (a, b)]
     same_order = a.order is None or b.order is None or torch.equal(a.order, b.order)
     return kinds[0] == kinds[1] and a.channels % TILE == 0 and same_order

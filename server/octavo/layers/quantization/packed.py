@@ -48,7 +48,7 @@ def _pack_row_scaled(weight: GroupCodes) -> PackedLinear:
 
 
 def keeps_codes(weight: StoredWeight) -> bool:
-    """Whether `pack_stored` keeps the weight's own codes."""
+    """True if `pack_stored` keeps the weight's own codes."""
     if isinstance(weight, FloatCodes):
         return False
     assert isinstance(weight, GroupCodes | TableCodes)

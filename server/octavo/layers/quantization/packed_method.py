@@ -1,4 +1,5 @@
-"""What the CPU's own kernels offer beyond a `LinearMethod`, however they store weights; embeddings and heads use it."""
+"""Operations of the CPU's own kernels beyond a `LinearMethod`, for any storage of weights; embeddings and heads use
+them."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class PackedMethod(LinearMethod):
 
     @abstractmethod
     def keeps_values(self, qtype: str) -> bool:
-        """Whether `embed` gives the values that a table of its own would have, of a tensor stored as ``qtype``."""
+        """True if `embed` returns the values that a table of its own would have, for a tensor stored as ``qtype``."""
 
     @property
     @abstractmethod

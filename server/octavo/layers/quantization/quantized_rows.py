@@ -1,4 +1,4 @@
-"""What the CPU's integer kernels can do beyond a `PackedMethod`; `layers.fusion` and the head look for it."""
+"""Operations of the CPU's integer kernels beyond a `PackedMethod`; `layers.fusion` and the head look for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which quantisation a model runs with."""
+"""Choose a model's quantisation."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def exact_method(config: ModelConfig, device: torch.device | str = "cpu") -> Lin
 
 
 def stored_format(config: ModelConfig) -> CheckpointFormat | None:
-    """What the checkpoint says of its quantisation; None: nothing. Raises ModelError."""
+    """Return the checkpoint's own quantisation; None if it states none. Raises ModelError."""
     table = config.hf_config.get("quantization_config")
     if not table:
         return None

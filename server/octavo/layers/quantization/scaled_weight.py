@@ -14,8 +14,8 @@ TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def device_multiplies(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether ``device`` multiplies numbers of this type: FP8 from compute capability 8.9 on. A GPU that is planned for
-    on a machine without one does."""
+    """True if ``device`` multiplies numbers of this type: FP8 from compute capability 8.9 on. True also for a GPU that
+    is planned for on a machine without one."""
     if device.type != "cuda" or dtype == torch.int8 or not torch.cuda.is_available():
         return True
     return torch.cuda.get_device_capability(device) >= (8, 9)

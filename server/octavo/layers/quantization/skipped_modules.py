@@ -1,8 +1,8 @@
-"""Which modules of a quantised checkpoint are stored as plain weights.
+"""Find the modules of a quantised checkpoint that are stored as plain weights.
 
-A checkpoint says so in lists of module names (``modules_to_not_convert``, ``ignore``, ``exclude_modules``) whose rules
-differ from tool to tool, and lists are often incomplete (the head, say). The tensors themselves tell without doubt, so
-they decide, and the lists are held against them.
+A checkpoint lists their names (``modules_to_not_convert``, ``ignore``, ``exclude_modules``), by rules that differ from
+tool to tool, and lists are often incomplete (the head, say). The tensors themselves leave no doubt, so they decide, and
+the lists are checked against them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SkippedModules:
 
     @classmethod
     def from_fields(cls, fields: Fields, key: str, exact: bool = False) -> SkippedModules:
-        """Those of a list in a description; ``exact``: none is a part of a name. Raises ModelError where it is no list
-        of strings."""
+        """Read the list of skipped modules in a description; ``exact``: none is a part of a name. Raises ModelError if
+        it is no list of strings."""
         listed = fields.config.get(key)
         if listed is None:
             listed = []
@@ -53,6 +53,6 @@ class SkippedModules:
 
 
 def is_plain(module: StoredModule) -> bool:
-    """Whether the module has a weight of floating-point numbers."""
+    """True if the module has a weight of floating-point numbers."""
     weight = module.tensors.get("weight")
     return weight is not None and weight.qtype in FLOATS

@@ -31,8 +31,8 @@ class Leaf:
 
 @dataclass(frozen=True)
 class DeviceCodes:
-    """How a GPU holds a weight's codes: ``bits`` of each, and ``scale_bytes`` of each ``group`` of columns (0: a row),
-    zero points included. ``ordered``: columns lie in an order of their own, which is held as well."""
+    """The form of a weight's codes on a GPU: ``bits`` of each, and ``scale_bytes`` of each ``group`` of columns (0: a
+    row), zero points included. ``ordered``: columns have an order of their own, which is stored as well."""
 
     bits: int
     group: int
@@ -49,7 +49,7 @@ class StoredModule:
 
 
 class WeightFormat(ABC):
-    """How one weight ``[rows, columns]`` lies in a checkpoint."""
+    """The storage of one weight ``[rows, columns]`` in a checkpoint."""
 
     @abstractmethod
     def leaves(self, rows: int, columns: int) -> list[Leaf]:
@@ -66,7 +66,7 @@ class WeightFormat(ABC):
 
     @property
     def has_row_scales(self) -> bool:
-        """Whether it holds symmetric integers of 8 bits with one scale for each row, which the CPU has kernels for."""
+        """True if it holds symmetric integers of 8 bits with one scale for each row, for which the CPU has kernels."""
         return False
 
     @property
@@ -81,13 +81,13 @@ class WeightFormat(ABC):
 
 
 class CheckpointFormat(ABC):
-    """What the description of a quantised checkpoint says. ``name`` is the format's in ``--quantization``."""
+    """The description of a quantised checkpoint. ``name`` is the format's in ``--quantization``."""
 
     name: str
 
     @abstractmethod
     def weight_format(self, module: StoredModule) -> WeightFormat | None:
-        """How the module's weight is stored; None: as a plain tensor. Raises ModelError where that is not clear."""
+        """Return the storage of the module's weight; None: a plain tensor. Raises ModelError if that is not clear."""
 
 
 def read_exponents(source: WeightSource) -> Tensor:

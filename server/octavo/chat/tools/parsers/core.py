@@ -179,7 +179,7 @@ class ToolParser(TextReader, ABC):
         return names[0] if len(names) == 1 else beginning
 
     def _may_become_known(self) -> bool:
-        """Whether the name that was cut off may be one of a tool."""
+        """True if the name, cut off so far, may become that of a tool."""
         return not self._names or any(name.startswith(self._name or "") for name in self._names)
 
     # Reading.

@@ -1,4 +1,4 @@
-"""How model families write their calls as JSON."""
+"""Formats of model families that write calls as JSON."""
 
 from __future__ import annotations
 

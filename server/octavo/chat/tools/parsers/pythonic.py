@@ -166,7 +166,7 @@ def _key(node: ast.expr) -> str | int | float | bool | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether an answer can carry ``text``: it has no half of a surrogate pair."""
+    """True if an answer can carry ``text``: it has no half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -19,7 +19,7 @@ _VALID_SCALAR = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true
 
 
 class NotACallError(Exception):
-    """What looked like a call is none, or not any more; the text since the last settled position is content."""
+    """The text is no call, or no longer one; everything since the last settled position is content."""
 
 
 class CutOffError(NotACallError):
@@ -60,7 +60,7 @@ class TextReader:
         return self._text[self._at : self._at + 1]
 
     def _starts_with(self, literal: str) -> Steps[bool]:
-        """Whether ``literal`` comes next; reads nothing."""
+        """True if ``literal`` comes next; reads nothing."""
         while True:
             ahead = self._text[self._at : self._at + len(literal)]
             if ahead == literal:

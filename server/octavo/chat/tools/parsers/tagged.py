@@ -19,7 +19,7 @@ _WORD = re.compile(r"[a-z]*")
 
 @dataclass(frozen=True)
 class Tags:
-    """What a family writes around calls, names and arguments."""
+    """Tags that a family writes around calls, names and arguments."""
 
     call: str  # in front of a name
     name_end: str
@@ -72,7 +72,7 @@ class TaggedParser(ToolParser):
             self._at = self._settled + begin
 
     def _ends_in(self, tag: str) -> bool:
-        """Whether the text ended inside ``tag``, which is then read."""
+        """True if the text ended inside ``tag``, which is then read."""
         if self._ended and tag.startswith(self._text[self._at :]):
             self._at = len(self._text)
             return True
@@ -100,7 +100,7 @@ class TaggedParser(ToolParser):
         self._in_arguments = False
 
     def _one_of(self, *literals: str) -> Steps[str]:
-        """Which of ``literals`` comes next; "" if none."""
+        """The one of ``literals`` that comes next; "" if none does."""
         for literal in literals:
             if (yield from self._starts_with(literal)):
                 return literal
@@ -191,7 +191,7 @@ class TaggedParser(ToolParser):
                 return rest, True
 
     def _is_end_of_value(self) -> Steps[bool]:
-        """Whether the end tag that was read is one: what follows is a tag of the call, or nothing."""
+        """True if the end tag just read ends the value: a tag of the call, or nothing, follows."""
         tags = self.TAGS
         yield from self._skip_space()
         followers = [tag for tag in (tags.key, tags.call_end, tags.section[1]) if tag]
@@ -201,7 +201,8 @@ class TaggedParser(ToolParser):
         return self._ended and any(tag.startswith(rest) for tag in followers)
 
     def _give_cut_call(self) -> None:
-        """What is certain has been given out as JSON; the rest is markup, or a value that is not whole."""
+        """Drop the rest of a call that was cut off: it is markup or half a value, and the certain part is already out
+        as JSON."""
         if not self._in_arguments:
             super()._give_cut_call()
             return

@@ -74,7 +74,7 @@ def _nearest(value: Any, text: str, kinds: set[str]) -> str:
 
 
 def _other_spelling(text: str, kinds: set[str]) -> Any:
-    """What Python, not JSON, writes so; None where it is neither, or None."""
+    """Return the value that ``text`` has in Python but not in JSON; None if it has none, or is None."""
     word = text.lower()
     if word in _WORDS and (not kinds or _kind(_WORDS[word]) in kinds):
         return _WORDS[word]
@@ -118,7 +118,7 @@ def _is_one_line(text: str) -> bool:
 
 
 def _referred(path: str, parameters: Schema) -> Any:
-    """What a reference inside the tool's own schema leads to; None for any other."""
+    """Resolve a reference inside the tool's own schema; None for any other."""
     if not path.startswith("#"):
         return None
     found: Any = parameters
