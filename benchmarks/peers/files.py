@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,8 @@ from octavo.text.tokenizer import Tokenizer
 INPUT, OUTPUT, SLOW_OUTPUT = 128, 128, 48  # tokens; fewer of models of more than 10^9 numbers
 LEVELS = {1: 2, 8: 2, 20: 1}  # requests a user, by users
 QUICK_LEVELS = {1: 1, 8: 1}
-PROMPT, LONG_PROMPT = 512, 5600
-LONG_OUTPUT = 64
-MODEL_LEN = 6144
+PROMPT, LONG_OUTPUT = 512, 64
+MODEL_LEN = 2048
 SLOTS = 20
 NAME = "bench"  # the served model's
 ENGINES = ("Octavo", "llama.cpp", "vLLM")
@@ -53,7 +52,8 @@ def engine_of(name: str, file: ModelFile, root: Path, long: bool = False) -> Eng
         gguf = file if file.is_gguf else file.gguf
         if gguf is None:
             return None
-        slots = ("-np", "1", "-c", str(MODEL_LEN)) if long else ("-np", str(SLOTS), "-c", str(1024 * SLOTS))
+        length = file.long + 2 * LONG_OUTPUT
+        slots = ("-np", "1", "-c", str(length)) if long else ("-np", str(SLOTS), "-c", str(1024 * SLOTS))
         command = (
             str(llama_binary(root)),
             "-m",
@@ -78,7 +78,7 @@ def engine_of(name: str, file: ModelFile, root: Path, long: bool = False) -> Eng
         "--dtype",
         file.dtype,
         "--max-model-len",
-        str(MODEL_LEN if long or not file.slow else 2048),
+        str(file.long + 2 * LONG_OUTPUT if long else MODEL_LEN),
         "--disable-uvicorn-access-log",
         *where,
     )
@@ -158,12 +158,12 @@ def _prompt(server: Server, prompts: Prompts, count: int) -> dict[str, float]:
     }
 
 
-def measure_long(engine: Engine, prompts: Prompts) -> dict[str, Any]:
-    """A conversation of 5,600 tokens: its first token, and the ones after it."""
+def measure_long(engine: Engine, length: int, prompts: Prompts) -> dict[str, Any]:
+    """A prompt of ``length`` tokens: its first token, and the ones after it."""
     try:
         with Server(engine, timeout=600) as server:
             run_level(server.port, NAME, prompts.take(1, 64), 1, 4)
-            level = _checked(run_level(server.port, NAME, prompts.take(1, LONG_PROMPT), 1, LONG_OUTPUT))
+            level = _checked(run_level(server.port, NAME, prompts.take(1, length), 1, LONG_OUTPUT, timeout=900))
             return {"long_ttft_ms": level.ttft_p50, "long_itl_ms": level.itl_p50, "long_pss_bytes": server.pss_bytes()}
     except (ServerError, TimeoutError, OSError, ValueError, psutil.Error) as error:
         return {"long_error": f"{type(error).__name__}: {error}"}
@@ -195,7 +195,7 @@ def cells_to_run(files: list[ModelFile], engines: tuple[str, ...], root: Path) -
                 yield file, engine
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, known: Callable[[Path], list[ModelFile]] = model_files) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="1 and 8 users, few requests, no model of 10^9 numbers")
     parser.add_argument("--only", help="files to serve, comma separated: q6_k, smollm2-bf16, ... (default: all)")
@@ -206,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are in sessions of their own: end them first
     root = peers_folder()
-    files = model_files(root)
+    files = known(root)
     wanted = [name.strip().lower() for name in args.only.split(",")] if args.only else None
     if unknown := set(wanted or ()) - {file.name for file in files}:
         parser.error(f"--only: unknown {', '.join(sorted(unknown))}; there are {', '.join(f.name for f in files)}")
@@ -214,7 +214,9 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := set(chosen or ()) - {name.lower() for name in ENGINES}:
         parser.error(f"--engines: unknown {', '.join(sorted(unknown))}; there are {', '.join(ENGINES)}")
     engines = tuple(name for name in ENGINES if chosen is None or name.lower() in chosen)
-    files = [f for f in files if (f.name in wanted if wanted else not (args.quick and f.slow))]
+    files = [
+        f for f in files if (f.name in wanted if wanted else known is not model_files or not (args.quick and f.slow))
+    ]
     results = Results(args.output)
     if not args.report:
         print(cpu_kind(), flush=True)
@@ -250,7 +252,7 @@ def _run(
         cell = measure(engine, file, prompts, quick)
         long = engine_of(engine.name, file, root, long=True) if file.long and not quick else None
         if long is not None and "error" not in cell:
-            cell |= measure_long(long, prompts)
+            cell |= measure_long(long, file.long, prompts)
         results.keep(file, engine.name, cell | about)
         print(f"          {file_report.one_line(cell)}", flush=True)
 

@@ -10,34 +10,25 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.engines import checkpoint_folder, gguf_file, llama_binary
+from benchmarks.peers.random_models import (
+    GPT_OSS_20B,
+    LLAMA_1B,
+    QWEN3_0_6B,
+    QWEN3_4B,
+    add_metadata,
+    finish,
+    write_checkpoint,
+    write_gguf,
+)
 
 TESTS = Path(__file__).parents[2] / "tests"
-LLAMA_1B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "intermediate_size": 8192,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
+SMOLLM2_LONG, LONG = 5600, 8192  # tokens of a long prompt
 # About 130 million numbers take part in a token; every width is whole blocks of 256.
 MIXTRAL_130M: dict[str, Any] = {
     "hidden_size": 768,
@@ -71,7 +62,7 @@ class ModelFile:
     gguf: ModelFile | None = None
     dtype: str = ""
     slow: bool = False
-    long: bool = False  # also measured with a long context
+    long: int = 0  # also measured with a prompt of so many tokens
 
     @property
     def is_gguf(self) -> bool:
@@ -101,7 +92,7 @@ def model_files(root: Path) -> list[ModelFile]:
         return ModelFile(name, f"SmolLM2 {quant}", folder / f"smollm2-{name}.gguf", make, **more)
 
     files = [ModelFile("q4_1", "SmolLM2 Q4_1", gguf_file())]
-    files += [quantised("Q4_K_M", long=True)]
+    files += [quantised("Q4_K_M", long=SMOLLM2_LONG)]
     files += [quantised(quant) for quant in ("Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "IQ4_XS", "F16", "BF16")]
     bf16 = next(file for file in files if file.name == "bf16")
     files += [
@@ -112,7 +103,7 @@ def model_files(root: Path) -> list[ModelFile]:
             partial(_as_bfloat16, smollm2),
             bf16,
             "bfloat16",
-            long=True,
+            long=SMOLLM2_LONG,
         ),
         ModelFile("smollm2-fp32", "SmolLM2 float32, safetensors", smollm2, None, None, "float32"),
         ModelFile("gemma3-270m", "Gemma 3 270M, Q4_K_M", folder / "gemma-3-270m-q4_k_m.gguf", _gemma3),
@@ -124,28 +115,43 @@ def model_files(root: Path) -> list[ModelFile]:
         name = f"mixtral-130m-{quant.lower()}"
         make = partial(_quantize, root, experts.ensure, quant)
         files.append(ModelFile(name, f"8 experts, 2 a token, {quant}", folder / f"{name}.gguf", make))
-    checkpoint = ModelFile("llama-1b", "", folder / "llama-1b-bf16", _llama_1b(smollm2))
-    as_gguf = ModelFile("", "", folder / "llama-1b-bf16.gguf", partial(_llama_1b_gguf, checkpoint))
-    quantize = partial(_quantize, root, as_gguf.ensure, "Q4_K_M")
+    return [*files, *shape_files(root, "llama-1b", "Llama 3.2 1B shape", LLAMA_1B)]
+
+
+def large_models(root: Path) -> list[ModelFile]:
+    """Models of the sizes that people run on CPUs, in the order of the table."""
     return [
-        *files,
-        ModelFile(
-            "llama-1b-q4_k_m",
-            "Llama 3.2 1B shape, Q4_K_M",
-            folder / "llama-1b-q4_k_m.gguf",
-            quantize,
-            slow=True,
-        ),
-        ModelFile(
-            "llama-1b-bf16",
-            "Llama 3.2 1B shape, bfloat16",
-            checkpoint.path,
-            checkpoint.make,
-            as_gguf,
-            "bfloat16",
-            slow=True,
-        ),
+        *shape_files(root, "qwen3-0.6b", "Qwen3 0.6B shape", QWEN3_0_6B),
+        *shape_files(root, "qwen3-4b", "Qwen3 4B shape", QWEN3_4B),
+        *shape_files(root, "gpt-oss-20b", "gpt-oss 20B shape", GPT_OSS_20B, quant=None),
     ]
+
+
+def shape_files(
+    root: Path, name: str, title: str, config: dict[str, Any], quant: str | None = "Q4_K_M"
+) -> list[ModelFile]:
+    """A model of random numbers as GGUF file of ``quant`` and as checkpoint. Without ``quant`` both hold the
+    checkpoint's own formats (experts in MXFP4)."""
+    folder = root / "files"
+    own = "MXFP4" if "quantization_config" in config else "bfloat16"
+    suffix = "bf16" if own == "bfloat16" else own.lower()
+    checkpoint = folder / f"{name}-{suffix}"
+    make = partial(write_checkpoint, config, checkpoint_folder(root))
+    more = {"slow": True, "long": LONG if config["max_position_embeddings"] > LONG else 0}
+    file = ModelFile(f"{name}-{suffix}", f"{title}, {own}", checkpoint, make, dtype="bfloat16", **more)
+    as_gguf = ModelFile(
+        f"{name}-gguf", f"{title}, {own}, GGUF", folder / f"{name}-{suffix}.gguf", partial(_as_gguf, file), **more
+    )
+    file = replace(file, gguf=as_gguf)
+    if quant is None:
+        return [file]
+    path = folder / f"{name}-{quant.lower()}.gguf"
+    quantize = partial(_quantize, root, as_gguf.ensure, quant)
+    return [ModelFile(f"{name}-{quant.lower()}", f"{title}, {quant}", path, quantize, **more), file]
+
+
+def _as_gguf(checkpoint: ModelFile, target: Path) -> None:
+    write_gguf(checkpoint.ensure(), target)
 
 
 def _gemma3(target: Path) -> None:
@@ -235,90 +241,13 @@ def _quantised_checkpoints(smollm2: Path) -> list[tuple[str, str, Make]]:
     ]
 
 
-def _llama_1b(tokenizer_of: Path) -> Make:
-    """Random numbers in the shape of Llama 3.2 1B; SmolLM2's tokenizer, with names for the ids that it lacks."""
-
-    def make(target: Path) -> None:
-        import torch
-        from safetensors.torch import save_file
-
-        target.mkdir(parents=True, exist_ok=True)
-        _copy_the_rest(tokenizer_of, target)
-        (target / "config.json").write_text(json.dumps(LLAMA_1B, indent=1))
-        tokenizer = json.loads((target / "tokenizer.json").read_text())
-        vocabulary = tokenizer["model"]["vocab"]
-        known = len(set(vocabulary.values()) | {token["id"] for token in tokenizer["added_tokens"]})
-        vocabulary |= {f"more{i}": i for i in range(known, LLAMA_1B["vocab_size"])}
-        (target / "tokenizer.json").write_text(json.dumps(tokenizer))
-        generator = torch.Generator().manual_seed(0)
-        tensors = {}
-        for name, shape in _llama_shapes().items():
-            if len(shape) == 1:
-                tensors[name] = torch.ones(shape, dtype=torch.bfloat16)
-            else:
-                tensors[name] = torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
-        save_file(tensors, target / "model.safetensors", {"format": "pt"})
-
-    return make
-
-
-def _llama_shapes() -> dict[str, tuple[int, ...]]:
-    width, inner = LLAMA_1B["hidden_size"], LLAMA_1B["intermediate_size"]
-    kv = LLAMA_1B["num_key_value_heads"] * LLAMA_1B["head_dim"]
-    of_layer = {
-        "input_layernorm": (width,),
-        "post_attention_layernorm": (width,),
-        "self_attn.q_proj": (width, width),
-        "self_attn.k_proj": (kv, width),
-        "self_attn.v_proj": (kv, width),
-        "self_attn.o_proj": (width, width),
-        "mlp.gate_proj": (inner, width),
-        "mlp.up_proj": (inner, width),
-        "mlp.down_proj": (width, inner),
-    }
-    shapes = {"model.embed_tokens.weight": (LLAMA_1B["vocab_size"], width), "model.norm.weight": (width,)}
-    for layer in range(LLAMA_1B["num_hidden_layers"]):
-        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in of_layer.items()}
-    return shapes
-
-
-def _llama_1b_gguf(checkpoint: ModelFile, target: Path) -> None:
-    """The same numbers as llama.cpp's converter would store them; its tokens, too."""
-    import numpy as np
-    import torch
-    from gguf import GGMLQuantizationType, GGUFWriter
-    from safetensors import safe_open
-
-    sys.path.insert(0, str(TESTS))
-    try:
-        from support.gguf_files import gguf_name, interleave
-    finally:
-        sys.path.remove(str(TESTS))
-    folder = checkpoint.ensure()
-    writer = GGUFWriter(target, "llama")
-    heads, kv_heads = LLAMA_1B["num_attention_heads"], LLAMA_1B["num_key_value_heads"]
-    _add_metadata(writer, LLAMA_1B, json.loads((folder / "tokenizer.json").read_text()))
-    with safe_open(folder / "model.safetensors", "pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
-            tensor = tensors.get_tensor(name)
-            if tensor.ndim == 1:
-                writer.add_tensor(gguf_name(name), tensor.float().numpy())
-                continue
-            bits = tensor.view(torch.int16).numpy()
-            if "q_proj" in name or "k_proj" in name:
-                bits = interleave(bits, heads if "q_proj" in name else kv_heads)
-            rows = np.ascontiguousarray(bits).view(np.uint8)
-            writer.add_tensor(gguf_name(name), rows, raw_dtype=GGMLQuantizationType.BF16)
-    _finish(writer)
-
-
 def _mixtral_gguf(tokenizer_of: Path, target: Path, shape: dict[str, Any] = MIXTRAL_130M) -> None:
     """Random numbers in a Mixtral's shape, or a Llama's where it has no experts, with SmolLM2's tokenizer."""
     import torch
     from gguf import GGMLQuantizationType, GGUFWriter
 
     writer = GGUFWriter(target, "llama")
-    _add_metadata(writer, shape, json.loads((tokenizer_of / "tokenizer.json").read_text()))
+    add_metadata(writer, shape, json.loads((tokenizer_of / "tokenizer.json").read_text()))
     width, inner, experts = shape["hidden_size"], shape["intermediate_size"], shape.get("num_experts", 0)
     kv = shape["num_key_value_heads"] * shape["head_dim"]
     matrices = {"attn_q": (width, width), "attn_k": (kv, width), "attn_v": (kv, width), "attn_output": (width, width)}
@@ -341,45 +270,4 @@ def _mixtral_gguf(tokenizer_of: Path, target: Path, shape: dict[str, Any] = MIXT
             writer.add_tensor(f"blk.{layer}.ffn_gate_inp.weight", router.numpy())
         for name, size in matrices.items():
             add(f"blk.{layer}.{name}", size)
-    _finish(writer)
-
-
-def _add_metadata(writer: Any, shape: dict[str, Any], tokenizer: dict[str, Any]) -> None:
-    writer.add_context_length(shape["max_position_embeddings"])
-    writer.add_embedding_length(shape["hidden_size"])
-    writer.add_block_count(shape["num_hidden_layers"])
-    writer.add_feed_forward_length(shape["intermediate_size"])
-    writer.add_head_count(shape["num_attention_heads"])
-    writer.add_head_count_kv(shape["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
-    writer.add_rope_freq_base(shape["rope_theta"])
-    writer.add_rope_dimension_count(shape["head_dim"])
-    writer.add_key_length(shape["head_dim"])
-    writer.add_value_length(shape["head_dim"])
-    writer.add_vocab_size(shape["vocab_size"])
-    if "num_experts" in shape:
-        writer.add_expert_count(shape["num_experts"])
-        writer.add_expert_used_count(shape["num_experts_per_tok"])
-    _add_tokens(writer, shape, tokenizer)
-
-
-def _finish(writer: Any) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _add_tokens(writer: Any, shape: dict[str, Any], tokenizer: dict[str, Any]) -> None:
-    added = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
-    names = {index: name for name, index in tokenizer["model"]["vocab"].items()} | added
-    tokens = [names[index] for index in range(shape["vocab_size"])]
-    merges = tokenizer["model"]["merges"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if index in added else 1 for index in range(len(tokens))])
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    writer.add_bos_token_id(shape["bos_token_id"])
-    writer.add_eos_token_id(shape["eos_token_id"])
-    writer.add_add_bos_token(False)
+    finish(writer)

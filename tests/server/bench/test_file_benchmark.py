@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.peers import file_report, files, model_files
+from benchmarks.peers import file_report, files, model_files, random_models
 from support.paged import load, logits_of
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -72,7 +72,18 @@ def test_a_file_that_an_engine_cannot_serve_is_a_row_that_says_so(tmp_path: Path
     assert len(row) == len(file_report.HEAD) and row[2].startswith("not served: ")
 
 
-def test_a_checkpoint_and_its_gguf_file_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("shape", "more"),
+    [
+        (random_models.LLAMA_1B, {}),
+        (random_models.QWEN3_0_6B, {}),
+        (random_models.GPT_OSS_20B, {"num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"]}),
+    ],
+    ids=lambda value: value.get("model_type", ""),
+)
+def test_a_checkpoint_and_its_gguf_file_are_one_model(
+    shape: dict[str, Any], more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = {
         "hidden_size": 64,
         "num_hidden_layers": 2,
@@ -82,16 +93,15 @@ def test_a_checkpoint_and_its_gguf_file_are_one_model(tmp_path: Path, monkeypatc
         "intermediate_size": 96,
         "vocab_size": 320,
     }
-    monkeypatch.setattr(model_files, "LLAMA_1B", model_files.LLAMA_1B | small)
     monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
     (tmp_path / "tokenizer").mkdir()
     vocabulary = {chr(0x21 + i): i for i in range(80)}
     tokenizer = {"model": {"type": "BPE", "vocab": vocabulary, "merges": []}, "added_tokens": []}
     (tmp_path / "tokenizer" / "tokenizer.json").write_text(json.dumps(tokenizer))
     (tmp_path / "tokenizer" / "config.json").write_text("{}")
-    checkpoint = model_files.ModelFile("", "", tmp_path / "m", model_files._llama_1b(tmp_path / "tokenizer"))
-    model_files._llama_1b_gguf(checkpoint, tmp_path / "m.gguf")
+    random_models.write_checkpoint(shape | small | more, tmp_path / "tokenizer", tmp_path / "m")
+    random_models.write_gguf(tmp_path / "m", tmp_path / "m.gguf")
     tokens = [[3, 250, 7, 19, 301, 3, 3]]
-    (one,), (other,) = (logits_of(load(path), tokens) for path in (checkpoint.path, tmp_path / "m.gguf"))
+    (one,), (other,) = (logits_of(load(path), tokens) for path in (tmp_path / "m", tmp_path / "m.gguf"))
     assert one.shape[1] == 320 and one.std() > 1e-3
     assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
