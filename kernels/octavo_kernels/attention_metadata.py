@@ -1,4 +1,4 @@
-"""Which keys and values the rows of a step read and write, and the inputs of a decode step."""
+"""Keys and values that the rows of a step read and write, and the inputs of a decode step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention may do beside multiplying queries, keys and values."""
+"""Options of attention beside multiplying queries, keys and values."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class DenseWeight:
 
     @property
     def channels(self) -> int:
-        """Of all parts."""
+        """Channels of all parts."""
         return sum(part.channels for part in self.parts)
 
     @property

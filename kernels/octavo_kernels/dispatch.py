@@ -76,14 +76,15 @@ def check_device(device: torch.device) -> None:
 
 
 def can_be_captured(device: torch.device) -> bool:
-    """Whether the kernels for ``device`` read no tensor on the host, so that a CUDA graph can capture them."""
+    """True if the kernels for ``device`` read no tensor on the host, so that a CUDA graph can capture them."""
     return _backend_on(device).CAPTURABLE
 
 
 def attention_problem(
     device: torch.device, block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int
 ) -> str | None:
-    """Why attention on ``device`` does not support these values, beginning with the name of one; None if it does."""
+    """Explain why attention on ``device`` does not support these values, beginning with the name of one; None if it
+    does."""
     return _backend_on(device).attention_problem(block_size, dtype, kv_dtype, head_size)
 
 

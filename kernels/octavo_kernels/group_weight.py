@@ -44,7 +44,7 @@ class GroupWeight:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What lies on the device, by field."""
+        """The tensors on the device, by field."""
         fields = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros, "order": self.order}
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
@@ -55,7 +55,7 @@ def block_columns(form: str) -> int:
 
 
 def group_problem(form: str, width: int, group: int) -> str | None:
-    """Why groups of so many columns have no kernel, None if they have one."""
+    """Explain why groups of so many columns have no kernel; None if they have one."""
     block = block_columns(form)
     if group >= width or group % block == 0 or (group >= 16 and block % group == 0):
         return None

@@ -73,7 +73,7 @@ class SlotTable(AdapterTable):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a layer's A of ``shape``, B and rank begin in a slot, in bytes."""
+    """The offsets, in bytes, of a layer's A of ``shape``, B and rank in a slot."""
 
     table: SlotTable
     shape: tuple[int, int]
@@ -83,7 +83,7 @@ class _Place:
     rank: int
 
     def views(self, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of slots ``memory``, uint8 [slots, bytes]."""
+        """Views of slots ``memory``, uint8 [slots, bytes]."""
         table = self.table
 
         def view(begin: int, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
@@ -126,8 +126,8 @@ class SlotMemory:
             place.table.put_in(*place.views(self._memory))
 
     def image(self, matrices: Sequence[tuple[Tensor, Tensor] | None]) -> Tensor:
-        """What a slot holds of an adapter: uint8 ``[num_bytes]`` in host memory, pinned for a GPU. ``matrices``: A and
-        B of each layer, see `AdapterTable.set`, in the order in which they were added."""
+        """Build an adapter's image of a slot: uint8 ``[num_bytes]`` in host memory, pinned for a GPU. ``matrices``: A
+        and B of each layer, see `AdapterTable.set`, in the order in which they were added."""
         is_pinned = self._memory.device.type == "cuda"
         image = torch.zeros(self.num_bytes, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
         for place, pair in zip(self._places, matrices, strict=True):

@@ -39,7 +39,7 @@ class ExpertTable:
 
     @property
     def channels(self) -> int:
-        """Of an expert, all parts together: 2 I of gates and ups, H of downs."""
+        """Channels of an expert, all parts together: 2 I of gates and ups, H of downs."""
         return sum(part[0].channels for part in self.parts)
 
     @property
@@ -58,13 +58,13 @@ class StackedWeight:
 
     @property
     def channels(self) -> int:
-        """Of an expert."""
+        """Channels of an expert."""
         held = self.weight
         return (held.channels if isinstance(held, GroupWeight) else len(held.values)) // self.num_experts
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What lies on the device, by field; what is scaled comes first."""
+        """The tensors on the device, by field; scaled ones come first."""
         held = self.weight
         return held.tensors if isinstance(held, GroupWeight) else {"values": held.values, "scales": held.scales}
 

@@ -35,7 +35,7 @@ SCALE_BITS, OFFSET_BITS, RELATIVE_BITS = (
 
 @dataclass(frozen=True)
 class Kind:
-    """What codes mean: ``scale * (code - zero)``, ``... + offset`` if affine, or ``scale * table[code]``."""
+    """The meaning of codes: ``scale * (code - zero)``, ``... + offset`` if affine, or ``scale * table[code]``."""
 
     bits: int  # 2, 4, 5, 6 or 8
     affine: bool = False  # with offsets, as many as scales
@@ -54,13 +54,13 @@ class Kind:
 
     @property
     def step(self) -> int:
-        """What codes are multiplied by as they are unpacked, with scales that are as much smaller: sums of 2-bit
-        codes then fill 16 bits as those of 4-bit codes do."""
+        """The factor of codes as they are unpacked, with scales that are as much smaller: sums of 2-bit codes then fill
+        16 bits as those of 4-bit codes do."""
         return 4 if self.bits == 2 else 1
 
     @property
     def has_float_scales(self) -> bool:
-        """Whether scales are float16, and sums of a group become float32; else both are integers of 16 bits."""
+        """True if scales are float16, and sums of a group become float32; else both are integers of 16 bits."""
         return self.bits == 8 or (self.table and not self.halves)
 
     @property
@@ -102,7 +102,7 @@ class PackedPart:
 
     @property
     def stored_as(self) -> str:
-        """How the numbers are stored, for the memory ledger: "int4", "table4"."""
+        """The storage of the numbers, for the memory ledger: "int4", "table4"."""
         return f"{'table' if self.kind.table else 'int'}{self.kind.bits}"
 
 

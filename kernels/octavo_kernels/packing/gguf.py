@@ -16,13 +16,13 @@ from octavo_kernels.quant import BLOCK, GROUP, Kind, PackedLinear, PackedPart, p
 
 
 def packed_kind(qtype: str | None = None) -> Kind:
-    """What a weight is packed to: by `pack_gguf` if it takes ``qtype``, else by `pack_w8`."""
+    """The kind that a weight is packed to: by `pack_gguf` if it takes ``qtype``, else by `pack_w8`."""
     form = FORMATS.get(qtype or "")
     return form.kind if form else Kind(8)
 
 
 def block_width(qtype: str) -> int:
-    """How many columns of a GGUF type of `GGUF_TYPES` are stored together."""
+    """The number of columns that a GGUF type of `GGUF_TYPES` stores together."""
     return FORMATS[qtype].block_width
 
 
@@ -137,7 +137,7 @@ def _by_halves(blocks: Tensor, at: int, factors: Tensor) -> Tensor:
 
 
 def _six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K: eight scales and minima of 6 bits, each times the block's own; float32 [N, groups]."""
+    """Scales and minima of Q4_K and Q5_K: eight of 6 bits each, times the block's own; float32 [N, groups]."""
     six = blocks[:, :, 4:16]
     low, high, rest = six[:, :, :4], six[:, :, 4:8], six[:, :, 8:]
     scales = torch.cat([low & 63, (rest & 15) | (low >> 6 << 4)], dim=2)
@@ -298,7 +298,7 @@ def _read_tq2_0(blocks: Tensor) -> _Read:
 
 
 class GGUFFormat(NamedTuple):
-    """How a GGUF type is read, and what it is packed to."""
+    """The reader of a GGUF type, and the kind it is packed to."""
 
     read: Callable[[Tensor], _Read]
     block_width: int  # values in a block

@@ -12,7 +12,7 @@ _MOST_COLUMNS = 1 << 16  # more products of 8 bits do not fit an int32
 
 
 def fits_row_scales(width: int) -> bool:
-    """Whether the kernels add up so many columns."""
+    """True if the kernels add up so many columns."""
     return width <= _MOST_COLUMNS
 
 

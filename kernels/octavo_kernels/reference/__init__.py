@@ -95,15 +95,15 @@ CAPTURABLE = False  # lengths and slots are read on the host
 
 
 def unavailable_reason() -> str | None:
-    """Why this backend cannot run here: never."""
+    """Return None: this backend can always run."""
     return None
 
 
 def unsupported_device_reason(device: torch.device) -> str | None:
-    """Why this backend cannot serve tensors on ``device``: it serves all."""
+    """Return None: this backend serves all devices."""
     return None
 
 
 def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
-    """Why these shapes and dtypes are not supported, beginning with the name of one; None if they are."""
+    """Explain why these shapes and dtypes are not supported, beginning with the name of one; None if they are."""
     return "kv_cache_dtype: only the C kernels of a CPU have an int8 cache" if kv_dtype == torch.int8 else None

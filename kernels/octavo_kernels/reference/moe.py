@@ -111,7 +111,7 @@ def _of_expert(weight: Tensor | ExpertTable | StackedWeight, expert: int) -> lis
 
 
 def _product(x: Tensor, weight: Weight) -> Tensor:
-    """In float32."""
+    """Multiply in float32."""
     if isinstance(weight, ScaledWeight):
         return scaled_linear(x, weight).float()
     if isinstance(weight, DenseWeight):

@@ -181,7 +181,7 @@ def _product_in_float(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tens
 
 
 def _product_in_integers(rows: QuantizedRows, weight: Unpacked, terms: int) -> Tensor:
-    """With the integers of the C kernels (cpu/csrc/quantized_tile.h)."""
+    """Multiply with the integers of the C kernels (cpu/csrc/quantized_tile.h)."""
     assert weight.units is not None
     values, relative_scale, scaled_sum = (x.double() for x in unpack_rows(rows))
     out = torch.zeros(len(values), len(weight.codes), dtype=torch.float64)

@@ -72,8 +72,8 @@ def _bits(words: Tensor, size: int) -> Tensor:
 
 
 def kept_tokens(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Which tokens of ``scores [R, V]`` stay (bool): min-p, then top-k (equals of the k-th stay), then top-p over what
-    is left (the smallest set that reaches the mass; among equals the lower ids), never none."""
+    """Select the tokens of ``scores [R, V]`` that stay (bool): min-p, then top-k (equals of the k-th stay), then top-p
+    over the rest (the smallest set that reaches the mass; among equals the lower ids), never none."""
     best = scores.amax(-1, keepdim=True)
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     kth = ordered.gather(1, top_k[:, None] - 1)

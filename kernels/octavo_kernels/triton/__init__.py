@@ -109,14 +109,14 @@ CAPTURABLE = not INTERPRETED  # the interpreter runs on the host
 
 
 def unavailable_reason() -> str | None:
-    """Why these kernels cannot run here, None if they can."""
+    """Explain why these kernels cannot run here; None if they can."""
     if INTERPRETED or torch.cuda.is_available():
         return None
     return "there is no CUDA device; TRITON_INTERPRET=1 runs the kernels in Triton's interpreter (slow, for tests)"
 
 
 def unsupported_device_reason(device: torch.device) -> str | None:
-    """Why these kernels cannot serve tensors on ``device``, None if they can."""
+    """Explain why these kernels cannot serve tensors on ``device``; None if they can."""
     if INTERPRETED or device.type == "cuda":
         return None
     return f"runs on CUDA devices, not on {device.type!r}, unless TRITON_INTERPRET=1 (slow, for tests)"

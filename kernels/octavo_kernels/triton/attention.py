@@ -244,7 +244,7 @@ def _short(metadata: AttentionMetadata, num_rows: int, max_queries: int) -> tupl
 
 
 def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
-    """Why these shapes and dtypes are not supported, beginning with the name of one; None if they are."""
+    """Explain why these shapes and dtypes are not supported, beginning with the name of one; None if they are."""
     if dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return f"dtype: attention in {dtype} is not supported; use float16, bfloat16 or float32"
     if kv_dtype not in (dtype, configs.FLOAT8):

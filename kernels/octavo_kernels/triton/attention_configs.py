@@ -39,7 +39,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Splits:
-    """How the keys of a decode step are shared out.
+    """The division of a decode step's keys into chunks.
 
     A chunk has as many keys as make ``programs`` chunks of the whole step, and at least ``min_chunk``.
     """
@@ -137,12 +137,12 @@ def splits(device: torch.device) -> Splits:
 
 @cache
 def has_float8() -> bool:
-    """Whether Triton supports e4m3 on this machine's GPU; its interpreter does."""
+    """True if Triton supports e4m3 on this machine's GPU; its interpreter does."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
 
 
 def reduction(width: int, programs: int, splits: Splits) -> tuple[int, int]:
-    """Of ``programs`` that sum chunks of ``width`` numbers: how many chunks at once, and warps.
+    """The number of chunks of ``width`` numbers that ``programs`` sum at once, and their warps.
 
     One at a time would wait for memory once a chunk, and a long sequence has a hundred. As many as 64 registers of each
     thread hold, and as many again are under way in shared memory. Two programs an SM at most: twice as many.

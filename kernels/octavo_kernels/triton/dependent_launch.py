@@ -46,7 +46,7 @@ def wait_for_previous_kernel():
 
 @cache
 def supported(device: torch.device) -> bool:
-    """Whether ``device`` has programmatic dependent launch: compute capability 9.0 and above."""
+    """True if ``device`` has programmatic dependent launch: compute capability 9.0 and above."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

@@ -38,7 +38,8 @@ _POLLS = tl.constexpr(4096)  # between two looks at memory of the host
 
 
 def region_bytes() -> int:
-    """Of a rank's memory that all map. Flags and counters, its first `DATA_AT` bytes, must be 0 before any launch."""
+    """The bytes of a rank's memory that all map. Flags and counters, its first `DATA_AT` bytes, must be 0 before any
+    launch."""
     return DATA_AT + REGION_BYTES
 
 
@@ -69,7 +70,7 @@ def _region(addresses, rank, like):
 
 @triton.jit
 def _counter(addresses, rank):
-    """How often this program has met others."""
+    """The pointer to this program's count of meetings with others."""
     return (tl.load(addresses + rank) + _COUNTS).to(tl.pointer_type(tl.int32)) + tl.program_id(0)
 
 
@@ -199,8 +200,8 @@ def best_kernel(
     PEERS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Of each row the index of the largest value, and that value, of all ranks' (index, value) with an index >= 0: a
-    NaN if there is one, else the first of equals. One program; TILE rows at most."""
+    """Find each row's largest value, and its index, among all ranks' (index, value) with an index >= 0: a NaN if there
+    is one, else the first of equals. One program; TILE rows at most."""
     counter = _counter(addresses, rank)
     number = tl.load(counter)
     row = tl.arange(0, TILE)
@@ -260,7 +261,7 @@ def all_gather(x: Tensor, total: int, exchange: Exchange) -> Tensor:
 
 
 def best_of_ranks(index: Tensor, value: Tensor, exchange: Exchange) -> tuple[Tensor, Tensor]:
-    """Of each row the ``index`` int64 [R] of the largest ``value`` float64 [R] among all ranks', and that value; ranks
+    """Find the ``index`` int64 [R] of each row's largest ``value`` float64 [R] among all ranks', and that value; ranks
     with index -1 have none. NaN counts as larger than all; of equals the first rank's is taken."""
     found, best = torch.empty_like(index), torch.empty_like(value)
     most = 1024

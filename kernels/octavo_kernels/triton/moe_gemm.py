@@ -261,7 +261,7 @@ def finished(
 
 @dataclass(frozen=True)
 class Routes:
-    """Which rows go through which experts: choice c of T * k is row c // k, has expert ``ids[c]`` and weight
+    """The assignment of rows to experts: choice c of T * k is row c // k, has expert ``ids[c]`` and weight
     ``weights[c]``. ``slots`` and ``tiles``: see `moe_gemm_kernel`; without ``slots`` every choice is a tile."""
 
     ids: Tensor
@@ -282,7 +282,7 @@ def expert_product(
     weighs: int = 0,
     limit: float = 0.0,
 ) -> Tensor:
-    """What its expert's weight [N, K] makes of each choice's row: ``[choices, N]`` in x.dtype, see `moe_gemm_kernel`.
+    """Multiply each choice's row by its expert's weight [N, K]: ``[choices, N]`` in x.dtype, see `moe_gemm_kernel`.
 
     Choice c reads row ``c // share`` of ``x``. With an ``activation`` half as many channels: gates, then ups.
     """
@@ -331,7 +331,7 @@ def expert_product(
 
 
 def _arguments(weight: Tensor | StackedWeight, k: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Where the kernel finds a weight, and how it lies there."""
+    """The kernel's pointers to a weight, and constants for its form."""
     if isinstance(weight, Tensor):
         form = {"FORM": "plain", "GROUP": k, "HAS_ZEROS": False, "IN_BLOCKS": False}
         return form | {"BLOCK_K": 32 if dtype == torch.float32 else 64, "pointers": (weight, weight, weight)}

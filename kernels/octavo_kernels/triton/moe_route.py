@@ -13,7 +13,8 @@ from octavo_kernels.triton.dependent_launch import pdl_options, wait_for_previou
 
 @triton.jit
 def kept_groups(choice, there, GROUPS: tl.constexpr, KEPT: tl.constexpr, SUM_OF_TWO: tl.constexpr):
-    """Which groups' members ``choice [groups, members]`` may be chosen: [groups], the lowest first among equals.
+    """Mark the groups whose members ``choice [groups, members]`` may be chosen: [groups], the lowest first among
+    equals.
 
     A group's score is that of its best member or, with SUM_OF_TWO, the sum of its two best.
     """

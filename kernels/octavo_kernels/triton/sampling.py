@@ -40,7 +40,7 @@ _EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 
 
 class _Shape:
-    """How a vocabulary is divided into chunks and blocks."""
+    """The division of a vocabulary into chunks and blocks."""
 
     def __init__(self, vocab: int, config: SamplingConfig) -> None:
         self.tile, self.steps = config.tile, config.steps
@@ -262,7 +262,7 @@ def _of_chunks(count: int, shape: _Shape, device: torch.device) -> tuple[Tensor,
 
 
 def _constraints(c: Constraints | None) -> tuple[Tensor, ...]:
-    """In the order in which `open_row` takes them."""
+    """The tensors of constraints, in the order in which `open_row` takes them."""
     if c is None:
         return ()
     return (

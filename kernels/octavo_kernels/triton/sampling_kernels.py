@@ -109,7 +109,7 @@ def scan_kernel(
 
 @triton.jit
 def is_truncated(state, vocab, temperature, top_k_ptr, top_p_ptr, min_p_ptr):
-    """Whether a row is sampled with top-k, top-p or min-p."""
+    """True if a row is sampled with top-k, top-p or min-p."""
     cut = (tl.load(top_k_ptr + state) < vocab) | (tl.load(top_p_ptr + state) < 1) | (tl.load(min_p_ptr + state) > 0)
     return (temperature > 0) & cut
 

@@ -354,7 +354,7 @@ def logprobs_kernel(
     CHUNKS: tl.constexpr,
     KEEP: tl.constexpr,
 ):
-    """Of each of the ``rows``: the chosen token's log-probability and rank, and the k best tokens in order."""
+    """Compute for each of the ``rows`` the chosen token's log-probability and rank, and the k best tokens in order."""
     wait_for_previous_kernel()
     row = tl.program_id(0)
     source = open_row(tl.load(rows_ptr + row), logits_ptr, logits_stride, vocab, (), False)

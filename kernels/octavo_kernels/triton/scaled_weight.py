@@ -183,7 +183,7 @@ def scaled_linear(x: Tensor, weight: ScaledWeight, bias: Tensor | None = None) -
 
 
 def _torch_takes(x: Tensor, weight: ScaledWeight) -> bool:
-    """Whether torch multiplies FP8 with a scale for each row: on GPUs with FP8, to bfloat16, in sizes of 16."""
+    """True if torch multiplies FP8 with a scale for each row: on GPUs with FP8, to bfloat16, in sizes of 16."""
     return (
         x.device.type == "cuda"
         and weight.values.dtype == torch.float8_e4m3fn

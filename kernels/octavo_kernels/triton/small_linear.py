@@ -46,7 +46,7 @@ MEASURED: dict[tuple[int, int], SmallConfig | None] = {}
 
 
 def small_config(n: int, k: int) -> SmallConfig | None:
-    """How to multiply at most 16 rows with a weight [n, k]; None where cuBLAS should."""
+    """The configuration to multiply at most 16 rows by a weight [n, k]; None if cuBLAS is faster."""
     if (n, k) in MEASURED:
         return MEASURED[n, k]
     return None if 2 * n * k < MIN_WEIGHT_BYTES else split_config(n, k)
@@ -66,7 +66,7 @@ def split_config(n: int, k: int) -> SmallConfig | None:
 
 
 def estimated_duration(n: int, k: int, block_k: int, splits: int) -> int:
-    """How long ``splits`` parts take, in units of the time that a program needs for one column of its tile.
+    """Estimate the duration of ``splits`` parts, in units of the time that a program needs for one column of its tile.
 
     Programs run in waves, and each reads its part of K. A start costs as much as 128 columns, the sum of a part 64.
     """

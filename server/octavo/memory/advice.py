@@ -1,4 +1,4 @@
-"""What to change where a model does not fit, or so that more sequences do.
+"""Suggest flags with which a model fits, or with which more sequences do.
 
 One list of flags: for what the engine refuses before loading, for its advice when memory runs out, and for `octavo
 plan`. Each is tried by planning with it.
@@ -50,8 +50,8 @@ class Suggestion:
 def suggestions(
     asked: EngineConfig, plan: Plan, measure: Measure, host: DeviceMemory | None = None
 ) -> list[Suggestion]:
-    """Of a plan that fits, what lets more sequences fit; of one that does not, what would let it start. ``host``: the
-    machine that a GPU is in, if it may be used instead."""
+    """Suggest changes that let more sequences fit or, if the plan does not fit, let it start. ``host``: a GPU's
+    machine, if it may be used instead."""
     found: list[Suggestion] = []
     for change, other in _tried(asked, plan, measure, host):
         if plan.ledger is None and change.flag in {way.flag for way in found}:
@@ -63,7 +63,7 @@ def suggestions(
 
 
 def refusal(asked: EngineConfig, plan: Plan, measure: Measure, host: DeviceMemory | None = None) -> str:
-    """Why a plan does not fit, and what would: one line, with the flags of `suggestions`."""
+    """Explain in one line why a plan does not fit, and what would, with the flags of `suggestions`."""
     measure = remembered(measure)
     found = suggestions(asked, plan, measure, host)
     ways = [f"{way.flag} {way.value} ({gib(way.weights)})" for way in found if not way.more_devices]
@@ -85,7 +85,7 @@ def refusal(asked: EngineConfig, plan: Plan, measure: Measure, host: DeviceMemor
 
 
 def out_of_memory(error: BaseException, config: EngineConfig, kind: str) -> str | None:
-    """What to do about an allocation that failed on a ``kind`` of device, in one line; None for any other error."""
+    """Advise in one line on an allocation that failed on a ``kind`` of device; None for any other error."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     text = " ".join(str(error).split())
     if not kinds & {"OutOfMemoryError", "MemoryError"} and "can't allocate memory" not in text:
@@ -110,7 +110,7 @@ def _tried(
 
 
 def _changes(asked: EngineConfig, plan: Plan, host: DeviceMemory | None) -> Iterator[Change]:
-    """Those that this device has, what costs little first."""
+    """The changes possible on this device, cheapest first."""
     cache, device = asked.cache, plan.device
     if cache.gpu_memory_utilization < MAX_UTILIZATION and cache.kv_cache_memory_bytes is None:
         larger = _changed(asked, cache={"gpu_memory_utilization": MAX_UTILIZATION})
@@ -143,7 +143,7 @@ def _of_length(asked: EngineConfig, length: int) -> EngineConfig:
 
 
 def _smaller_entries(asked: EngineConfig, device: DeviceMemory) -> Iterator[Change]:
-    """Of the KV cache."""
+    """Suggest a smaller dtype for the KV cache."""
     name, own = ("int8", "int8") if device.kind == "cpu" else ("fp8", "float8_e4m3fn")
     if asked.cache.kv_cache_dtype not in ("int8", "float8_e4m3fn"):
         yield Change("--kv-cache-dtype", name, _changed(asked, cache={"kv_cache_dtype": own}), device)
@@ -170,7 +170,7 @@ def _smaller_steps(asked: EngineConfig, device: DeviceMemory) -> Iterator[Change
 
 
 def _smaller_cache(asked: EngineConfig, device: DeviceMemory) -> Iterator[Change]:
-    """Which leaves more to what is beside it."""
+    """Suggest a smaller cache, which leaves more memory to everything else."""
     cache = asked.cache
     if (size := cache.kv_cache_memory_bytes) is not None:
         changed = _changed(asked, cache={"kv_cache_memory_bytes": size // 2})
@@ -187,7 +187,7 @@ def _smaller_cache(asked: EngineConfig, device: DeviceMemory) -> Iterator[Change
 
 
 def _value(other: Plan) -> str:
-    """Of --kv-cache-memory-bytes, where it is what is there."""
+    """The memory that is available, as a value of --kv-cache-memory-bytes."""
     return str(other.ledger.kv_cache if other.ledger is not None else 0)
 
 

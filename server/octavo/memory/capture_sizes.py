@@ -1,4 +1,4 @@
-"""Of which sizes a GPU's steps are captured, and what is reserved beside them. No torch: plans are made without."""
+"""Sizes at which a GPU's steps are captured, and the memory reserved for them. No torch: plans are made without."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def prefill_sizes(config: EngineConfig) -> list[int]:
 
 
 def result_bytes(config: EngineConfig, sizes: list[int], prefills: list[int], drafter: Sequence[int] = ()) -> int:
-    """What captured graphs of those sizes keep: the driver's part, and the results of each. ``drafter``: sizes of a
-    drafter's."""
+    """The bytes that captured graphs of those sizes keep: the driver's part, and the results of each. ``drafter``:
+    sizes of a drafter's graphs."""
     model = config.model
     deferred = model.text.deferred_size
     deferred += model.num_heads * max(model.head_sizes)
@@ -79,7 +79,8 @@ def result_bytes(config: EngineConfig, sizes: list[int], prefills: list[int], dr
 
 
 def _readings(config: EngineConfig) -> tuple[int, int]:
-    """How many graphs of a size have a drafter read the step, and how many kinds of guesses it makes."""
+    """The number of graphs of each size in which a drafter reads the step, and the number of kinds of guesses it
+    makes."""
     speculative = config.speculative
     if speculative.draft is None or speculative.method == "draft_model":
         return 0, 2

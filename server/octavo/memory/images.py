@@ -1,4 +1,4 @@
-"""What images take of a device beside weights: the largest one in the encoder, and the embeddings that are kept."""
+"""Device memory that images take beside weights: the largest one in the encoder, and the embeddings that are kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LargestImage:
 
 
 class _AnyTokenizer:
-    """Where only lengths matter."""
+    """A tokenizer of which only lengths matter."""
 
     def convert_tokens_to_ids(self, tokens: list[str]) -> list[int]:
         return [0] * len(tokens)
@@ -100,7 +100,7 @@ def with_images(config: EngineConfig, scheduler: SchedulerConfig) -> SchedulerCo
 
 
 def _with_whole_images(config: EngineConfig, scheduler: SchedulerConfig, tokens: int) -> SchedulerConfig:
-    """With room in a step for an image of so many."""
+    """The scheduler's settings with room in a step for an image of ``tokens`` tokens. Raises ConfigError."""
     rows = num_sampled_rows(scheduler.max_num_seqs, config.speculative.num_speculative_tokens)
     least, budget, none = rows + tokens, scheduler.max_num_batched_tokens, 'limit_mm_per_prompt {"image": 0}'
     if config.scheduler.max_num_batched_tokens and budget < least:
@@ -117,7 +117,7 @@ def _with_whole_images(config: EngineConfig, scheduler: SchedulerConfig, tokens:
 
 
 def encoder_cache_bytes(config: EngineConfig) -> int:
-    """What the embeddings take that are kept; 0: no images are read."""
+    """The bytes of the embeddings that are kept; 0: no images are read."""
     tokens = config.scheduler.mm_encoder_cache_tokens
     if not tokens or largest_image(config) is None:
         return 0
@@ -126,7 +126,7 @@ def encoder_cache_bytes(config: EngineConfig) -> int:
 
 
 def recorded_bytes(config: EngineConfig) -> int:
-    """What a CPU's recorded steps keep of images, see `RecordedImages`; 0: no images are read."""
+    """The bytes that a CPU's recorded steps keep of images, see `RecordedImages`; 0: no images are read."""
     if largest_image(config) is None:
         return 0
     model = config.model
@@ -140,7 +140,7 @@ def num_deep(model: ModelConfig) -> int:
 
 
 def encoder_bytes(config: EngineConfig) -> int:
-    """What the largest image takes in the encoder, about; 0: no images are read."""
+    """The approximate bytes that the largest image takes in the encoder; 0: no images are read."""
     largest = largest_image(config)
     if largest is None:
         return 0
@@ -182,7 +182,7 @@ class _Tower:
 
 
 def _tower(model: ModelConfig) -> _Tower:
-    """By config.json."""
+    """Sizes of the vision tower, from config.json."""
     if model.architecture in M_ROPE:
         kind = _QWEN[model.architecture.removesuffix("ForConditionalGeneration")]
         qwen = qwen_vision_config(model.hf_config, model.model, kind)

@@ -57,7 +57,7 @@ def this_machine() -> DeviceMemory:
 
 @dataclass(frozen=True)
 class MemoryLedger:
-    """How memory is shared out at start, in bytes. ``num_blocks`` counts the null block."""
+    """The division of memory at start, in bytes. ``num_blocks`` counts the null block."""
 
     total: int  # that the engine may use
     weights: int
@@ -71,7 +71,7 @@ class MemoryLedger:
     drafter: int = 0  # of the weights: those of the model that guesses tokens
 
     def limits(self) -> tuple[int, int, int]:
-        """What ranks agree on: the numbers for `cut_to`."""
+        """The limits that ranks agree on, for `cut_to`."""
         most = self.prefix_cache_blocks
         return self.num_blocks, self.max_model_len, self.num_blocks if most is None else most
 
@@ -122,7 +122,7 @@ class MemoryLedger:
         return lines
 
     def _groups(self) -> str:
-        """Which layers keep what, and how much of a block they leave empty."""
+        """Describe which layers keep what, and how much of a block they leave empty."""
         groups = self.layout.groups
         layers: Counter[int | None] = Counter()
         for group in groups:
@@ -168,7 +168,7 @@ class TooLongError(ConfigError):
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """What a model takes on one device before it can serve anything."""
+    """The memory of a model on one device before it can serve anything."""
 
     model: str
     weights: int  # bytes
@@ -180,7 +180,7 @@ class ModelMemory:
     num_layers: int = 0  # of that stage
 
     def with_drafter(self, drafter: ModelMemory) -> ModelMemory:
-        """With a model beside it whose layers come after its own."""
+        """The same with a drafter beside it, whose layers come after its own."""
         return replace(
             self, weights=self.weights + drafter.weights, specs=[*self.specs, *drafter.specs], drafter=drafter.weights
         )
@@ -246,8 +246,8 @@ def kv_cache_layout(
     max_in_flight: int,
     part_of: tuple[Sequence[KVCacheSpec], int] | None = None,
 ) -> KVCacheLayout:
-    """How ``config``'s cache holds the layers ``specs``, with up to ``max_in_flight`` steps under way, or one on each
-    stage of a pipeline. ``part_of``: see `make_layout`."""
+    """The layout of ``config``'s cache for the layers ``specs``, with up to ``max_in_flight`` steps under way, or one
+    on each stage of a pipeline. ``part_of``: see `make_layout`."""
     max_in_flight = max(max_in_flight, config.parallel.pipeline_parallel_size)
     scheduler, cache = config.scheduler, config.cache
     step = min(scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold or NO_BOUND)
@@ -314,19 +314,19 @@ def plan_memory(
 
 
 def communication_bytes(ranks: int) -> int:
-    """What each of so many ranks on CPUs has of the memory by which they exchange tensors."""
+    """The bytes of each CPU rank's part of the memory through which ranks exchange tensors."""
     return 0 if ranks == 1 else EXCHANGED_BYTES
 
 
 def handed_on_bytes(config: EngineConfig) -> int:
-    """What the states take, about, that each stage of a pipeline on CPUs hands on: of a step for each stage."""
+    """The approximate bytes of the states that a pipeline's stages on CPUs hand on: of one step for each stage."""
     stages, width = config.parallel.pipeline_parallel_size, 2 * config.model.hidden_size  # hidden states and residual
     row = width * DTYPE_BYTES[config.model.dtype]
     return 0 if stages == 1 else stages * config.scheduler.max_num_batched_tokens * row
 
 
 def device_communication_bytes(parallel: ParallelConfig) -> int:
-    """What each rank's GPU will have of the memory by which they exchange tensors."""
+    """The bytes of each rank's GPU for the memory through which ranks exchange tensors."""
     if parallel.tensor_parallel_size == 1:
         return 0
     return NCCL_BYTES if parallel.disable_custom_all_reduce else MAPPED_BYTES

@@ -7,7 +7,7 @@ from octavo.interface.kv_cache_spec import DTYPE_BYTES
 
 
 def adapter_bytes(config: EngineConfig) -> int:
-    """What LoRA adapters take at most on a CPU: those in memory, and those in slots that have left it since."""
+    """The most bytes that LoRA adapters take on a CPU: those in memory, and those in slots that have left it since."""
     if config.lora is None:
         return 0
     size = 4 if config.model.is_all_float32 else 2
@@ -15,7 +15,7 @@ def adapter_bytes(config: EngineConfig) -> int:
 
 
 def slot_bytes(config: EngineConfig) -> int:
-    """What the slots of LoRA adapters take on each GPU."""
+    """The bytes of the slots of LoRA adapters on each GPU."""
     if config.lora is None:
         return 0
     numbers = _adapter_numbers(config, config.parallel.tensor_parallel_size)
@@ -24,7 +24,8 @@ def slot_bytes(config: EngineConfig) -> int:
 
 
 def _adapter_numbers(config: EngineConfig, ranks: int) -> int:
-    """Of one adapter of the highest rank for every layer but experts, on each of ``ranks``; by config.json's sizes."""
+    """The number of values of one adapter of the highest rank for every layer but experts, on each of ``ranks``; from
+    config.json's sizes."""
     assert config.lora is not None
     model = config.model
     hidden, inner = model.hidden_size, model.text.intermediate_size

@@ -25,7 +25,7 @@ from octavo.memory.steps import graph_bytes, history_bytes, step_bytes
 
 
 class Measure(Protocol):
-    """What a model takes of one of ``ranks`` devices that share it, or ``stage`` of it."""
+    """Measures a model's memory on one of ``ranks`` devices that share it, or ``stage`` of it."""
 
     def __call__(self, config: EngineConfig, ranks: int, stage: Stage = ONE_STAGE, /) -> ModelMemory:
         """Raises ModelError and ConfigError."""
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def obstacle(self) -> str | None:
-        """What keeps the engine from running on so many devices today; None: nothing."""
+        """The obstacle to running on so many devices today; None: there is none."""
         deals_experts, several = self.config.parallel.enable_expert_parallel, self.ranks * self.stages > 1
         if self.device.kind == "cpu":
             if deals_experts and several and self.num_engines > 1:
@@ -170,7 +170,8 @@ def _check_float8(config: EngineConfig, device: DeviceMemory) -> None:
 
 
 def _of_stages(config: EngineConfig, measure: Measure, ranks: int, stages: int) -> list[ModelMemory]:
-    """What a rank of each stage takes: where the engine runs them as it deals the layers, else by their numbers."""
+    """The memory of a rank of each stage: measured with the engine's own division of layers where it runs stages, else
+    estimated from numbers of layers."""
     if stages == 1:
         return [measure(config, ranks)]
     of_all = measure(config, ranks).parameters
@@ -182,7 +183,8 @@ def _of_stages(config: EngineConfig, measure: Measure, ranks: int, stages: int) 
 
 
 def _estimated(config: EngineConfig, measure: Measure, ranks: int, stages: int) -> list[ModelMemory]:
-    """By models of so many layers, without what another stage has of tokens and images: tables, the head, the tower."""
+    """Estimate from models of so many layers, less the parts that only other stages have: tables, the head, the
+    tower."""
     model, hf = config.model, config.model.hf_config
     table = model.vocab_size * model.hidden_size * DTYPE_BYTES[model.dtype] // ranks
     of_count: dict[tuple[int, bool], ModelMemory] = {}

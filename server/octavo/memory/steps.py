@@ -1,4 +1,4 @@
-"""What a GPU's steps take beside weights and KV cache. The engine measures it at start (`worker.gpu.memory_profile`);
+"""Memory of a GPU's steps beside weights and KV cache. The engine measures it at start (`worker.gpu.memory_profile`);
 before that it is estimated, a little above what is measured."""
 
 from __future__ import annotations

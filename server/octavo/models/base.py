@@ -1,4 +1,4 @@
-"""What the engine asks of a model."""
+"""The interface of models to the engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ GEMM_ROW_MULTIPLE = 8
 
 
 class Model(nn.Module):
-    """What the loader and the memory ledger ask of every model: where a checkpoint's tensors go, and what they take.
+    """The interface of every model to the loader and the memory ledger: where a checkpoint's tensors go, and their
+    sizes.
 
     A weight's name is the path of its module here, with the names of `packed_modules_mapping` in place of a merged
     module's, and the tensor's own ("model.layers.0.self_attn.q_proj.weight").
@@ -84,7 +85,8 @@ class Model(nn.Module):
 
     @classmethod
     def experts_apart(cls, name: str, source: WeightSource, config: ModelConfig) -> Iterator[tuple[str, WeightSource]]:
-        """Of a checkpoint's tensor of all experts, those of each, by the weights' own names; of any other, itself."""
+        """Split a checkpoint's tensor of all experts into those of each, by the weights' own names; any other stays
+        itself."""
         own, stored_otherwise = cls.weight_name(name), config.files.format != "gguf"
         transposed, interleaved = (flag and stored_otherwise for flag in cls.stacked_experts)
         hidden = config.hidden_size if transposed else None
@@ -108,7 +110,7 @@ class Model(nn.Module):
 
     @property
     def is_quantized(self) -> bool:
-        """Whether linear layers compute on int8 activations."""
+        """True if linear layers compute on int8 activations."""
         return any(isinstance(layer.method, QuantizedRowsMethod) for layer in self.linear_layers())
 
     def num_weight_bytes(self) -> int:
@@ -134,8 +136,7 @@ class Model(nn.Module):
         return dict(kinds.most_common())
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
-        """What each layer keeps of a token, in the order of ``ForwardContext.kv_caches``, if anything; this rank's
-        heads."""
+        """The KV cache of each layer that has one, in the order of ``ForwardContext.kv_caches``; this rank's heads."""
         return [attention.kv_cache_spec(self.config.dtype) for attention in self._attention_layers()]
 
     def set_groups(self, groups: Iterable[KVCacheGroup]) -> None:
@@ -146,7 +147,7 @@ class Model(nn.Module):
                 attention[layer].group = index
 
     def _attention_layers(self) -> list[Attention | LatentSelfAttention]:
-        """Those that keep something of a token."""
+        """The layers that keep something of a token."""
         kinds = (Attention, LatentSelfAttention)
         found = (m for m in self.modules() if isinstance(m, kinds) and m.has_cache)
         return sorted(found, key=lambda attention: attention.layer)
@@ -183,8 +184,8 @@ class CausalLM(Model):
         return [range(owner.layer, m.layer + 1) for m in attention if (owner := m.shares_kv_with) is not None]
 
     def _head_in_layers(self) -> int:
-        """How many layers the head counts as: half of those with as many weights, since steps that decode compute it of
-        every row, and those with prompts of one row of each. The same on all ranks."""
+        """The number of layers that the head counts as: half of those with as many weights, since it is computed for
+        every row of steps that decode, and for one row of each prompt. The same on all ranks."""
         modules, of_layers = list(self.model.layers.modules()), 0
         for one in modules:
             if isinstance(one, LinearBase):
@@ -224,7 +225,7 @@ class CausalLM(Model):
         return self.model.finish(*deferred[: len(deferred) - len(self.model.taps)])
 
     def tapped(self, *deferred: Tensor) -> tuple[Tensor, ...]:
-        """What the decoder's `taps` ask for, ``[R, H]`` each, of any R rows of what `begin` returned."""
+        """The states that the decoder's `taps` select, ``[R, H]`` each, of any R rows of what `begin` returned."""
         return deferred[len(deferred) - len(self.model.taps) :]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

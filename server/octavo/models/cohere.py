@@ -19,7 +19,7 @@ class CohereForCausalLM(LlamaForCausalLM):
     text: CohereConfig
 
     def scales(self) -> tuple[float, float]:
-        """What embeddings and logits are multiplied by."""
+        """The factors of embeddings and of logits."""
         return 1.0, self.text.logit_scale
 
     def create_norm(self) -> LayerNorm:

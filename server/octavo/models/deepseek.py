@@ -28,7 +28,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
     ]
 
     def create_rotary(self) -> RotaryEmbedding:
-        """Of a part of queries, and of the key that heads share."""
+        """Rotary embeddings of a part of queries, and of the key that heads share."""
         return RotaryEmbedding(self.config)
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
@@ -41,7 +41,7 @@ class DeepseekV2ForCausalLM(LlamaForCausalLM):
         return PreNormDecoderLayer(self.create_norm(), attention, self.create_norm(), mlp)
 
     def routing(self) -> Routing:
-        """How experts are chosen."""
+        """The choice of experts."""
         text = self.text
         scale = text.routed_scaling_factor
         return Routing(text.num_experts_per_tok, renormalise=False, scale=scale, groups=text.groups)
@@ -60,7 +60,7 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
     leaves_out_mtp_layers: ClassVar[bool] = True
 
     def routing(self) -> Routing:
-        """How experts are chosen."""
+        """The choice of experts."""
         text = self.text
         groups, scale = text.groups, text.routed_scaling_factor
         how = Routing(text.num_experts_per_tok, "sigmoid", text.norm_topk_prob, scale, groups)

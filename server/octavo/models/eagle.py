@@ -31,7 +31,7 @@ from octavo.models.state_reader import StateReader
 
 
 class NoNorm(nn.Module):
-    """In place of a norm that is not there."""
+    """A placeholder for a norm that is absent."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``x`` twice, as a norm would return it and its residual."""
@@ -40,7 +40,7 @@ class NoNorm(nn.Module):
 
 
 class OfTarget(nn.Module):
-    """In place of an embedding or a head that is the other model's."""
+    """A placeholder for an embedding or a head that is the other model's."""
 
     tied_to = None
 
@@ -62,14 +62,14 @@ class EagleDecoder(Decoder):
         return self._run(x, residual, 0, positions, ctx)
 
     def _run(self, x: Tensor, residual: Tensor | None, first: int, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """What layers from number ``first`` on make of it: their residual and output together."""
+        """Run the layers from number ``first`` on; returns the sum of residual and output."""
         for layer in self.layers[first:]:
             x, residual = layer(x, residual, positions, ctx)
         return x if residual is None else octavo_kernels.add(residual, x)
 
 
 class EagleModel(StateReader, LlamaForCausalLM):
-    """Of EAGLE-1 and 2."""
+    """The draft head of EAGLE-1 and 2."""
 
     text: EagleConfig
     model: EagleDecoder
@@ -189,7 +189,7 @@ class Eagle3Decoder(EagleDecoder):
         return self.normed(state) if self._norms_output else state
 
     def normed(self, state: Tensor) -> Tensor:
-        """What the head reads."""
+        """The head's input."""
         return cast(Tensor, cast(RMSNorm, self.norm)(state)[0])
 
     def head_input(self, state: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class Eagle3Decoder(EagleDecoder):
 
 
 class Eagle3Model(EagleModel):
-    """Of EAGLE-3, with layers as Llama's."""
+    """The draft head of EAGLE-3, with Llama's layers."""
 
     text: Eagle3Config
     model: Eagle3Decoder
@@ -212,7 +212,7 @@ class Eagle3Model(EagleModel):
 
     @property
     def qkv_bias(self) -> bool:
-        """Of the first layer's queries, keys and values."""
+        """True if queries, keys and values of the first layer have biases."""
         return self.text.attention_bias
 
     def attach(self, target: CausalLM) -> None:
@@ -249,6 +249,6 @@ class Eagle3Model(EagleModel):
 
 
 class Eagle3Qwen3Model(Eagle3Model, Qwen3ForCausalLM):
-    """Of EAGLE-3, with layers as Qwen3's."""
+    """The draft head of EAGLE-3, with Qwen3's layers."""
 
     text: Eagle3Qwen3Config

@@ -1,4 +1,4 @@
-"""What the engine asks of an encoder: hidden states of whole texts, and the answers of a classification head."""
+"""The interface of encoders to the engine: hidden states of whole texts, and the answers of a classification head."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ class GemmaForCausalLM(LlamaForCausalLM):
 
     @property
     def norm_offset(self) -> float:
-        """What checkpoints leave out of a norm's weight; GGUF files hold all of it."""
+        """The part of a norm's weight that checkpoints leave out; GGUF files hold all of it."""
         return 0.0 if self.config.files.format == "gguf" else 1.0
 
     def scales(self) -> tuple[float, float]:
-        """What embeddings and logits are multiplied by: sqrt(H), rounded to the model's dtype."""
+        """The factors of embeddings, sqrt(H) rounded to the model's dtype, and of logits."""
         dtype = getattr(torch, self.config.dtype)
         return torch.tensor(self.config.hidden_size**0.5, dtype=dtype, device="cpu").item(), 1.0
 

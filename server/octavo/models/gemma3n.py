@@ -52,8 +52,8 @@ class ModalityNorm(RouterNorm):
 
 
 class StreamFactors(nn.Module):
-    """What streams are multiplied by where they are summed, see `octavo_kernels.mix_streams`: ``constants [M, S]``, and
-    a matrix ``[M, S, n]`` that a token's modalities are multiplied by."""
+    """The factors with which streams are summed, see `octavo_kernels.mix_streams`: ``constants [M, S]``, and a matrix
+    ``[M, S, n]`` that is multiplied by a token's modalities."""
 
     constants: Tensor
     matrix: Tensor
@@ -74,7 +74,8 @@ class StreamFactors(nn.Module):
 
 
 class CorrectionFactors(StreamFactors):
-    """Of streams and, behind them, what became of the active one: each gets a part of how that differs."""
+    """The factors of the correction: each stream gets a part of the change of the active one, whose result comes behind
+    them."""
 
     def __init__(self, count: int, active: int) -> None:
         constants = torch.eye(count, count + 1, dtype=torch.float32)
@@ -117,7 +118,7 @@ class AltUp(nn.Module):
         yield copy_slot("correct_output_scale", self.correct_output_scale)
 
     def modalities(self, x: Tensor) -> Tensor:
-        """Of a stream ``[T, H]``: ``[T, n]``."""
+        """The modalities ``[T, n]`` of a stream ``[T, H]``."""
         routed = self.modality_router(cast(Tensor, self.router_norm(x)[0]))
         return octavo_kernels.scale(routed, 1.0, 1.0)  # its tanh
 
@@ -262,7 +263,7 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
     def create_decoder(
         self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], embedding_scale: float
     ) -> Decoder:
-        """With streams."""
+        """Create a decoder with streams."""
         return Gemma3nDecoder(self.config, self.tp, embed_tokens, layers, self.create_norm(), embedding_scale)
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:

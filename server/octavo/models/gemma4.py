@@ -190,7 +190,7 @@ class PerLayerDecoder(Decoder):
         return octavo_kernels.scale(octavo_kernels.add(projected, table), 2**-0.5)
 
     def enter(self, x: Tensor) -> Tensor:
-        """What enters the first layer, of the usual embeddings ``[T, H]``."""
+        """The input of the first layer, from the usual embeddings ``[T, H]``."""
         return x
 
     def begin(self, input_ids: Tensor, positions: Tensor, ctx: ForwardContext, *received: Tensor) -> DeferredHidden:
@@ -256,7 +256,7 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
 
     @cached_property
     def owners(self) -> dict[str, Attention]:
-        """Of each kind of layer, the last one so far that has keys and values of its own."""
+        """The last layer so far of each kind that has keys and values of its own."""
         return {}
 
     def create_rotaries(self) -> list[RotaryEmbedding | None]:
@@ -271,7 +271,7 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
     def create_decoder(
         self, embed_tokens: VocabParallelEmbedding, layers: list[DecoderLayer], embedding_scale: float
     ) -> Decoder:
-        """With embeddings for each layer, where there are any."""
+        """Create a decoder, with embeddings for each layer if there are any."""
         if self.text.hidden_size_per_layer_input:
             return PerLayerDecoder(self.config, self.tp, embed_tokens, layers, self.create_norm(), embedding_scale)
         return super().create_decoder(embed_tokens, layers, embedding_scale)

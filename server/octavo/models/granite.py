@@ -25,7 +25,7 @@ class GraniteForCausalLM(LlamaForCausalLM):
     text: GraniteConfig
 
     def scales(self) -> tuple[float, float]:
-        """What embeddings and logits are multiplied by."""
+        """The factors of embeddings and of logits."""
         text = self.text
         return text.embedding_multiplier, 1.0 / text.logits_scaling
 

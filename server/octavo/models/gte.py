@@ -46,7 +46,7 @@ class GteForMaskedLM(GteModel):
 
 
 class GteForSequenceClassification(BertForSequenceClassification, GteModel):
-    """With BERT's head."""
+    """GTE with BERT's classification head."""
 
     checkpoint_names: ClassVar[Names] = [*_NAMES, *BertForSequenceClassification.checkpoint_names]
 

@@ -1,4 +1,4 @@
-"""What a language model has beside itself to read images."""
+"""The parts of a language model that read images."""
 
 from __future__ import annotations
 

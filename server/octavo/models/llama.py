@@ -39,11 +39,11 @@ class LlamaForCausalLM(CausalLM):
 
     @property
     def logit_cap(self) -> float | None:
-        """What logits are capped at."""
+        """The cap of logits."""
         return None
 
     def scales(self) -> tuple[float, float]:
-        """What embeddings and logits are multiplied by."""
+        """The factors of embeddings and of logits."""
         return 1.0, 1.0
 
     def create_decoder(
@@ -53,7 +53,7 @@ class LlamaForCausalLM(CausalLM):
         return Decoder(embed_tokens, layers, self.create_norm(), embedding_scale)
 
     def create_rotaries(self) -> list[RotaryEmbedding | None]:
-        """Of each layer: one that all share, unless a family has several."""
+        """The rotary embeddings of each layer: one that all share, unless a family has several."""
         return [self.create_rotary()] * self.config.num_layers
 
     def create_rotary(self) -> RotaryEmbedding | None:

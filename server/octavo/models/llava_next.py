@@ -57,7 +57,7 @@ class LlavaNextVision(LlavaVision):
 
 
 class LlavaOnevisionVision(LlavaNextVision):
-    """Of the tiles' patches, those of more than so many tiles are scaled down."""
+    """LLaVA-NeXT's tower, which scales down the patches of images with more than so many tiles."""
 
     towers: ClassVar[tuple[str, ...]] = LLAVA_ONEVISION_TOWERS
     feature_layer: ClassVar[int] = -1

@@ -31,7 +31,7 @@ class ResidualBlocks(nn.Module):
         self.layers = nn.ModuleList(ReplicatedLinear(size, size, bias, tp) for _ in range(count))
 
     def forward(self, state: Tensor) -> Tensor:
-        """Of ``[R, H]``, the same."""
+        """Apply the blocks: ``[R, H]`` to ``[R, H]``."""
         for layer in self.layers:
             state = octavo_kernels.add(state, octavo_kernels.activate(layer(state), "silu"))
         return state

@@ -58,6 +58,6 @@ class NomicBertForMaskedLM(NomicBertModel):
 
 
 class NomicBertForSequenceClassification(BertForSequenceClassification, NomicBertModel):
-    """With BERT's head."""
+    """Nomic BERT with BERT's classification head."""
 
     checkpoint_names: ClassVar[Names] = [*_NAMES, *BertForSequenceClassification.checkpoint_names]

@@ -110,7 +110,7 @@ class QwenMerger(nn.Module):
 
 
 class QwenVision(Vision):
-    """What the families share."""
+    """The vision tower that the families share."""
 
     kind = "qwen2_vl"
     norm: type[TowerNorm | TowerRMSNorm] = TowerNorm
@@ -139,7 +139,7 @@ class QwenVision(Vision):
         return self.see(self.patch_embed(tensors["pixel_values"]), rows, columns)
 
     def see(self, x: Tensor, rows: int, columns: int) -> tuple[Tensor, ...]:
-        """What `encode` returns, of ``rows * columns`` embedded patches ``x [T, width]``."""
+        """Encode ``rows * columns`` embedded patches ``x [T, width]``; see `encode` for the result."""
         cos_sin, starts = self._cos_sin(rows, columns), equal_starts(1, len(x), x.device)
         for layer in self.blocks:
             x = layer(x, starts, cos_sin)
@@ -210,7 +210,7 @@ class Qwen3Vision(QwenVision):
         return (self.merger(x), *deep.values())
 
     def _stretched(self, rows: int, columns: int) -> Tensor:
-        """Of each patch, the mean of the four nearest learned positions, weighted by how near they are; corners lie on
+        """Interpolate learned positions: the mean of each patch's four nearest, weighted by distance; corners lie on
         corners: ``[T, width]``."""
         side = self.config.side
         row, column = self.places(rows, columns)

@@ -29,7 +29,7 @@ _NAMES: list[tuple[str, str | None]] = [
 
 
 class QwenVL(ReadsImages, LlamaForCausalLM):
-    """What the families share."""
+    """The language model that the families share."""
 
     vision_class: ClassVar[type[QwenVision]] = QwenVision
     # Of M-RoPE: whether the positions take turns, and how many pairs follow each where config.json does not say.

@@ -1,4 +1,4 @@
-"""What is asked of a model that guesses tokens from the hidden states of another one, its target."""
+"""The interface of a model that guesses tokens from the hidden states of another one, its target."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class StateReader(Model):
 
     @property
     def num_reads(self) -> int:
-        """How many times a step's tokens are read: time i with the token i + 1 places further on, after which guess i
-        is made. Of further guesses states are predicted one by one, as the last time. 0: tokens are not read, all
-        guesses rest on the target's states."""
+        """The number of times a step's tokens are read: time i with the token i + 1 places further on, after which
+        guess i is made. The states of later guesses are predicted one by one, as the last time. 0: tokens are not read,
+        all guesses rest on the target's states."""
         return 1
 
     @property
@@ -48,11 +48,11 @@ class StateReader(Model):
 
     @abstractmethod
     def head(self, number: int) -> ParallelLMHead:
-        """What makes logits for guess ``number``, from 0."""
+        """The head that makes logits for guess ``number``, from 0."""
 
     @abstractmethod
     def head_input(self, state: Tensor, number: int) -> Tensor:
-        """What `head` reads, of states ``[R, H]`` from which guess ``number`` is made."""
+        """The input of `head`, from the states ``[R, H]`` with which guess ``number`` is made."""
 
     def draft_vocabulary(self) -> DraftVocabulary | None:
         """The tokens of `head`, where they are not all."""
@@ -63,6 +63,6 @@ class StateReader(Model):
         return self.of_all_tokens(self.head(number)(self.head_input(state, number)))
 
     def of_all_tokens(self, logits: Tensor) -> Tensor:
-        """What `head` returned, ``[R, ...]``, as logits of the whole vocabulary."""
+        """Expand `head`'s result ``[R, ...]`` to logits of the whole vocabulary."""
         vocabulary = self.draft_vocabulary()
         return logits if vocabulary is None else cast(Tensor, vocabulary(logits))

@@ -16,8 +16,8 @@ NAME = "calibration.json"
 
 
 def load_speed(device: str, model: str) -> Speed | None:
-    """Of ``device``, as measured with ``model`` or else with the model that was measured last. None: never. Raises
-    ModelError where the file is damaged."""
+    """Load the speed of ``device`` as measured with ``model``, else with the model measured last. None: never measured.
+    Raises ModelError or ConfigError if the file is damaged."""
     path = cache_dir() / NAME
     if not path.exists():
         return None

@@ -118,7 +118,7 @@ def _model(args: EngineArgs) -> dict[str, Any]:
 
 
 def _flags(args: Any, skip: Collection[str]) -> list[str]:
-    """What else was asked for, as flags."""
+    """The other arguments, as flags."""
     found, unset = [], type(args)()
     for field in fields(args):
         value = getattr(args, field.name)

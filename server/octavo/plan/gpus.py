@@ -30,7 +30,7 @@ class GPU:
     fp8: bool = False  # whether it multiplies 8-bit floating-point numbers
 
     def memory(self) -> DeviceMemory:
-        """What an engine finds."""
+        """The memory that an engine finds."""
         where = f"memory of one {self.title}"
         return DeviceMemory("cuda", int(self.gib * GIB), CONTEXT_BYTES, where, has_float8=self.fp8)
 
@@ -80,7 +80,8 @@ def gpu_of_driver(name: str) -> GPU | None:
 
 
 def find_gpu(name: str) -> GPU:
-    """By its name in `GPUS`, a common other one, or what drivers and nodes' labels call it. Raises ConfigError."""
+    """Find a GPU by its name in `GPUS`, a common other one, or that of drivers and nodes' labels. Raises
+    ConfigError."""
     asked = name.lower().replace("_", "-").removeprefix("nvidia-")
     known = _OTHER_NAMES.get(asked, asked)
     if known not in GPUS:

@@ -1,4 +1,4 @@
-"""What a model takes of a device, measured by building it without memory (`octavo.worker.model_memory`).
+"""Measure a model's memory by building it without memory (`octavo.worker.model_memory`).
 
 That imports torch and takes seconds, so results are kept in Octavo's cache: one file for each model, named by a hash of
 its configuration and its files' headers, with a result for each way to run it. A damaged file counts as none.
@@ -48,7 +48,8 @@ def measure(config: EngineConfig, ranks: int, stage: Stage = ONE_STAGE) -> Model
 
 
 def kv_bytes_per_token(config: EngineConfig) -> int | None:
-    """Of the KV cache that a model has by default: all layers, each key and value counted once. None: it has none."""
+    """The bytes of a token in the model's default KV cache: all layers, each key and value counted once. None: it has
+    none."""
     return sum(spec.bytes_per_token() for spec in measure(config, 1).specs) or None
 
 
@@ -127,7 +128,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, kept: dict[str, Any], key: str, result: dict[str, Any]) -> None:
-    """Where the cache cannot be written, the next plan measures again."""
+    """Save a result; if the cache cannot be written, the next plan measures again."""
     kept[key] = result
     whole = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):

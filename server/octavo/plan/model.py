@@ -36,7 +36,7 @@ _PLANNED_AS = {
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """What is known of a model. ``unsupported``: why the engine does not run it; '': it does."""
+    """A model as known before it runs. ``unsupported``: why the engine does not run it; '': it does."""
 
     config: EngineConfig  # of an engine with what was asked for
     architecture: str  # as config.json has it
@@ -46,8 +46,9 @@ class PlannedModel:
 
 @contextmanager
 def planned_model(args: EngineArgs) -> Iterator[PlannedModel]:
-    """Of an engine with these arguments. A folder needs no more than config.json, whose file may be named itself; of a
-    model on a hub that is not here, headers are read and nothing is kept. Raises ConfigError and ModelError."""
+    """Describe the model of an engine with these arguments. A folder needs no more than config.json, which may be named
+    itself; for a model on a hub that is not here, headers are read and nothing is kept. Raises ConfigError and
+    ModelError."""
     args._validate()
     with tempfile.TemporaryDirectory(prefix="octavo-plan-") as folder:
         files = _files(args, Path(folder))

@@ -1,4 +1,4 @@
-"""What devices cost an hour, as a file of the user's says: there are no prices by default."""
+"""Hourly prices of devices, from a file of the user's: there are none by default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.plan.workload import Outlook
 
 @dataclass(frozen=True)
 class Price:
-    """Of one device, or one machine without GPUs."""
+    """The price of one device, or of one machine without GPUs."""
 
     per_hour: float
     currency: str
@@ -23,7 +23,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of what is planned. ``per_million``: output tokens at the planned rate, of a device that is never idle."""
+    """The cost of a plan. ``per_million``: output tokens at the planned rate, on a device that is never idle."""
 
     per_hour: float
     per_million: float | None
@@ -40,8 +40,8 @@ class Cost:
 
 
 def read_price(path: str, device: str) -> Price:
-    """Of ``device``: a title of `GPUS`, or "cpu". The file has lines as ``h100 = 2.99``, by the names that ``--gpu``
-    takes, and may name its ``currency`` (USD). Raises ConfigError."""
+    """Read the price of ``device``: a title of `GPUS`, or "cpu". The file has lines as ``h100 = 2.99``, by the names
+    that ``--gpu`` takes, and may name its ``currency`` (USD). Raises ConfigError."""
     try:
         said = tomllib.loads(Path(path).expanduser().read_text())
     except OSError as error:
@@ -63,7 +63,7 @@ def read_price(path: str, device: str) -> Price:
 
 
 def cost_of(price: Price, devices: int, seen: Outlook | None) -> Cost:
-    """Of so many devices, with what a workload comes to on them."""
+    """The cost of so many devices, and of the tokens that a workload gets from them."""
     per_hour = price.per_hour * devices
     million = per_hour / 3600 / seen.tokens_per_second * 1e6 if seen is not None else None
     return Cost(per_hour, million, price.currency)

@@ -94,7 +94,7 @@ def _capacity(plan: Plan) -> list[str]:
 
 
 def _in_all(plan: Plan, longest: int) -> list[str]:
-    """Of several engines."""
+    """The totals of several engines."""
     count = plan.num_engines
     if count == 1:
         return []
@@ -144,7 +144,7 @@ def rank_rows(plans: list[Plan | None], speed: Speed | None) -> list[str]:
 
 
 def explanation(plan: Plan) -> list[str]:
-    """How the figures come about."""
+    """Explain how the figures come about."""
     config, memory = plan.config, plan.memory
     lines = [f"weights: {memory.parameters:,} parameters as held, and tables: {memory.weights:,} bytes"]
     for (dtype, parts, heads, size, window), count in Counter(

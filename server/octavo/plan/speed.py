@@ -1,4 +1,4 @@
-"""How fast steps are, by what they read and compute: shares of a device's peak, or what a calibration has measured.
+"""The speed of steps, from what they read and compute: shares of a device's peak, or what a calibration has measured.
 
 A step that decodes reads all weights that its tokens pass through and their keys and values; one with prompts computes.
 """
@@ -23,7 +23,7 @@ STEP_SECONDS = 0.0005  # that a step takes beside, at least
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one device, or of a machine without GPUs, as reached. Bytes and operations a second."""
+    """The speed that one device, or a machine without GPUs, reaches, in bytes and operations a second."""
 
     bandwidth: float
     flops: float
@@ -39,17 +39,17 @@ class Speed:
 
     @property
     def calibrated(self) -> bool:
-        """Whether it was measured."""
+        """True if it was measured."""
         return bool(self.source)
 
     @classmethod
     def of_gpu(cls, gpu: GPU) -> Speed:
-        """By its data sheet."""
+        """Estimate from a GPU's data sheet."""
         return cls(gpu.bandwidth * 1e9 * BANDWIDTH_SHARE, gpu.tflops * 1e12 * COMPUTE_SHARE)
 
     @classmethod
     def of_cpu(cls, cores: int) -> Speed:
-        """By its number of cores alone."""
+        """Estimate from the number of cores alone."""
         return cls(CORE_BANDWIDTH * cores, CORE_FLOPS * cores)
 
     @classmethod
@@ -67,7 +67,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Point:
-    """What a live server did: medians, in seconds."""
+    """The measured medians of a live server, in seconds."""
 
     users: int
     context: int
@@ -106,7 +106,8 @@ def fit_speed(plan: Plan, points: Sequence[Point]) -> Speed:
 
 
 def _prompt_seconds(plan: Plan, base: float, short: Point, middle: Point, long: Point) -> tuple[float, float]:
-    """Of a token of a prompt, and for each position that it looks back at. ``base``: of a step by itself."""
+    """Seconds of a prompt's token, and of each position that it looks back at. ``base``: seconds of a step by
+    itself."""
     room = _room(plan, 1)
 
     def each(one: Point, other: Point) -> float:
@@ -133,8 +134,8 @@ def active_share(plan: Plan) -> float:
 def step_seconds(
     plan: Plan, speed: Speed, sequences: float, length: float, prompt: float = 0.0, position: float = 0.0
 ) -> float:
-    """Of a step in which so many sequences of that length get a token each, beside so many tokens of prompts, at that
-    position on average."""
+    """Seconds of a step in which so many sequences of that length get a token each, beside so many tokens of prompts,
+    at that position on average."""
     share, ranks, parts = active_share(plan), plan.ranks, plan.parts_of_machine
     touched = min(1.0, share * (sequences + prompt)) if share < 1 else 1.0
     weights = plan.memory.weights * plan.stages * touched
@@ -163,7 +164,7 @@ def _decode_seconds(measured: Sequence[tuple[float, float]], sequences: float) -
 
 @dataclass(frozen=True)
 class Pace:
-    """Of so many requests at a time, each of which is followed by another one. In seconds."""
+    """The pace, in seconds, of so many requests at a time, each of which is followed by another one."""
 
     ttft: float
     itl: float

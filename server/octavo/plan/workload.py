@@ -1,4 +1,4 @@
-"""Whether a plan carries a workload: so many users, or requests a second, of some length and with some speed."""
+"""Check a plan against a workload: so many users, or requests a second, of some length and with some speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo.plan.speed import Pace, Speed, pace
 
 @dataclass(frozen=True)
 class Workload:
-    """What requests are like. ``users`` send one request after the other; None: ``rps`` requests arrive each second."""
+    """The requests expected. ``users`` send one request after the other; None: ``rps`` requests arrive each second."""
 
     context: int  # tokens of a prompt
     output: int  # of an answer
@@ -25,7 +25,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What the workload comes to, on all engines together."""
+    """The performance expected of a workload, on all engines together."""
 
     users: float  # requests at the same time
     capacity: int  # of them, that the KV caches hold at their longest
@@ -53,7 +53,8 @@ class Outlook:
 
 
 def outlook(plan: Plan, work: Workload, speed: Speed) -> Outlook:
-    """Of a plan that fits. Engines share the requests evenly, as the one with the fewest tokens gets the next."""
+    """Predict the performance of a plan that fits. Engines share the requests evenly, as the one with the fewest tokens
+    gets the next."""
     own = work.context * (1 - work.prefix_share)
     shared = int(work.context * work.prefix_share)
     capacity = _capacity(plan, int(own) + work.output, shared)
@@ -62,7 +63,7 @@ def outlook(plan: Plan, work: Workload, speed: Speed) -> Outlook:
     limit = min(room, plan.config.scheduler.max_num_seqs)
 
     def at(users: float, limit: int = limit) -> Pace:
-        """With so many requests at the same time; those above ``limit`` wait for a place."""
+        """The pace with so many requests at the same time; those above ``limit`` wait for a place."""
         running = max(1.0, min(users, limit))
         found = pace(plan, speed, running, own, work.context, work.output)
         if users <= limit:

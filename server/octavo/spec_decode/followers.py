@@ -1,4 +1,5 @@
-"""Which token follows which, and how probable that makes a guess: counts of pairs under those of longer matches."""
+"""Statistics of which token follows which, and the probability that makes a guess: counts of pairs under those of
+longer matches."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ class Followers:
         self._num_read = max(end, self._num_read)
 
     def after(self, token: int) -> tuple[dict[int, int], int, int] | None:
-        """How often each token has followed ``token``, how many have, and which one most often, of equals the latest;
-        None: nothing has."""
+        """Counts of the tokens that have followed ``token``, their sum, and the most frequent one, the latest among
+        equals; None: no token has."""
         of_token = self._counts.get(token)
         return None if of_token is None else (of_token, self._totals[token], self._most[token])
 

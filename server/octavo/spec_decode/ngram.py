@@ -39,8 +39,8 @@ class NgramDrafter:
         return self._follow(token_ids, best, best_length, others, most)
 
     def _follow(self, text: list[int], best: int, length: int, others: list[int], most: int) -> list[int]:
-        """What follows ``best``, read round and round where it reaches the end: a sequence that repeats itself goes on
-        to. The ``others`` are asked for as long as they agree."""
+        """Read the tokens after ``best``, round and round where it reaches the end: a sequence that repeats itself goes
+        on to. The ``others`` count as evidence for as long as they agree."""
         end, drafts = len(text), list[int]()
         for i in range(most):
             token = text[best + i % (end - best)]

@@ -1,4 +1,4 @@
-"""Where the last tokens of a text have stood before: found at once, in memory bounded by the text."""
+"""Find where the last tokens of a text have stood before: at once, in memory bounded by the text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Places:
 
 
 def match_length(text: list[int], position: int, end: list[int], most: int) -> int:
-    """How many tokens before ``position`` of ``text`` are the last ones of ``end``, at most ``most``."""
+    """Count the tokens before ``position`` of ``text`` that equal the last ones of ``end``, at most ``most``."""
     length, most = 0, min(most, position, len(end))
     while length < most and text[position - 1 - length] == end[-1 - length]:
         length += 1

@@ -66,7 +66,7 @@ class RecentAnswers:
             self.num_tokens -= sum(len(text.token_ids) for text in dropped)
 
     def texts(self, scope: bytes) -> list[_Text]:
-        """What the scope keeps, the newer half first; halves that are empty are left out."""
+        """The scope's texts, the newer half first; empty halves are left out."""
         return [text for text in self._scopes.get(scope, ()) if text.token_ids]
 
 

@@ -64,7 +64,7 @@ class ImageEncoder:
             self.num_encoded += 1
 
     def _encode(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """What is kept holds no memory of what is not."""
+        """Encode an image; cached embeddings must not keep the memory of a larger tensor."""
         assert self._vision is not None
         made = self._vision.encode(tensors)
         return tuple(part.clone() if part.untyped_storage().nbytes() > part.nbytes else part for part in made)
@@ -81,7 +81,7 @@ class ImageEncoder:
         self._encode(tensors)
 
     def outline_of_step(self, tokens: int, start: int) -> StepImages:
-        """What a step of ``tokens`` has where all from the row ``start`` on are placeholders."""
+        """The images of a step of ``tokens`` tokens in which all from the row ``start`` on are placeholders."""
         rows = torch.arange(start, tokens, device=self._device)
         embeds = torch.zeros(len(rows), self._hidden, dtype=self._dtype, device=self._device)
         limit = torch.arange(tokens, dtype=torch.int32, device=self._device) if self._sees_whole else None
@@ -113,8 +113,8 @@ class ImageEncoder:
     def images_of(
         self, req_ids: Sequence[str], computed: Sequence[int] | np.ndarray, counts: Sequence[int] | np.ndarray
     ) -> StepImages | None:
-        """What changes in a step of ``counts`` tokens of the sequences ``req_ids`` from position ``computed`` on. None:
-        nothing does."""
+        """Images' changes to a step of ``counts`` tokens of the sequences ``req_ids`` from position ``computed`` on.
+        None: no change."""
         if not self._items:
             return None
         seen, row = list[_Seen](), 0
@@ -164,8 +164,8 @@ class ImageEncoder:
         return whole
 
     def _seen(self, item: ImageItem, start: int, count: int, row: int, shift: int) -> list[_Seen]:
-        """Those of the image's placeholders that are among the tokens from position ``start`` on, the first of which is
-        the step's row ``row``. ``shift``: of positions before the image."""
+        """The image's placeholders among the tokens from position ``start`` on, the first of which is the step's row
+        ``row``. ``shift``: of positions before the image."""
         places = np.flatnonzero(item.is_embed) + item.offset
         first, end = np.searchsorted(places, (start, start + count))
         if first == end:

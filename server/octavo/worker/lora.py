@@ -28,7 +28,8 @@ def make_adapters(model: CausalLM, config: EngineConfig, device: torch.device | 
 
 
 def slots_at(slots: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Of a step's tokens, whose ``slots`` int32 [T] are given, those ``indices`` int64 [R]; -1 of its padding."""
+    """Pick the slots of the tokens ``indices`` int64 [R] from those of a step's, ``slots`` int32 [T]; -1 of its
+    padding."""
     found = np.full(len(indices), -1, dtype=np.int32)
     real = indices < len(slots)
     found[real] = slots[indices[real]]
@@ -66,7 +67,7 @@ class SlotCopies:
             self._filled[slot].record()
 
     def begin_step(self, slots: Iterable[int]) -> None:
-        """What is launched from now on reads these slots."""
+        """Mark these slots as read by everything launched from now on."""
         if self._stream is None:
             return
         self._end_step()

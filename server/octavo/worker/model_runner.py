@@ -129,7 +129,7 @@ class ModelRunner:
         return Logits(runner.compute_logits(hidden, indices)) if has_tokens else None
 
     def images_of(self, step: SchedulerOutput, rows: np.ndarray, num_scheduled: np.ndarray) -> StepImages | None:
-        """What images change in ``step``; for the arrays see `rows_of`."""
+        """Images' changes to ``step``; for the arrays see `rows_of`."""
         if self.images is None:
             return None
         return self.images.images_of(
@@ -177,7 +177,7 @@ class ModelRunner:
         return self.device_runner.recording_obstacle or (self.drafter.recording_obstacle if self.drafter else None)
 
     def update_rows(self, step: SchedulerOutput) -> None:
-        """In the order of the SchedulerOutput's contract: drop rows, copy blocks, add rows and blocks."""
+        """Drop rows, copy blocks, add rows and blocks, in the order of the SchedulerOutput's contract."""
         requests = self.requests
         requests.remove(step.finished_req_ids)
         if self.adapters is not None and step.adapters:

@@ -1,4 +1,4 @@
-"""What requests ask for beside tokens: vectors pooled from the model's last hidden states, and classes."""
+"""Results of requests beside tokens: vectors pooled from the model's last hidden states, and classes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PoolingHead(nn.Module):
         self._activations = [_ACTIVATIONS[module.activation] for module in config.pooler.dense]
 
     def start(self, pooled: Tensor, poolings: Sequence[Pooling]) -> list[Callable[[], list[float]]]:
-        """Of each row of ``pooled [S, H]``, a call that waits for its result."""
+        """Return a call for each row of ``pooled [S, H]`` that waits for its result."""
         calls: list[Callable[[], list[float]]] = [list] * len(poolings)
         groups: dict[Pooling, list[int]] = {}
         for row, pooling in enumerate(poolings):
@@ -104,7 +104,7 @@ def pool_rows(hidden: Tensor, starts: Tensor, lengths: Tensor, kinds: Sequence[s
 
 
 class Pooler:
-    """Of a decoder: pools each prompt over its chunks, until the last one is computed."""
+    """Pools each prompt of a decoder over its chunks, until the last one is computed."""
 
     def __init__(self, head: PoolingHead) -> None:
         self._head = head

@@ -1,4 +1,4 @@
-"""What is kept of the sequences that have a row: tokens, blocks, sampling, grammars, wanted log-probabilities."""
+"""State of the sequences that have a row: tokens, blocks, sampling, grammars, wanted log-probabilities."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RequestStates:
                 self._constrained.add(req_id)
 
     def sampling_metadata(self, sampled: SampledRows) -> SamplingMetadata:
-        """What sampling these rows needs; waits for the grammars' bitmask."""
+        """The inputs of sampling these rows; waits for the grammars' bitmask."""
         metadata = self.sampling.make_metadata(sampled.rows.tolist(), sampled.positions.tolist())
         bitmask = sampled.grammar_bitmask()
         return metadata if bitmask is None else replace(metadata, grammar_bitmask=devices.put(bitmask, self.device))
@@ -101,7 +101,8 @@ class RequestStates:
         return not self.sampling.make_metadata(sampled.rows.tolist(), sampled.positions.tolist()).is_greedy_only
 
     def wanted_logprobs(self, req_ids: list[str]) -> list[int | None] | None:
-        """How many alternatives each sequence asked for (-1: all, None: no log-probabilities); None: nobody did."""
+        """The number of alternatives that each sequence asked for (-1: all, None: no log-probabilities); None: nobody
+        did."""
         return [self._num_logprobs.get(req_id) for req_id in req_ids] if self._num_logprobs else None
 
     def add_tokens(self, output: ModelRunnerOutput, req_ids: list[str], tokens: SampledTokens) -> None:
@@ -122,7 +123,7 @@ class RequestStates:
                 output.errors[req_id] = NOTHING_TO_SAMPLE
 
     def identities(self, req_ids: list[str]) -> dict[str, tuple[int, int]]:
-        """What tells these sequences from others that have their ids later; nothing where that makes no difference."""
+        """Identify these sequences, as others may have their ids later; empty if that makes no difference."""
         batch = self.batch
         rows = {req_id: batch.row_of[req_id] for req_id in req_ids} if len(self.grammars) else {}
         return {req_id: (row, int(batch.row_generation[row])) for req_id, row in rows.items()}

@@ -1,4 +1,4 @@
-"""What a stage of a pipeline has to do with the others."""
+"""Exchanges of a pipeline's stage with the others."""
 
 from __future__ import annotations
 

@@ -52,12 +52,12 @@ class DraftRows:
 
     @property
     def first(self) -> np.ndarray:
-        """Of each sequence, its first row of logits; int64 [S]."""
+        """The first row of logits of each sequence; int64 [S]."""
         first: np.ndarray = np.cumsum(self._counts) - self._counts
         return first
 
     def indices(self, ends: np.ndarray) -> np.ndarray:
-        """Of the step's tokens, those that give a row of logits. ``ends`` int64 [S]: where each sequence's end."""
+        """The tokens of the step that give a row of logits. ``ends`` int64 [S]: the end of each sequence."""
         if not self:
             return ends - 1
         offsets: np.ndarray = np.arange(self._counts.sum()) - np.repeat(self.first, self._counts)
@@ -90,7 +90,7 @@ class DeviceRunner(Protocol):
 
     @property
     def recording_obstacle(self) -> str | None:
-        """What keeps a CPU's steps from being recorded; None: nothing, or not a CPU."""
+        """The obstacle to recording a CPU's steps; None: there is none, or no CPU."""
 
     def update_rows(self, step: SchedulerOutput) -> None:
         """Follow the changes of ``step``, which the rows on the host show already."""

@@ -358,8 +358,8 @@ def _with_speculation(config: EngineConfig, use_gpu_runner: bool) -> EngineConfi
 def _drafter(
     model: Model | None, requests: RequestStates, part: KVCache, sizes: tuple[int, int], window: int | None
 ) -> DraftModel | PredictionDrafter | None:
-    """What guesses with ``model`` on a CPU, if there is one. ``sizes``: tokens of a step and rows of logits at most;
-    ``window``: the shortest of any layer, if there are windows."""
+    """Create the drafter around ``model`` on a CPU, if there is one. ``sizes``: tokens of a step and rows of logits at
+    most; ``window``: the shortest of any layer, if there are windows."""
     if isinstance(model, StateReader):
         return PredictionDrafter(model, requests, part.layers, max(sizes))
     return DraftModel(model, requests, part, sizes[0], window) if isinstance(model, CausalLM) else None

@@ -45,7 +45,7 @@ class AdaptedSteps(RecordedSteps):
             self._arrays[0][: len(slots)] = slots
 
     def set_logits(self, slots: np.ndarray) -> None:
-        """Those of the rows int32 [R] that are given to `compute_logits` next."""
+        """Set the slots of the rows int32 [R] that `compute_logits` gets next."""
         if len(slots) <= self._max_logits:
             self._arrays[1][: len(slots)] = slots
 

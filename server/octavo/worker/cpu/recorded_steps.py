@@ -130,7 +130,7 @@ class RecordedSteps:
         return tuple(tensor[:total] for tensor in self._layers.outputs)
 
     def _rows(self, total: int) -> tuple[int, ...]:
-        """Those of the step, and of all replicas together if there are any: experts compute these."""
+        """Row counts of the step and, if there are replicas, of all of them together: experts compute these."""
         replicas = self._model.tp.replicas
         return (total,) if replicas is None else (total, replicas.total)
 
@@ -176,7 +176,7 @@ class RecordedSteps:
 
     @property
     def states(self) -> Tensor:
-        """What ``reader`` reads of the whole step that ran last, ``[T, H]`` and more rows."""
+        """The input of ``reader`` from the whole step that ran last, ``[T, H]`` and more rows."""
         assert self._last is not None
         return self._last.outputs[3]
 
@@ -233,7 +233,8 @@ class RecordedSteps:
 
 
 def obstacle_to_recording(row_multiple: int) -> str | None:
-    """Why steps of a model with that ``row_multiple`` cannot be recorded here; None: they can, as far as is known."""
+    """Explain why steps of a model with that ``row_multiple`` cannot be recorded here; None: they can, as far as is
+    known."""
     if unavailable_reason() is not None:
         return "there are no CPU kernels"
     if row_multiple != 1:  # rows are padded for torch itself
@@ -298,10 +299,10 @@ class RecordedInputs:
 
 
 class RecordedImages:
-    """What images change of a step, in memory that stays, for as many rows as a step may have."""
+    """Images' changes to a step, in memory that stays, for as many rows as a step may have."""
 
     def __init__(self, images: StepImages, x: Tensor, max_rows: int) -> None:
-        """Of the same kinds as ``images``; ``x [T, H]``: what enters the first layer."""
+        """Allocate for the same kinds as in ``images``; ``x [T, H]`` enters the first layer."""
         self.embeds = x.new_empty(max_rows, x.shape[1])
         limit, cos_sin = (
             None if one is None else one.new_empty(max_rows, *one.shape[1:]) for one in (images.limit, images.cos_sin)

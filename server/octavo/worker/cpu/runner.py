@@ -58,7 +58,7 @@ class CPURunner:
 
     @property
     def recording_obstacle(self) -> str | None:
-        """What keeps steps from being recorded; None: nothing."""
+        """The obstacle to recording steps; None: there is none."""
         return self.recorded_steps.obstacle if self.recorded_steps else None
 
     def update_rows(self, step: SchedulerOutput) -> None:
@@ -149,7 +149,7 @@ class CPURunner:
 
     @property
     def _steps(self) -> RecordedSteps | None:
-        """Those that the step under way is one of; None: steps are not recorded."""
+        """The recordings that the step under way belongs to; None: steps are not recorded."""
         return self.recorded_steps if self._slots is None or self.recorded_steps is None else self._adapted_steps
 
     def _applied(self, indices: np.ndarray) -> AbstractContextManager[None]:
@@ -172,7 +172,7 @@ class CPURunner:
         return lambda: tokens
 
     def verify(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
-        """In rounds, see `octavo.worker.verification`."""
+        """Verify in rounds, see `octavo.worker.verification`."""
         if logits.best_only is not None:
             tokens = verify_best(drafts, logits, sampled, self.requests.batch.token_ids)
         else:

@@ -1,5 +1,6 @@
-"""What a decode step needs of every row, on the device: a step in which nothing but tokens was added needs no more from
-the host than which rows it computes.
+"""The state of every row that a decode step needs, on the device.
+
+A step in which nothing but tokens was added needs no more from the host than which rows it computes.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class DeviceBatch:
 
     @property
     def most_drafts(self) -> int:
-        """Of a sequence."""
+        """The most drafts of a sequence."""
         return self.drafts.shape[1]
 
     def set_rows(self, rows: np.ndarray) -> None:
@@ -78,8 +79,8 @@ class DeviceBatch:
             self.position_deltas[index] = self._put(host.position_deltas[rows])
 
     def rotary_positions(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """By which tokens of ``rows`` at ``positions``, behind all images, are turned; all int64 [T]. Can be
-        captured."""
+        """The positions by which tokens of ``rows`` at ``positions``, behind all images, are rotated; all int64 [T].
+        Can be captured."""
         return positions if self.position_deltas is None else positions + self.position_deltas[rows]
 
     def set_blocks(self, changes: list[CachedRequestData]) -> None:
@@ -148,8 +149,8 @@ class DeviceBatch:
         return torch.where(rows >= 0, token_ids, 0), positions, self.metadata(plan, positions, self.most_drafts + 1)
 
     def metadata(self, plan: DraftPlan, positions: Tensor, width: int) -> list[AttentionMetadata]:
-        """Of a step with the tokens of ``plan`` at ``positions`` int64 [T], those of a sequence one after the other and
-        at most ``width``. Keys and values that have no block are not written.
+        """Describe a step with the tokens of ``plan`` at ``positions`` int64 [T], those of a sequence one after the
+        other and at most ``width``. Keys and values that have no block are not written.
 
         Reads and writes nothing on the host: it can be captured.
         """

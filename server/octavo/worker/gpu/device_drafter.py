@@ -1,4 +1,4 @@
-"""What guesses on a GPU, after each step and without a word to the host.
+"""Draft tokens on a GPU, after each step and without a word to the host.
 
 Guesses are made in captured steps, drawn with the noise of the first model's draws, and left where the next step
 verifies them.
@@ -56,7 +56,7 @@ class DeviceDrafter(ABC):
 
     @abstractmethod
     def _logits(self, rows: Tensor, number: int) -> Tensor:
-        """Of guess ``number`` for ``rows`` int64 [R]: [R, V]. Can be captured."""
+        """Logits of guess ``number`` for ``rows`` int64 [R]: [R, V]. Can be captured."""
 
     def guess(self, rows: np.ndarray, most: int, truncated: bool, read: Callable[[int], None]) -> None:
         """Have ``read`` read the step, and guess ``most`` tokens to follow the last ones of ``rows`` int64 [R], as far
@@ -92,7 +92,7 @@ class DeviceDrafter(ABC):
         return self._graphs[key]
 
     def _last_guess(self, rows: Tensor) -> Tensor:
-        """Of each of ``rows``, its guess before the one that is made."""
+        """The guess of each of ``rows`` before the one that is made."""
         guesses = self._batch.drafts[rows, (self._number - 1).clamp(min=0).expand(len(rows))]
         return torch.where(rows >= 0, guesses, 0)
 
@@ -186,7 +186,7 @@ class StateDrafter(DeviceDrafter):
         self._before = states if number + 1 < self.num_reads else self._state  # no step's states are kept beyond it
 
     def _put_prompts(self, inputs: StepInputs) -> None:
-        """What follows a part of a prompt is known: for further times of reading it is as if it was guessed."""
+        """Set the known tokens after a part of a prompt as drafts: further times of reading treat them as guessed."""
         host, ahead = self._host, self.num_reads - 1
         rows = inputs.rows[host.num_computed[inputs.rows] + ahead < host.num_prompt[inputs.rows]]
         if ahead and len(rows):

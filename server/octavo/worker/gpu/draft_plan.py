@@ -1,4 +1,4 @@
-"""Which tokens a step with drafts has, on the device, and the part of verification that the device does.
+"""Tokens of a step with drafts, on the device, and the device's part of verification.
 
 All tokens of a step are sampled after at once: a draw depends on what precedes it, and where that was a wrong draft it
 is dropped. How many drafts are right, and what follows them, is found out where the next step reads it.
@@ -16,7 +16,7 @@ PADDING = -1  # the row of a step's padding: the last one, counted from the end
 
 
 class DraftPlan(NamedTuple):
-    """Which tokens the step of S sequences has: of each its last one, and the drafts after it; all int64."""
+    """The tokens of a step of S sequences: of each its last one, and the drafts after it; all int64."""
 
     rows: Tensor  # [T], of the token's sequence; PADDING
     offsets: Tensor  # [T], 0: the last token, i: the draft i after it
@@ -43,16 +43,16 @@ def packed_plan(rows: np.ndarray, counts: np.ndarray, size: int, max_sequences: 
 
 
 def unpack_plan(packed: Tensor, size: int, max_sequences: int) -> DraftPlan:
-    """What `packed_plan` has packed, of at least that size."""
+    """Unpack the result of `packed_plan`, of at least that size."""
     rows, offsets, owners, sequences, starts = packed.unbind()
     return DraftPlan(rows[:size], offsets[:size], owners[:size], sequences[:max_sequences], starts[: max_sequences + 1])
 
 
 def accept(plan: DraftPlan, drafts: Tensor, tokens: Tensor, invalid: Tensor) -> tuple[Tensor, Tensor]:
-    """How many drafts of each sequence are right, int64 [S], and the token sampled after them, int64 [S].
+    """Count the right drafts of each sequence, int64 [S], and return the token sampled after them, int64 [S].
 
-    ``drafts`` int64 [T]: the draft after each token, if any; ``tokens`` int64 [T] and ``invalid`` bool [T]: what was
-    sampled after each. Where nothing could be sampled after right drafts, the last of these does not count: the next
+    ``drafts`` int64 [T]: the draft after each token, if any; ``tokens`` int64 [T] and ``invalid`` bool [T]: the results
+    of sampling after each. If nothing could be sampled after right drafts, the last of these does not count: the next
     step comes back to it.
     """
     size, count = len(plan.rows), len(plan.sequences)

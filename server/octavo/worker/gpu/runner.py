@@ -194,7 +194,7 @@ class GPURunner:
         return self._adapters.model_adapters.applied(slots)
 
     def _logits_of(self, hidden: Tensor) -> Tensor:
-        """Of all that a captured step has left."""
+        """Logits of all rows that a captured step has left."""
         with self._applied(np.arange(len(hidden))):
             return self.model.compute_logits(hidden)
 
@@ -243,7 +243,7 @@ class GPURunner:
         return inputs
 
     def run_to_logits(self, inputs: StepInputs, indices: np.ndarray, sampled: SampledRows) -> Logits:
-        """In the model's dtype."""
+        """Logits in the model's dtype."""
         return Logits(self.compute_logits(self.run(inputs), indices))
 
     def run(self, inputs: StepInputs) -> DeferredHidden:

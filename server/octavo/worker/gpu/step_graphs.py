@@ -37,8 +37,8 @@ class ReadsSteps(Protocol):
     num_reads: int  # times that it reads a step
 
     def states(self, target: CausalLM, deferred: DeferredHidden, hidden: Tensor) -> Tensor:
-        """What it reads of a step, ``[T, H]``, from what the model's `begin` returned, and what its `finish` made of
-        all of that."""
+        """The states ``[T, H]`` that it reads of a step, from the results of the model's `begin` and of its `finish`
+        for all of them."""
         ...
 
     def read(self, plan: DraftPlan, tokens: StepTokens, states: Tensor, number: int) -> None:
@@ -47,7 +47,7 @@ class ReadsSteps(Protocol):
 
 
 class StepGraphs(ABC):
-    """By their number of tokens with padding (one of ``sizes``)."""
+    """Captured graphs by their number of tokens with padding (one of ``sizes``)."""
 
     def __init__(
         self, parts: StepParts, sizes: list[int], chosen: Tensor, nobody: Tensor, reader: ReadsSteps | None
@@ -63,7 +63,7 @@ class StepGraphs(ABC):
 
     @abstractmethod
     def plan(self, size: int) -> DraftPlan:
-        """What the graphs of that size compute."""
+        """The step that the graphs of that size compute."""
 
     @abstractmethod
     def _inputs(self, size: int) -> tuple[StepTokens, Tensor]:
@@ -71,7 +71,7 @@ class StepGraphs(ABC):
 
     @abstractmethod
     def _metadata(self, size: int, positions: Tensor) -> list[AttentionMetadata]:
-        """Of the same step once its tokens are counted, whose ``positions`` int64 [size] are known."""
+        """Describe the same step once its tokens are counted, whose ``positions`` int64 [size] are known."""
 
     @abstractmethod
     def _go_on(self, size: int, token_ids: Tensor, invalid: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""What captured steps share: the parts that they work with, how they are captured, and which rows they compute."""
+"""Parts that captured steps share: what they work with, how they are captured, and which rows they compute."""
 
 from __future__ import annotations
 

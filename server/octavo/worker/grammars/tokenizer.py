@@ -13,7 +13,7 @@ from octavo.text.special_tokens import add_declared_tokens
 
 
 class _Speller:
-    """What llguidance asks how a text is spelled, in the form that it takes its vocabulary from.
+    """Spells texts for llguidance, in the form from which it takes its vocabulary.
 
     llguidance's own reading of tokenizer.json takes the text of a special token for the token, so that a literal with
     that text would end the answer, or could not be written at all.

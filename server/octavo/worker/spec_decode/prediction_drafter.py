@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class StepStates:
-    """What a step has computed: of the sequences ``rows`` int64 [R] the tokens from ``starts`` int32 [R] on, whose
+    """The results of a step: for the sequences ``rows`` int64 [R] the tokens from ``starts`` int32 [R] on, whose
     states, as the drafter reads them, are ``hidden [T, ...]``."""
 
     rows: np.ndarray

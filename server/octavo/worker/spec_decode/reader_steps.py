@@ -1,4 +1,4 @@
-"""What a `StateReader` computes on a CPU, replayed from recordings where its operations can be recorded."""
+"""Steps of a `StateReader` on a CPU, replayed from recordings if its operations can be recorded."""
 
 from __future__ import annotations
 
