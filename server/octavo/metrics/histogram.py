@@ -11,6 +11,11 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 
+def bounds(numbers: str) -> tuple[float, ...]:
+    """Buckets' upper bounds, which stand in ``numbers`` with spaces between them."""
+    return tuple(map(float, numbers.split()))
+
+
 class Histogram(Collector):
     """prometheus_client's histogram for one set of labels, without locks and with a binary search for the bucket.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
+from octavo.metrics.histogram import bounds
+
 
 class HttpMetrics:
     """HTTP metrics with the names of prometheus-fastapi-instrumentator, which dashboards know."""
@@ -25,29 +27,7 @@ class HttpMetrics:
         self._seconds_fine = Histogram(
             "http_request_duration_highr_seconds",
             "Request duration in seconds, all routes, in fine buckets",
-            buckets=(
-                0.01,
-                0.025,
-                0.05,
-                0.075,
-                0.1,
-                0.25,
-                0.5,
-                0.75,
-                1,
-                1.5,
-                2,
-                2.5,
-                3,
-                3.5,
-                4,
-                4.5,
-                5,
-                7.5,
-                10,
-                30,
-                60,
-            ),
+            buckets=bounds("0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5 4 4.5 5 7.5 10 30 60"),
             registry=registry,
         )
         self._request_bytes = Summary(

@@ -53,6 +53,16 @@ class FinishedSample:
     num_preemptions: int = 0
 
     @property
+    def num_computed_tokens(self) -> int:
+        """Tokens of its prompt that were not cached."""
+        return self.num_prompt_tokens - self.num_cached_tokens
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Its request's limit."""
+        return self.params.max_tokens
+
+    @property
     def time_per_output_token(self) -> float | None:
         """Mean seconds per token after the first; None with fewer than two tokens."""
         if self.decode is None or self.num_generation_tokens < 2:
@@ -79,6 +89,11 @@ class FinishedRequest:
     inference: float | None = None
     error: str | None = None
 
+    @property
+    def n(self) -> int:
+        """Number of its sequences."""
+        return self.params.n
+
 
 @dataclass
 class IterationStats:
@@ -92,6 +107,12 @@ class IterationStats:
     finished: list[FinishedSample] = field(default_factory=list)
     finished_requests: list[FinishedRequest] = field(default_factory=list)
     tenants: dict[Tenant, tuple[int, int]] = field(default_factory=dict)  # tokens of prompts, and generated ones
+
+    @property
+    def step_tokens(self) -> list[int]:
+        """Tokens of the step, where it has some."""
+        count = self.num_prompt_tokens + self.num_generation_tokens
+        return [count] if count else []
 
     def count_for(self, tenant: Tenant | None, prompt: int, generation: int) -> None:
         """Tokens of a tenant's request."""
