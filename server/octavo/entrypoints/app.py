@@ -22,9 +22,10 @@ from octavo.entrypoints.batches import routes as batches
 from octavo.entrypoints.batches.answers import BatchAnswer, BatchList, FileAnswer, FileDeleted, FileList
 from octavo.entrypoints.errors import AnthropicErrorResponse, OllamaErrorResponse, on_http_exception, on_unexpected
 from octavo.entrypoints.lora.listed import AdapterReport
-from octavo.entrypoints.ollama import embed, generate
+from octavo.entrypoints.ollama import embed
 from octavo.entrypoints.ollama import models as ollama_models
 from octavo.entrypoints.ollama import protocol as ollama_bodies
+from octavo.entrypoints.ollama import routes as generate
 from octavo.entrypoints.ollama.answers import (
     ChatAnswer,
     EmbedAnswer,
@@ -36,7 +37,9 @@ from octavo.entrypoints.ollama.answers import (
     VersionAnswer,
 )
 from octavo.entrypoints.ollama.dialect import NDJSON, not_built
-from octavo.entrypoints.openai import chat, completions, embed_by_type, embeddings, scoring, tokenization
+from octavo.entrypoints.openai import embed_by_type, embeddings, scoring, tokenization
+from octavo.entrypoints.openai import prepare as completions
+from octavo.entrypoints.openai import routes as chat
 from octavo.entrypoints.openai.answers import ChatCompletion, Completion, ModelCard, ModelList
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openapi import Operation, document

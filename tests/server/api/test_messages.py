@@ -20,8 +20,8 @@ from octavo.chat.messages import check_messages
 from octavo.chat.parts import PartSplitter
 from octavo.chat.reasoning import ReasoningParser
 from octavo.entrypoints.anthropic.answers import block_of, events_of, stop_of
+from octavo.entrypoints.anthropic.prepare import conversation_of
 from octavo.entrypoints.anthropic.protocol import MessagesRequest
-from octavo.entrypoints.anthropic.translate import conversation_of
 from octavo.entrypoints.errors import APIError, in_anthropic_form
 from octavo.interface.outputs import CompletionOutput
 

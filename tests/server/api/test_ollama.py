@@ -20,7 +20,7 @@ from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.generation.context import without_oldest
 from octavo.entrypoints.ollama.answers import durations
 from octavo.entrypoints.ollama.dialect import can_think
-from octavo.entrypoints.ollama.translate import openai_messages, whole_calls
+from octavo.entrypoints.ollama.prepare import openai_messages, whole_calls
 from octavo.interface.outputs import RequestMetrics
 from octavo_operator.render.router.envoy import Endpoint
 

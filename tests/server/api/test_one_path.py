@@ -13,12 +13,12 @@ from octavo import LLM, SamplingParams
 from octavo.chat.messages import Conversation, check_messages
 from octavo.chat.options import ChatOptions
 from octavo.chat.render import render
-from octavo.entrypoints.anthropic import translate as anthropic
+from octavo.entrypoints.anthropic import prepare as anthropic
 from octavo.entrypoints.anthropic.protocol import MessagesRequest
+from octavo.entrypoints.ollama.prepare import chat_conversation
 from octavo.entrypoints.ollama.protocol import ChatRequest
-from octavo.entrypoints.ollama.translate import chat_conversation
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
-from octavo.entrypoints.responses import translate as responses
+from octavo.entrypoints.responses import prepare as responses
 from octavo.entrypoints.responses.protocol import ResponsesRequest
 from octavo.entrypoints.responses.tools import toolbox_of
 from octavo.text.tokenizer import Tokenizer

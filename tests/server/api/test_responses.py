@@ -15,10 +15,10 @@ from octavo.chat.messages import check_messages
 from octavo.chat.parts import PartSplitter
 from octavo.chat.reasoning import ReasoningParser
 from octavo.entrypoints.responses.answers import ItemWriter
+from octavo.entrypoints.responses.prepare import conversation_of, messages_of
 from octavo.entrypoints.responses.protocol import MessageParam, ResponsesRequest
 from octavo.entrypoints.responses.store import ResponseStore, StoredResponse
 from octavo.entrypoints.responses.tools import toolbox_of
-from octavo.entrypoints.responses.translate import conversation_of, messages_of
 from octavo.entrypoints.transport.responses import encode_json
 from octavo.interface.outputs import CompletionOutput
 

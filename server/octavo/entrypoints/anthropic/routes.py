@@ -26,8 +26,8 @@ from octavo.entrypoints.anthropic.answers import (
     message_usage,
     stop_of,
 )
+from octavo.entrypoints.anthropic.prepare import constraint_of, conversation_of
 from octavo.entrypoints.anthropic.protocol import IMAGES, CountTokensRequest, MessagesRequest
-from octavo.entrypoints.anthropic.translate import constraint_of, conversation_of
 from octavo.entrypoints.errors import APIError, in_anthropic_form
 from octavo.entrypoints.generation.chat import PreparedChat, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, naming

@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 from octavo.chat.parts import Part, Step
 from octavo.entrypoints.generation.logprobs import ChatLogprob
 from octavo.entrypoints.responses.logprobs import TextLogprobs
+from octavo.entrypoints.responses.prepare import sealed
 from octavo.entrypoints.responses.protocol import (
     AdditionalToolsParam,
     CallOutputParam,
@@ -25,7 +26,6 @@ from octavo.entrypoints.responses.protocol import (
     TextPartParam,
 )
 from octavo.entrypoints.responses.tools import ToolName, custom_input
-from octavo.entrypoints.responses.translate import sealed
 from octavo.entrypoints.transport.sse import EventTemplate
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -46,10 +46,10 @@ from octavo.entrypoints.responses.answers import (
     size_of,
 )
 from octavo.entrypoints.responses.logprobs import TextLogprobs
+from octavo.entrypoints.responses.prepare import constraint_of, conversation_of
 from octavo.entrypoints.responses.protocol import InputTokensRequest, Item, ItemReferenceParam, ResponsesRequest
 from octavo.entrypoints.responses.store import ResponseStore, StoredResponse
 from octavo.entrypoints.responses.tools import Toolbox, toolbox_of
-from octavo.entrypoints.responses.translate import constraint_of, conversation_of
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.tenants import current_tenant
 from octavo.entrypoints.transport.request_body import read_body

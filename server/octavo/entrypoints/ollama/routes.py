@@ -32,8 +32,7 @@ from octavo.entrypoints.ollama.answers import (
     timestamp,
 )
 from octavo.entrypoints.ollama.dialect import NDJSON, can_think, num_ctx_of, template_of
-from octavo.entrypoints.ollama.protocol import IMAGES, ChatRequest, GenerateRequest, Options
-from octavo.entrypoints.ollama.translate import (
+from octavo.entrypoints.ollama.prepare import (
     OPTIONS,
     chat_conversation,
     constraint_of,
@@ -42,6 +41,7 @@ from octavo.entrypoints.ollama.translate import (
     sampling_fields,
     whole_calls,
 )
+from octavo.entrypoints.ollama.protocol import IMAGES, ChatRequest, GenerateRequest, Options
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON, encode_json, unless_disconnected
