@@ -19,7 +19,8 @@ from octavo.chat.answer import AnswerParser
 from octavo.chat.messages import check_messages
 from octavo.chat.parts import PartSplitter
 from octavo.chat.reasoning import ReasoningParser
-from octavo.entrypoints.anthropic.answers import block_of, events_of, stop_of
+from octavo.entrypoints.anthropic.answers import block_of, stop_of
+from octavo.entrypoints.anthropic.events import events_of
 from octavo.entrypoints.anthropic.prepare import conversation_of
 from octavo.entrypoints.anthropic.protocol import MessagesRequest
 from octavo.entrypoints.errors import APIError, in_anthropic_form

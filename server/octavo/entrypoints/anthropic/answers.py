@@ -1,4 +1,4 @@
-"""Bodies and events of Anthropic's answers. msgspec structs: fast to encode, and a source of JSON schemas."""
+"""Messages that answer. msgspec structs: fast to encode, and a source of JSON schemas."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from octavo.chat.parts import Part, Step
-from octavo.interface.outputs import CompletionOutput
+from octavo.chat.parts import Part, PartSplitter
+from octavo.entrypoints.anthropic.prepare import PreparedMessage
+from octavo.entrypoints.generation.run import answering_name
+from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.messages import object_of
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -47,11 +49,6 @@ class MessageUsage(Struct):
     cache_creation_input_tokens: int = 0
 
 
-def message_usage(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> MessageUsage:
-    """Usage from the engine's counts."""
-    return MessageUsage(prompt_tokens - cached_tokens, cached_tokens, output_tokens)
-
-
 class AnthropicMessage(Struct):
     """The response of /v1/messages."""
 
@@ -71,60 +68,6 @@ class TokenCount(Struct):
     input_tokens: int
 
 
-class MessageStart(Struct, tag_field="type", tag="message_start"):
-    """The first event."""
-
-    message: AnthropicMessage
-
-
-class Ping(Struct, tag_field="type", tag="ping"):
-    """Says that the connection lives."""
-
-
-class BlockStart(Struct, tag_field="type", tag="content_block_start"):
-    """A block begins."""
-
-    index: int
-    content_block: Block
-
-
-class TextDelta(Struct, tag_field="type", tag="text_delta"):
-    """New text."""
-
-    text: str
-
-
-class ThinkingDelta(Struct, tag_field="type", tag="thinking_delta"):
-    """New reasoning."""
-
-    thinking: str
-
-
-class SignatureDelta(Struct, tag_field="type", tag="signature_delta"):
-    """The signature of reasoning that ends."""
-
-    signature: str
-
-
-class InputJsonDelta(Struct, tag_field="type", tag="input_json_delta"):
-    """New JSON text of a call's arguments."""
-
-    partial_json: str
-
-
-class BlockDelta(Struct, tag_field="type", tag="content_block_delta"):
-    """What is new in a block."""
-
-    index: int
-    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
-
-
-class BlockStop(Struct, tag_field="type", tag="content_block_stop"):
-    """A block ends."""
-
-    index: int
-
-
 class StopDelta(Struct):
     """Why an answer ended."""
 
@@ -132,18 +75,26 @@ class StopDelta(Struct):
     stop_sequence: str | None
 
 
-class MessageDelta(Struct, tag_field="type", tag="message_delta"):
-    """The answer's end and its usage."""
+async def whole(prepared: PreparedMessage, outputs: list[RequestOutput]) -> AnthropicMessage:
+    """Make the message of a request's final output."""
+    (output,) = outputs
+    (completion,) = output.outputs
+    parser, splitter = prepared.new_parser(), PartSplitter()
+    splitter.feed(parser.parse(completion))
+    splitter.finish()
+    message = message_of(prepared, output, len(completion.token_ids))
+    message.content = [block_of(part) for part in splitter.parts]
+    is_call = parser.finish_reason(completion.finish_reason) == "tool_calls"
+    stop = stop_of(completion, is_call, prepared.body.max_tokens, len(completion.token_ids))
+    message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
+    return message
 
-    delta: StopDelta
-    usage: MessageUsage
 
-
-class MessageStop(Struct, tag_field="type", tag="message_stop"):
-    """The last event."""
-
-
-Event = BlockStart | BlockDelta | BlockStop
+def message_of(prepared: PreparedMessage, output: RequestOutput, num_tokens: int) -> AnthropicMessage:
+    """Make a message of ``num_tokens`` without its content and its end."""
+    cached = output.num_cached_tokens
+    used = MessageUsage(len(output.prompt_token_ids) - cached, cached, num_tokens)
+    return AnthropicMessage(prepared.id, answering_name(prepared.state, prepared.chat.request), [], used)
 
 
 def block_of(part: Part) -> Block:
@@ -153,21 +104,7 @@ def block_of(part: Part) -> Block:
     if part.kind == "reasoning":
         return ThinkingBlock(part.text, signature_of(part))
     arguments = object_of(part.text)  # {} or as far as they go, if they were cut
-    return ToolUseBlock(_call_id(part), part.name, arguments if isinstance(arguments, dict) else {})
-
-
-def events_of(step: Step) -> list[tuple[str, Event]]:
-    """The events, each with its name, of one step of a streamed answer."""
-    action, part, text = step
-    if action == "open":
-        return [("content_block_start", BlockStart(part.index, _empty(part)))]
-    if action == "add":
-        return [("content_block_delta", BlockDelta(part.index, _delta(part, text)))]
-    events: list[tuple[str, Event]] = [("content_block_stop", BlockStop(part.index))]
-    if part.kind == "reasoning":
-        signature = BlockDelta(part.index, SignatureDelta(signature_of(part)))
-        events.insert(0, ("content_block_delta", signature))
-    return events
+    return ToolUseBlock(call_id(part), part.name, arguments if isinstance(arguments, dict) else {})
 
 
 def signature_of(part: Part) -> str:
@@ -176,7 +113,7 @@ def signature_of(part: Part) -> str:
 
 
 def stop_of(completion: CompletionOutput, is_call: bool, asked_tokens: int, num_tokens: int) -> StopDelta:
-    """Why an answer of ``num_tokens`` ended, where ``asked_tokens`` is the client's limit."""
+    """Say why an answer of ``num_tokens`` ended, where ``asked_tokens`` is the client's limit."""
     if is_call:
         return StopDelta("tool_use", None)
     if completion.finish_reason == "length":
@@ -186,18 +123,6 @@ def stop_of(completion: CompletionOutput, is_call: bool, asked_tokens: int, num_
     return StopDelta("end_turn", None)
 
 
-def _empty(part: Part) -> Block:
-    if part.kind == "text":
-        return TextBlock("")
-    return ThinkingBlock("", "") if part.kind == "reasoning" else ToolUseBlock(_call_id(part), part.name, {})
-
-
-def _call_id(part: Part) -> str:
-    """As Anthropic's begin, where the model has not chosen it."""
+def call_id(part: Part) -> str:
+    """The id of a call; it begins as Anthropic's do where the model has not chosen it."""
     return f"toolu_{part.call_id.removeprefix('call_')}" if part.call_id.startswith("call_") else part.call_id
-
-
-def _delta(part: Part, text: str) -> TextDelta | ThinkingDelta | InputJsonDelta:
-    if part.kind == "text":
-        return TextDelta(text)
-    return ThinkingDelta(text) if part.kind == "reasoning" else InputJsonDelta(text)

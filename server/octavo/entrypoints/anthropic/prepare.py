@@ -1,12 +1,14 @@
-"""From a body of the Messages API to the conversation that every dialect becomes. Pure."""
+"""From a body of the Messages API to the conversation that every dialect becomes, and to a request for the engine."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from octavo.chat.answer import AnswerParser
 from octavo.chat.messages import Conversation, FieldNames
 from octavo.chat.structured import Constraint, make_constraint
 from octavo.entrypoints.anthropic.protocol import (
@@ -16,6 +18,7 @@ from octavo.entrypoints.anthropic.protocol import (
     HostedToolParam,
     ImageBlockParam,
     InputMessage,
+    MessagesRequest,
     TextBlockParam,
     ThinkingBlockParam,
     ToolParam,
@@ -25,11 +28,54 @@ from octavo.entrypoints.anthropic.protocol import (
     UrlSourceParam,
     UserMessage,
 )
+from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.generation.chat import PreparedChat, count_prompt, prepare_chat, read_messages
+from octavo.entrypoints.generation.context import in_words_of, naming
+from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, TopLogprobs, external_id, sampling_params
 from octavo.multimodal.items import ImagePart
 from octavo.text.messages import without_billing
 
+_OPTIONS = PromptOptions(add_special_tokens=False)
 _FIELDS = FieldNames(function="", parameters="input_schema", choice="tool_choice.name", required="any")
+
+
+@dataclass
+class PreparedMessage(Prepared[MessagesRequest]):
+    """A conversation that is ready for the engine. ``id``: of the message that answers it."""
+
+    id: str
+    chat: PreparedChat
+
+    def new_parser(self) -> AnswerParser:
+        """Make a parser of the answer."""
+        thinking = self.body.thinking
+        return self.chat.new_parser(thinking is None or thinking.display != "omitted")
+
+
+async def prepare(checked: CheckedRequest[MessagesRequest]) -> PreparedMessage:
+    """Prepare the answer to a conversation. Raises ValueError, APIError."""
+    state, body = checked.state, checked.body
+    message_id = external_id(checked.http, "msg", between="_")
+    conversation = conversation_of(body)
+    body.messages = []  # images are not kept as long as the answer takes
+    conversation.messages = await read_messages(state, conversation.messages)
+    # Agents ask for a fixed number of tokens, however long the conversation has become: the answer gets what is left.
+    limit = TokenLimit(body.max_tokens, clamps=True)
+    with naming({"stop": "stop_sequences"}):
+        params = sampling_params(state, body.sampling_fields(), limit, TopLogprobs(None), bool(body.stream))
+    # Agents shorten the conversation when they read these words.
+    with in_words_of("messages", "prompt is too long: it has"):
+        chat = await prepare_chat(state, conversation, params, _OPTIONS, limit, partial(constraint_of, body))
+    return PreparedMessage(state, body, [chat.request], message_id, chat)
+
+
+async def count_tokens(checked: CheckedRequest[CountTokensRequest]) -> int:
+    """Count the tokens of a conversation's prompt. Raises ValueError, APIError."""
+    conversation = conversation_of(checked.body)
+    conversation.messages = await read_messages(checked.state, conversation.messages)
+    find_constraint = partial(constraint_of, checked.body)
+    return len(await count_prompt(checked.state, conversation, _OPTIONS, find_constraint))
 
 
 def conversation_of(body: CountTokensRequest) -> Conversation:

@@ -14,7 +14,7 @@ from octavo.chat.messages import MAX_MESSAGES
 from octavo.chat.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
 from octavo.entrypoints.fields.blocks import OrText, known_types
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
-from octavo.entrypoints.fields.values import Count, ImageText, Index, RequestBody, Seed
+from octavo.entrypoints.fields.values import Count, ImageText, Index, ModelBody, Seed
 from octavo.interface import sampling_params as limits
 
 
@@ -246,12 +246,11 @@ _UNSUPPORTED = UnsupportedFields(
 )
 
 
-class CountTokensRequest(RequestBody):
+class CountTokensRequest(ModelBody):
     """POST /v1/messages/count_tokens"""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = _UNSUPPORTED
 
-    model: str | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: Texts | None = None
     tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)] | None = None

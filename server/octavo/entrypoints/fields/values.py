@@ -127,3 +127,9 @@ class RequestBody(BaseModel):
             if getattr(self, name) is not None and (value is None or needed not in (None, value)):
                 wanted = other if needed is None else f"{other}: {shown(needed)}"
                 raise bad_request(f"{name} needs {wanted}; set it or drop {name}", name)
+
+
+class ModelBody(RequestBody):
+    """The body of a request for a model; without a name it is for the one that is served."""
+
+    model: str | None = None

@@ -16,6 +16,8 @@ from octavo.entrypoints.transport.responses import disconnected, to_api_error
 from octavo.entrypoints.transport.stream_body import StreamBody, stream_body
 from octavo.interface.outputs import RequestOutput
 
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
 
 class Events(Protocol):
     """How a dialect writes a stream."""
@@ -40,12 +42,7 @@ class EventStream(Response):
     gets them in larger pieces. If it disconnects, the generation is aborted.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        events: Events,
-        media_type: str = "text/event-stream; charset=utf-8",
-    ) -> None:
+    def __init__(self, generation: Generation, events: Events, media_type: str = EVENT_STREAM) -> None:
         self.generation, self.events = generation, events
         self.status_code = 200
         self.background = None

@@ -1,0 +1,113 @@
+"""The way of every request that the engine answers, whichever API it comes by.
+
+A dialect says what differs: the body, what the engine is to run, and how the answer is written, whole and as a stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.entrypoints.admission import check_model, check_serving
+from octavo.entrypoints.fields.values import ModelBody
+from octavo.entrypoints.generation.pooled import run_pooled
+from octavo.entrypoints.generation.run import Generation
+from octavo.entrypoints.generation.stream import EVENT_STREAM, Events, EventStream
+from octavo.entrypoints.state import ServerState, state_of
+from octavo.entrypoints.transport.request_body import Path, read_body
+from octavo.entrypoints.transport.responses import JSON, unless_disconnected
+from octavo.interface.messages import EngineCoreRequest
+from octavo.interface.pooling_params import check_generates
+from octavo.interface.sampling_params import RequestOutputKind
+
+Body = TypeVar("Body", bound=ModelBody)
+
+
+@dataclass(frozen=True)
+class CheckedRequest(Generic[Body]):
+    """A request whose body fits its type and names a model that is served. ``began``: seconds since the epoch."""
+
+    http: Request
+    state: ServerState
+    body: Body
+    began: float
+
+
+@dataclass
+class Prepared(Generic[Body]):
+    """What the engine is to run. A dialect's own class adds what its answers need."""
+
+    state: ServerState
+    body: Body
+    requests: list[EngineCoreRequest]
+    texts: list[str | None] = field(default_factory=list, kw_only=True)  # of the prompts; empty: none is kept
+
+    @property
+    def streams(self) -> bool:
+        """Whether the answer is a stream: its outputs are deltas then."""
+        return self.requests[0].sampling_params.output_kind is RequestOutputKind.DELTA
+
+    def generation(self) -> Generation:
+        """Admit the requests. Raises APIError."""
+        return Generation(self.state, self.requests, self.texts or [None] * len(self.requests))
+
+
+Run = TypeVar("Run", bound=Prepared[Any])
+
+
+@dataclass(frozen=True)
+class Dialect(Generic[Body, Run]):
+    """A route that the engine answers.
+
+    ``prepare`` says what the engine runs, or gives the response where it runs nothing. ``whole`` makes the body of a
+    response from the requests' final outputs; ``events`` writes a stream. A dialect without ``events`` pools: ``whole``
+    gets vectors. ``images`` are the places of images in a body; ``any_type``: any Content-Type will do.
+    """
+
+    body: type[Body]
+    prepare: Callable[[CheckedRequest[Body]], Awaitable[Run | Response]]
+    whole: Callable[[Run, list[Any]], Awaitable[Any]]
+    events: Callable[[Run], Events] | None = None
+    images: Collection[Path] = ()
+    any_type: bool = False
+    media_type: str = EVENT_STREAM
+
+
+async def respond(request: Request, dialect: Dialect[Body, Run]) -> Response:
+    """Answer a request. Raises ValueError, APIError."""
+    state, events = state_of(request), dialect.events
+    check_serving(state)
+    checked = await read_request(request, dialect.body, dialect.images, dialect.any_type, events is not None)
+    if events is not None:
+        check_generates(state.engine.config.model.pooler)
+    prepared = await dialect.prepare(checked)
+    if isinstance(prepared, Response):
+        return prepared
+    if events is not None and prepared.streams:
+        return EventStream(await prepared.generation().start(), events(prepared), dialect.media_type)
+    return await unless_disconnected(request, _whole(dialect, prepared))
+
+
+async def read_request(
+    request: Request, body: type[Body], images: Collection[Path] = (), any_type: bool = False, generates: bool = True
+) -> CheckedRequest[Body]:
+    """Read and check a body. ``generates``: the request may be for an adapter. Raises APIError."""
+    began, state = time.time(), state_of(request)
+    read = await read_body(request, body, state, any_type, images)
+    read.check()
+    check_model(state, read.model, generates)
+    return CheckedRequest(request, state, read, began)
+
+
+async def _whole(dialect: Dialect[Body, Run], prepared: Run) -> Response:
+    if dialect.events is None:
+        return JSON(await dialect.whole(prepared, await run_pooled(prepared.state, prepared.requests)))
+    with prepared.generation() as generation:
+        await generation.start()
+        outputs = await generation.final_outputs()
+    return JSON(await dialect.whole(prepared, outputs))
