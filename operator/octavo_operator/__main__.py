@@ -7,7 +7,7 @@ import json
 import logging
 import signal
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo_operator import __version__, health
 from octavo_operator.autoscaling.autoscaler import Autoscaler
@@ -30,50 +30,23 @@ async def run(config: OperatorConfig) -> int:
     lease = LeaderElector(client, config)
     controller = Controller(client, config, lease)
     watches = Watches(client, config, controller)
-    autoscaler = Autoscaler(client, config, controller.store, lease, controller.queue.add)
-    zero = ZeroScaler(
-        client,
-        controller.store,
-        autoscaler.reader,
-        controller.post,
-        lambda: lease.is_held,
-        gateways=controller.gateways_of,
-    )
-    adapters = AdapterReader(controller.store, controller.queue.add, config.operator_id)
-    rejections = RejectionReader(
-        controller.store, controller.queue.add, lambda key: key not in controller.claims.others
-    )
-    controller.rejected = rejections.problem
-    controller.scaling, controller.adapters = autoscaler.scaling, adapters.reports
-    controller.pod_starts.read_startup = autoscaler.reader.read_startup
-    controller.metrics.set_watch_silence(watches.health.max_silence, watches.silence_limit)
-    controller.metrics.set_scaling(autoscaler.reader.decisions, zero.wakes)
     lease.on_break = watches.on_break
+    readers = _readers(client, config, lease, controller, watches)
+    autoscaler = readers.autoscaler
     stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
     async def lead() -> None:
         await controller.synced.wait()
         await lease.run()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     web = await health.serve(controller, watches, config, *autoscaler.routes())
     try:
         workers = [asyncio.create_task(controller.run_worker()) for _ in range(config.workers)]
-        others: list[asyncio.Task[Any]] = [
-            asyncio.create_task(task)
-            for task in (
-                watches.run(),
-                watches.keep_discovering(),
-                watches.keep_listing(),
-                lead(),
-                autoscaler.run(),
-                zero.run(lease.leading),
-                adapters.run(lease.leading),
-                rejections.run(lease.leading),
-                stop.wait(),
-            )
-        ]
+        running = (watches.run(), watches.keep_discovering(), watches.keep_listing(), lead(), autoscaler.run())
+        leading = (reader.run(lease.leading) for reader in (readers.zero, readers.adapters, readers.rejections))
+        others: list[asyncio.Task[Any]] = [asyncio.create_task(task) for task in (*running, *leading, stop.wait())]
         logger.info(
             "octavo operator %s: watching %s", __version__, ", ".join(config.watch_namespaces) or "all namespaces"
         )
@@ -87,12 +60,38 @@ async def run(config: OperatorConfig) -> int:
                 logger.error("a task of the operator failed", exc_info=error)
         return 0 if stop.is_set() else 1
     finally:
-        await adapters.close()
-        await rejections.close()
-        await zero.close()
-        await autoscaler.close()
+        for reader in (readers.adapters, readers.rejections, readers.zero, autoscaler):
+            await reader.close()
         await web.cleanup()
         await client.close()
+
+
+class _Readers(NamedTuple):
+    """The tasks that read engines and routers, beside the controller."""
+
+    autoscaler: Autoscaler
+    zero: ZeroScaler
+    adapters: AdapterReader
+    rejections: RejectionReader
+
+
+def _readers(
+    client: KubeClient, config: OperatorConfig, lease: LeaderElector, controller: Controller, watches: Watches
+) -> _Readers:
+    """Create the readers and hand their results to the controller and its metrics."""
+    store, reconcile = controller.store, controller.queue.add
+    autoscaler = Autoscaler(client, config, store, lease, reconcile)
+    zero = ZeroScaler(
+        client, store, autoscaler.reader, controller.post, lambda: lease.is_held, gateways=controller.gateways_of
+    )
+    adapters = AdapterReader(store, reconcile, config.operator_id)
+    rejections = RejectionReader(store, reconcile, lambda key: key not in controller.claims.others)
+    controller.rejected = rejections.problem
+    controller.scaling, controller.adapters = autoscaler.scaling, adapters.reports
+    controller.pod_starts.read_startup = autoscaler.reader.read_startup
+    controller.metrics.set_watch_silence(watches.health.max_silence, watches.silence_limit)
+    controller.metrics.set_scaling(autoscaler.reader.decisions, zero.wakes)
+    return _Readers(autoscaler, zero, adapters, rejections)
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:

@@ -41,9 +41,15 @@ class SampleRequest:
         return len(self.prompt_token_ids)
 
 
+def add_numbers(group: argparse._ActionsContainer, *rows: tuple[str, int, str]) -> None:
+    """Add flags of whole numbers: their name, default and text."""
+    for flag, default, text in rows:
+        group.add_argument(flag, type=int, default=default, help=f"{text} (default: {default})")
+
+
 def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024, count: bool = True) -> None:
-    """Add the flags that `load_dataset` reads. ``input_len``: the default of random prompts; ``count``: also that of
-    their number."""
+    """Add the flags that `load_dataset` reads. ``input_len``: the default of random prompts; ``count``: also the
+    number of prompts."""
     group = parser.add_argument_group("dataset")
     group.add_argument("--dataset-name", choices=DATASETS, default="random", help="Kind of prompts (default: random)")
     group.add_argument(
@@ -51,32 +57,21 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
         help="For sharegpt and multi_turn: JSON file of conversations. For custom: JSON lines of prompt and optional "
         "output_tokens. For custom_image: also image_files, or content (default: none)",
     )
-    group.add_argument(
-        "--num-prompts",
-        type=int,
-        default=1000,
-        help="Number of requests; for multi_turn: of conversations (default: 1000)",
-    )
+    if count:
+        add_numbers(group, ("--num-prompts", 1000, "Number of requests; for multi_turn: of conversations"))
     group.add_argument(
         "--no-oversample",
         action="store_true",
         help="Send each request of a file at most once, even if --num-prompts is larger (default: repeat requests)",
     )
     group.add_argument("--disable-shuffle", action="store_true", help="Keep the order of the file (default: off)")
-    group.add_argument("--seed", type=int, default=0, help="Random seed of prompts and arrivals (default: 0)")
+    add_numbers(group, ("--seed", 0, "Random seed of prompts and arrivals"))
     group.add_argument("--input-len", type=int, help="Tokens per random prompt (default: --random-input-len)")
     group.add_argument("--output-len", type=int, help="Tokens per answer (default: the dataset's own flag)")
-    group.add_argument(
-        "--random-input-len",
-        type=int,
-        default=input_len,
-        help=f"Tokens per random prompt (default: {input_len})",
-    )
-    group.add_argument(
-        "--random-output-len",
-        type=int,
-        default=128,
-        help="Tokens per answer to a random prompt (default: 128)",
+    add_numbers(
+        group,
+        ("--random-input-len", input_len, "Tokens per random prompt"),
+        ("--random-output-len", 128, "Tokens per answer to a random prompt"),
     )
     group.add_argument(
         "--random-range-ratio",
@@ -86,47 +81,29 @@ def add_dataset_arguments(parser: argparse.ArgumentParser, input_len: int = 1024
         help="Random lengths are within this fraction of the given ones; "
         '{"input": RATIO, "output": RATIO} sets them separately (default: 0)',
     )
-    group.add_argument(
-        "--random-prefix-len", type=int, default=0, help="Tokens of a prefix that all random prompts share (default: 0)"
-    )
+    add_numbers(group, ("--random-prefix-len", 0, "Tokens of a prefix that all random prompts share"))
     group.add_argument(
         "--sharegpt-output-len", type=int, help="Tokens per answer to a sharegpt prompt (default: as in the dataset)"
     )
-    group.add_argument(
-        "--custom-output-len",
-        type=int,
-        default=256,
-        help="Tokens per answer to a custom prompt; -1: the line's output_tokens (default: 256)",
+    add_numbers(
+        group, ("--custom-output-len", 256, "Tokens per answer to a custom prompt; -1: the line's output_tokens")
     )
     group.add_argument(
         "--skip-chat-template",
         action="store_true",
         help="Send custom prompts unchanged (default: through the model's chat template)",
     )
-    group.add_argument(
-        "--prefix-repetition-prefix-len", type=int, default=256, help="Tokens per shared prefix (default: 256)"
+    add_numbers(
+        group,
+        ("--prefix-repetition-prefix-len", 256, "Tokens per shared prefix"),
+        ("--prefix-repetition-suffix-len", 256, "Tokens per prompt after its prefix"),
+        ("--prefix-repetition-num-prefixes", 10, "Number of shared prefixes"),
+        ("--prefix-repetition-output-len", 128, "Tokens per answer"),
+        ("--multi-turn-num-turns", 5, "Maximum number of questions per conversation"),
+        ("--multi-turn-prefix-len", 256, "Tokens of the prefix that all conversations share"),
+        ("--multi-turn-input-len", 64, "Tokens per question"),
+        ("--multi-turn-output-len", 128, "Tokens per answer"),
     )
-    group.add_argument(
-        "--prefix-repetition-suffix-len",
-        type=int,
-        default=256,
-        help="Tokens per prompt after its prefix (default: 256)",
-    )
-    group.add_argument(
-        "--prefix-repetition-num-prefixes", type=int, default=10, help="Number of shared prefixes (default: 10)"
-    )
-    group.add_argument("--prefix-repetition-output-len", type=int, default=128, help="Tokens per answer (default: 128)")
-    group.add_argument(
-        "--multi-turn-num-turns", type=int, default=5, help="Maximum number of questions per conversation (default: 5)"
-    )
-    group.add_argument(
-        "--multi-turn-prefix-len",
-        type=int,
-        default=256,
-        help="Tokens of the prefix that all conversations share (default: 256)",
-    )
-    group.add_argument("--multi-turn-input-len", type=int, default=64, help="Tokens per question (default: 64)")
-    group.add_argument("--multi-turn-output-len", type=int, default=128, help="Tokens per answer (default: 128)")
     add_image_arguments(group)
 
 

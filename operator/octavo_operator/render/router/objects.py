@@ -188,6 +188,28 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
     ids = {} if frame.assigned_ids else dict.fromkeys(("runAsUser", "runAsGroup"), names.USER_ID)
     wanted = _resources(frame.affinity.resources, _REQUESTS, _MEMORY_LIMIT)
     drain = [str(number) for number in (lifecycle.pre_stop_seconds, lifecycle.drain_seconds, settings.admin_port)]
+    volumes, mounts = _volumes(frame, settings)
+    pod: Json = {
+        "containers": [
+            _envoy(image, settings, mounts, wanted, drain),
+            *([_picker(image, settings, frame, frame.hold, drain)] if frame.hold else []),
+        ],
+        "volumes": volumes,
+        **({"serviceAccountName": frame.service_account} if frame.service_account else {}),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": lifecycle.grace_seconds,
+        "imagePullSecrets": [{"name": name} for name in dict.fromkeys(frame.image_pull_secrets)],
+        "topologySpreadConstraints": [_spread(frame.selector)],
+    }
+    restarted = {RESTARTED_AT: frame.restarted_at} if frame.restarted_at else {}
+    metadata = {"labels": frame.labels, "annotations": {BOOTSTRAP: digest(content["envoy.yaml"]), **restarted}}
+    return {"metadata": metadata, "spec": {name: value for name, value in pod.items() if value != []}}
+
+
+def _volumes(frame: PodFrame, settings: RouterSpec) -> tuple[list[Json], list[Json]]:
+    """The volumes of a pod, and where Envoy mounts them."""
     volumes: list[Json] = [
         {"name": _CONFIG_VOLUME, "configMap": {"name": frame.config_map}},
         {"name": _SAID_VOLUME, "emptyDir": {"sizeLimit": "1Mi"}},
@@ -200,7 +222,12 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
         name = folder.rpartition("/")[2]
         volumes.append({"name": name, **source})
         mounts.append({"name": name, "mountPath": folder, "readOnly": True})
-    container = {
+    return volumes, mounts
+
+
+def _envoy(image: str, settings: RouterSpec, mounts: list[Json], wanted: Json, drain: list[str]) -> Json:
+    """The container of Envoy. ``wanted``: its resources; ``drain``: arguments of the script that ends it."""
+    return {
         "name": names.ROUTER,
         "image": image,
         "imagePullPolicy": "IfNotPresent",
@@ -233,20 +260,6 @@ def pod_template(frame: PodFrame, settings: RouterSpec, image: str, content: dic
         "volumeMounts": mounts,
         **_hardened(),
     }
-    pod: Json = {
-        "containers": [container, *([_picker(image, settings, frame, frame.hold, drain)] if frame.hold else [])],
-        "volumes": volumes,
-        **({"serviceAccountName": frame.service_account} if frame.service_account else {}),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {"runAsNonRoot": True, **ids, "seccompProfile": {"type": "RuntimeDefault"}},
-        "terminationGracePeriodSeconds": lifecycle.grace_seconds,
-        "imagePullSecrets": [{"name": name} for name in dict.fromkeys(frame.image_pull_secrets)],
-        "topologySpreadConstraints": [_spread(frame.selector)],
-    }
-    restarted = {RESTARTED_AT: frame.restarted_at} if frame.restarted_at else {}
-    metadata = {"labels": frame.labels, "annotations": {BOOTSTRAP: digest(content["envoy.yaml"]), **restarted}}
-    return {"metadata": metadata, "spec": {name: value for name, value in pod.items() if value != []}}
 
 
 def has_peers(template: Json) -> bool:
