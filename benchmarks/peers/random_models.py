@@ -24,7 +24,7 @@ LLAMA_1B: dict[str, Any] = SHARED | {
     "head_dim": 64,
     "intermediate_size": 8192,
     "vocab_size": 128256,
-    "max_position_embeddings": 8192,
+    "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
     "hidden_act": "silu",
