@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -34,6 +33,7 @@ from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 from octavo.llm_pooling import PoolingMethods, Prompt, is_one_prompt
 from octavo.metrics.reader import Counter, Gauge, Metric, Vector
 from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
+from octavo.system.progress_bar import progress_bar
 from octavo.system.signals import interrupts_held
 from octavo.system.torch_import import import_whole_torch
 from octavo.text.chat_template import check_variables
@@ -402,30 +402,18 @@ class _Progress:
     """A bar on stderr with the rate of output tokens; silent where `rich` is not installed."""
 
     def __init__(self, total: int) -> None:
-        self._bar: Any = None
-        self._tokens = 0
-        try:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-        except ImportError:
-            return
-        columns = (
-            TextColumn("Processed prompts"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[rate]}"),
-        )
-        self._bar = Progress(*columns, console=Console(file=sys.stderr))
-        self._task = self._bar.add_task("", total=total, rate="")
-        self._bar.start()
+        columns = ("MofNCompleteColumn", "TimeRemainingColumn", "{task.fields[note]}")
+        self._bar, self._tokens = progress_bar("Processed prompts", total, *columns), 0
+        if self._bar is not None:
+            self._bar.start()
 
     def update(self, output: RequestOutput) -> None:
         if self._bar is None:
             return
         self._tokens += sum(len(completion.token_ids) for completion in output.outputs)
-        rate = self._tokens / max(self._bar.tasks[0].elapsed or 0.0, 1e-9)
-        self._bar.update(self._task, advance=1, rate=f"{rate:,.1f} output tok/s")
+        (task,) = self._bar.tasks
+        rate = self._tokens / max(task.elapsed or 0.0, 1e-9)
+        self._bar.update(task.id, advance=1, note=f"{rate:,.1f} output tok/s")
 
     def close(self) -> None:
         if self._bar is not None:

@@ -6,25 +6,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from octavo.system.progress_bar import progress_bar as drawn
+
 
 @contextmanager
 def progress_bar(what: str, total: int, enabled: bool = True) -> Iterator[Callable[[], None]]:
     """Yields a function that counts one more."""
-    if not enabled or not sys.stderr.isatty():
+    columns = ("MofNCompleteColumn", "TimeElapsedColumn", "TimeRemainingColumn")
+    # Twice a second: drawing takes processor time, and the server that is measured may be on the same machine.
+    bar = drawn(what, total, *columns, refresh_per_second=2) if enabled and sys.stderr.isatty() else None
+    if bar is None:
         yield lambda: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    # Twice a second: drawing takes processor time, and the server that is measured may be on the same machine.
-    with Progress(*columns, console=Console(file=sys.stderr), refresh_per_second=2) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+    with bar:
+        yield lambda: bar.advance(bar.task_ids[0])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from octavo.errors import ModelError
-from octavo.fetch.download import RemoteFile, ResponseError, UnreachableError
+from octavo.fetch.download import RemoteFile, ResponseError, UnreachableError, append_to_end
 from octavo.fetch.object_store import https_address
 from octavo.fetch.remote_files import RemoteFiles
 
@@ -29,7 +28,6 @@ _ROLE_VARIABLES = {
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"),
 }
 _STATUSES = {"NotFoundError": 404, "PermissionDeniedError": 403, "UnauthenticatedError": 401}
-_ATTEMPTS = 5  # in a row without a single new byte
 _PIECE = 1 << 20
 _CONNECT_SECONDS, _READ_SECONDS, _RETRY_SECONDS = 5, 30, 20
 
@@ -118,24 +116,16 @@ class RoleFiles:
 
     def resume(self, url: str, into: Path, file: RemoteFile, advance: Callable[[int], None]) -> None:
         """See `RemoteFiles`."""
-        failures = 0
-        while (have := into.stat().st_size if into.exists() else 0) != file.size or not into.exists():
-            try:
-                self._append(url, into, have, file, advance)
-            except UnreachableError:
-                failures = 1 if into.exists() and into.stat().st_size > have else failures + 1
-                if failures >= _ATTEMPTS:
-                    raise
-                time.sleep(0.25 * 2**failures)
-
-    def _append(self, url: str, into: Path, have: int, file: RemoteFile, advance: Callable[[int], None]) -> None:
         import obstore
 
-        options: Any = {"if_match": file.etag} | ({"range": {"offset": have}} if have else {})
-        with open(into, "ab") as target, _translated():
-            for piece in obstore.get(self._store, self._key(url), options=options).stream(min_chunk_size=_PIECE):
-                target.write(piece)
-                advance(len(piece))
+        def append(have: int) -> None:
+            options: Any = {"if_match": file.etag} | ({"range": {"offset": have}} if have else {})
+            with open(into, "ab") as target, _translated():
+                for piece in obstore.get(self._store, self._key(url), options=options).stream(min_chunk_size=_PIECE):
+                    target.write(piece)
+                    advance(len(piece))
+
+        append_to_end(into, file.size, append, advance)
 
     def _key(self, url: str) -> str:
         return unquote(url.removeprefix(self._root.removesuffix("key")))

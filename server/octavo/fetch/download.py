@@ -127,24 +127,34 @@ def resume(
 
     Raises ResponseError, UnreachableError, and OSError when the disk does.
     """
-    failures, unchanged = 0, {"If-Range": version} if version else {}
+    unchanged = {"If-Range": version} if version else {}
+
+    def append(have: int) -> None:
+        with _open(url, headers, timeout, unchanged | ({"Range": f"bytes={have}-"} if have else {})) as answer:
+            if have and answer.status != 206:  # the server sends all of it again
+                os.truncate(into, 0)
+                advance(-have)
+            _append(answer, into, advance)
+
+    append_to_end(into, size, append, advance)
+
+
+def append_to_end(into: Path, size: int | None, append: Callable[[int], None], advance: Callable[[int], None]) -> None:
+    """Call ``append`` with the length of ``into``, which it lets grow, until that is ``size`` (None: once). A break is
+    taken up again while bytes come. Raises what ``append`` raises: ResponseError, UnreachableError, OSError."""
+    failures = 0
     while True:
-        have = into.stat().st_size if into.exists() else 0
+        have = _length(into)
         if size is not None and have > size:
             os.truncate(into, 0)
             have = 0
-        if size is not None and have == size and into.exists():
+        if have == size and into.exists():
             return
         try:
-            with _open(url, headers, timeout, unchanged | ({"Range": f"bytes={have}-"} if have else {})) as answer:
-                if have and answer.status != 206:  # the server sends all of it again
-                    os.truncate(into, 0)
-                    advance(-have)
-                    have = 0
-                got = _append(answer, into, advance)
-            if size is None or have + got == size:
+            append(have)
+            if size is None or _length(into) == size:
                 return
-            raise UnreachableError(f"the connection ended after {have + got} of {size} bytes")
+            raise UnreachableError(f"the connection ended after {_length(into)} of {size} bytes")
         except ResponseError as error:
             if error.status == 416:  # what is there is not a beginning of that file
                 os.truncate(into, 0)
@@ -155,14 +165,17 @@ def resume(
             if failures >= _ATTEMPTS:
                 raise
         except UnreachableError:
-            failures = 1 if (into.stat().st_size if into.exists() else 0) > have else failures + 1
+            failures = 1 if _length(into) > have else failures + 1
             if failures >= _ATTEMPTS:
                 raise
         time.sleep(min(_LONGEST_WAIT, 0.25 * 2**failures))
 
 
-def _append(answer: http.client.HTTPResponse, into: Path, advance: Callable[[int], None]) -> int:
-    got = 0
+def _length(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _append(answer: http.client.HTTPResponse, into: Path, advance: Callable[[int], None]) -> None:
     with open(into, "ab", buffering=0) as file:
         while True:
             try:
@@ -170,11 +183,10 @@ def _append(answer: http.client.HTTPResponse, into: Path, advance: Callable[[int
             except (OSError, http.client.HTTPException) as error:
                 raise UnreachableError(_why(error)) from None
             if not piece:
-                return got
+                return
             view = memoryview(piece)
             while view:
                 view = view[file.write(view) :]
-            got += len(piece)
             advance(len(piece))
 
 

@@ -8,6 +8,9 @@ import time
 from types import TracebackType
 from typing import Any
 
+from octavo.system.progress_bar import progress_bar
+
+_COLUMNS = ("DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn")
 _EVERY = 5.0  # seconds between plain lines
 
 
@@ -23,10 +26,9 @@ class Progress:
     def __enter__(self) -> Progress:
         if self.enabled:
             if sys.stderr.isatty():
-                self._bar = _rich_bar()
+                self._bar = progress_bar(self.what, self.total, *_COLUMNS, transient=True)
             if self._bar is not None:
                 self._bar.start()
-                self._task = self._bar.add_task(self.what, total=self.total)
             else:
                 self._print_line(self.what + (f" ({format_bytes(self.total)})" if self.total else ""))
         return self
@@ -36,7 +38,7 @@ class Progress:
         with self._lock:
             self.done += count
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done)
+            self._bar.update(self._bar.task_ids[0], completed=self.done)
         elif self.enabled and time.monotonic() - self._last >= _EVERY:
             part = f" of {format_bytes(self.total)} ({100 * self.done // self.total} %)" if self.total else ""
             self._print_line(f"{self.what}: {format_bytes(self.done)}{part}")
@@ -50,23 +52,6 @@ class Progress:
     def _print_line(self, line: str) -> None:
         self._last = time.monotonic()
         print(line, file=sys.stderr, flush=True)
-
-
-def _rich_bar() -> Any:
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-        from rich.progress import Progress as Bar
-    except ImportError:
-        return None
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Bar(*columns, console=Console(stderr=True), transient=True)
 
 
 def format_bytes(count: int) -> str:
