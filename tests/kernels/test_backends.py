@@ -140,10 +140,9 @@ def test_a_library_refuses_calls_of_another_shape():
 def test_a_backend_takes_what_the_interface_takes(name):
     """Every function of the interface that takes tensors has a namesake in each backend, with the same parameters."""
     backend = importlib.import_module(f"octavo_kernels.{name}")
-    own = [getattr(octavo_kernels, each) for each in octavo_kernels.__all__]
-    in_operations = [each for each in own if each.__module__.startswith("octavo_kernels.operations.")]
-    functions = [each for each in in_operations if inspect.isfunction(each)]
-    assert len(functions) >= 17
+    offered = [each for each in vars(octavo_kernels).values() if inspect.isfunction(each)]
+    functions = [each for each in offered if each.__module__.startswith("octavo_kernels.operations.")]
+    assert len(functions) >= 40
     for function in functions:
         ours, theirs = inspect.signature(function), inspect.signature(getattr(backend, function.__name__))
         named = [p for p in theirs.parameters.values() if p.kind is not p.KEYWORD_ONLY]

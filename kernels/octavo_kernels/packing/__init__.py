@@ -5,22 +5,3 @@ from octavo_kernels.packing.gguf import GGUF_TYPES, block_width, pack_blocks, pa
 from octavo_kernels.packing.group_weight import pack_group_weight
 from octavo_kernels.packing.groups import KINDS, concat, pack_codes, pack_w8, pack_w8_pieces
 from octavo_kernels.packing.row_scaled import fits_row_scales, pack_row_scaled
-
-__all__ = [
-    "GGUF_TYPES",
-    "KINDS",
-    "block_width",
-    "concat",
-    "fill_dense",
-    "fits_row_scales",
-    "pack_blocks",
-    "pack_codes",
-    "pack_dense",
-    "pack_gguf",
-    "pack_group_weight",
-    "pack_row_scaled",
-    "pack_w8",
-    "pack_w8_pieces",
-    "packed_kind",
-    "packed_nbytes",
-]

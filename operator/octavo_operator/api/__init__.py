@@ -20,21 +20,3 @@ from octavo_operator.api.common import (
 from octavo_operator.api.deployment import InvalidLLMDeployment, LLMDeployment
 from octavo_operator.api.schema import SpecError, stable_json, to_json
 from octavo_operator.api.spec import LLMDeploymentSpec
-
-__all__ = [
-    "API_VERSION",
-    "FIELD_MANAGER",
-    "GROUP",
-    "KIND",
-    "OWNER_LABEL",
-    "PLURAL",
-    "VERSION",
-    "InvalidLLMDeployment",
-    "Key",
-    "LLMDeployment",
-    "LLMDeploymentSpec",
-    "Owner",
-    "SpecError",
-    "stable_json",
-    "to_json",
-]

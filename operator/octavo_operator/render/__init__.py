@@ -100,6 +100,3 @@ def _router_objects(
         expected_router_budget(deployment),
         expected_router_monitor(deployment) if "PodMonitor" in apis else None,
     ]
-
-
-__all__ = ["TEMPLATE_PROBLEMS", "InvalidTemplateError", "Manifest", "expected_template", "render"]

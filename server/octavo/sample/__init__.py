@@ -9,12 +9,3 @@ from octavo.sample.logprobs import LogprobsTensors, compute_prompt_logprobs
 from octavo.sample.metadata import SamplerOutput, SamplingMetadata
 from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
-
-__all__ = [
-    "LogprobsTensors",
-    "Sampler",
-    "SamplerOutput",
-    "SamplingMetadata",
-    "SamplingStates",
-    "compute_prompt_logprobs",
-]

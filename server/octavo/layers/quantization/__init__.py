@@ -3,12 +3,3 @@
 from octavo.layers.quantization.base import LinearMethod, QuantizationConfig
 from octavo.layers.quantization.registry import exact_method, quantization_config
 from octavo.layers.quantization.unquantized import UnquantizedConfig, UnquantizedLinearMethod
-
-__all__ = [
-    "LinearMethod",
-    "QuantizationConfig",
-    "UnquantizedConfig",
-    "UnquantizedLinearMethod",
-    "exact_method",
-    "quantization_config",
-]

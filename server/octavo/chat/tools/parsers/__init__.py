@@ -59,15 +59,3 @@ TOOL_PARSERS |= {  # other names of the same
     }.items()
     for alias in aliases
 }
-
-__all__ = [
-    "TOOL_PARSERS",
-    "CallPiece",
-    "HarmonyParser",
-    "JsonListParser",
-    "NamedCallParser",
-    "Piece",
-    "Reasoning",
-    "ToolParser",
-    "overlap",
-]
