@@ -73,7 +73,7 @@ class Kind:
 
     @property
     def flags(self) -> int:
-        """As the C kernels take them (cpu/csrc/quant.h)."""
+        """The flags as the C kernels take them (cpu/csrc/quant.h)."""
         return self.affine | self.halves << 1 | self.table << 2 | self.by_row << 3
 
     @property

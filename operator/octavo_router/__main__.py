@@ -19,7 +19,7 @@ _KEPT_BYTES = 1 << 24  # twice as many are kept at most
 
 
 async def serve(args: argparse.Namespace) -> None:
-    """Until SIGTERM or SIGINT. Requests under way go on without a picker."""
+    """Serve until SIGTERM or SIGINT. Requests under way go on without a picker."""
     me = peers.address_of(args.peer_address, args.peer_port) if args.peers else ""
     processor = Processor(Hold(args.hold_requests, args.hold_seconds), Tenants(me))
     server = await calls.serve(lambda stream: Request(processor, stream), args.port)

@@ -27,7 +27,7 @@ class Links(Protocol):
         """Calls `then` once with its verdict, or with UNDECIDED when it does not answer at once."""
 
     def tell(self, router: str, what: str, tenant: str) -> None:
-        """Without effect where it cannot be reached: it is told all when it can."""
+        """Tell a router of a tenant's news; one that cannot be reached is told everything once it can."""
 
 
 class Place:

@@ -184,5 +184,5 @@ def _wider(many: int) -> bytes:
 
 
 async def serve(answer: Callable[[Stream], Call], port: int) -> asyncio.Server:
-    """On loopback. `answer` makes what answers a call when it begins."""
+    """Serve on loopback. `answer` creates the handler of a call when it begins."""
     return await asyncio.get_running_loop().create_server(lambda: Connection(answer), "127.0.0.1", port)

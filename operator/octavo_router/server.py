@@ -423,5 +423,5 @@ def gone(path: str, is_elsewhere: bool) -> bytes:
 
 
 def account_of(secret: str) -> str:
-    """Under which engines count the tokens of a tenant."""
+    """The account under which engines count a tenant's tokens."""
     return hashlib.sha256(secret.encode("latin-1", "replace")).hexdigest()[:16] if secret else ""

@@ -39,7 +39,7 @@ def fill_dense(weight: DenseWeight, first: int, rows: Tensor) -> None:
 
 
 def _fill(part: DensePart, at: int, rows: Tensor) -> None:
-    """Without the C kernels."""
+    """Fill without the C kernels."""
     blocks, columns, _ = part.data.shape
     padded = torch.nn.functional.pad(rows, (0, columns - rows.shape[1]))
     channels = torch.arange(at, at + len(rows))

@@ -267,8 +267,8 @@ def _read_iq1_s(blocks: Tensor) -> _Read:
 
 
 def _read_iq1_m(blocks: Tensor) -> _Read:
-    """As IQ1_S, but an eighth more or less for each 8 numbers, so that there are six of them; four words of scales have
-    4 bits of the block's each."""
+    """Read IQ1_M: like IQ1_S, but an eighth more or less for each 8 numbers, so that there are six of them; four words
+    of scales have 4 bits of the block's each."""
     high = _planes(blocks[:, :, 32:48], 4, 1).int()
     places = blocks[:, :, :32].int() | (high & 7) << 8
     codes = _vectors("IQ1_M", places) | (high >> 3 << 2).to(torch.uint8).repeat_interleave(8, dim=2)

@@ -58,7 +58,7 @@ class Exchange:
 
     @property
     def constants(self) -> dict[str, int]:
-        """For launches: the number of ranks, and the next power of 2."""
+        """Constants for launches: the number of ranks, and the next power of 2."""
         return {"RANKS": self.ranks, "PEERS": triton.next_power_of_2(self.ranks), "num_warps": WARPS}
 
 

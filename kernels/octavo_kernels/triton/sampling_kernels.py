@@ -46,7 +46,7 @@ def scan_kernel(
     CONSTRAINED: tl.constexpr,
     FIRST: tl.constexpr = 0,
 ):
-    """For each block the upper bound of score + noise, [R, chunks * TILE].
+    """Bound score + noise of each block from above, [R, chunks * TILE].
 
     With TRUNCATED also the largest logit of each block (-inf if all are), and for each chunk the largest logit and the
     sum of exp((logit - largest) / temperature), [R, chunks]. RAW takes rows ``rows`` of the logits unchanged, at

@@ -73,7 +73,7 @@ class RejectionReader:
         return rejection_problem(self._reports.get(key, {}))
 
     async def run(self, leading: asyncio.Event) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await leading.wait()
             await self.read()

@@ -181,7 +181,7 @@ class KubeClient:
         return answer
 
     async def _replace_session(self, session: aiohttp.ClientSession) -> None:
-        """After a timeout the session's other connections may be dead, too."""
+        """Replace the session after a timeout: its other connections may be dead, too."""
         if session is self.session:
             self.session = self.new_session()
             await session.close()

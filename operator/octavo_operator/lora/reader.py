@@ -72,7 +72,7 @@ class AdapterReader:
         return memory.reports if memory else {}
 
     async def run(self, leading: asyncio.Event) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await leading.wait()
             found = self._deployments.all()

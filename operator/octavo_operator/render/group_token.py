@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 
 def expected_token(deployment: LLMDeployment) -> Json:
-    """Without the token, which is made when the Secret is, once: nothing here ever knows it."""
+    """The Secret without the token, which is made once, at its creation: nothing here ever knows it."""
     return names.manifest(deployment, "v1", "Secret", {"type": "Opaque"}, names.cluster_token(deployment.name))
 
 

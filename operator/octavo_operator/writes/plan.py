@@ -168,7 +168,7 @@ def compute_plan(owner: Owner, desired: Iterable[Manifest], observed: Iterable[O
 
 
 def ownership_of(body: Manifest, owner: Owner) -> str:
-    """Whose a live object of one of our names is: ours, foreign, or terminating (being deleted with its owner)."""
+    """Classify a live object of one of our names: ours, foreign, or terminating (being deleted with its owner)."""
     if _is_terminating(body):
         return "terminating"
     references = body["metadata"].get("ownerReferences") or []

@@ -102,7 +102,7 @@ class _Connection(asyncio.Protocol):
 
 
 class HTTPClient:
-    """As many connections to one server as requests are under way; a connection serves one after the other."""
+    """Connections to one server, as many as requests are under way; a connection serves one after the other."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str], verify: bool = True) -> None:
         """``verify`` False: whatever certificate the server has. Raises ConfigError where ``base_url`` is none."""

@@ -141,7 +141,7 @@ def sampling_note(args: argparse.Namespace) -> str | None:
 
 
 def load_tokenizer(model: str | None) -> Tokenizer:
-    """That of a model, None: the embedded one, for which no weights are fetched; a folder may hold nothing else."""
+    """Load the tokenizer of a model, None: the embedded one, without its weights; a folder may hold nothing else."""
     if model is not None and (Path(model) / "tokenizer.json").is_file():
         return Tokenizer.from_directory(model)
     return Tokenizer.from_files(resolve_model(model, need_weights=False))

@@ -61,7 +61,7 @@ class SpecDecodeCounts:
         return [self.per_position[at] / self.drafts if self.drafts else 0.0 for at in sorted(self.per_position)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Under the keys of vLLM's benchmark."""
+        """The counts under the keys of vLLM's benchmark."""
         return {
             "spec_decode_acceptance_rate": self.acceptance_rate,
             "spec_decode_acceptance_length": self.acceptance_length,

@@ -52,8 +52,8 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _folded(messages: list[dict[str, Any]], begun: bool = False) -> list[dict[str, Any]]:
-    """Without system messages: each ends the user's turn before it, begins the one after it, or is a turn by itself,
-    so that turns alternate where they did. ``begun``: the first one is a system message in the user's place."""
+    """Fold system messages: each ends the user's turn before it, begins the one after it, or is a turn by itself, so
+    that turns alternate where they did. ``begun``: the first one is a system message in the user's place."""
     found: list[dict[str, Any]] = []
     joins = False  # the last turn holds a system message, and the user's words may follow in it
     for i, message in enumerate(messages):

@@ -87,7 +87,7 @@ class SlidingWindowManager(FullAttentionManager):
 def make_manager(
     index: int, pool: BlockPool, window: int | None, block_size: int, step_tokens: int
 ) -> FullAttentionManager:
-    """That of the group ``index`` with that window."""
+    """Create the manager of the group ``index`` with that window."""
     if window is None:
         return FullAttentionManager(index, pool)
     return SlidingWindowManager(index, pool, window, block_size, step_tokens)

@@ -175,7 +175,7 @@ class Request:
         return False
 
     def __lt__(self, other: Request) -> bool:
-        """Who is served first under the priority policy."""
+        """Order requests by the priority policy: the first is served first."""
         return self._priority_order() < other._priority_order()
 
     def _priority_order(self) -> tuple[int, float, str, int]:

@@ -66,8 +66,8 @@ class SampleGroups:
         return None
 
     def fork(self, request: Request) -> list[Request]:
-        """Once a leader's whole prompt is scheduled, let its samples share the blocks. Returns them, last first, to be
-        put at the front of the queue."""
+        """Let samples share the blocks once their leader's whole prompt is scheduled. Returns them, last first, for the
+        front of the queue."""
         group = self._groups[request.request_id]
         if request is not group.leader or request.num_computed_tokens < request.num_prompt_tokens:
             return []

@@ -14,7 +14,7 @@ from octavo.system.signals import exit_on_signals
 
 
 def serve(session: Session, host: str, port: int) -> None:
-    """Until Ctrl-C or SIGTERM; prints the address when it answers. Raises OctavoError."""
+    """Serve until Ctrl-C or SIGTERM; prints the address when it answers. Raises OctavoError."""
     with bind(host, port) as sock, exit_on_signals():
         session.start()
         try:

@@ -293,7 +293,7 @@ class _Growing:
         self._num_pieces, self._rest, self._answer, self._text = 0, b"", Answer(), ""
 
     def text(self, exchange: Exchange) -> str:
-        """Until now, with what was thought before it. Raises OctavoError where the server says that it broke off."""
+        """The text until now, after its reasoning. Raises OctavoError if the server reports that it broke off."""
         pieces = exchange.pieces[self._num_pieces :] if exchange.status == 200 else []
         self._num_pieces += len(pieces)
         *lines, self._rest = (self._rest + b"".join(piece for _, piece in pieces)).split(b"\n")

@@ -29,7 +29,7 @@ from octavo.text.tokenizer import Tokenizer
 
 
 def main() -> None:
-    """Until stdin ends."""
+    """Answer requests until stdin ends."""
     # What libraries print goes to stderr.
     out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)

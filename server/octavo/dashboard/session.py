@@ -94,7 +94,7 @@ class Session:
             self._thread.start()
 
     async def started(self) -> None:
-        """Until the server is ready. Raises OctavoError if it does not start."""
+        """Wait until the server is ready. Raises OctavoError if it does not start."""
         while not self._address and not self._failure:
             await asyncio.sleep(0.02)
         _ = self.address

@@ -77,7 +77,7 @@ def _rank_of(request: EngineCoreRequest, core: int) -> bytes:
 
 
 class CoreClients:
-    """As a `CoreClient` of several cores. ``on_exit`` is called once, when the first of them has ended."""
+    """A `CoreClient` for several cores. ``on_exit`` is called once, when the first of them has ended."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ def _names(of_cores: list[list[str] | None]) -> list[str] | None:
 
 
 class _Heartbeats:
-    """As a `Heartbeat` of several cores: the worst of them."""
+    """A `Heartbeat` for several cores: the worst of them."""
 
     def __init__(self, all_beats: list[Heartbeat], clients: CoreClients) -> None:
         self._all, self._clients = all_beats, clients

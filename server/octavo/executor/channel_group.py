@@ -1,4 +1,4 @@
-"""Ranks that exchange tensors over signed connections, all by way of rank 0."""
+"""Ranks that exchange tensors over TLS connections, all by way of rank 0."""
 
 from __future__ import annotations
 

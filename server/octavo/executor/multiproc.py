@@ -157,10 +157,11 @@ class MultiprocExecutor(UniProcExecutor):
         return RuntimeError(self._ranks.lost) if self._ranks.lost else error
 
     def _lose_by(self, error: BaseException) -> None:
-        """After an interrupt (a second Ctrl-C, for one) no later step is to be mistaken for the one under way."""
+        """Lose the ranks after an interrupt (a second Ctrl-C, for one), so that no later step is mistaken for the one
+        under way."""
         if not isinstance(error, Exception):
             self._ranks.lose(f"a step of the ranks was interrupted ({type(error).__name__}): start the engine anew")
 
     def is_lost(self) -> bool:
-        """Whatever failed, the other ranks are in the middle of it."""
+        """True: after any failure the other ranks are in the middle of the step."""
         return True

@@ -72,7 +72,7 @@ class NodeRank:
 
     @property
     def name(self) -> str:
-        """As errors call it."""
+        """The name in errors."""
         return self.watched[0].name
 
     @property

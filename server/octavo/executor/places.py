@@ -80,7 +80,8 @@ def _link(found: list[list[int]], first: int, second: int) -> None:
 
 
 def local_place(parallel: ParallelConfig, rank: int, descriptors: Sequence[int]) -> Place:
-    """That of a rank among others of one machine, of what `create_memory` has made for it; takes the descriptors."""
+    """The place of a rank among others of one machine, from the result of `create_memory` for it; takes the
+    descriptors."""
     (stage, within), ranks = parallel.place_of(rank), parallel.tensor_parallel_size
     (world, *rest), dealt = descriptors, parallel.enable_expert_parallel
     if parallel.nnodes > 1:
@@ -102,7 +103,7 @@ def local_place(parallel: ParallelConfig, rank: int, descriptors: Sequence[int])
 
 
 def device_place(config: EngineConfig, rank: int, folder: Path, check: Callable[[], None] = lambda: None) -> Place:
-    """That of a rank with a GPU of its own; see `open_device_group`."""
+    """The place of a rank with a GPU of its own; see `open_device_group`."""
     from octavo.executor.device_groups import open_device_group  # not before: with CPUs there may be no Triton
 
     group = open_device_group(config, rank, folder, check)
@@ -112,8 +113,8 @@ def device_place(config: EngineConfig, rank: int, folder: Path, check: Callable[
 def place_of_node(
     parallel: ParallelConfig, node: int, channels: Sequence[TlsChannel], shared: Sequence[int] | None = None
 ) -> Place:
-    """That of the first rank of a node. ``channels``: see `ChannelGroup`; ``shared``: what `create_memory` has made for
-    it (None: the node has no other rank)."""
+    """The place of the first rank of a node. ``channels``: see `ChannelGroup`; ``shared``: the result of
+    `create_memory` for it (None: the node has no other rank)."""
     timeout, rank = parallel.distributed_timeout_seconds, node * parallel.ranks_per_node
     if shared is not None:
         across = ChannelGroup(channels, node, parallel.nnodes, timeout, "node")

@@ -46,7 +46,7 @@ class RankProcess:
 
     @property
     def name(self) -> str:
-        """As errors call it."""
+        """The name in errors."""
         return f"rank {self.number} (process {self.process.pid})"
 
     @property

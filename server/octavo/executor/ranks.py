@@ -42,7 +42,7 @@ class Rank(Protocol):
 
     @property
     def name(self) -> str:
-        """As errors call it."""
+        """The name in errors."""
 
     @property
     def watched(self) -> list[Watched]:
@@ -230,7 +230,7 @@ class Ranks:
         return []
 
     def lose(self, problem: str) -> None:
-        """Whatever the ranks are doing, it makes no sense any more: end them, unless they are lost already."""
+        """End the ranks, whatever they are doing, unless they are lost already."""
         with self._losing:
             if self.lost is not None:
                 return

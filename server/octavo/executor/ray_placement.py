@@ -93,7 +93,7 @@ class Placement:
 
 
 def choose_nodes(capacities: list[float], ranks: int, nodes: int) -> int:
-    """Over how many nodes ``ranks`` are spread, as many on each: ``nodes``, or where that is 1 as few as can be.
+    """Choose over how many nodes to spread ``ranks``, as many on each: ``nodes`` or, if that is 1, as few as possible.
     ``capacities``: ranks that there is room for on each, this machine's first. Raises ConfigError."""
     for count in [nodes] if nodes > 1 else range(1, ranks + 1):
         fitting = sum(capacity >= ranks / count for capacity in capacities)

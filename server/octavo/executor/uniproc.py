@@ -20,7 +20,7 @@ class Executor(Protocol):
 
     @property
     def config(self) -> EngineConfig:
-        """As given, with what depends on the device (max_model_len) filled in."""
+        """The configuration as given, with what depends on the device (max_model_len) filled in."""
 
     @property
     def num_blocks(self) -> int:
@@ -60,7 +60,7 @@ class Executor(Protocol):
         """Compile in the background; the future raises ValueError when the grammar cannot be used."""
 
     def release_grammar(self, prepared: Future[None]) -> None:
-        """To be called once the request that a grammar was prepared for has ended."""
+        """Release a grammar; called once the request that it was prepared for has ended."""
 
     def poll_grammars(self, seconds: float) -> set[str]:
         """Complete the futures of grammars that are compiled, waiting at most ``seconds`` for one. Returns the

@@ -160,7 +160,7 @@ def publish(made: Path, final: Path) -> None:
 
 
 def write_json_atomically(path: Path, value: Any) -> None:
-    """For small records; call it under a lock of ``path``."""
+    """Write a small record; call it under a lock of ``path``."""
     made = path.with_name(path.name + ".new")
     write_json(made, value)
     publish(made, path)

@@ -96,7 +96,7 @@ def fetch_repository_files(
 
 
 def cached_repository(address: str, *, revision: str | None = None, download_dir: str | None = None) -> Path | None:
-    """As `fetch_repository`, of what is here, whole or not; None: nothing."""
+    """Find what the cache has of a repository, whole or not; None: nothing. See `fetch_repository`."""
     match = REPOSITORY.fullmatch(address.removeprefix("hf://"))
     if not match:
         return None

@@ -138,7 +138,7 @@ def _file_and_blob(file: Path) -> tuple[Path, ...]:
 
 
 def _snapshot(folder: Path) -> Path | None:
-    """That of the branch main, else the newest."""
+    """The snapshot of the branch main, else the newest."""
     try:
         commit = (folder / "refs" / "main").read_text().strip()
         if (folder / "snapshots" / commit).is_dir():

@@ -25,7 +25,7 @@ class Rule:
     normalizer: str | None = None
 
     def steps(self) -> list[dict[str, Any]]:
-        """As tokenizer.json has them."""
+        """The steps as tokenizer.json has them."""
         cut: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}] if self.digits else []
         cut += [
             {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}

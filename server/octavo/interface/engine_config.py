@@ -164,7 +164,7 @@ def num_sampled_rows(max_num_seqs: int, num_speculative_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class KVEventsConfig:
-    """Where to publish events of the prefix cache; endpoints are ZeroMQ's: tcp://HOST:PORT or ipc://PATH."""
+    """Events of the prefix cache: where to publish them; endpoints are ZeroMQ's: tcp://HOST:PORT or ipc://PATH."""
 
     enable_kv_cache_events: bool = False
     publisher: str = "zmq"  # null: nothing is published
@@ -316,7 +316,7 @@ class EngineConfig:
         return replace(self, model=model, scheduler=scheduler, speculative=speculative)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The configuration as JSON can hold it."""
         return asdict(self)
 
     @classmethod

@@ -82,7 +82,7 @@ class _Closing:
         self._share([schema[key] for key in _CONDITIONS if key in schema])
 
     def _share(self, todo: list[Schema]) -> None:
-        """Also what holds for the same value as these."""
+        """Share everything that holds for the same value as these, too."""
         while todo:
             schema = todo.pop()
             if isinstance(schema, dict) and id(schema) not in self._shared:

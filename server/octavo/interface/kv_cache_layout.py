@@ -49,8 +49,9 @@ def make_groups(specs: Sequence[KVCacheSpec], max_model_len: int) -> list[KVCach
 
 
 def groups_of_stage(groups: Sequence[KVCacheGroup], layers: range) -> list[KVCacheGroup]:
-    """As many groups of each window as ``groups``, a whole model's, for ``layers`` of it, numbered from 0 on: what a
-    sequence holds is the same on every stage of a pipeline. Each has an equal share of the stage's layers, if any."""
+    """Make as many groups of each window as ``groups``, a whole model's, for ``layers`` of it, numbered from 0 on, so
+    that a sequence holds the same on every stage of a pipeline. Each has an equal share of the stage's layers, if any.
+    """
     found = []
     for window, alike in groupby(groups, key=lambda group: group.window):
         of_window = [group.layers for group in alike]
@@ -114,8 +115,8 @@ def make_layout(
     grouped: bool = True,
     part_of: tuple[Sequence[KVCacheSpec], int] | None = None,
 ) -> KVCacheLayout:
-    """That of a model's layers; see `KVCacheLayout`. ``grouped`` False: all layers keep every position. ``part_of``:
-    the specs of all layers of a model, of which these are some, and the number of the first of them."""
+    """Make the layout of a model's layers. ``grouped`` False: all layers keep every position. ``part_of``: the specs of
+    all layers of a model, of which these are some, and the number of the first of them."""
     groups = [KVCacheGroup(tuple(range(len(specs))))]
     if grouped and part_of is not None:
         groups = groups_of_stage(make_groups(part_of[0], max_model_len), range(part_of[1], part_of[1] + len(specs)))

@@ -40,7 +40,7 @@ class LogprobsLists:
     ranks: list[int]  # of the first column's token, from 1
 
     def since(self, position: int) -> LogprobsLists:
-        """Without the first ``position`` positions."""
+        """The lists without the first ``position`` positions."""
         return LogprobsLists(self.token_ids[position:], self.logprobs[position:], self.ranks[position:])
 
     def extend(self, more: LogprobsLists) -> None:

@@ -8,8 +8,8 @@ from octavo.errors import ModelError
 
 
 def compile_pattern(pattern: str, field: str, exact: bool = False) -> re.Pattern[str]:
-    """To be searched for in a module's name: a name as a whole or in part (at dots), one with ``*``, or a regular
-    expression after ``re:``; ``exact``: the whole name. Raises ModelError, which names ``field``."""
+    """Compile a pattern to search for in a module's name: a name as a whole or in part (at dots), one with ``*``, or a
+    regular expression after ``re:``; ``exact``: the whole name. Raises ModelError, which names ``field``."""
     if pattern.startswith("re:"):
         try:
             return re.compile(rf"^(?:{pattern[3:]})")

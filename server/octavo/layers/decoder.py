@@ -36,7 +36,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext
     ) -> tuple[Tensor, Tensor | None]:
-        """From ``x`` and ``residual [T, H]`` of the layer before to those of this one."""
+        """Compute this layer's ``x`` and ``residual [T, H]`` from those of the layer before."""
         return self.finish(*self.attend(x, residual, positions, ctx))
 
     @abstractmethod

@@ -1,4 +1,5 @@
-"""For what has to see columns whole that a column-parallel layer leaves spread over the ranks."""
+"""Columns that a column-parallel layer leaves spread over the ranks, brought together for code that needs them
+whole."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class GatheredColumns(nn.Module):
         self.to_whole, self.to_own = (torch.tensor(columns, dtype=torch.int32) for columns in (whole, own))
 
     def gather(self, x: Tensor) -> Tensor:
-        """From ``[T, width]``."""
+        """Gather whole columns from each rank's ``[T, width]``."""
         if self.tp.size == 1:
             return x
         return octavo_kernels.take_columns(self.tp.all_gather(x, self.width * self.tp.size), self.to_whole)

@@ -107,7 +107,8 @@ class LatentSelfAttention(nn.Module):
         return made * self._absorbed_dtype(on_cpu).itemsize
 
     def _absorbed_dtype(self, on_cpu: bool) -> torch.dtype:
-        """On a CPU what is stored in 16 bits stays so; on a GPU weights have the dtype of activations."""
+        """The dtype of the parts: on a CPU, weights stored in 16 bits stay so; on a GPU they have the dtype of
+        activations."""
         assert self.kv_b_proj is not None
         is_plain = isinstance(self.kv_b_proj.method, DenseLinearMethod | UnquantizedLinearMethod)
         return torch.bfloat16 if on_cpu and is_plain and self.kv_b_proj.stored_types == ["BF16"] else self.dtype

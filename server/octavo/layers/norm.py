@@ -72,7 +72,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if affine and bias else None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """As `RMSNorm.forward`."""
+        """See `RMSNorm.forward`."""
         return octavo_kernels.layer_norm(x, self.weight, self.bias, self.eps, residual)
 
     def weight_slots(self) -> Iterator[WeightSlot]:

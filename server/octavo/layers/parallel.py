@@ -127,8 +127,8 @@ class GatheringGroup:
 
 
 class TorchGroup(GatheringGroup):
-    """Over one of torch's backends, gloo or NCCL, which moves tensors and adds up none. Of larger ones each rank adds
-    up a part, and gathers the others'."""
+    """A group over one of torch's backends, gloo or NCCL, which moves tensors and adds up none. Each rank adds up a
+    part of larger ones, and gathers the others'."""
 
     def __init__(
         self,

@@ -273,7 +273,7 @@ def _as_stored(missing: Iterable[str], stored_names: Mapping[str, str]) -> list[
 
 @contextmanager
 def _threads() -> Iterator[ThreadPoolExecutor]:
-    """As many threads as torch would use, each of which runs torch's operations on its own."""
+    """A pool of as many threads as torch would use, each of which runs torch's operations on its own."""
     count = torch.get_num_threads()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     pool = ThreadPoolExecutor(min(count, _MAX_THREADS), initializer=_prepare_thread, initargs=(gpu,))

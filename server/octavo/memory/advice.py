@@ -43,7 +43,7 @@ class Suggestion:
     more_devices: bool = False  # it takes more than the one that was asked for
 
     def as_json(self) -> dict[str, str]:
-        """As scripts read it."""
+        """The suggestion as scripts read it."""
         return {"flag": self.flag, "value": self.value, "text": self.text}
 
 
@@ -138,7 +138,7 @@ def _changes(asked: EngineConfig, plan: Plan, host: DeviceMemory | None) -> Iter
 
 
 def _of_length(asked: EngineConfig, length: int) -> EngineConfig:
-    """As with a length that is given, which is not lowered."""
+    """The same with a fixed length, which is not lowered."""
     return replace(asked, fit_max_model_len=False).with_max_model_len(length)
 
 

@@ -60,7 +60,8 @@ class Plan:
 
     @property
     def parts_of_machine(self) -> int:
-        """Into how many the memory and the speed of ``device`` are divided: ranks on CPUs share the machine."""
+        """The number of parts into which the memory and the speed of ``device`` are divided: ranks on CPUs share the
+        machine."""
         return self.num_devices if self.device.kind == "cpu" else 1
 
     @property

@@ -30,7 +30,7 @@ def cache_config_labels(config: EngineConfig, num_blocks: int, blocks_of_longest
 
 
 class Tenant(NamedTuple):
-    """Whom a request is for. Tokens are counted for both together: the name alone may be made up."""
+    """The sender of a request. Tokens are counted for both together: the name alone may be made up."""
 
     name: str
     account: str

@@ -14,7 +14,7 @@ from octavo.models.qwen3 import Qwen3ForCausalLM
 
 
 class _Classifier(CausalLM):
-    """Beside a family's class, before it."""
+    """Mix-in for a classifier, to be named before a family's class."""
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)

@@ -142,7 +142,7 @@ class Eagle3Layer(PreNormDecoderLayer):
     def fuse(
         self, tokens: Tensor, states: Tensor, positions: Tensor, ctx: ForwardContext
     ) -> tuple[Tensor, Tensor | None]:
-        """From embeddings and states, ``[T, H]`` each; returns as `DecoderLayer.forward`."""
+        """Compute the first layer from embeddings and states, ``[T, H]`` each; returns as `DecoderLayer.forward`."""
         normed = self.hidden_norm(states)[0]
         deferred: DeferredHidden = (
             self.self_attn(octavo_kernels.concat(self.embed_norm(tokens)[0], normed), positions, ctx),
@@ -216,7 +216,7 @@ class Eagle3Model(EagleModel):
         return self.text.attention_bias
 
     def attach(self, target: CausalLM) -> None:
-        """Also have ``target`` keep what is read of it."""
+        """Attach, and have ``target`` keep the states that are read of it."""
         super().attach(target)
         target.model.taps = tuple(self.text.taps)
 

@@ -246,7 +246,7 @@ class Gemma3nDecoder(PerLayerDecoder):
 
 
 class Gemma3nForCausalLM(Gemma4ForCausalLM):
-    """As in Gemma 4 the last layers share keys and values, and each has embeddings of its own."""
+    """Gemma 3n: as in Gemma 4 the last layers share keys and values, and each has embeddings of its own."""
 
     text: Gemma3nConfig
 

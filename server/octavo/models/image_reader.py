@@ -19,7 +19,7 @@ class Vision(nn.Module):
 
     @abstractmethod
     def encode(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """From what the processor made of one image (its integers are on the host) to its embeddings ``[n, H]``, in the
+        """Encode one image as the processor made it (its integers are on the host) to embeddings ``[n, H]``, in the
         order of its placeholders; behind them as many tensors ``[n, H]`` as are added to what the first layers return
         (DeepStack)."""
 

@@ -94,7 +94,7 @@ class PixtralVision(Vision):
 
 
 def create_projector(config: ModelConfig, width: int) -> LlavaProjector:
-    """From ``width`` of the tower to the language model's, as config.json says."""
+    """Create the projector from ``width`` of the tower to the language model's, as config.json describes it."""
     text = config.text_of(LlavaConfig)
     act, bias = text.projector_hidden_act, text.multimodal_projector_bias
     return LlavaProjector(width, config.hidden_size, act, bias)

@@ -84,8 +84,8 @@ class PredictionModel(StateReader, LlamaForCausalLM):
         return cast(Tensor, self.model.norms[self._layer(number)](state)[0])
 
     def _layer(self, number: int) -> int:
-        """That makes guess ``number``: the last one all that are beyond their number, since its keys and values have no
-        gap there."""
+        """The layer that makes guess ``number``; the last one makes all beyond their number, since its keys and values
+        have no gap there."""
         return min(number, self.config.num_layers - 1)
 
 

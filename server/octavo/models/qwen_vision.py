@@ -95,7 +95,7 @@ class QwenVisionLayer(nn.Module):
 
 
 class QwenMerger(nn.Module):
-    """From the patches of a square to an embedding. ``norm``: of each patch, unless its size is that of a square."""
+    """Merge the patches of a square into an embedding. ``norm``: of each patch, unless its size is that of a square."""
 
     def __init__(self, norm: TowerNorm | TowerRMSNorm, square: int, hidden: int) -> None:
         super().__init__()

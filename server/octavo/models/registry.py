@@ -1,4 +1,4 @@
-"""From the architecture's name in config.json to the class; nothing is imported before it is asked for."""
+"""Find the class of config.json's architecture; nothing is imported before it is asked for."""
 
 from __future__ import annotations
 

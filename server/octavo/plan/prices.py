@@ -30,7 +30,7 @@ class Cost:
     currency: str
 
     def as_json(self) -> dict[str, Any]:
-        """As `octavo plan --json` has it."""
+        """The cost as `octavo plan --json` has it."""
         million = None if self.per_million is None else round(self.per_million, 4)
         return {
             "per_hour": round(self.per_hour, 4),

@@ -78,8 +78,8 @@ class Point:
 
 
 def fit_speed(plan: Plan, points: Sequence[Point]) -> Speed:
-    """From several numbers of users with short prompts, and one user with prompts of at least three lengths.
-    ``plan``: of the server that they were measured on."""
+    """Fit a speed to points of several numbers of users with short prompts, and of one user with prompts of at least
+    three lengths. ``plan``: of the server that they were measured on."""
     parts = plan.parts_of_machine
     computed = 2 * plan.memory.parameters * active_share(plan) / plan.ranks * parts
     kv_bytes = plan.kv_bytes_per_token / plan.ranks * parts
@@ -152,8 +152,8 @@ def step_seconds(
 
 
 def _decode_seconds(measured: Sequence[tuple[float, float]], sequences: float) -> float:
-    """Between the numbers of sequences that were measured, on a line; beyond the last, on the line through the origin
-    or the last two, whichever is steeper."""
+    """Interpolate seconds between the numbers of sequences that were measured; beyond the last, on the line through the
+    origin or the last two, whichever is steeper."""
     known = [(0.0, 0.0), *measured]
     for (fewer, less), (more, seconds) in pairwise(known):
         if sequences <= more:

@@ -159,7 +159,7 @@ class Meter:
         return self.weigh(value) * (1 if isinstance(value, str) else _REPR_GROWTH)
 
     def escaped(self, value: Any, wanted: bool) -> str:
-        """As text, with < & > escaped where that is ``wanted``."""
+        """The value as text, with < & > escaped if ``wanted``."""
         if not wanted:
             return self.text(value)
         self.afford(6 * self._written(value))
@@ -249,7 +249,7 @@ def given_meter() -> Meter | None:
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[Meter]:
-    """Whatever is rendered within is counted on ``meter``."""
+    """Count everything rendered within on ``meter``."""
     token = _current.set(meter)
     try:
         yield meter

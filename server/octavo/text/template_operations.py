@@ -470,7 +470,7 @@ def _encoder(ensure_ascii: bool, sort_keys: bool) -> json.JSONEncoder:
 def tojson(
     value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
 ) -> str:
-    """As `json.dumps`: jinja2's own filter escapes < > & for HTML, which would change the prompt."""
+    """Dump as `json.dumps`: jinja2's own filter escapes < > & for HTML, which would change the prompt."""
     if indent is None and separators is None:
         return _encoder(bool(ensure_ascii), bool(sort_keys)).encode(value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -139,7 +139,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Without the tokens that were added to the trained vocabulary."""
+        """The size without the tokens that were added to the trained vocabulary."""
         return self.backend.get_vocab_size(with_added_tokens=False)
 
     @cached_property

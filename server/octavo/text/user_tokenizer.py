@@ -116,7 +116,7 @@ class UserTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Without added tokens; ``len(tokenizer)`` is with them."""
+        """The size without added tokens; ``len(tokenizer)`` is with them."""
         return self._tokenizer.vocab_size
 
     def __len__(self) -> int:

@@ -105,7 +105,7 @@ NOT_FINITE = "the result holds NaN or infinity (damaged weights, or a dtype too 
 
 
 def _inputs_of(texts: list[list[int]], types: list[list[int] | None], multiple: int) -> EncoderInputs:
-    """On the host, padded to a multiple of ``multiple`` rows."""
+    """The inputs on the host, padded to a multiple of ``multiple`` rows."""
     lengths = np.fromiter(map(len, texts), dtype=np.int32, count=len(texts))
     starts = np.zeros(len(texts) + 1, dtype=np.int32)
     np.cumsum(lengths, out=starts[1:])

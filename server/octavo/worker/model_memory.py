@@ -37,8 +37,8 @@ def measure_built(config: EngineConfig, ranks: int, stage: Stage = Stage(), is_d
 def model_memory(
     config: EngineConfig, device: torch.device, ranks: int = 1, stage: Stage = Stage(), is_described: bool = False
 ) -> ModelMemory:
-    """On one of ``ranks`` devices that share it, or ``stage`` of it. Raises ModelError and ConfigError as loading it
-    would, but for what reading its tensors shows."""
+    """Measure a model on one of ``ranks`` devices that share it, or ``stage`` of it. Raises ModelError and ConfigError
+    as loading it would, but for what reading its tensors shows."""
     stored, dealt = stored_weights(config.model, config.load_format), config.parallel.enable_expert_parallel
     if is_described and config.load_format == "dummy":
         stored = described_weights(config.model)

@@ -25,7 +25,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class PoolingHead(nn.Module):
-    """From what pooling made of sequences to their results: the model's dense layers, cuts and lengths, or classes."""
+    """Turns pooled sequences into results: the model's dense layers, cuts and lengths, or classes."""
 
     def __init__(self, config: ModelConfig, device: torch.device, classify: Callable[[Tensor], Tensor]) -> None:
         """``classify``: logits [S, classes] of rows [S, H]. Raises ModelError for dense layers of other sizes."""

@@ -12,7 +12,8 @@ from octavo.interface.step import ModelRunnerOutput
 
 
 class StageLink(Protocol):
-    """From a stage to the next one. Steps go through it in order, and only so many at a time as there are stages."""
+    """A link from a stage to the next one. Steps go through it in order, and only so many at a time as there are
+    stages."""
 
     def send(self, states: Sequence[Tensor]) -> None:
         """Hand on a step's states ``[T, ...]``, without waiting for the next stage to take them."""

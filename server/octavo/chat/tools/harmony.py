@@ -59,7 +59,7 @@ def harmony_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _with_thinking(message: dict[str, Any], calls: bool) -> dict[str, Any]:
-    """Beside calls a template takes either thoughts or content: both become thoughts there."""
+    """Move thoughts, and the content beside calls, into "thinking": beside calls a template takes only one of them."""
     names = ("thinking", "reasoning_content", "reasoning")
     thoughts = [text for name in names if isinstance(text := message.get(name), str) and text][:1]
     kept = {key: value for key, value in message.items() if key not in names}

@@ -12,7 +12,7 @@ from octavo.interface.model_config.llama import LlamaConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Idefics3Config(LlamaConfig):
-    """Around a Llama."""
+    """Fields of Idefics3 with a Llama."""
 
     text_types: ClassVar[tuple[str, ...]] = ("llama",)
 

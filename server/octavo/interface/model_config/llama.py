@@ -9,7 +9,7 @@ from octavo.interface.model_config.text import TextConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(TextConfig):
-    """Whatever says LlamaForCausalLM."""
+    """Fields of everything called LlamaForCausalLM."""
 
 
 @dataclass(frozen=True, kw_only=True)

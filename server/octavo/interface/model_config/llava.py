@@ -31,7 +31,7 @@ class LlavaConfig(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaLlamaConfig(LlamaConfig, LlavaConfig):
-    """Around a Llama."""
+    """Fields of LLaVA with a Llama."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -43,7 +43,7 @@ class LlavaLlamaConfig(LlamaConfig, LlavaConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaMistralConfig(MistralConfig, LlavaConfig):
-    """Around a Mistral."""
+    """Fields of LLaVA with a Mistral."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -55,7 +55,7 @@ class LlavaMistralConfig(MistralConfig, LlavaConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaQwen2Config(Qwen2Config, LlavaConfig):
-    """Around a Qwen2."""
+    """Fields of LLaVA with a Qwen2."""
 
     vocab_size: int = 151936
     hidden_size: int = 4096

@@ -11,7 +11,7 @@ from octavo.interface.model_config.llama import MistralConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Mistral3Config(MistralConfig):
-    """Around one of Mistral's language models."""
+    """Fields of Mistral 3, with one of Mistral's language models."""
 
     text_types: ClassVar[tuple[str, ...]] = ("mistral", "mistral3", "ministral3")
 

@@ -12,7 +12,7 @@ from octavo.interface.model_config.encoder import EncoderConfig, only
 
 @dataclass(frozen=True, kw_only=True)
 class NomicBertConfig(EncoderConfig):
-    """As released; transformers has others' words. Positions beyond those of its training are not for it."""
+    """Fields as released; transformers renames them. Positions beyond those of its training are not supported."""
 
     aliases: ClassVar[Mapping[str, str]] = {
         "n_embd": "hidden_size",

@@ -43,7 +43,7 @@ class WeightTypes:
 
     @classmethod
     def of(cls, config: ModelConfig) -> WeightTypes:
-        """As the model's configuration has it: that of activations, where --dtype asks for no other."""
+        """Types by the model's configuration: that of activations, unless --dtype asks for another."""
         asked = config.dtype_is_asked
         return cls(getattr(torch, (config.weight_dtype if asked else None) or config.dtype), asked)
 

@@ -117,10 +117,10 @@ class ExpertLinears(nn.Module):
 
 
 class PackedMoEMethod(ExpertsMethod):
-    """For the CPU's kernels: the weights of each expert as linear layers' ones, in whatever form ``config`` holds
-    those; the kernels find them by address.
+    """Experts for the CPU's kernels: the weights of each expert as linear layers' ones, in whatever form ``config``
+    holds those; the kernels find them by address.
 
-    All formats that linear layers are read from are experts' formats so.
+    All formats that linear layers are read from are thereby experts' formats.
     """
 
     def __init__(self, config: QuantizationConfig, name: str) -> None:

@@ -201,7 +201,7 @@ class RecordedSteps:
             return self._model.compute_logits(self._model.finish(*self._head_rows))
 
     def _for_tokens(self) -> AbstractContextManager[None]:
-        """Around what is computed of every token, and (below) of those that have logits."""
+        """A context for the computation of every token, and (below) of those that have logits."""
         return nullcontext()
 
     def _for_logits(self) -> AbstractContextManager[None]:

@@ -153,7 +153,7 @@ class CPURunner:
         return self.recorded_steps if self._slots is None or self.recorded_steps is None else self._adapted_steps
 
     def _applied(self, indices: np.ndarray) -> AbstractContextManager[None]:
-        """Around what is computed of these tokens of the step, those of its padding included."""
+        """A context for the computation of these tokens of the step, its padding included."""
         if self._adapters is None or self._slots is None:
             return nullcontext()
         return self._adapters.model_adapters.applied(torch.from_numpy(slots_at(self._slots, indices)))

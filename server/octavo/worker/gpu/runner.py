@@ -183,11 +183,11 @@ class GPURunner:
         return True
 
     def _slots_of(self, indices: np.ndarray) -> Tensor | None:
-        """On the device, of these tokens of the step, those of its padding included; None: no row has an adapter."""
+        """The slots, on the device, of these tokens of the step, its padding included; None: no row has an adapter."""
         return None if self._slots is None else self._put(slots_at(self._slots, indices))
 
     def _applied(self, indices: np.ndarray) -> AbstractContextManager[None]:
-        """Around what is computed of these tokens of the step, where that is not captured."""
+        """A context for the computation of these tokens of the step, if it is not captured."""
         slots = self._slots_of(indices)
         if self._adapters is None or slots is None:
             return nullcontext()
@@ -345,9 +345,11 @@ class GPURunner:
     def _read_back_drafts(
         self, result: SamplerOutput, accepted: Tensor, sampled: SampledRows, drafts: DraftRows
     ) -> PendingTokens:
-        """As `_read_back`. Sequences with drafts are in no other step until the returned call has counted their tokens.
+        """Read back as `_read_back` does. Sequences with drafts are in no other step until the returned call has
+        counted their tokens.
 
-        ``result`` of all rows of ``drafts``; ``accepted`` int64 [S]."""
+        ``result`` of all rows of ``drafts``; ``accepted`` int64 [S].
+        """
         batch, rows, positions, logprobs = self.requests.batch, sampled.rows, sampled.positions, result.logprobs
         batch.token_ids[rows, positions] = UNKNOWN
         generation, counts = batch.row_generation[rows], drafts.counts

@@ -32,7 +32,7 @@ class StepParts:
     adapters: ModelAdapters | None = None  # that the steps apply; None: their rows have none
 
     def applied(self, rows: Tensor) -> AbstractContextManager[None]:
-        """Around what is computed of tokens of the sequences ``rows`` int64 [T]. Can be captured."""
+        """A context for the computation of tokens of the sequences ``rows`` int64 [T]. Can be captured."""
         return self.adapters.applied(self.batch.adapter_slots[rows]) if self.adapters else nullcontext()
 
     def capture_on(self, chosen: Tensor, nobody: Tensor, work: Callable[[], tuple[Tensor, ...]]) -> Captured:

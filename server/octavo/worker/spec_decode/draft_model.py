@@ -39,7 +39,8 @@ class DraftStates:
         self.known = np.zeros_like(requests.batch.num_computed)  # tokens that are no guesses
 
     def sampling_metadata(self, sampled: SampledRows) -> SamplingMetadata:
-        """As the first model's sampler will have it at these positions, but for what guesses would add to histories."""
+        """The metadata that the first model's sampler will have at these positions, but without guesses in
+        histories."""
         rows, states = sampled.rows.tolist(), self.requests.sampling
         metadata = states.make_metadata(rows, sampled.positions.tolist())
         if metadata.penalties is not None or metadata.bad_words is not None:

@@ -240,8 +240,8 @@ class Llama3JsonParser(ToolParser):
 
 
 class MistralParser(ToolParser):
-    """Behind ``[TOOL_CALLS]``: a list of calls as JSON (up to version 7 of Mistral's format), or ``name{...}``, with
-    ``[CALL_ID]`` and ``[ARGS]`` between (from version 11)."""
+    """Parses ``[TOOL_CALLS]`` and what follows: a list of calls as JSON (up to version 7 of Mistral's format), or
+    ``name{...}``, with ``[CALL_ID]`` and ``[ARGS]`` between (from version 11)."""
 
     MARK = "[TOOL_CALLS]"
     MARKERS = (MARK,)
