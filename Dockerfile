@@ -55,7 +55,7 @@ COPY --from=operator-packages /opt/octavo /opt/octavo
 COPY --from=octavo /out /opt/octavo
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "octavo_operator"]
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Octavo operator" \
       org.opencontainers.image.description="Serves large language models on Kubernetes from LLMDeployment objects" \
@@ -80,7 +80,7 @@ USER 65532:65532
 EXPOSE 8000 8002
 ENTRYPOINT ["envoy"]
 CMD ["--disable-hot-restart", "--config-path", "/etc/octavo-router/envoy.yaml"]
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Octavo router" \
       org.opencontainers.image.description="Envoy in front of engines: a conversation goes to the replica that knows it" \
@@ -123,7 +123,7 @@ USER 65532:65532
 EXPOSE 8000 8001
 ENTRYPOINT ["octavo"]
 CMD ["serve", "--host", "0.0.0.0", "--management-port", "8001"]
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Octavo engine" \
       org.opencontainers.image.description="OpenAI-compatible server with a paged-attention engine, for CPUs and GPUs" \

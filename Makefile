@@ -10,7 +10,7 @@ TESTS ?= tests/server/engine/test_gpu.py \
   $(filter-out %/test_compile_ahead.py,$(wildcard tests/kernels/triton/test_*.py))
 UNIT_TESTS := tests/operator $(filter-out tests/server/api/,$(wildcard tests/server/*/)) $(wildcard tests/kernels/test_*.py)
 IMAGE_PREFIX ?= ghcr.io/octavo-dev
-TAG ?= 0.1.0
+TAG ?= 0.2.0
 WITH_MODEL ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
@@ -112,6 +112,18 @@ image:  ## all images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, T
 	    --build-arg WITH_MODEL=$(WITH_MODEL) $(BASE:%=--build-arg BASE=%) || exit 1; \
 	done
 
+RELEASE := build/release
+$(RELEASE)/.installed: requirements/release.txt
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/release.txt
+	@touch $@
+
+wheel: $(RELEASE)/.installed  ## the sdist and this architecture's wheel, kernels inside, as they are published, into dist/
+	$(RELEASE)/bin/python release/wheel.py
+
+release-check:  ## whether one version is named everywhere; ARGS=v0.2.0: whether that tag can be published
+	$(PYTHON) release/check.py $(ARGS)
+
 # A process a file, all at once: a cold cache means hundreds of kernels to compile, and one process compiles on one core.
 test-gpu:  ## the GPU's tests: torch, transformers, hypothesis, pytest suffice; TESTS=path and ARGS="-k name" choose
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(words $(TESTS)) $(TESTS:%=on-gpu/%)
@@ -144,7 +156,7 @@ docs: reference  ## build the documentation's site in build/site
 	  || { echo 'the site must load nothing from elsewhere'; exit 1; }
 
 pins:  ## resolve requirements/*.in anew
-	for name in dev server serve operator router engine build; do \
+	for name in dev server serve operator router engine build release; do \
 	  uv pip compile requirements/$$name.in --generate-hashes --no-emit-index-url --no-header --universal \
 	    --python-version 3.11 --quiet $$([ $$name = dev ] || echo --constraints requirements/dev.txt) \
 	    $$([ $$name != serve ] || echo --excludes requirements/serve.excludes) \
@@ -154,7 +166,7 @@ pins:  ## resolve requirements/*.in anew
 	  --output-file requirements/model.txt
 
 clean:  ## remove what `make setup` and the tools have made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build/release .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1\t\2/p' Makefile | expand -t 14

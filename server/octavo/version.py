@@ -1,3 +1,3 @@
 """The release: used in system_fingerprint, /version and `octavo --version`."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

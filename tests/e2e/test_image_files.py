@@ -26,7 +26,7 @@ def test_the_image_carries_the_model_that_the_alias_means() -> None:
     assert pins("model") == {what.dist: what.version}
 
 
-@pytest.mark.parametrize("name", ["engine", "server", "serve", "operator", "router", "build", "model"])
+@pytest.mark.parametrize("name", ["engine", "server", "serve", "operator", "router", "build", "release", "model"])
 def test_every_package_is_pinned_by_hashes_that_the_tests_run_with_too(name: str) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     assert all("--hash=sha256:" in part for part in re.split(r"^(?=[a-z])", text, flags=re.MULTILINE)[1:])
