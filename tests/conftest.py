@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 from support.examples import FACTOR, examples_of
-from support.sampling import Case, sample
+from support.sampling import Case, draw_of_commit, sample, share_of
 from support.turns import turn
 
 # Triton's kernels run on the CPU in tests, in its interpreter; tests on a GPU set 0. Triton reads this when it is first
@@ -28,6 +28,8 @@ settings.register_profile("ci", deadline=None, derandomize=True, suppress_health
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+# Which share of its cases a test runs that is `sampled` by shares: every commit another one, all runs of it the same.
+DRAW = int(os.environ.setdefault("OCTAVO_TEST_DRAW", str(draw_of_commit(Path(__file__).parents[1]))))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -37,14 +39,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def leave_to_long(items: list[pytest.Item]) -> None:
-    """Mark as `long` what the samples of tests that are `sampled` leave out."""
+    """Mark as `long` what the samples of tests that are `sampled` leave out.
+
+    Where cases are many alike, each commit runs one ``share``-th of the sample, and each test another one.
+    """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in tests.values():
-        strength = cases[0].get_closest_marker("sampled").kwargs.get("strength", 1)
-        chosen = sample({item.nodeid: case_of(item) for item in cases}, strength)
+        wanted = cases[0].get_closest_marker("sampled").kwargs
+        chosen = sample({item.nodeid: case_of(item) for item in cases}, wanted.get("strength", 1))
+        chosen = share_of(chosen, wanted.get("share", 1), DRAW)
         for item in cases:
             if item.nodeid not in chosen:
                 item.add_marker(pytest.mark.long)

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sampling import sample
+from support.sampling import sample, share_of
 
 
 @st.composite
@@ -33,3 +33,10 @@ def test_it_is_small_and_the_same_every_time(strength: int, most: int) -> None:
     }
     chosen = sample(cases, strength)
     assert len(chosen) <= most and chosen == sample(dict(reversed(cases.items())), strength)
+
+
+@given(names=st.sets(st.text()), share=st.integers(1, 6), draw=st.integers(0, 2**32))
+def test_draws_that_follow_each_other_have_every_case(names: set[str], share: int, draw: int) -> None:
+    shares = [share_of(names, share, draw + number) for number in range(share)]
+    assert set().union(*shares) == names
+    assert not names or all(1 <= len(one) <= -(-len(names) // min(share, len(names))) for one in shares)

@@ -131,7 +131,7 @@ def test_sinks_take_part_in_the_softmax_once(device, sequence_type, lay_out, ass
     assert not torch.equal(out, without)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize("window, block_size", [(37, 16), (1, 16), (16, 16), (50, 48)])
 def test_blocks_that_a_window_has_passed_may_be_any(device, sequence_type, lay_out, dtype, window, block_size):
     """Their entries in tables are the null block, or what they were before they were given back: here one of NaN."""
@@ -148,7 +148,7 @@ def test_blocks_that_a_window_has_passed_may_be_any(device, sequence_type, lay_o
     assert expected.isfinite().all() and torch.equal(out, expected)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize("chunk, block_size", [(37, 16), (16, 16), (1, 16), (50, 48), (1000, 16)])
 def test_windows_that_do_not_slide_begin_at_their_multiples(
     device, sequence_type, lay_out, assert_close, dtype, chunk, block_size
@@ -168,6 +168,7 @@ def test_windows_that_do_not_slide_begin_at_their_multiples(
         assert torch.equal(alone, out[1:41])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("window", [None, 37])
 def test_rows_attend_up_to_their_limit(device, sequence_type, lay_out, assert_close, dtype, window):
     """Later positions than their own: in prompts, drafts and single rows, in one chunk and in several."""

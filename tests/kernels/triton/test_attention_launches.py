@@ -30,6 +30,7 @@ class Launches:
         return self.kernel[grid]
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize(
     "shapes, reduced",
     [

@@ -78,6 +78,7 @@ def test_short_sequences_ask_for_few_programs(device, sequence_type, lay_out, as
     assert grids["decode_attention"] == (2 * min(len(lengths) * chunks, len(lengths) + 12 // 2),)
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize("length", [33, 500, 2100])
 def test_a_long_sequence_has_its_many_chunks_summed(device, monkeypatch, sequence_type, lay_out, assert_close, length):
     """Several times what is summed at once, where few programs sum it and where many do."""

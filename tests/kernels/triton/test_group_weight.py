@@ -78,6 +78,7 @@ def test_dequantised_bit_by_bit(kind, out, device):
     assert torch.equal(backend.group_dequantize(weight, out), reference.group_dequantize(weight, out))
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows, half", [(3, torch.bfloat16), (20, torch.float16), (65, torch.bfloat16)], ids=str)
 def test_products(kind, rows, half, device):

@@ -42,6 +42,7 @@ def layer_of(sizes: tuple[int, ...]) -> Layer:
     return replace(layer, **tensors)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sizes", SIZES)
 def test_is_attention_to_the_keys_and_values_of_all_heads(assert_close, dtype, sizes):
     """In decode rows, drafts and prompts, over caches full of NaN where nothing was written."""

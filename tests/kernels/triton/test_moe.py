@@ -175,6 +175,7 @@ def wide(held: Experts) -> Experts:
     return replace(held, gate_up=parts[0], down=parts[1])
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize("rows, k", [(4, 5), (5, 1), (23, 2), (70, 3)])
 def test_products_of_plain_weights(device, assert_close, dtype, rows, k):
     name = str(dtype).removeprefix("torch.")
@@ -205,6 +206,7 @@ def test_activations_biases_and_what_is_shared(device, assert_close, dtype, acti
         check(device, assert_close, 9, 2, name, dtype, shared=shared[:1], **how)
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize("kind", [*CODES, *SCALED])
 @pytest.mark.parametrize("half", [torch.bfloat16], ids=str)
 def test_products_of_codes(device, assert_close, kind, half):

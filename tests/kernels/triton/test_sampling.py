@@ -79,6 +79,7 @@ KINDS = {
 }
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize(
     "kind, cuts",
     [(kind, cuts) for kind in KINDS for cuts in (CUTS if kind in ("normal", "full of ties") else (CUTS[0], CUTS[-1]))],
@@ -189,6 +190,7 @@ def test_no_mass_asked_for_is_the_best_token(device, scale):
     assert torch.equal(assert_same(logits, rows), logits.argmax(-1))
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize("cuts", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}], ids=str)
 def test_the_lowest_logit_that_there_is_counts(device, cuts):
     """A masked token is -inf; float32's lowest finite number is a token like any other."""

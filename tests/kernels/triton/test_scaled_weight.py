@@ -53,6 +53,7 @@ def test_nan_is_not_hidden(device, kept):
     assert out[[0, 2]].isfinite().all()
 
 
+@pytest.mark.sampled(strength=2, share=2)
 @pytest.mark.parametrize("kept, blocks", [(torch.int8, 1), (torch.float8_e4m3fn, 1), (torch.float8_e4m3fn, 3)], ids=str)
 @pytest.mark.parametrize("rows, n", [(3, 64), (20, 70), (70, 130)])
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)

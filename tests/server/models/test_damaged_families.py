@@ -109,6 +109,7 @@ def line(call: Callable[[], Any], case: str) -> str | None:
     return text
 
 
+@pytest.mark.sampled(share=4)
 def test_no_field_that_a_model_reads_goes_unchecked(architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
     sound = start(tmp_path, config)
     common = type(sound).aliases
@@ -147,6 +148,7 @@ def tables(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield config | {key: {**table, kind: {**table[kind], "rope_type": "magic"}}}
 
 
+@pytest.mark.sampled(share=4)
 def test_what_contradicts_itself_is_named(architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
     """Unknown kinds, lists of another length, experts that cannot be chosen."""
     cases = [(f"rope {number}", changed, "magic") for number, changed in enumerate(tables(config))]
@@ -189,6 +191,7 @@ def kind_of(name: str) -> str:
     return "".join("#" if letter.isdigit() else letter for letter in name)
 
 
+@pytest.mark.sampled(share=4)
 def test_tensors_that_do_not_fit_are_named_unread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are missing, of another shape, or left over: of each kind one, of all experts and latents, too."""
     config = model_config(folder)
@@ -227,7 +230,7 @@ def test_tensors_that_do_not_fit_are_named_unread(folder: Path, monkeypatch: pyt
         assert text is not None and "no place" in text, f"{left} is taken: {text}"
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(share=4)
 @pytest.mark.parametrize("quantization", ["none", None])
 def test_no_tensor_that_holds_nan_is_taken(
     folder: Path, quantization: str | None, monkeypatch: pytest.MonkeyPatch
