@@ -31,7 +31,8 @@ SMALL = {  # what a quick run says in place of the page's words
     "_new_tokens=64": "_new_tokens=4",
     "max_tokens=64": "max_tokens=4",
     "-len 64": "-len 8",
-    "max_model_len=64,512 --param max_num_seqs=8,64": "max_num_seqs=8,64",
+    "max_model_len=64,512 --param max_num_seqs=8,64": "max_num_seqs=8",
+    '(None, "none")': "(None,)",
 }
 _OUTPUT = "<!-- output -->\n"  # before a block that this program writes
 _MACHINE = re.compile(r"(?<=<!-- begin: machine -->\n).*?(?=<!-- end: machine -->)", re.DOTALL)

@@ -374,10 +374,10 @@ def test_an_idle_engine_uses_no_cpu(shared_server):
     shared_server.post("/v1/completions", {"prompt": "x", "max_tokens": 4})
     shares: list[float] = []
     while not shares or (shares[-1] >= 0.01 and len(shares) < 3):  # other programs make it more, never less
-        time.sleep(1.0)
-        before = ticks()
-        time.sleep(8.0)
-        shares.append((ticks() - before) / os.sysconf("SC_CLK_TCK") / 8.0)
+        time.sleep(0.5)
+        before, seconds = ticks(), 3.0
+        time.sleep(seconds)
+        shares.append((ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds)
     assert min(shares) < 0.01, shares
 
 

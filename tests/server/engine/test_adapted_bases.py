@@ -43,6 +43,7 @@ def differences(llm: LLM, adapter: Path, merged: Any) -> tuple[float, float]:
     return largest, divergence
 
 
+@pytest.mark.sampled(share=4)
 @pytest.mark.parametrize("case", CASES)
 def test_every_family_takes_adapters(case, tmp_path):
     """For every linear layer but experts, those that are refused apart: keys that are values too, parts of what is

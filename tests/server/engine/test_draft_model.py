@@ -121,7 +121,7 @@ def test_right_guesses_are_all_accepted_in_as_few_steps_as_that_takes(tiny_check
             assert llm.engine.num_steps - before == 1 + -(-40 // (k + 1)), "the prompt's step, and k + 1 tokens a step"
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize("case", OVERLAPPED)
 @pytest.mark.parametrize(("itself", "k"), [(True, 3), (False, 5)])
 def test_a_drafter_on_the_device_changes_nothing_either(
@@ -214,6 +214,7 @@ def embedded(six_layers: Path) -> Iterator[tuple[LLM, list[LLM]]]:
 TEXTS = ["The capital of France is", "Repeat: one two three one two three one", "def add(a, b):"]
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.model
 @pytest.mark.parametrize(
     "values",

@@ -23,6 +23,7 @@ HEADS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name: target's family, 
 }
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_guess_as_described_and_change_nothing(
     name: str, tmp_path: Path, tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch

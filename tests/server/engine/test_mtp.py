@@ -101,6 +101,7 @@ def checkpoint(family: str, folder: Path, count: int = 1) -> Oracle:
     return oracle
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize(("family", "count"), [("deepseek-v3", 1), ("glm4-moe", 1), ("glm4-moe", 2)])
 def test_layers_guess_as_described_and_change_nothing(
     family: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

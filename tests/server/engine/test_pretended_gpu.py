@@ -65,6 +65,7 @@ def test_weights_come_through_pinned_memory(seen: Seen) -> None:
     assert seen("weights of a file")["launches"] == {"copy_": 2 + 3, "_to_copy": 3}
 
 
+@pytest.mark.sampled(share=5)
 @pytest.mark.parametrize("case", ["one group", "many lanes", "few rows", "exact", "fp8 cache"])
 def test_no_request_waits(seen: Seen, case: str) -> None:
     """Neither for a kernel to be compiled once the engine is ready, nor the host for the device within a step."""
@@ -74,6 +75,7 @@ def test_no_request_waits(seen: Seen, case: str) -> None:
     assert found["embeddings"] == [1024] * 5
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize(
     "case, kernels",
     [
@@ -90,6 +92,7 @@ def test_no_request_of_a_quantised_checkpoint_waits(seen: Seen, case: str, kerne
     assert kernels <= {*found["kernels"]}
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize("case", ["experts", "experts in fp8", "gpt-oss"])
 def test_no_request_of_a_mixture_of_experts_waits(seen: Seen, case: str) -> None:
     """Whatever experts its rows are for, and the graphs hold the kernels of experts and no operation instead."""
@@ -109,6 +112,7 @@ def test_no_request_of_latent_attention_waits(seen: Seen) -> None:
     assert {"bmm", "cat", "_softmax", "index"} & {*found["kernels"]} == set()
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize("case", ["gemma 3n", "gemma 4"])
 def test_no_request_of_layers_that_share_keys_waits(seen: Seen, case: str) -> None:
     """Queries alone are normed and turned, embeddings of each layer gate what enters it."""
@@ -132,14 +136,15 @@ def test_no_guess_makes_a_request_wait(seen: Seen) -> None:
         assert all(sum(step.values()) <= 7 for step in steps), (k, steps)
 
 
+@pytest.mark.sampled(share=5)
 @pytest.mark.parametrize(
     ("method", "reads"),
     [
         ("draft_model", 0),
         ("eagle3", 1),
         ("mtp", 2),
-        pytest.param("eagle", 1, marks=pytest.mark.long),
-        pytest.param("medusa", 1, marks=pytest.mark.long),
+        ("eagle", 1),
+        ("medusa", 1),
     ],
 )
 def test_guesses_in_the_worker_stay_on_the_device(seen: Seen, method: str, reads: int) -> None:
@@ -154,15 +159,8 @@ def test_guesses_in_the_worker_stay_on_the_device(seen: Seen, method: str, reads
         assert sum(sum(step.values()) <= (2 if k else 0) for step in steps) > 0.7 * len(steps), k
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llava",
-        "gemma3",
-        "qwen3-vl",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("idefics3", "qwen2.5-vl")),
-    ],
-)
+@pytest.mark.sampled(share=5)
+@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen3-vl", "idefics3", "qwen2.5-vl"])
 def test_no_request_with_images_waits(seen: Seen, name: str) -> None:
     """Neither for kernels of the tower, or of prompts with its embeddings, nor the host for the device; steps beyond
     images are those of text."""
@@ -174,15 +172,8 @@ def test_no_request_with_images_waits(seen: Seen, name: str) -> None:
     assert all(sum(step.values()) <= 5 for step in found["steps"])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "adapters",
-        pytest.param("adapters of codes", marks=pytest.mark.long),
-        pytest.param("adapters that guess", marks=pytest.mark.long),
-        pytest.param("adapters of fp8", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.sampled(share=4)
+@pytest.mark.parametrize("case", ["adapters", "adapters of codes", "adapters that guess", "adapters of fp8"])
 def test_no_request_of_an_adapter_waits(seen: Seen, case: str) -> None:
     """Steps with adapters replay graphs of their own, as few as the others, whose graphs hold nothing of adapters."""
     found = seen(case)
@@ -263,16 +254,9 @@ def test_plans_reserve_what_engines_measure(seen: Seen) -> None:
         assert 0.99 * blocks <= planned_blocks <= blocks
 
 
-def without_long(cases: list[str], first: int) -> list[Any]:
-    return [*cases[:first], *(pytest.param(case, marks=pytest.mark.long) for case in cases[first:])]
-
-
+@pytest.mark.sampled(share=5)
 @pytest.mark.parametrize(
-    "case",
-    without_long(
-        ["ranks", "ranks that guess", "ranks of experts", "ranks of latents", "ranks of float16"],
-        1,
-    ),
+    "case", ["ranks", "ranks that guess", "ranks of experts", "ranks of latents", "ranks of float16"]
 )
 def test_no_request_of_ranks_waits(seen: Seen, case: str) -> None:
     """Of several GPUs: exchanges are in the graphs, none is waited for by the host, on rank 0 as on another; greedy

@@ -50,6 +50,7 @@ def test_the_embedded_file_in_4_bits_is_the_model_in_float32() -> None:
     assert_same_model(logits_of(quantized, sequences, kv_dtype="int8"), logits_of(load_model(config), sequences))
 
 
+@pytest.mark.sampled(share=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["awq", "gptq", "w8a8", "fp8"])
 def test_the_embedded_model_in_other_formats_is_its_values(

@@ -310,9 +310,9 @@ def test_a_node_that_goes_before_all_have_come_may_come_again(tmp_path: Path, mo
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.sampled(share=4)
 @pytest.mark.parametrize(
-    ("victim", "flags"),
-    [(0, ("-tp", "2")), pytest.param(1, ("-tp", "2"), marks=pytest.mark.long), (1, ("-pp", "2")), (3, ("-tp", "4"))],
+    ("victim", "flags"), [(0, ("-tp", "2")), (1, ("-tp", "2")), (1, ("-pp", "2")), (3, ("-tp", "4"))]
 )
 def test_two_nodes_serve_and_end_together(victim: int, flags: tuple[str, str], tmp_path: Path) -> None:
     """On addresses of their own. Node 0 is not ready without the other, and goes on waiting after one that has another

@@ -115,17 +115,9 @@ llm.generate("The capital", params[0], use_tqdm=False)
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize(
-    ("flag", "victim", "number"),
-    [
-        ("-tp", 1, signal.SIGKILL),
-        pytest.param("-tp", 0, signal.SIGKILL, marks=pytest.mark.long),
-        ("-tp", 1, signal.SIGSTOP),
-        ("-pp", 1, signal.SIGKILL),
-        pytest.param("-pp", 0, signal.SIGKILL, marks=pytest.mark.long),
-        ("-pp", 1, signal.SIGSTOP),
-    ],
-)
+@pytest.mark.sampled
+@pytest.mark.parametrize("flag", ["-tp", "-pp"])
+@pytest.mark.parametrize(("victim", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])
 def test_a_rank_that_is_lost_ends_the_server(flag: str, victim: int, number: signal.Signals, tmp_path: Path) -> None:
     """In the middle of requests: they end, nothing is left, the log names the rank."""
     with Engine(tmp_path, flag, "2", "--distributed-timeout-seconds", "3") as engine:
@@ -198,6 +190,7 @@ def lose_one(model: str, number: signal.Signals, after: float, patch: pytest.Mon
     return bool(told)
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_is_lost_as_it_imports_is_told(
