@@ -15,7 +15,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from octavo.entrypoints import health, models, pages
-from octavo.entrypoints.anthropic import routes
+from octavo.entrypoints.anthropic import routes as anthropic
 from octavo.entrypoints.anthropic.answers import AnthropicMessage, TokenCount
 from octavo.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
 from octavo.entrypoints.batches import routes as batches
@@ -38,8 +38,7 @@ from octavo.entrypoints.ollama.answers import (
 )
 from octavo.entrypoints.ollama.dialect import NDJSON, not_built
 from octavo.entrypoints.openai import embed_by_type, embeddings, scoring, tokenization
-from octavo.entrypoints.openai import prepare as completions
-from octavo.entrypoints.openai import routes as chat
+from octavo.entrypoints.openai import routes as openai
 from octavo.entrypoints.openai.answers import ChatCompletion, Completion, ModelCard, ModelList
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openapi import Operation, document
@@ -165,7 +164,7 @@ WORK_OPERATIONS = (
     Operation(
         "POST",
         "/v1/completions",
-        completions.create_completion,
+        openai.create_completion,
         "Create a completion",
         body=CompletionRequest,
         answer=Completion,
@@ -174,7 +173,7 @@ WORK_OPERATIONS = (
     Operation(
         "POST",
         "/v1/chat/completions",
-        chat.create_chat_completion,
+        openai.create_chat_completion,
         "Create a chat completion",
         body=ChatCompletionRequest,
         answer=ChatCompletion,
@@ -236,7 +235,7 @@ WORK_OPERATIONS = (
     Operation(
         "POST",
         "/v1/messages",
-        routes.create_message,
+        anthropic.create_message,
         "Create a message (Anthropic format)",
         body=MessagesRequest,
         answer=AnthropicMessage,
@@ -246,7 +245,7 @@ WORK_OPERATIONS = (
     Operation(
         "POST",
         "/v1/messages/count_tokens",
-        routes.count_message_tokens,
+        anthropic.count_message_tokens,
         "Count input tokens (Anthropic format)",
         body=CountTokensRequest,
         answer=TokenCount,

@@ -1,4 +1,4 @@
-"""Bodies of responses. msgspec structs: fast to encode, and a source of JSON schemas.
+"""Completions and chat completions that are whole. msgspec structs: fast to encode, and a source of JSON schemas.
 
 What is always null is there because OpenAI's or vLLM's objects always have it: clients read it without asking. Chunks
 of streams have what they bring.
@@ -6,11 +6,22 @@ of streams have what they bring.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from octavo.entrypoints.generation.logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
+from octavo.entrypoints.generation.logprobs import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    LogprobsFormatter,
+    PromptLogprobs,
+    prompt_logprobs,
+)
+from octavo.entrypoints.generation.run import answering_name, encode_choices, encoding_cost
+from octavo.entrypoints.openai.prepare import PreparedChatCompletion, PreparedCompletion
+from octavo.interface.outputs import CompletionOutput, RequestOutput
+from octavo.text.detokenizer import TextOffsets, prompt_offsets
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -120,49 +131,6 @@ class ChatCompletion(Struct):
     kv_transfer_params: None = None
 
 
-class ToolCallDelta(Struct):
-    """A piece of a tool call: id, type and name come with its first piece."""
-
-    index: int
-    function: FunctionCall
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
-
-
-class ChatDelta(Struct):
-    """What is new in a message."""
-
-    role: str | UnsetType = UNSET
-    content: str | UnsetType | None = UNSET
-    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-
-
-class ChatChunkChoice(Struct):
-    """What is new in one answer."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatChunk(Struct):
-    """A chunk of a streamed chat completion."""
-
-    id: str
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    object: str = "chat.completion.chunk"
-    system_fingerprint: str = ""
-    usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-
-
 class ModelCard(Struct):
     """One name of the served model."""
 
@@ -182,3 +150,163 @@ class ModelList(Struct):
 
     data: list[ModelCard]
     object: str = "list"
+
+
+async def whole_chat_completion(prepared: PreparedChatCompletion, outputs: list[RequestOutput]) -> ChatCompletion:
+    """Make the response of a request's final output."""
+    (final,) = outputs
+    state, body = prepared.state, prepared.body
+    choices = await encode_choices(
+        state,
+        [
+            (partial(_chat_choice, prepared, completion), encoding_cost(completion, final))
+            for completion in final.outputs
+        ],
+    )
+    used = chat_usage(final, sum(len(completion.token_ids) for completion in final.outputs))
+    response = ChatCompletion(
+        prepared.id,
+        prepared.created,
+        answering_name(state, prepared.chat.request),
+        choices,
+        used,
+        system_fingerprint=state.fingerprint,
+    )
+    if body.prompt_logprobs is not None and final.prompt_logprobs is not None:
+        response.prompt_logprobs = prompt_logprobs(final.prompt_logprobs)
+    if body.return_token_ids:
+        response.prompt_token_ids = final.prompt_token_ids
+    return response
+
+
+def _chat_choice(prepared: PreparedChatCompletion, completion: CompletionOutput) -> ChatChoice:
+    parser = prepared.new_parser()
+    answer = parser.parse(completion)
+    calls = [ToolCall(call.id or "", FunctionCall(call.name, call.arguments)) for call in answer.calls]
+    content = prepared.echo + answer.content
+    message = ChatMessage(
+        content if content or not calls else None,
+        prepared.role,
+        tool_calls=calls or UNSET,
+        reasoning=answer.reasoning or None,
+        reasoning_content=answer.reasoning or None,
+    )
+    return ChatChoice(
+        completion.index,
+        message,
+        chat_logprobs(prepared, completion),
+        parser.finish_reason(completion.finish_reason),
+        completion.stop_reason,
+        completion.token_ids if prepared.body.return_token_ids else None,
+    )
+
+
+def chat_usage(output: RequestOutput, completion_tokens: int) -> Usage:
+    """Count the tokens of a request and its answers."""
+    return usage(len(output.prompt_token_ids), completion_tokens, output.num_cached_tokens)
+
+
+def chat_logprobs(prepared: PreparedChatCompletion, completion: CompletionOutput) -> ChatLogprobs | None:
+    """Format the log-probabilities of new tokens; None where the client wants none."""
+    if completion.logprobs is None or not prepared.body.logprobs:
+        return None
+    formatter = LogprobsFormatter(prepared.state, prepared.body.return_tokens_as_token_ids)
+    return formatter.chat(completion.token_ids, completion.logprobs, prepared.body.top_logprobs or 0)
+
+
+async def whole_completion(prepared: PreparedCompletion, outputs: list[RequestOutput]) -> Completion:
+    """Make the response of all prompts' final outputs."""
+    choices = await encode_choices(
+        prepared.state,
+        [
+            (partial(_choice, prepared, position, completion, final), encoding_cost(completion, final))
+            for position, final in enumerate(outputs)
+            for completion in final.outputs
+        ],
+    )
+    used = usage(
+        sum(len(final.prompt_token_ids) for final in outputs),
+        0 if prepared.prompt_only else sum(len(choice.token_ids) for final in outputs for choice in final.outputs),
+        sum(final.num_cached_tokens for final in outputs),
+    )
+    whole = completion_of(prepared, choices, used)
+    whole.service_tier = whole.kv_transfer_params = None
+    return whole
+
+
+def completion_of(
+    prepared: PreparedCompletion, choices: list[CompletionChoice], used: Usage | UnsetType | None = UNSET
+) -> Completion:
+    """Make a response, or a chunk of one."""
+    state = prepared.state
+    return Completion(
+        prepared.id,
+        prepared.created,
+        answering_name(state, prepared.requests[0]),
+        choices,
+        system_fingerprint=state.fingerprint,
+        usage=used,
+    )
+
+
+def _choice(
+    prepared: PreparedCompletion, position: int, completion: CompletionOutput, final: RequestOutput
+) -> CompletionChoice:
+    choice = ChoicePieces(prepared, position, completion.index).take(completion, final)
+    for name in ("prompt_logprobs", "token_ids", "prompt_token_ids"):
+        if getattr(choice, name) is UNSET:
+            setattr(choice, name, None)
+    return choice
+
+
+class ChoicePieces:
+    """The pieces of one choice: several in a stream, otherwise one."""
+
+    def __init__(self, prepared: PreparedCompletion, position: int, index: int) -> None:
+        self._prepared = prepared
+        self._position = position
+        self._index = position * prepared.n + index
+        self._offsets: TextOffsets | None = None  # of the tokens that are generated
+        self._first = True
+        self._format = LogprobsFormatter(prepared.state, prepared.body.return_tokens_as_token_ids)
+
+    def take(self, completion: CompletionOutput, output: RequestOutput) -> CompletionChoice:
+        """Make a choice of new tokens, with what the prompt adds to the first."""
+        prepared, body = self._prepared, self._prepared.body
+        prompt_ids = output.prompt_token_ids
+        if prepared.prompt_only:
+            completion.text, completion.token_ids = "", []
+            completion.logprobs = None if completion.logprobs is None else completion.logprobs[:0]
+            if completion.finish_reason is not None:
+                completion.finish_reason, completion.stop_reason = "length", None
+        choice = CompletionChoice(self._index, completion.text, None, completion.finish_reason, completion.stop_reason)
+        if self._first:
+            choice.text = prepared.echoed(self._position) + choice.text
+            if body.prompt_logprobs is not None and output.prompt_logprobs is not None:
+                choice.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+            if body.return_token_ids:
+                choice.prompt_token_ids = prompt_ids
+        if body.return_token_ids:
+            choice.token_ids = completion.token_ids
+        if body.logprobs is not None and completion.logprobs is not None:
+            choice.logprobs = self._logprobs(completion, output, body.logprobs)
+        self._first = False
+        return choice
+
+    def _logprobs(self, completion: CompletionOutput, output: RequestOutput, top: int) -> CompletionLogprobs:
+        prepared, vocabulary = self._prepared, self._prepared.state.engine.output_processor.vocabulary
+        ids, positions = completion.token_ids, [*(completion.logprobs or ())]
+        offsets = [0] * len(ids)  # without a tokenizer there is no text
+        if vocabulary is not None:
+            if self._offsets is None:
+                params = prepared.requests[self._position].sampling_params
+                start = len(prepared.echoed(self._position))
+                self._offsets = TextOffsets(vocabulary, params, output.prompt_token_ids, start)
+            offsets = self._offsets.take(ids)
+        if self._first and prepared.body.echo and output.prompt_logprobs is not None:
+            ids, positions = output.prompt_token_ids + ids, [*output.prompt_logprobs, *positions]
+            before = [0] * len(output.prompt_token_ids)
+            if vocabulary is not None:
+                before = prompt_offsets(vocabulary, output.prompt_token_ids, prepared.echoed(self._position))
+            offsets = before + offsets
+        return self._format.completion(ids, positions, top, offsets)

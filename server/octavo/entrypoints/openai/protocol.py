@@ -18,9 +18,9 @@ from octavo.entrypoints.fields.values import (
     FromFloat,
     Index,
     MessagesField,
+    ModelBody,
     Priority,
     ReasoningEffort,
-    RequestBody,
     Seed,
     StopField,
     TemplateVariables,
@@ -119,7 +119,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(RequestBody):
+class GenerationRequest(ModelBody):
     """The fields that completions and chat completions share."""
 
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {
@@ -127,7 +127,6 @@ class GenerationRequest(RequestBody):
         "truncation_side": ("truncate_prompt_tokens", None),
     }
 
-    model: str | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: LogitBias | None = None
     n: Count | None = None
