@@ -217,7 +217,7 @@ class EngineCore:
         stats.step_time = time.perf_counter() - started
         if self._drafts is not None and taken is not None and not taken.num_prompt_tokens:
             seconds, alone = stats.step_time - output.draft_seconds, not self._in_flight
-            self._drafts.observe_step(taken.total_num_scheduled_tokens, seconds, alone)
+            self._drafts.observe_step(taken.total_num_scheduled_tokens, seconds, alone, output.draft_seconds)
             self._drafts.observe_drafting(sum(map(len, output.draft_token_ids.values())), output.draft_seconds)
         stats.recording_obstacle = self.executor.recording_obstacle
         return EngineCoreOutputs(outputs, stats, time.time())

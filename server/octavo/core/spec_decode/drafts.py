@@ -11,6 +11,7 @@ from octavo.core.request import Request
 from octavo.core.spec_decode.lengths import NO_EVIDENCE, DraftLengths
 from octavo.core.spec_decode.waits import DraftWaits
 from octavo.core.spec_decode.worker_drafts import WorkerDrafts
+from octavo.core.spec_decode.worth import DraftWorth
 from octavo.interface.messages import SpecDecodeStats
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class Drafts:
         self._lengths = lengths
         self._overlap = overlap
         self._waits = DraftWaits() if overlap and lengths is not None and self._worker is None else None
+        self._worth = DraftWorth() if not overlap and lengths is not None else None
+        self._given_up = False  # for this step
         self._ready: dict[str, int] = {}  # drafts on the device that the next step may verify
         self._started: set[str] = set()
         self._failed = False
@@ -77,7 +80,8 @@ class Drafts:
         if self._lengths is None:
             return True
         self._lengths.begin_step(num_decoding)
-        return self._overlap or self._lengths.can_pay
+        self._given_up = self._worth is not None and not self._worth.begin_step(num_decoding)
+        return self._overlap or (self._lengths.can_pay and not self._given_up)
 
     def decide_to_wait(self, decoding: list[Request]) -> bool:
         """Decide if sequences that decode wait for the token of one of them that is in flight, so that all get drafts
@@ -98,9 +102,11 @@ class Drafts:
             return False
         return self._worker is None or not request.sampling_params.edits_logits
 
-    def observe_step(self, num_tokens: int, seconds: float, alone: bool = True) -> None:
-        """Observe that a step of ``num_tokens``, none of a prompt, took ``seconds``; ``alone``: no other was in
-        flight."""
+    def observe_step(self, num_tokens: int, seconds: float, alone: bool = True, drafting: float = 0.0) -> None:
+        """Observe that a step of ``num_tokens``, none of a prompt, took ``seconds``, and a drafter in the worker
+        ``drafting`` seconds beside it; ``alone``: no other was in flight."""
+        if self._worth is not None:
+            self._worth.end_step(seconds + drafting)
         if self._waits is not None:
             self._waits.observe_step(num_tokens, seconds, alone)
         if self._lengths is not None and (alone or self._waits is None):
@@ -131,7 +137,7 @@ class Drafts:
 
     def _choose_length(self, request: Request, most: int) -> int:
         most = min(most, self.num_speculative_tokens)
-        if most < 1 or not self.can_verify(request):
+        if most < 1 or self._given_up or not self.can_verify(request):
             return 0
         if self._lengths is None:
             return most
@@ -192,6 +198,8 @@ class Drafts:
         """Observe that a step accepted ``num_accepted`` of a sequence's ``num_drafts``."""
         if self._waits is not None:
             self._waits.observe(num_accepted)
+        if self._worth is not None:
+            self._worth.observe(num_accepted)
         if self._lengths is not None:
             self._lengths.observe(request.req_id, num_drafts, num_accepted)
         stats = self._stats
