@@ -78,6 +78,7 @@ _OPS = {
     "lora_tiles": (46, "PPKRq"),
     "gather_rows": (47, "PPPPPPPPqqqqqqq"),
     "sum_rows": (48, "PPPPPPqqqqqq"),
+    "draw": (49, "P" * 12 + "qqqq"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

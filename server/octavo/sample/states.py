@@ -25,7 +25,7 @@ from octavo.sample.metadata import (
     TokenLogits,
 )
 from octavo.sample.token_pool import TokenPool
-from octavo_kernels import SamplingRows, SamplingTable
+from octavo_kernels import SamplingRows, SamplingTable, cpu
 
 MAX_TEMPERATURE = 1e30  # float32 keeps -inf / T = -inf
 
@@ -39,6 +39,7 @@ class _Row:
     bias_values: NDArray[np.float32]
     allowed: Tensor | None = None  # int32 bitmask
     bad_words: list[list[int]] = field(default_factory=list)
+    kept: tuple[NDArray[np.generic], ...] = ()  # what the C kernel reads by address
 
 
 class SamplingStates:
@@ -52,7 +53,10 @@ class SamplingStates:
         self.device = torch.device(device)
         on_cpu = self.device.type == "cpu" and octavo_kernels.backend_name(self.device) != "triton"
         self.uses_kernels = use_kernels or not on_cpu
-        self.pool = TokenPool(max_num_reqs, vocab_size, self.device, keep_seen=self.uses_kernels)
+        # True: `draw` may be called.
+        self.draws = not self.uses_kernels and octavo_kernels.backend_name(self.device) == "cpu"
+        self.draws &= cpu.unavailable_reason() is None
+        self.pool = TokenPool(max_num_reqs, vocab_size, self.device, keep_seen=self.uses_kernels or self.draws)
         n = max_num_reqs
         # What the kernels read of a request, as one array, so that it is brought to the device in one copy.
         self._packed = np.zeros((5, n), np.int64)
@@ -73,6 +77,8 @@ class SamplingStates:
         self._slot = np.full(n, -1, np.int64)
         self._count_slot = np.full(n, -1, np.int64)
         self._rows: list[_Row | None] = [None] * n
+        self._requests = np.zeros(n, cpu.REQUEST)
+        self._beyond_best = np.zeros(n, np.int64)  # below that position, sampling is more than taking the best token
         self._cached_rows: list[int] = []
         self._cached: SamplingMetadata | None = None
         self._steady_from: float = 0  # what is cached holds where all positions are at least this
@@ -127,8 +133,63 @@ class SamplingStates:
         self._min_position[row] = len(prompt_token_ids) + p.min_tokens if len(state.stop_token_ids) else 0
         self._num_logprobs[row] = -1 if p.logprobs is None else (vocab if p.logprobs < 0 else min(p.logprobs, vocab))
         self._rows[row] = state
+        self._fill_request(row, state)
         self._cached = None
         self._table_changed = True
+
+    def _fill_request(self, row: int, state: _Row) -> None:
+        """What the C kernel reads of a request."""
+        request = self._requests[row]
+        for name, column in (
+            ("temperature", self._temperature),
+            ("top_p", self._top_p),
+            ("min_p", self._min_p),
+            ("repetition", self._repetition),
+            ("frequency", self._frequency),
+            ("presence", self._presence),
+            ("top_k", self._top_k),
+            ("stream", self._stream),
+            ("num_prompt", self._prompt_len),
+            ("min_position", self._min_position),
+            ("slot", self._slot),
+            ("count_slot", self._count_slot),
+        ):
+            request[name] = column[row]
+        words = [token for word in state.bad_words for token in (len(word), *word)]
+        stops, bias, bad = (np.asarray(ids, np.int32) for ids in (state.stop_token_ids, state.bias_ids, words))
+        state.kept = stops, bias, bad
+        request["stops"], request["num_stops"] = stops.ctypes.data, len(stops)
+        request["bias_ids"], request["num_bias"] = bias.ctypes.data, len(bias)
+        request["bias_values"] = state.bias_values.ctypes.data
+        request["bad_words"], request["bad_words_size"] = bad.ctypes.data, len(bad)
+        request["allowed"] = 0 if state.allowed is None or not self.draws else state.allowed.data_ptr()
+        is_plain = (
+            self._temperature[row] == 0
+            and self._repetition[row] == 1
+            and self._slot[row] < 0
+            and not (len(bias) or len(bad) or state.allowed is not None or self._num_logprobs[row] >= 0)
+        )
+        self._beyond_best[row] = self._min_position[row] if is_plain else np.iinfo(np.int64).max
+
+    def is_greedy_only(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> bool:
+        """True if each row takes its best token as the logits stand, and nothing else is asked for; for the arguments
+        see `make_metadata`."""
+        return not (positions < self._beyond_best[rows]).any()
+
+    def draw(
+        self,
+        logits: Tensor,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        best: tuple[Tensor, Tensor] | None,
+        bitmask: Tensor | None,
+    ) -> tuple[list[int], list[bool]]:
+        """What `Sampler` makes of these rows but for log-probabilities, in one call; see `octavo_kernels.cpu.draw`."""
+        pool = self.pool
+        if pool.history.shape[0]:
+            pool.reserve(int(positions.max(initial=0)) + 1)
+        assert pool.seen is not None
+        return cpu.draw(logits, self._requests, rows, positions, best, bitmask, pool.history, pool.seen, pool.counts)
 
     def remove_request(self, row: int) -> None:
         """Free a row; a free one stays as it is."""

@@ -21,7 +21,7 @@ from octavo.worker.grammars.shared_masks import MakeGrammars
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.pooler import Pooler, PoolingHead
 from octavo.worker.prompt_logprobs import PromptLogprobs
-from octavo.worker.step import SampledRows, SampledTokens
+from octavo.worker.step import Logits, SampledRows, SampledTokens
 
 NOTHING_TO_SAMPLE = (
     "no token could be sampled: the logits hold NaN or infinity (damaged weights, or a dtype too narrow: try float32), "
@@ -98,7 +98,14 @@ class RequestStates:
         """True if sampling these rows takes more than each one's best token."""
         if len(self.grammars):
             return True
-        return not self.sampling.make_metadata(sampled.rows.tolist(), sampled.positions.tolist()).is_greedy_only
+        return not self.sampling.is_greedy_only(sampled.rows, sampled.positions)
+
+    def draw(self, logits: Logits, sampled: SampledRows) -> SampledTokens | None:
+        """The tokens of these rows, by the C kernel; waits for the grammars' bitmask. None: only `Sampler` can."""
+        if not self.sampling.draws or self.wanted_logprobs(sampled.req_ids) or logits.values.dtype != torch.float32:
+            return None
+        bitmask = sampled.grammar_bitmask()
+        return SampledTokens(*self.sampling.draw(logits.values, sampled.rows, sampled.positions, logits.best, bitmask))
 
     def wanted_logprobs(self, req_ids: list[str]) -> list[int | None] | None:
         """The number of alternatives that each sequence asked for (-1: all, None: no log-probabilities); None: nobody

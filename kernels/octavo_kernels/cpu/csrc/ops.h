@@ -191,6 +191,41 @@ struct argmax_args {
     int64_t rows, width, stride;
 };
 
+// What a request asks of its tokens; the fields are those of REQUEST in octavo_kernels/cpu/drawing.py. temperature 0: greedy;
+// top_p 1, min_p 0, top_k the vocabulary's size, repetition 1, slots -1, NULL: off. stream: of random numbers. Below min_position
+// the `stops` are forbidden. bad_words: of each its length, then its tokens.
+struct draw_request {
+    double temperature, top_p, min_p, repetition, frequency, presence;
+    int64_t top_k;
+    uint64_t stream;
+    int64_t num_prompt, min_position, slot, count_slot;
+    const uint32_t *allowed;
+    const int32_t *stops;
+    int64_t num_stops;
+    const int32_t *bias_ids;
+    const float *bias_values;
+    int64_t num_bias;
+    const int32_t *bad_words;
+    int64_t bad_words_size;
+};
+
+// A token for each row of logits [num_rows, vocab], which may be overwritten; rows are `stride` elements apart. Row i is that of
+// request rows[i] and of the token at positions[i]. best_index and best are as argmax has them; mask [num_rows, vocab / 32]
+// holds what grammars allow; both may be NULL. history [slots, history_width], seen [slots, vocab / 32] and counts [slots,
+// vocab]: see TokenPool; the token is added there.
+struct draw_args {
+    float *logits;
+    const struct draw_request *requests;
+    const int64_t *rows, *positions, *best_index;
+    const float *best;
+    const uint32_t *mask;
+    int32_t *history;
+    uint32_t *seen;
+    int32_t *counts;
+    int64_t *tokens, *invalid;
+    int64_t num_rows, vocab, stride, history_width;
+};
+
 // Quantise rows of activations to int8 (quant.h), after the operation before the linear. x, residual and residual_out are in
 // `dtype`, norm_weight in weight_dtype. kind 0: x [rows, width] as it is; 1: RMS norm of x, plus residual unless that is NULL (the sum is
 // written to residual_out); 2: silu(x[:, :width]) * x[:, width:] of x [rows, 2 * width]. The rows that are quantised are written
@@ -528,6 +563,7 @@ void op_varlen_attention(const struct varlen_attention_args *a, struct team_memb
 void op_rope(const struct rope_args *a, struct team_member *m);
 void op_copy_blocks(const struct copy_blocks_args *a, struct team_member *m);
 void op_argmax(const struct argmax_args *a, struct team_member *m);
+void op_draw(const struct draw_args *a, struct team_member *m);
 void op_touch_blocks(const struct touch_blocks_args *a, struct team_member *m);
 void op_quantize(const struct quantize_args *a, struct team_member *m);
 void op_quantized_linear(const struct quantized_linear_args *a, struct team_member *m);

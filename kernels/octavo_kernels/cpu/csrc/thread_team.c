@@ -76,6 +76,7 @@ static const struct {
     {(op_fn)op_lora_tiles, sizeof(struct lora_tiles_args)},
     {(op_fn)op_gather_rows, sizeof(struct gather_rows_args)},
     {(op_fn)op_sum_rows, sizeof(struct sum_rows_args)},
+    {(op_fn)op_draw, sizeof(struct draw_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 

@@ -164,6 +164,8 @@ class CPURunner:
             # No operation of torch's: after a step the caches hold nothing of it, and each takes 50 us.
             token_ids, values = logits.best_only
             tokens = SampledTokens(token_ids, [value - value != 0.0 for value in values])
+        elif (drawn := self.requests.draw(logits, sampled)) is not None:
+            tokens = drawn
         else:
             result = self.sampler(logits.values, self.requests.sampling_metadata(sampled), logits.best)
             tokens = SampledTokens(result.sampled_token_ids.tolist(), result.invalid.tolist(), result.logprobs)

@@ -1,0 +1,158 @@
+"""What drawing costs: tokens a second of every kind of sampling, as a share of greedy's.
+
+    python -m benchmarks drawing                                # the embedded model, about 6 minutes on two cores
+    python -m benchmarks drawing --vocabulary 150000            # its shape with random weights and a larger head
+    python -m benchmarks drawing --users 1 --kinds "top-k;min-p" --rounds 9
+
+One engine in this process answers all requests. In every round each kind comes between two runs of greedy, and its
+share is its tokens a second over the mean of these two: a machine that turns slower slows both. Shares are medians of
+the rounds. The exit status is 1 where one misses its goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo import LLM, SamplingParams
+from octavo.interface.structured_output import StructuredOutputsParams
+
+PROMPT_TOKENS, OUTPUT_TOKENS = 16, 96
+SCHEMA = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 50}
+KINDS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 1.0},
+    "temperature, top-p": {"temperature": 0.7, "top_p": 0.9},
+    "top-k": {"temperature": 1.0, "top_k": 20},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
+    "top-k, top-p, min-p": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01},
+    "seeded": {"temperature": 1.0, "seed": 7},
+    "frequency, presence penalties": {"frequency_penalty": 0.5, "presence_penalty": 0.5},
+    "repetition penalty": {"repetition_penalty": 1.1},
+    "bias": {"logit_bias": dict.fromkeys(range(1000, 1100), 1.0)},
+    "bad words, min tokens": {"bad_words_token_ids": [[17], [18, 19], [20, 21, 22]], "min_tokens": 90},
+    "log-probabilities": {"logprobs": 5},
+    "schema": {"structured_outputs": StructuredOutputsParams(json=SCHEMA)},
+    "all of them": {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 0.2, "logprobs": 5, "seed": 3},
+}
+GOAL, GOALS = 0.95, {"log-probabilities": 0.9, "schema": 0.9, "all of them": 0.9}
+
+
+@dataclass
+class Share:
+    """One kind with so many users."""
+
+    kind: str
+    users: int
+    greedy: float  # tokens a second, the median
+    tokens_a_second: float
+    share: float  # the median of the rounds'
+    lowest: float
+    highest: float
+
+    @property
+    def is_met(self) -> bool:
+        return self.share >= GOALS.get(self.kind, GOAL)
+
+    def __str__(self) -> str:
+        verdict = "met" if self.is_met else "MISSED"
+        return (
+            f"{self.kind:<32}{self.users:>5}{self.greedy:>9.0f}{self.tokens_a_second:>9.0f}{self.share:>8.3f}"
+            f"   ({self.lowest:.3f} - {self.highest:.3f})  >= {GOALS.get(self.kind, GOAL):g} {verdict}"
+        )
+
+
+def params_of(kind: str) -> SamplingParams:
+    told: dict[str, Any] = {"temperature": 0.0, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
+    return SamplingParams(**(told | KINDS.get(kind, {})))
+
+
+def run(llm: LLM, kind: str, users: int) -> float:
+    """Tokens a second of one answer to each user."""
+    prompts = [{"prompt_token_ids": [5 + user, *range(100, 100 + PROMPT_TOKENS - 1)]} for user in range(users)]
+    started = time.perf_counter()
+    outputs = llm.generate(prompts, params_of(kind), use_tqdm=False)
+    seconds = time.perf_counter() - started
+    if problem := next((o.error for o in outputs if o.error), None):
+        raise SystemExit(f"{kind}: {problem}")
+    return sum(len(o.outputs[0].token_ids) for o in outputs) / seconds
+
+
+def shares_of(llm: LLM, kinds: list[str], users: int, rounds: int) -> list[Share]:
+    """Every kind between two runs of greedy, in each round."""
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    shares: dict[str, list[float]] = {kind: [] for kind in kinds}
+    all_greedy = []
+    for kind in ("greedy", *kinds):  # warm: grammars are compiled, memory is there
+        run(llm, kind, users)
+    for _ in range(rounds):
+        before = run(llm, "greedy", users)
+        for kind in kinds:
+            rate, after = run(llm, kind, users), run(llm, "greedy", users)
+            rates[kind].append(rate)
+            shares[kind].append(2 * rate / (before + after))
+            all_greedy.append(after)
+            before = after
+    greedy = statistics.median(all_greedy)
+    return [
+        Share(kind, users, greedy, statistics.median(rates[kind]), statistics.median(of), min(of), max(of))
+        for kind, of in shares.items()
+    ]
+
+
+def with_vocabulary(folder: Path, vocabulary: int) -> dict[str, Any]:
+    """Arguments of an engine with the embedded model's shape, so many tokens and random weights of 8 bits."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return {"model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True, "quantization": "int8"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--users", default="1,8,20", help="numbers of users (default: %(default)s)")
+    parser.add_argument("--kinds", help="some of: " + "; ".join(KINDS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--vocabulary", type=int, help="random weights with a head of so many tokens")
+    parser.add_argument("--output-json", type=Path, help="write the figures there")
+    args = parser.parse_args()
+    levels = [int(n) for n in args.users.split(",")]
+    kinds = [kind for kind in KINDS if args.kinds is None or kind in args.kinds.split(";")]
+    if args.vocabulary is not None:  # without a tokenizer there are no grammars
+        kinds = [kind for kind in kinds if kind != "schema"]
+    with tempfile.TemporaryDirectory() as folder:
+        told = {} if args.vocabulary is None else with_vocabulary(Path(folder), args.vocabulary)
+        llm = LLM(max_model_len=512, max_num_seqs=max(levels), **told)
+    print("kind                            users   greedy     drawn  share   (lowest - highest)  goal", flush=True)
+    found = []
+    for users in levels:
+        for share in shares_of(llm, kinds, users, args.rounds):
+            found.append(share)
+            print(share, flush=True)
+    if args.output_json:
+        args.output_json.write_text(json.dumps([asdict(share) for share in found], indent=1) + "\n")
+    return int(not all(share.is_met for share in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""The C kernel that draws tokens, in every instruction set, against the plain reference."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from octavo_kernels import SamplingRows, SamplingTable, cpu, reference
+
+CUTS = [*product([0.0, 0.4, 1.0, 3.0], [0, 1, 30], [1.0, 0.9, 0.2], [0.0, 0.05])]  # temperature, top_k, top_p, min_p
+
+
+@pytest.mark.parametrize("vocab", [31, 500, 4099])
+@pytest.mark.parametrize("scale", [0.2, 4.0])
+def test_it_draws_as_the_reference(isa: str, vocab: int, scale: float) -> None:
+    if isa == "torch":
+        pytest.skip("there is no such kernel without the library")
+    count = len(CUTS)
+    logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(vocab)) * scale
+    requests = np.zeros(count, cpu.REQUEST)
+    requests["repetition"], requests["slot"], requests["count_slot"] = 1, -1, -1
+    requests["temperature"], requests["top_k"], requests["top_p"], requests["min_p"] = np.array(CUTS).T
+    requests["temperature"] = requests["temperature"].astype(np.float32)
+    requests["top_k"][requests["top_k"] == 0] = vocab
+    requests["stream"] = np.arange(count) * 12345
+    rows, positions = np.arange(count), np.arange(count) + 3
+    nothing = torch.zeros(0, 0, dtype=torch.int32)
+    drawn = cpu.draw(logits.clone(), requests, rows, positions, None, None, nothing, nothing, nothing)
+    table = SamplingTable(
+        temperature=torch.from_numpy(requests["temperature"].astype(np.float32)),
+        top_k=torch.from_numpy(requests["top_k"].copy()),
+        top_p=torch.from_numpy(requests["top_p"].copy()),
+        min_p=torch.from_numpy(requests["min_p"].copy()),
+        streams=torch.from_numpy(requests["stream"].astype(np.int64)),
+    )
+    wanted = reference.sample(logits, SamplingRows(table, torch.from_numpy(rows), torch.from_numpy(positions), True))
+    assert drawn == (wanted.token_ids.tolist(), [False] * count)

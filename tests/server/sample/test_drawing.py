@@ -1,0 +1,188 @@
+"""Drawing in C: the tokens, and the histories, of the torch path, whatever a request asks for and beside whom."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sampling_helpers import PROMPT, chi_square_sigma, normal_logits
+from test_distribution import exact
+from test_sampler import any_params
+from torch import Tensor
+
+from octavo.interface.sampling_params import SamplingParams
+from octavo.sample import Sampler, SamplingStates
+from octavo.sample.constraints import pack_bitmask
+from octavo_kernels import cpu
+
+pytestmark = pytest.mark.skipif(cpu.unavailable_reason() is not None, reason="there are no C kernels")
+STOPS = frozenset({3})
+
+
+def states_of(params: Sequence[SamplingParams], vocab: int, outputs: Sequence[Sequence[int]]) -> SamplingStates:
+    states = SamplingStates(len(params), vocab)
+    for row, (param, output) in enumerate(zip(params, outputs, strict=True)):
+        states.add_request(row, param, PROMPT, output, STOPS, 0, default_seed=0)
+    return states
+
+
+def positions_of(outputs: Sequence[Sequence[int]]) -> list[int]:
+    return [len(PROMPT) + len(output) for output in outputs]
+
+
+def draw(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    outputs: Sequence[Sequence[int]] | None = None,
+    bitmask: Tensor | None = None,
+    states: SamplingStates | None = None,
+    knows_best: bool = False,
+) -> tuple[list[int], list[bool]]:
+    """One step in C; the logits stay as they are."""
+    outputs = outputs or [[]] * len(params)
+    states = states or states_of(params, logits.shape[1], outputs)
+    assert states.draws
+    best = cpu.argmax(logits) if knows_best else None
+    rows = np.arange(len(params))
+    return states.draw(logits.clone(), rows, np.array(positions_of(outputs)), best, bitmask)
+
+
+def draw_in_torch(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    outputs: Sequence[Sequence[int]],
+    bitmask: Tensor | None = None,
+    states: SamplingStates | None = None,
+) -> tuple[list[int], list[bool]]:
+    states = states or states_of(params, logits.shape[1], outputs)
+    metadata = states.make_metadata(range(len(params)), positions_of(outputs))
+    metadata.grammar_bitmask = bitmask
+    out = Sampler()(logits.clone(), metadata)
+    return out.sampled_token_ids.tolist(), out.invalid.tolist()
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**31), vocab=st.sampled_from([7, 500, 4999]))
+def test_it_draws_the_tokens_of_the_torch_path(seed: int, vocab: int) -> None:
+    rng = random.Random(seed)
+    count = rng.choice([1, 3, 20])
+    logits = normal_logits(count, vocab, seed, rng.choice([0.3, 2.0, 6.0]))
+    if rng.random() < 0.3:
+        logits = logits.bfloat16().float()  # full of ties
+    params = [any_params(rng) if vocab > 300 else SamplingParams(top_p=0.8, seed=i, min_tokens=2) for i in range(count)]
+    outputs = [[rng.randrange(vocab) for _ in range(rng.randrange(6))] for _ in range(count)]
+    bitmask = None
+    if rng.random() < 0.3:
+        allowed = [torch.randperm(vocab)[: rng.choice([2, vocab // 2, vocab])] for _ in range(count)]
+        bitmask = torch.stack([pack_bitmask(ids, vocab) for ids in allowed])
+    ours, theirs = (states_of(params, vocab, outputs) for _ in range(2))
+    drawn = draw(logits, params, outputs, bitmask, ours, knows_best=rng.random() < 0.5)
+    wanted = draw_in_torch(logits, params, outputs, bitmask, theirs)
+    assert drawn[1] == wanted[1]
+    valid = [i for i, invalid in enumerate(wanted[1]) if not invalid]
+    assert [drawn[0][i] for i in valid] == [wanted[0][i] for i in valid]
+    if len(valid) == count:
+        assert torch.equal(ours.pool.history, theirs.pool.history)
+        assert torch.equal(ours.pool.counts, theirs.pool.counts)
+        assert ours.pool.seen is not None and theirs.pool.seen is not None
+        assert torch.equal(ours.pool.seen, theirs.pool.seen)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**31))
+def test_alone_or_in_a_crowd_the_tokens_are_the_same(seed: int) -> None:
+    rng = random.Random(seed)
+    logits, params = normal_logits(9, 4999, seed, 2.0), [any_params(rng) for _ in range(9)]
+    crowd = draw(logits, params)[0]
+    assert crowd == [draw(logits[i : i + 1], params[i : i + 1])[0][0] for i in range(9)]
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("restored_threads")
+def test_the_number_of_threads_changes_nothing() -> None:
+    rng = random.Random(1)
+    logits, params = normal_logits(12, 49_152, seed=5), [any_params(rng) for _ in range(12)]
+    results = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        results.append(draw(logits, params))
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"temperature": 0.5, "top_p": 0.9},
+        {"top_k": 5},
+        {"min_p": 0.1},
+        {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_exact_distribution(told: dict[str, float]) -> None:
+    vocab, batch, params = 300, 500, SamplingParams(seed=3, **told)
+    logits = normal_logits(1, vocab, seed=4)
+    states, counts = states_of([params] * batch, vocab, [[]] * batch), np.zeros(vocab, np.int64)
+    for start in range(0, 20_000, batch):
+        at = np.arange(start, start + batch) + len(PROMPT)
+        tokens, _ = states.draw(logits.repeat(batch, 1), np.arange(batch), at, None, None)
+        counts += np.bincount(tokens, minlength=vocab)
+    assert chi_square_sigma(counts, exact(logits[0], params)) < 4
+
+
+EDGES = [
+    SamplingParams(temperature=0),
+    SamplingParams(),
+    SamplingParams(top_k=1),
+    SamplingParams(top_p=1e-9),
+    SamplingParams(top_p=1 - 1e-12),
+    SamplingParams(min_p=1.0),
+    SamplingParams(temperature=1e-5),
+    SamplingParams(temperature=1e6),
+    SamplingParams(temperature=1e-5, top_p=0.5, top_k=3),
+    SamplingParams(top_k=4998, top_p=0.99),
+]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, 1e38])
+@pytest.mark.parametrize("shape", ["as they are", "few left", "one left"])
+def test_edges_are_as_in_the_torch_path(scale: float, shape: str) -> None:
+    logits = normal_logits(1, 4999, 2, 1.0).clamp(-3, 3) * scale
+    if shape != "as they are":
+        logits[:, 5 if shape == "one left" else 40 :] = -torch.inf
+        logits[:, :4] = -torch.inf
+    rows, outputs = logits.repeat(len(EDGES), 1), [[]] * len(EDGES)
+    ours, theirs = draw(rows, EDGES), draw_in_torch(rows, EDGES, outputs)
+    assert ours[1] == theirs[1]
+    for params, mine, other in zip(EDGES, ours[0], theirs[0], strict=True):
+        # The mass of a tail is a sum of thousands: where that of the cut is next to 1, its rounding decides.
+        assert mine == other or (params.top_p == 1 - 1e-12 and logits[0, mine] > -torch.inf), params
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize("at", [0, 77, 4998])
+@pytest.mark.parametrize("knows_best", [False, True])
+def test_broken_rows_are_told_and_harm_no_other(broken: float, at: int, knows_best: bool) -> None:
+    logits = normal_logits(2 * len(EDGES), 4999, 2, 1.0)
+    whole = draw(logits, EDGES * 2, knows_best=knows_best)[0]
+    logits[: len(EDGES), at] = broken
+    tokens, invalid = draw(logits, EDGES * 2, knows_best=knows_best)
+    assert invalid == [True] * len(EDGES) + [False] * len(EDGES)
+    assert tokens == [0] * len(EDGES) + whole[len(EDGES) :]
+
+
+def test_rows_with_nothing_allowed_are_told() -> None:
+    bitmask = torch.zeros(len(EDGES), -(-4999 // 32), dtype=torch.int32)
+    assert draw(normal_logits(len(EDGES), 4999, 2), EDGES, bitmask=bitmask)[1] == [True] * len(EDGES)
