@@ -36,8 +36,12 @@ class OwnTime:
         return {path: waited(path) for path in paths}
 
     @property
+    def waited(self) -> float:
+        """What is left out since this was made."""
+        return sum(max(0.0, seconds - self._before.get(path, 0.0)) for path, seconds in self._waits().items())
+
+    @property
     def seconds(self) -> float:
         """Since this was made."""
         now = time.monotonic()
-        waits = sum(max(0.0, seconds - self._before.get(path, 0.0)) for path, seconds in self._waits().items())
-        return now - self._started - waits
+        return now - self._started - self.waited

@@ -22,7 +22,7 @@ USER = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 def server(shared_server):
-    neighbour = Neighbour(shared_server.url)
+    neighbour = Neighbour(shared_server.url, shared_server.pids)
     neighbour.start()
     yield shared_server
     neighbour.check(longest_gap=2.0 * SLACK)
