@@ -61,10 +61,10 @@ test-long: setup  ## what `make test` samples or leaves out, hours; ARGS="PART .
 	python tests/long.py $(ARGS)
 
 # Tests that run in pytest's own process: coverage.py more than doubles their time, and servers are processes of their own.
-coverage: setup  ## line coverage by the quick tests, two processes at a time, with a tenth of the draws: what they at least reach
+coverage: setup  ## line coverage by the quick tests, with a tenth of the draws and each value of parameters once: what they at least reach
 	rm -f build/coverage*
 	mkdir -p build
-	printf '%s\n' $(UNIT_TESTS) | OCTAVO_TEST_EXAMPLES_FACTOR=0.1 xargs -P 2 -n 4 \
+	printf '%s\n' $(UNIT_TESTS) | OCTAVO_TEST_EXAMPLES_FACTOR=0.1 OCTAVO_TEST_SAMPLES_ALL=1 xargs -P 2 -n 4 \
 	  python -m coverage run --parallel-mode -m pytest -q -p no:cacheprovider \
 	  -m "not gpu and not cluster and not long and not slow"
 	python -m coverage combine --quiet

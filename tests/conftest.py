@@ -31,6 +31,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 # Which share of its cases a test runs that is `sampled` by shares: every commit another one, all runs of it the same.
 DRAW = int(os.environ.setdefault("OCTAVO_TEST_DRAW", str(draw_of_commit(Path(__file__).parents[1]))))
 
+SAMPLES_ALL = (
+    os.environ.get("OCTAVO_TEST_SAMPLES_ALL") == "1"
+)  # as `make coverage` does: lines are reached by few cases
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,16 +43,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def leave_to_long(items: list[pytest.Item]) -> None:
-    """Mark as `long` what the samples of tests that are `sampled` leave out.
+    """Mark as `long` what the samples of tests that are `sampled` (where SAMPLES_ALL: all of them) leave out.
 
     Where cases are many alike, each commit runs one ``share``-th of the sample, and each test another one.
     """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sampled"):
+        if item.get_closest_marker("sampled") or (SAMPLES_ALL and hasattr(item, "callspec")):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in tests.values():
-        wanted = cases[0].get_closest_marker("sampled").kwargs
+        marker = cases[0].get_closest_marker("sampled")
+        wanted = marker.kwargs if marker else {}
         chosen = sample({item.nodeid: case_of(item) for item in cases}, wanted.get("strength", 1))
         chosen = share_of(chosen, wanted.get("share", 1), DRAW)
         for item in cases:
