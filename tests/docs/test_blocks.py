@@ -185,14 +185,30 @@ def test_python_runs(block: Block, url: str, capsys: pytest.CaptureFixture[str])
         assert set(json.loads(out)) == {"city", "country"}
 
 
+# Steps of the walk-through that need no other ones, and what they say.
+PARTS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "offline": ((0, 1, 2, 3), ("KV cache", "Paris", "Hugging Face, bfloat16", "times Hugging Face")),
+    "measured": ((4, 7, 8), ("TTFT p50", "KV cache")),
+    "served": ((5, 6, 9, 10), ("Paris", "first chunk after", "dashboard at")),
+}
+
+
+def test_every_step_of_the_walk_through_has_a_part() -> None:
+    numbers = [number for steps, _ in PARTS.values() for number in steps]
+    assert sorted(numbers) == [*range(len(walkthrough.steps()))]
+
+
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_walk_through_runs_as_it_is_pasted() -> None:
-    ports = walkthrough.free_ports()
+@pytest.mark.sampled(share=3)
+@pytest.mark.parametrize("part", PARTS)
+def test_the_walk_through_runs_as_it_is_pasted(part: str) -> None:
+    ports, steps = walkthrough.free_ports(), walkthrough.steps()
+    numbers, words = PARTS[part]
     with walkthrough.laboratory() as folder:
-        outputs = [walkthrough.run(one, folder, {**walkthrough.SMALL, **ports}) for one in walkthrough.steps()]
+        outputs = [walkthrough.run(steps[one], folder, {**walkthrough.SMALL, **ports}) for one in numbers]
     everything = "".join(outputs)
-    for word in ("KV cache", "Hugging Face, bfloat16", "times Hugging Face", "TTFT p50", "Paris", "dashboard at"):
+    for word in words:
         assert word in everything
 
 

@@ -178,6 +178,7 @@ def test_a_second_sigterm_ends_at_once_even_with_a_frozen_core(start):
     wait_until(lambda: not any(map(is_running, tree)), 30)
 
 
+@pytest.mark.sampled
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["api", "core"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
@@ -226,6 +227,7 @@ def test_a_frozen_core_is_not_alive_and_comes_back(start):
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_requests_of_a_frozen_core_end_with_an_error_and_it_serves_again(start, ranks):

@@ -34,6 +34,7 @@ def run(llm: LLM, prompts: list[dict[str, Any]], params: list[SamplingParams]) -
     return [(o.outputs[0].token_ids, o.outputs[0].cumulative_logprob or 0.0) for o in outputs]
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize(
     ("family", "greedy"),
     [
@@ -83,6 +84,7 @@ def test_a_small_cache_really_preempts(tiny_checkpoints: dict[str, Path]) -> Non
     assert llm.totals.num_preemptions > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("length", [5, 15, 16, 17, 32, 100, 128])
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
 def test_a_prompt_sent_twice_computes_one_token(length: int, family: str, tiny_checkpoints: dict[str, Path]) -> None:

@@ -402,10 +402,9 @@ def test_two_nodes_serve_and_end_together(victim: int, flags: tuple[str, str], t
             process.kill()
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "count"), [(("-tp", "2", "-pp", "2"), 2), pytest.param(("-pp", "3"), 3, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("flags", "count"), [(("-tp", "2", "-pp", "2"), 2), (("-pp", "3"), 3)])
 def test_each_node_has_a_stage(flags: tuple[str, ...], count: int, tmp_path: Path) -> None:
     """On addresses of their own, and the answers are those of one process, after guesses too. When the last node, whose
     samples count, is killed, all end."""

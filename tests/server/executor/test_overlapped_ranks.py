@@ -46,6 +46,7 @@ class Emulated(UniProcExecutor):
         return wait
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize(
     "family, size, changes",
     [

@@ -59,10 +59,11 @@ def answers(llm: LLM, prompts: Sequence[Any] = PROMPTS, params: Any = PARAMS) ->
     ]
 
 
+@pytest.mark.sampled(share=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "stages", "ranks"),
-    [("llama", 2, 1), ("gemma3", 2, 2), ("experts", 2, 2), pytest.param("gemma3", 3, 1, marks=pytest.mark.long)],
+    [("llama", 2, 1), ("gemma3", 2, 2), ("experts", 2, 2), ("gemma3", 3, 1)],
 )
 def test_stages_answer_as_one_does(family: str, stages: int, ranks: int, tmp_path: Path) -> None:
     """Greedy and sampled, of several samples, with penalties and log-probabilities of prompts, in chunks; the same with
@@ -96,10 +97,9 @@ def test_stages_answer_as_one_does(family: str, stages: int, ranks: int, tmp_pat
     assert are_gone(pids)
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "stages", "ranks"), [("gemma3", 2, 2), pytest.param("llama", 3, 1, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("family", "stages", "ranks"), [("gemma3", 2, 2), ("llama", 3, 1)])
 def test_stages_verify_guesses(family: str, stages: int, ranks: int, tmp_path: Path) -> None:
     """The first stage proposes and the last one decides, which changes no bit: of right guesses, which save steps, of
     wrong ones and both, with few blocks; and by the methods that there are."""

@@ -24,8 +24,11 @@ PARAMS = [
     SamplingParams(temperature=1.0, seed=8, max_tokens=40, ignore_eos=True, n=2, top_p=0.9),
 ]
 # Of tests/server/engine: grammars, neighbours of those that fail, Ctrl-C, vectors. The whole suite: CONTRIBUTING.md.
-FILES = [f"tests/server/engine/test_{name}.py" for name in ("structured_output", "interrupts", "embeddings")]
-SAMPLE = "samples_and_preemption or breaks_later or share_a_batch or (cut_off_in_its_middle and within and one)"
+SAMPLE = {
+    "structured_output": "every_kind_of_grammar or samples_and_preemption or breaks_later",
+    "interrupts": "cut_off_in_its_middle and within and one",
+    "embeddings": "share_a_batch",
+}
 
 
 @pytest.mark.slow
@@ -68,8 +71,11 @@ def test_its_errors_are_those_of_the_worker(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_a_sample_of_the_engines_suite_passes() -> None:
-    command = [sys.executable, "-m", "pytest", *FILES, "-q", "-p", "no:cacheprovider", "-k", SAMPLE]
+@pytest.mark.sampled(share=3)
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_of_the_engines_suite_passes(name: str) -> None:
+    file = f"tests/server/engine/test_{name}.py"
+    command = [sys.executable, "-m", "pytest", file, "-q", "-p", "no:cacheprovider", "-k", SAMPLE[name]]
     env = {**os.environ, "OCTAVO_TEST_EXECUTOR": "mp"}
     env.pop(
         "PYTEST_XDIST_WORKER", None

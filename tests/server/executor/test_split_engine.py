@@ -14,10 +14,11 @@ PROMPTS = [{"prompt_token_ids": ids} for ids in ([5, 6, 7, 8], [*range(3, 60)], 
 PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=3)
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "dealt"),
-    [("one-kv-head", False), ("experts", True), pytest.param("experts", False, marks=pytest.mark.long)],
+    [("one-kv-head", False), ("experts", True), ("experts", False)],
 )
 def test_alone_batched_chunked_and_preempted_are_the_same_bits(case: str, dealt: bool, tmp_path: Path) -> None:
     """On two ranks; nearly those of one, and the same 64 tokens. Every step is recorded. ``dealt``: each rank has some

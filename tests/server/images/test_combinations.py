@@ -55,6 +55,7 @@ def tokens(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize(
     "how",
     [
@@ -71,6 +72,7 @@ def test_answers_are_the_same(how: dict[str, Any], folder: Path, expected: list[
     other.engine.check_integrity()
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
 def test_a_model_guesses_beside_images(
     method: str, folder: Path, expected: list[list[int]], tmp_path: Path, drafted: list[int]

@@ -91,6 +91,7 @@ def test_the_tower_can_be_left_out(folder: Path, llm: LLM) -> None:
         text.generate({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": picture(1)}}, GREEDY, use_tqdm=False)
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize(
     "how",
     [

@@ -32,14 +32,15 @@ def all_of(llm: LLM, prompts: list[Prompt]) -> list[Any]:
     return [(one.prompt_logprobs, one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs]
 
 
+@pytest.mark.sampled(share=5)
 @pytest.mark.parametrize(
     ("case", "more"),
     [
         ("llava", {"quantization": "int8"}),
         ("qwen3-vl", {"quantization": "none"}),
-        pytest.param("qwen2.5-vl", {"quantization": "int8"}, marks=pytest.mark.long),
-        pytest.param("gemma3", {"quantization": "none"}, marks=pytest.mark.long),
-        pytest.param("idefics3", {"quantization": "int8", "tensor_parallel_size": 2}, marks=pytest.mark.long),
+        ("qwen2.5-vl", {"quantization": "int8"}),
+        ("gemma3", {"quantization": "none"}),
+        ("idefics3", {"quantization": "int8", "tensor_parallel_size": 2}),
     ],
 )
 def test_stages_answer_as_one_does(case: str, more: dict[str, Any], tmp_path: Path) -> None:

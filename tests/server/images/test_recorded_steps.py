@@ -12,6 +12,7 @@ from support.vision import CASES, Prompt, answer
 from octavo import LLM
 
 
+@pytest.mark.sampled(share=2)
 @pytest.mark.parametrize("case", ["llava", "gemma3", "qwen2.5-vl", "qwen3-vl"])
 def test_steps_with_images_are_replayed_to_the_same_numbers(case: str, tmp_path: Path) -> None:
     """Embeddings alone, sight of whole images, turns in three directions, and states for deeper layers; in steps that

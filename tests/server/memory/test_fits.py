@@ -66,6 +66,7 @@ def engine_config(model: Path, **options: Any) -> EngineConfig:
     return EngineArgs(model=str(model), skip_tokenizer_init=True, **options).create_engine_config(progress=False)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -214,6 +215,7 @@ def test_prefixes_of_ended_requests_take_no_more_than_their_share(
     llm.engine.check_integrity()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_ledger_lists_weights_as_they_are_held(

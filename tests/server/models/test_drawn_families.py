@@ -138,6 +138,7 @@ def test_near_choices_are_seen() -> None:
     assert choices.near == [False, False, True]
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize("config_class", CASES)
 def test_one_configuration(config_class: str, tmp_path: Path) -> None:
     agrees(config_class, SEED, tmp_path)

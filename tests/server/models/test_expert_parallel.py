@@ -103,6 +103,7 @@ def test_engines_that_share_experts_give_the_logits_of_one(case: str, tmp_path: 
             assert (ours - theirs).abs().max() <= 1e-4 * max(1.0, theirs.abs().max().item())
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize("name", [*FORMATS, "int8"])
 def test_ranks_hold_whole_experts_in_the_checkpoints_codes(name: str, tmp_path: Path) -> None:
     """In the very codes of one rank. Only the order of sums differs, and what it rounds otherwise."""

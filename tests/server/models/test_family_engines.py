@@ -49,6 +49,7 @@ def recorded(llm: LLM) -> bool:
     return llm.engine.executor.worker.runner.device_runner.recorded_steps.can_record  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize("case", FAMILIES)
 def test_greedy_tokens_are_those_of_transformers_by_recorded_steps(case: str, references: dict[str, Any]) -> None:
     model, path = references[case]
@@ -67,6 +68,7 @@ def test_greedy_tokens_are_those_of_transformers_by_recorded_steps(case: str, re
     assert recorded(llm)
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.parametrize("case", FAMILIES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_steps_with_8_bit_weights_are_recorded(case: str, dtype: str, references: dict[str, Any]) -> None:

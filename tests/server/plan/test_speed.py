@@ -80,6 +80,7 @@ def simulated(plan: Plan, users: int, context: int, output: int, rounds: int = 6
     return users * rounds * output / now, statistics.median(ttfts)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("users", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize(("context", "output"), [(64, 64), (256, 128), (512, 64), (1024, 256)])
 def test_the_scheduler_keeps_the_pace(users: int, context: int, output: int, plan: Plan) -> None:

@@ -45,6 +45,7 @@ def fixed_length(users: int, acceptance: float, k: int, fixed: float, each: floa
     return tokens / (fixed + each * users * (k + 1))
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("each", [0.0, 0.03, 0.15, 0.4])
 @pytest.mark.parametrize("users", [1, 4, 12])
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 0.95])

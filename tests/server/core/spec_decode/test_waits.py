@@ -33,6 +33,7 @@ def serve(waits: DraftWaits, users: int, gain: float, host: float, device: float
     return tokens / seconds, waited
 
 
+@pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("users", [1, 8])
 @pytest.mark.parametrize("gain", [0.0, 0.2, 1.0, 2.5])
 @pytest.mark.parametrize("host", [0.1, 0.5, 1.0])
