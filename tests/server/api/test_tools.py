@@ -6,37 +6,12 @@ import json
 
 import pytest
 from pydantic_core import from_json
+from support.weather_tools import CALLS, NOW, WEATHER, added_up, hermes
 
 from octavo.chat.messages import check_messages
 from octavo.fetch.sources import DEFAULT_MODEL
 
 USER = [{"role": "user", "content": "What is the weather in Paris?"}]
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather in a city",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 8},
-                "unit": {"enum": ["celsius", "fahrenheit"]},
-                "near": {"type": "array", "items": {"$ref": "#/$defs/place"}, "maxItems": 2},
-            },
-            "required": ["city", "unit", "near"],
-            "additionalProperties": False,
-            "$defs": {
-                "place": {
-                    "type": "object",
-                    "properties": {"x": {"type": "boolean"}},
-                    "required": ["x"],
-                    "additionalProperties": False,
-                }
-            },
-        },
-    },
-}
-NOW = {"type": "function", "function": {"name": "now"}}
 NESTED: dict = {"type": "object"}
 for _ in range(80):
     NESTED = {"type": "object", "properties": {"a": NESTED}}
@@ -44,14 +19,6 @@ TEMPLATE = (
     "{% if tools %}{{ tools | length }} tools{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
 )
-CALLS = [("get_weather", {"city": '}"{ 日本', "unit": "celsius"}), ("now", {})]
-
-
-def hermes(calls=CALLS, before="") -> str:
-    return before + "\n".join(
-        "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) + "\n</tool_call>"
-        for name, arguments in calls
-    )
 
 
 @pytest.fixture(scope="module")
@@ -71,23 +38,6 @@ def chat(client, *, says: str | None = None, **options):
     extra = {"structured_outputs": {"choice": [says]}} if says is not None else {}
     fields = {"tools": [WEATHER, NOW], "max_tokens": 300, "temperature": 0, "seed": 1, **options}
     return client.chat.completions.create(model="tiny", messages=USER, extra_body=extra, **fields)
-
-
-def added_up(stream):
-    """A stream as (role, content, calls, finish_reason)."""
-    role, content, calls, finish = None, "", [], None
-    for chunk in stream:
-        for choice in chunk.choices:
-            delta = choice.delta
-            role = delta.role or role
-            content += delta.content or ""
-            finish = choice.finish_reason or finish
-            for piece in delta.tool_calls or []:
-                if piece.id:
-                    assert piece.index == len(calls) and piece.type == "function" and piece.function.name
-                    calls.append({"id": piece.id, "name": piece.function.name, "arguments": ""})
-                calls[piece.index]["arguments"] += piece.function.arguments or ""
-    return role, content, calls, finish
 
 
 def test_the_model_calls_tools_of_its_own_accord(client):
