@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from octavo import LoRARequest
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -66,3 +68,16 @@ def _is_target(targets: str | list[str], name: str) -> bool:
 
 def _of_pattern(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), default)
+
+
+def write_adapters(folder: str, vocab_size: int) -> list[LoRARequest | None]:
+    """None, and four for models of two layers of 1,024 (Qwen3), of unlike ranks and layers."""
+    sizes = {"q_proj": (2048, 1024), "v_proj": (1024, 1024), "o_proj": (1024, 2048)}
+    layers = {f"model.layers.{i}.self_attn.{name}": size for i in (0, 1) for name, size in sizes.items()}
+    ends = {"model.embed_tokens": (vocab_size, 1024), "lm_head": (vocab_size, 1024)}
+    found: list[LoRARequest | None] = [None]
+    for i, shapes in enumerate((layers, ends, layers | ends, {"model.layers.1.mlp.down_proj": (1024, 3072)})):
+        path = Path(folder, f"{i}")
+        write_adapter(path, shapes, i, r=3 * (i + 1), lora_alpha=8, target_modules="all-linear")
+        found.append(LoRARequest(f"{i}", i + 1, str(path)))
+    return found

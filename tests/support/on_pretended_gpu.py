@@ -27,7 +27,7 @@ os.environ["TRITON_INTERPRET"] = "0"
 
 import torch
 from safetensors.torch import save_file
-from support.adapters import write_adapter
+from support.adapters import write_adapters
 from support.overlapped import PARAMS, prompts_of
 from support.pretended_configs import AWQ, BLOCKS, DEEPSEEK, IMAGE_READERS, LLAMA_8B, MIXTRAL, QWEN3
 from support.pretended_engines import TOKENS, Tensors, ask, engine, errors, images, noted_steps
@@ -312,19 +312,6 @@ def drafts(gpu: PretendedGpu, lengths: range = range(8), method: str = "ngram") 
     new = [f"{gpu.kernels[h].metadata.name} {gpu.kernels[h].src.constants}" for h in set(gpu.kernels) - known]
     steady = [steps[k][8:-8] for k in lengths]
     return {"errors": found, "compiled while serving": new, "steps": steady, "kept": kept}
-
-
-def write_adapters(folder: str, vocab_size: int) -> list[LoRARequest | None]:
-    """None, and four for models like SMALL, of unlike ranks and layers."""
-    sizes = {"q_proj": (2048, 1024), "v_proj": (1024, 1024), "o_proj": (1024, 2048)}
-    layers = {f"model.layers.{i}.self_attn.{name}": size for i in (0, 1) for name, size in sizes.items()}
-    ends = {"model.embed_tokens": (vocab_size, 1024), "lm_head": (vocab_size, 1024)}
-    found: list[LoRARequest | None] = [None]
-    for i, shapes in enumerate((layers, ends, layers | ends, {"model.layers.1.mlp.down_proj": (1024, 3072)})):
-        path = Path(folder, f"{i}")
-        write_adapter(path, shapes, i, r=3 * (i + 1), lora_alpha=8, target_modules="all-linear")
-        found.append(LoRARequest(f"{i}", i + 1, str(path)))
-    return found
 
 
 LORA: dict[str, Any] = {
