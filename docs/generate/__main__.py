@@ -1,4 +1,4 @@
-"""Write docs/reference/*.md."""
+"""Write docs/reference/*.md and the table of values in the chart's README."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page())
+    (chart.CHART / "README.md").write_text(chart.readme())
 
 
 if __name__ == "__main__":

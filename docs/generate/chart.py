@@ -13,6 +13,7 @@ from generate import markdown
 from generate.source import ROOT
 
 CHART = ROOT / "charts/octavo"
+_BEGIN, _END = "<!-- begin: values -->", "<!-- end: values -->"
 
 
 def page() -> str:
@@ -20,8 +21,19 @@ def page() -> str:
         "Values of `charts/octavo`. Unknown ones are refused (`values.schema.json`). A comment about a group of values "
         "stands at the group."
     )
+    return markdown.page("Values of the chart", head, _table())
+
+
+def readme() -> str:
+    """The chart's README with its table of values written anew."""
+    before, _, rest = (CHART / "README.md").read_text().partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n{_table()}\n{_END}{after}"
+
+
+def _table() -> str:
     rows = [(f"`{path}`", markdown.code(default), markdown.prose(text)) for path, default, text in values(CHART)]
-    return markdown.page("Values of the chart", head, markdown.table(("value", "default", "meaning"), rows))
+    return markdown.table(("value", "default", "meaning"), rows)
 
 
 def values(chart: Path) -> Iterator[tuple[str, str, str]]:

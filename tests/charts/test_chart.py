@@ -59,6 +59,20 @@ def test_lint_is_clean(name: str) -> None:
     assert "[WARNING]" not in done.stdout
 
 
+def test_the_readme_s_commands_render() -> None:
+    readme = (CHART / "README.md").read_text()
+    settings = re.findall(r"--set \"?([\w.]+=[^\s\"`]+)", readme)
+    assert len(settings) >= 8
+    for setting in settings:
+        assert rendered(setting.replace("sha256:...", f"sha256:{'0' * 64}"))
+    verbs = re.findall(r"^helm (\w+) octavo", readme, re.MULTILINE)
+    assert {"install", "test", "upgrade", "rollback", "uninstall"} <= {*verbs}
+    for verb in verbs:
+        used = set(re.findall(r" (-n|--[a-z-]+)\b", "".join(re.findall(rf"^helm {verb} (?:.*\\\n)*.*", readme, re.M))))
+        known = helm(verb, "--help").stdout
+        assert all(flag == "-n" or flag in known for flag in used), (verb, used)
+
+
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_operator_understands_what_it_is_told(name: str) -> None:
     objects = rendered(*MATRIX[name])

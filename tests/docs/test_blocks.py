@@ -30,7 +30,8 @@ from generate import chart, crd, walkthrough  # noqa: E402
 from generate.blocks import Block, blocks_of  # noqa: E402
 from generate.commands import parser  # noqa: E402
 
-PAGES = sorted(path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if path.parent.name != "reference")
+WRITTEN = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "charts/octavo/README.md"]
+PAGES = sorted(path for path in WRITTEN if path.parent.name != "reference")
 URL = "http://127.0.0.1:8000"
 
 # The beginning of a command -> why it does not run here.

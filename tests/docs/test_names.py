@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 from generate.__main__ import FOLDER  # noqa: E402
 
 WRITTEN = [*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reference")]
+WRITTEN += [ROOT / "charts/octavo/README.md"]
 PAGES = sorted(path for path in WRITTEN if path.name not in ("CHANGELOG.md", "faq.md"))  # of the past, of other servers
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -42,6 +43,7 @@ FOREIGN_FLAGS = {
     "--resume",
     "--set",
     "--strict",
+    "--take-ownership",
     "--target",
 }
 

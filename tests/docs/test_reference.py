@@ -23,6 +23,10 @@ def test_generating_a_page_anew_changes_nothing(name: str) -> None:
     assert (FOLDER / name).read_text() == PAGES[name](), "run `make reference`"
 
 
+def test_the_chart_s_readme_has_the_values_of_the_chart() -> None:
+    assert (chart.CHART / "README.md").read_text() == chart.readme(), "run `make reference`"
+
+
 def test_every_page_is_generated() -> None:
     assert {path.name for path in FOLDER.iterdir()} == set(PAGES)
 
