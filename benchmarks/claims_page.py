@@ -1,4 +1,4 @@
-"""The page of `make bench WHAT=claims`: what was claimed, what was measured, plots."""
+"""The page of `make bench WHAT=claims`: claims, measurements, plots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WASTE_GOAL, HF_GOAL = 0.04, 24.0
 
 @dataclass(frozen=True)
 class Claim:
-    """``met`` None: there is no goal, the figure is told."""
+    """A row of the table. ``met`` None: there is no goal."""
 
     text: str
     goal: str
@@ -25,29 +25,29 @@ class Claim:
 
 
 def claims_of(results: dict[str, Any]) -> list[Claim]:
-    """One row each; of measurements that are there."""
+    """A claim for each measurement in ``results``."""
     found: list[Claim] = []
     if "waste" in results:
         mean = results["waste"]["block_sizes"]["16"]["mean"]
-        found.append(Claim("KV cache that holds no token", "< 4 %", f"{mean:.1%}", mean < WASTE_GOAL))
+        found.append(Claim("share of the KV cache without a token", "< 4 %", f"{mean:.1%}", mean < WASTE_GOAL))
     for i, run in enumerate(results.get("hugging_face", {}).get("runs", [])):
-        how = "as it comes" if i == 0 else "in the same types"
+        how = "default settings" if i == 0 else "same types"
         for one in run["baselines"]:
             single = one["batch_size"] == 1
             way = "one at a time" if single else f"batches of {one['batch_size']}"
             goal = (f"≥ {HF_GOAL:.0f}x", one["ratio"] >= HF_GOAL) if single and i == 0 else ("–", None)
-            text = f"output tokens/s, {how}, against Hugging Face generate, {way}"
+            text = f"output tokens/s, {how}: Octavo / Hugging Face generate, {way}"
             found.append(Claim(text, goal[0], f"{one['ratio']:.1f}x", goal[1]))
     if "prefix" in results:
         for users in (1, 10):
             on, off = (_row(results["prefix"], way, users) for way in ("on", "off"))
             ttft = off["median_ttft_ms"] / on["median_ttft_ms"]
             rate = on["output_throughput"] / off["output_throughput"]
-            text = f"prompts that share {results['prefix']['shared']} tokens, {_people(users)}, by the prefix cache"
+            text = f"prefix cache, {_people(users)}: prompts that share {results['prefix']['shared']} tokens"
             found.append(Claim(text, "–", f"first token {ttft:.1f}x sooner, {rate:.1f}x the tokens/s"))
     if "users" in results:
         paged, reserved = (_peak(results["users"], way) for way in ("paged", "reserved"))
-        text = "requests at the same time in the same KV cache, against room for the longest"
+        text = "concurrent requests in the same KV cache / with room for the longest"
         found.append(Claim(text, "–", f"{paged / reserved:.1f}x ({paged:.0f} and {reserved:.0f})"))
     return found
 
@@ -78,19 +78,17 @@ def text_of(results: dict[str, Any]) -> str:
         "",
         "<!-- Written by benchmarks/claims.py from benchmarks/results/claims.json: change these. -->",
         "",
-        "SmolLM2-135M-Instruct, the embedded model, measured by",
+        "| claim | goal | measured | |",
+        "|---|---:|---:|---|",
+        *(claim.row() for claim in claims_of(results)),
+        "",
+        f"Model: SmolLM2-135M-Instruct, the embedded one. Machine: {about['machine']}; no GPU. Date: {about['date']}. "
+        f"Versions: {versions} (commit {about['commit']}). Load average before the run: {about['load_before']}. Ratios "
+        "are taken within the run. Other servers on the same machine: [Performance on a CPU](performance.md).",
         "",
         "```sh",
         about["command"],
         "```",
-        "",
-        f"on {about['date']}, with {versions} (commit {about['commit']}), on this machine, whose load average was "
-        f"{about['load_before']} before: {about['machine']}. It has no GPU, and nothing here is said of any. Ratios "
-        "are taken within the run. Other servers on the same machine: [Performance on a CPU](performance.md).",
-        "",
-        "| claim | goal | measured | |",
-        "|---|---:|---:|---|",
-        *(claim.row() for claim in claims_of(results)),
     ]
     for name, section in SECTIONS.items():
         if name in results:
@@ -105,12 +103,12 @@ def _waste_section(waste: dict[str, Any]) -> list[str]:
         "",
         "![share of the KV cache without a token, by size of blocks](claims-waste.png)",
         "",
-        f"{waste['requests']} requests at once, prompt and answer of {waste['shortest']} to {waste['longest']:,} "
-        "tokens together, through the engine's own scheduler and KV cache manager until the last one ends; no model "
-        "runs, so the figure is the same on every machine. In blocks of 16 tokens, the default, "
-        f"{sizes['16']['mean']:.1%} of what is handed out holds no token, on average over all steps "
-        f"({sizes['16']['worst_step']:.1%} in the worst): a request's last block is half empty. Where each request has "
-        f"room for {waste['longest']:,} tokens from the start, it is {waste['reserved']['mean']:.0%}.",
+        f"{waste['requests']} concurrent requests, each of {waste['shortest']} to {waste['longest']:,} tokens (prompt "
+        "and answer), run through the engine's own scheduler and KV cache manager until the last one ends. No model runs, "
+        "so the figure is the same on every machine. With blocks of 16 tokens, the default, "
+        f"{sizes['16']['mean']:.1%} of the allocated cache holds no token, on average over all steps "
+        f"({sizes['16']['worst_step']:.1%} in the worst): each request's last block is half empty. If each request "
+        f"reserves {waste['longest']:,} tokens at its start, {waste['reserved']['mean']:.0%} of the cache holds none.",
     ]
 
 
@@ -134,10 +132,10 @@ def _hf_section(found: dict[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        "The same prompts of random words, greedy, full length, prompts included in the time. The first rows are "
-        "Octavo as it comes, with the file's own weights; in the others it computes with the baseline's types. One "
-        "prompt at a time is what a loop over `generate` does; batches are of prompts of like length, and wait for "
-        "their last.",
+        "All runs use the same prompts of random words and greedy decoding to full length; times include prompts. "
+        "The first rows show Octavo's default settings with the file's own weights, the others the baseline's types. A loop "
+        "over `generate` runs one prompt at a time; a static batch holds prompts of similar length and lasts as long "
+        "as its longest answer.",
         "",
         "```text",
         *(run["command"] for run in found["runs"]),
@@ -158,15 +156,15 @@ def _prefix_section(prefix: dict[str, Any]) -> list[str]:
         for row in sorted(prefix["rows"], key=lambda row: row["users"])
     ]
     return [
-        "## Prompts that begin alike",
+        "## Prompts with a common prefix",
         "",
         "![time to the first token and output tokens a second with and without the prefix cache](claims-prefix.png)",
         "",
-        f"Prompts of {prefix['shared']} tokens that all share and {prefix['own']} of their own, as behind one system "
-        "prompt, by users who each send the next when the last is answered. The first of all is not timed, but looks "
-        "for its beginning in the cache, too.",
+        f"Every prompt has {prefix['shared']} shared tokens (as of a system prompt) and {prefix['own']} of its own. "
+        "Each user sends a request when the previous one is answered. The very first request is not timed, but counts in "
+        "the hit rate.",
         "",
-        "| users | prefix cache | output tokens/s | first token, median | 99th percentile | found in the cache |",
+        "| users | prefix cache | output tokens/s | first token, median | 99th percentile | hit rate |",
         "|---:|---|---:|---:|---:|---:|",
         *rows,
         "",
@@ -185,17 +183,16 @@ def _users_section(users: dict[str, Any]) -> list[str]:
     length = users["runs"]["paged"][0]["mean_length"]
     commands = [users["runs"][way][0]["command"] for way in ("paged", "reserved")]
     return [
-        "## Requests at the same time in the same memory",
+        "## Concurrent requests in the same memory",
         "",
         "![running requests over time](claims-users.png)",
         "",
-        f"A KV cache of {users['tokens']:,} tokens ({users['cache_bytes'] / 2**20:.0f} MiB), requests of "
-        f"{length:.0f} tokens on average (prompt and answer), all sent at once, while any may have "
-        f"{users['longest']:,}. Where room for the longest is set aside, {users['reserved']} run at the same time; "
-        "Octavo hands out blocks as requests grow. Where none is left, the last request waits and is computed again "
-        "(preemption).",
+        f"The KV cache has {users['tokens']:,} tokens ({users['cache_bytes'] / 2**20:.0f} MiB). Requests have "
+        f"{length:.0f} tokens on average (prompt and answer), at most {users['longest']:,}, and all are sent at once. "
+        f"If each request reserves the maximum, {users['reserved']} run at the same time. Octavo allocates blocks as "
+        "requests grow; when no block is left, the newest request waits and is computed again (preemption).",
         "",
-        "| room | requests at the same time | output tokens/s | first token, median | preemptions |",
+        "| allocation | concurrent requests | output tokens/s | first token, median | preemptions |",
         "|---|---:|---:|---:|---:|",
         *rows,
         "",
