@@ -104,8 +104,8 @@ def _waste_section(waste: dict[str, Any]) -> list[str]:
         "![share of the KV cache without a token, by size of blocks](claims-waste.png)",
         "",
         f"{waste['requests']} concurrent requests, each of {waste['shortest']} to {waste['longest']:,} tokens (prompt "
-        "and answer), run through the engine's own scheduler and KV cache manager until the last one ends. No model runs, "
-        "so the figure is the same on every machine. With blocks of 16 tokens, the default, "
+        "and answer), run through the engine's own scheduler and KV cache manager until the last one ends. No model "
+        "runs, so the figure is the same on every machine. With blocks of 16 tokens, the default, "
         f"{sizes['16']['mean']:.1%} of the allocated cache holds no token, on average over all steps "
         f"({sizes['16']['worst_step']:.1%} in the worst): each request's last block is half empty. If each request "
         f"reserves {waste['longest']:,} tokens at its start, {waste['reserved']['mean']:.0%} of the cache holds none.",
@@ -133,9 +133,9 @@ def _hf_section(found: dict[str, Any]) -> list[str]:
         *lines,
         "",
         "All runs use the same prompts of random words and greedy decoding to full length; times include prompts. "
-        "The first rows show Octavo's default settings with the file's own weights, the others the baseline's types. A loop "
-        "over `generate` runs one prompt at a time; a static batch holds prompts of similar length and lasts as long "
-        "as its longest answer.",
+        "The first rows show Octavo's default settings with the file's own weights, the others the baseline's types. A "
+        "loop over `generate` runs one prompt at a time; a static batch holds prompts of similar length and lasts as "
+        "long as its longest answer.",
         "",
         "```text",
         *(run["command"] for run in found["runs"]),
@@ -161,8 +161,8 @@ def _prefix_section(prefix: dict[str, Any]) -> list[str]:
         "![time to the first token and output tokens a second with and without the prefix cache](claims-prefix.png)",
         "",
         f"Every prompt has {prefix['shared']} shared tokens (as of a system prompt) and {prefix['own']} of its own. "
-        "Each user sends a request when the previous one is answered. The very first request is not timed, but counts in "
-        "the hit rate.",
+        "Each user sends a request when the previous one is answered. The very first request is not timed, but counts "
+        "in the hit rate.",
         "",
         "| users | prefix cache | output tokens/s | first token, median | 99th percentile | hit rate |",
         "|---:|---|---:|---:|---:|---:|",

@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         self.write(frame(SETTINGS, 0, 0, settings) + _wider(_MAX_WINDOW - _FIRST_WINDOW))
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Its calls are over."""
+        """End its calls."""
         for number in list(self._streams):
             self.forget(number)
 

@@ -60,7 +60,7 @@ class Hold:
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Its client has gone, or its time is over. Without effect where it waits no more."""
+        """Stop waiting: the client has gone, or its time is over. No effect on a request that waits no more."""
         if self._waiting.pop(ticket.number, None):
             self._held[ticket.pool] -= 1
 

@@ -42,7 +42,7 @@ def named_in_path(path: str) -> str:
 
 
 def named_in_body(request: dict[str, Any]) -> str:
-    """The same of what the body goes on with."""
+    """The name of the replica that keeps what the body continues from; empty: any will do."""
     for field, form in _FIELDS.items():
         if isinstance(value := request.get(field), str) and (found := form.fullmatch(value)):
             return found[1]

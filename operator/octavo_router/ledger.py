@@ -106,7 +106,7 @@ class Ledger:
             self._entries.setdefault(tenant, {})[router] = entry
 
     def gone(self, router: str) -> None:
-        """Its requests are over; those of the last minute count on."""
+        """End the requests of a router that is gone; those of the last minute count on."""
         for entries in self._entries.values():
             if entry := entries.get(router):
                 entry.under_way = 0

@@ -79,7 +79,7 @@ class _Link:
             self.send({"tell": [TAKEN_BACK, tenant]})
 
     def lost(self) -> None:
-        """Nobody answers any more."""
+        """Answer open questions with UNDECIDED: the connection is lost."""
         self.writer = None
         asked, self._asked = self._asked, {}
         for then, timer in asked.values():

@@ -21,7 +21,7 @@ def lora_shrink(x: Tensor, table: AdapterTable, slots: Tensor, tiles: RowTiles |
 
 
 def lora_gather(ids: Tensor, table: AdapterTable, slots: Tensor, first: int, count: int) -> Tensor:
-    """The same of an embedding: columns ``ids`` int64 [T] of A, which holds ``first`` and the ``count - 1`` ids after
+    """Gather an embedding's A: columns ``ids`` int64 [T] of A, which holds ``first`` and the ``count - 1`` ids after
     it; 0 for others."""
     return backend_for(ids).lora_gather(ids, table, slots, first, count)
 

@@ -76,7 +76,7 @@ def _counter(addresses, rank):
 
 @triton.jit
 def _meet(addresses, rank, number, RANKS: tl.constexpr, PEERS: tl.constexpr):
-    """Wait until the programs of this number are here on all ranks, for the ``number``-th time. What each has written
+    """Wait until the programs of this number are here on all ranks, for the ``number``-th time. Everything written
     before is then visible to all."""
     peers = tl.arange(0, PEERS)
     inside = peers < RANKS
@@ -129,7 +129,7 @@ def one_shot_kernel(x_ptr, addresses, numel, rank, RANKS: tl.constexpr, PEERS: t
 
 @triton.jit
 def two_shot_kernel(x_ptr, addresses, numel, rank, RANKS: tl.constexpr, PEERS: tl.constexpr, TILE: tl.constexpr):
-    """The same; of every RANKS tiles each rank adds up one."""
+    """Sum as `one_shot_kernel` does, but each rank adds up one of every RANKS tiles."""
     program, step = tl.program_id(0), tl.num_programs(0) * RANKS * TILE
     counter = _counter(addresses, rank)
     number = tl.load(counter)

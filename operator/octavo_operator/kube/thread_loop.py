@@ -49,5 +49,5 @@ async def run_in_thread_loop(
 
 
 def _log_briefly(name: str, context: dict[str, Any]) -> None:
-    """Nobody awaits what fails here: tasks that were left when the coroutine ended."""
+    """Log what tasks raised that were left when the coroutine ended: nobody awaits them."""
     logger.info("%s: %s: %r", name, context.get("message"), context.get("exception"))

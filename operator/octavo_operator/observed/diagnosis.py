@@ -216,7 +216,8 @@ def image_pull_progress(events: Sequence[Json]) -> str | None:
 
 
 def last_event(events: Sequence[Json]) -> Json | None:
-    """The event about what a pod waits for now; None: none says. Of several within a second, a warning."""
+    """The event that explains what a pod waits for now; None: there is none. Among events of the same second a warning
+    wins."""
     found = [one for one in events if one.get("reason") not in ("Scheduled", "SandboxChanged")]
     return max(found, key=lambda one: (event_time(one), one.get("type") == "Warning"), default=None)
 

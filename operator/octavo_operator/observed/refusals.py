@@ -62,7 +62,7 @@ def refused_pods(conditions: Iterable[Json], resources: str) -> Problem | None:
 
 
 def refused_in_events(events: Iterable[Json], resources: str) -> Problem | None:
-    """The same of a controller that tells only by events, a StatefulSet or a Job: its last attempt counts."""
+    """The refusal of a controller that reports only by events, a StatefulSet or a Job: its last attempt counts."""
     attempts = [one for one in events if one.get("reason") in ("FailedCreate", "SuccessfulCreate")]
     last = max(attempts, key=lambda one: (event_time(one), one["reason"] == "FailedCreate"), default=None)
     return refusal(last.get("message", ""), resources) if last and last["reason"] == "FailedCreate" else None

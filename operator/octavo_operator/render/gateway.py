@@ -138,7 +138,8 @@ def _peers(gateway: LLMGateway, config: OperatorConfig) -> str | None:
 
 
 def _together(gateway: LLMGateway) -> list[Json]:
-    """The Service of that name. Of routers that serve: while one that is listed does not answer, each has its share."""
+    """The headless Service that lists the routers that serve. While a listed one does not answer, each has its
+    share."""
     if not gateway.spec.tenants:
         return []
     ports = [{"name": "peers", "port": names.PEER_PORT, "targetPort": "peers", "protocol": "TCP"}]

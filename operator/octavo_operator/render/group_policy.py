@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 def expected_group_policy(deployment: LLMDeployment) -> Json | None:
-    """Only the leaders and other pods of groups reach them. None: spec.networkPolicy.enabled is false."""
+    """Let only leaders and other pods of groups reach them. None: spec.networkPolicy.enabled is false."""
     policy = deployment.spec.network_policy
     if not policy.enabled:
         return None

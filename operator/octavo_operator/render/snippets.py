@@ -23,12 +23,12 @@ def is_snippet(key: str) -> bool:
 
 
 def refused(annotations: Mapping[str, str], config: OperatorConfig) -> list[str]:
-    """The keys that this operator does not write."""
+    """The keys that this operator does not write, sorted."""
     return [] if config.allow_snippet_annotations else sorted(filter(is_snippet, annotations))
 
 
 def written(annotations: Mapping[str, str], config: OperatorConfig) -> dict[str, str]:
-    """The others."""
+    """The annotations that this operator writes."""
     left_out = refused(annotations, config)
     return {key: value for key, value in annotations.items() if key not in left_out}
 
@@ -46,5 +46,5 @@ def refusal(field: str, annotations: Mapping[str, str], config: OperatorConfig, 
 
 
 def refused_service(annotations: Mapping[str, str], config: OperatorConfig) -> str | None:
-    """The same of a Service's: HAProxy's controllers read them there, too."""
+    """Return the same reason for a Service's annotations: HAProxy's controllers read them there, too."""
     return refusal("spec.service.annotations", annotations, config, "The Service is written without it")

@@ -88,7 +88,7 @@ def _leader(template: Json, nodes: int) -> Json:
 
 
 def _worker(template: Json, nodes: int) -> Json:
-    """Its name for the leader may be known after it has started: the engine tries until then. It answers probes."""
+    """A worker of a group. The engine retries until the leader's name resolves; the worker answers probes."""
     rank = ["--node-rank", "$(LWS_WORKER_INDEX)", "--master-addr", "$(LWS_LEADER_ADDRESS)", "--headless"]
     out = _member(template, nodes, rank)
     out["metadata"]["labels"][names.COMPONENT_LABEL] = names.WORKER

@@ -272,7 +272,7 @@ def _oversample(args: argparse.Namespace, found: list[SampleRequest]) -> list[Sa
 
 
 def _multi_turn(args: argparse.Namespace, tokenizer: Tokenizer, rng: random.Random) -> list[SampleRequest]:
-    """The first questions of conversations; each leads to the next one. Of the file if there is one, else random."""
+    """The first questions of conversations, from the file if there is one, else random; each leads to the next one."""
     most, output_len = args.multi_turn_num_turns, args.output_len or args.multi_turn_output_len
     if most < 1:
         raise ConfigError(f"--multi-turn-num-turns must be at least 1, got {most}")

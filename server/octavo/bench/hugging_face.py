@@ -51,7 +51,7 @@ def named(types: dict[str, str]) -> str:
 
 
 def load(config: EngineConfig, dtype: str | None = None) -> Any:
-    """The same weights in transformers on the same device, in ``dtype``, else that in which Octavo computes. Raises
+    """Load the same weights in transformers on the same device, in ``dtype``, else in Octavo's dtype. Raises
     ConfigError."""
     try:
         import torch

@@ -107,7 +107,7 @@ class EncoderScheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Texts that no step has yet."""
+        """The number of texts in no step yet."""
         return len(self.waiting)
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput:

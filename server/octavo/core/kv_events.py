@@ -30,7 +30,7 @@ class BlockRemoved:
 
 @dataclass(slots=True)
 class AllBlocksCleared:
-    """No block is found any more, of any group."""
+    """The prefix cache was emptied: no group finds a block any more."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared

@@ -53,7 +53,7 @@ class AdapterSlots:
         self.has_changed = False  # what may start, since `AdapterQueue` looked
 
     def add(self, adapter: Adapter | None, sequences: int) -> None:
-        """So many more sequences are there. Here and below None is a sequence's that has no adapter."""
+        """Add so many sequences of an adapter. Here and below, None stands for sequences without an adapter."""
         if adapter is None:
             return
         self._unfinished[adapter.key] += sequences
@@ -125,13 +125,13 @@ class AdapterSlots:
         return [slot.adapter for slot in wanted]
 
     def loaded(self, adapter: Adapter) -> None:
-        """It is in host memory: the next step brings it into its slot."""
+        """Note that it is in host memory: the next step brings it into its slot."""
         slot = self._slots[adapter.key]
         slot.is_ready = self.has_changed = True
         self._placed[slot.number] = adapter
 
     def failed(self, adapter: Adapter) -> None:
-        """It cannot be loaded: its slot is free, and its sequences are to be ended."""
+        """Free the slot of an adapter that cannot be loaded; its sequences are to be ended."""
         self._free.append(self._slots.pop(adapter.key).number)
         self.has_changed = True
 

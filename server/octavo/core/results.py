@@ -112,7 +112,7 @@ class ResultProcessor:
         return results
 
     def _drop_rejected(self, scheduled: ScheduledSequence, output: ModelRunnerOutput) -> None:
-        """Only now is it known how far the sequence is computed."""
+        """Drop rejected drafts: the sequence is computed only up to the accepted ones."""
         request = scheduled.request
         num_accepted = max(len(output.sampled_token_ids.get(request.req_id, [])) - 1, 0)
         num_rejected = len(scheduled.drafts) - num_accepted

@@ -244,7 +244,7 @@ class _Compare:
     async def _rows(
         self, http: HTTPClient, model: Model | None, work: Work, rows: int, max_tokens: int
     ) -> AsyncGenerator[list[Exchange], None]:
-        """So many answers at once, again and again while they grow. Raises OctavoError when it is stopped."""
+        """Yield the rows of all answers, again and again while these grow. Raises OctavoError when it is stopped."""
         body = {
             "model": model.name if model else None,
             "messages": work.messages,

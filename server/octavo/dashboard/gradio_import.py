@@ -41,7 +41,7 @@ def _without_repetition() -> Iterator[None]:
     getfile: Any = inspect.getfile
 
     def no_source(object: Any) -> str:
-        """It writes no stub for components that have no source file."""
+        """Raises OSError for gradio's classes, so that no stub files are written for them."""
         if isinstance(object, type) and object.__module__.startswith("gradio."):
             raise OSError("no stubs")
         return str(getfile(object))
@@ -67,7 +67,7 @@ class _LazyFinder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Nothing for any other module, and for its own parts."""
+        """Find the module that is loaded lazily; None for any other."""
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == _LAZY else None
         if spec is not None and spec.loader is not None:
             spec.loader = importlib.util.LazyLoader(spec.loader)

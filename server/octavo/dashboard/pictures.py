@@ -78,6 +78,6 @@ def content_of(question: str, pictures: list[Picture]) -> Any:
 
 
 def shown(question: str, pictures: list[Picture]) -> str:
-    """The same as Markdown."""
+    """The pictures as Markdown."""
     images = "".join(f'<img class="octavo-picture" src="{one.thumbnail}" alt="{escape(one.name)}">' for one in pictures)
     return f"<p>{images}</p>\n\n{question}" if images else question

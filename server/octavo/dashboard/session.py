@@ -76,7 +76,7 @@ class Session:
         return Client(f"{self.address}/v1", self.api_key(key))
 
     def async_client(self, key: str | None) -> httpx.AsyncClient:
-        """The same for event loops."""
+        """An HTTP client for event loops."""
         headers = {"Authorization": f"Bearer {found}"} if (found := self.api_key(key)) else {}
         url = f"{self.address}/v1"
         return httpx.AsyncClient(base_url=url, headers=headers, timeout=TIMEOUT, trust_env=False, verify=has_tls(url))

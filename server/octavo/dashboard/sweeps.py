@@ -53,7 +53,7 @@ class SweepRun:
         self.stopped = False  # by `stop`
 
     def stop(self) -> None:
-        """End it as Ctrl-C does: its server with it. What it has measured stays."""
+        """End the sweep and its server, as Ctrl-C does. Its results so far stay."""
         self.stopped = True
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGINT)
@@ -116,7 +116,7 @@ def _environment(api_key: str | None) -> Mapping[str, str]:
 
 
 def _read(file: Path) -> list[Row]:
-    """Nothing where it is not there, or not whole yet."""
+    """The rows of a file; none if it is absent or incomplete."""
     try:
         return from_json(file.read_text())
     except (OSError, ValueError):

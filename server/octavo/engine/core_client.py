@@ -123,7 +123,7 @@ class CoreClient(asyncio.Protocol):
         return list(request_ids) if self.heartbeat.seconds_since_beat() > seconds else []
 
     def fail_questions(self, error: OctavoError) -> None:
-        """Raise ``error`` in whoever waits for an answer of the core. What it answers later is dropped."""
+        """Raise ``error`` in everyone who waits for the core's answer. A later answer is dropped."""
         unanswered: list[asyncio.Future[Any]] = [*self._asked, *self._adapters]
         for answer in unanswered:
             if not answer.done():

@@ -46,7 +46,7 @@ class NodeState:
         return None if self.waits is None else f"the node serves no engine: {self.waits}"
 
     def end(self, reason: str) -> None:
-        """It will never be ready any more."""
+        """Note that the node will never be ready again."""
         self.has_ended, self.waits = True, reason
 
 

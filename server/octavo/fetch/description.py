@@ -108,7 +108,7 @@ def stored_shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
 
 
 def describe_path(path: Path) -> Description:
-    """The same of a .gguf file, or of a folder with config.json and *.safetensors, whether it is supported or not."""
+    """Describe a .gguf file, or a folder with config.json and *.safetensors, whether it is supported or not."""
     if path.suffix == ".gguf":
         parts = (path.with_name(part) for part in all_parts(path.name))
         return describe(ModelFiles(path.name, "gguf", str(path.parent), tuple(map(str, parts))))

@@ -42,8 +42,8 @@ def load_hf_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None
 
 
 def check_before_weights(folder: Path) -> None:
-    """Raise ModelError where config.json in ``folder`` names an architecture that is not built, so that gigabytes are
-    not fetched in vain. What else may be wrong is found by `load_hf_config`."""
+    """Raise ModelError if config.json in ``folder`` names an architecture that is not built, before gigabytes are
+    fetched in vain. `load_hf_config` finds other mistakes."""
     try:
         architectures = read_json(folder / "config.json").get("architectures")
     except (ModelError, OSError):

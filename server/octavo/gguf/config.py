@@ -230,7 +230,7 @@ def _eos(file: GGUFFile) -> int | list[int] | None:
 
 
 def _shortest(value: Any) -> Any:
-    """1e-05 for the float32 that reads 9.999999747378752e-06 as a float64. What is no such number stays as it is."""
+    """Shorten a float32 read as a float64: 1e-05 for 9.999999747378752e-06. Other numbers stay as they are."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 

@@ -155,7 +155,7 @@ def dequantize(raw: np.ndarray, qtype: str, dtype: torch.dtype | None = None) ->
 
 
 def dequantize_into(out: torch.Tensor, raw: np.ndarray, qtype: str) -> None:
-    """The same, into a contiguous tensor [rows, values a row] of any float type on the CPU."""
+    """Dequantize into a contiguous tensor [rows, values a row] of any float type on the CPU."""
     data = torch.from_numpy(raw)
     if qtype in _PLAIN:
         out.copy_(data.view(_PLAIN[qtype]))

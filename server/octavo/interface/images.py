@@ -19,7 +19,7 @@ class Array(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its lengths."""
+        """Its lengths, one for each dimension."""
         ...
 
     @property

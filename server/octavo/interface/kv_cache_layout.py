@@ -81,7 +81,7 @@ class KVCacheLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block, those of the largest group. What other groups do not fill of it is padding."""
+        """Bytes of a block: those of the largest group. Other groups leave the rest as padding."""
         return self.block_size * max(
             sum(self.specs[layer].bytes_per_token() for layer in group.layers) for group in self.groups
         )

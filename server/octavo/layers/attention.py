@@ -38,7 +38,7 @@ class StepImages:
     order: Tensor | None = None  # int64 [T]: 0, 1, ..., with `cos_sin`
 
     def padded(self, rows: int) -> StepImages:
-        """The same for a step with rows of padding, ``rows`` in all."""
+        """The images of a step with rows of padding, ``rows`` in all."""
         if self.limit is None or len(self.limit) == rows:
             return self
         return replace(self, limit=functional.pad(self.limit, (0, rows - len(self.limit))))

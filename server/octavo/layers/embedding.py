@@ -21,7 +21,7 @@ from octavo_kernels.cpu import argmax
 
 
 def _vocab_shard(vocab_size: int, hidden_size: int, tp: TensorParallel) -> Shard:
-    """This rank's rows. Every rank has equally many; the last ones may have rows that stay without a token."""
+    """The shard of this rank's rows. Every rank has equally many; the last ones may have rows without a token."""
     return Shard((vocab_size, hidden_size), slice(*tp.shares(vocab_size)), slice(0, hidden_size), 0)
 
 

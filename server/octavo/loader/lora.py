@@ -197,7 +197,7 @@ class ModelAdapters:
 
 
 def _together(matrices: dict[LayerAdapters, tuple[Tensor, Tensor]]) -> dict[LayerAdapters, tuple[Tensor, Tensor]]:
-    """The same, one after the other in the order in which a step reads them."""
+    """The matrices one after the other, in the order in which a step reads them."""
     total = sum(tensor.nbytes + -tensor.nbytes % _ALIGNMENT for pair in matrices.values() for tensor in pair)
     memory, at = own_memory(total), 0
 

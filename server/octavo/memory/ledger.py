@@ -51,7 +51,7 @@ class DeviceMemory:
 
 
 def this_machine() -> DeviceMemory:
-    """Its CPUs' memory, as far as this process may use it."""
+    """The memory of this machine's CPUs, as far as this process may use it."""
     return DeviceMemory("cpu", limits.memory_limit(), where="memory that this process may use")
 
 
@@ -76,7 +76,7 @@ class MemoryLedger:
         return self.num_blocks, self.max_model_len, self.num_blocks if most is None else most
 
     def cut_to(self, num_blocks: int, max_model_len: int, prefix_cache_blocks: int) -> MemoryLedger:
-        """The same for a KV cache of so many blocks, which other ranks have room for too."""
+        """The ledger cut to a KV cache of so many blocks, for which other ranks have room too."""
         kv_cache, most = self.kv_cache - (self.num_blocks - num_blocks) * self.block_bytes, self.prefix_cache_blocks
         return replace(
             self,
@@ -162,7 +162,7 @@ class TooLongError(ConfigError):
         super().__init__(f"{why}{fits}{otherwise}")
 
     def with_longest(self, longest: int) -> TooLongError:
-        """The same, where more is known of what fits."""
+        """The error with the length that fits, once that is known."""
         return TooLongError(self._why, longest, self._otherwise)
 
 
@@ -180,7 +180,7 @@ class ModelMemory:
     num_layers: int = 0  # of that stage
 
     def with_drafter(self, drafter: ModelMemory) -> ModelMemory:
-        """The same with a drafter beside it, whose layers come after its own."""
+        """The memory with a drafter beside the model, whose layers come after its own."""
         return replace(
             self, weights=self.weights + drafter.weights, specs=[*self.specs, *drafter.specs], drafter=drafter.weights
         )

@@ -34,8 +34,7 @@ class Measure(Protocol):
 @dataclass(frozen=True)
 class Plan:
     """A model on one device, or on one of several that share it: each of ``stages`` has a part of the layers, of which
-    each of ``ranks`` has a part. Of several engines (``-dp``) all figures are one's, but for those that say otherwise.
-    """
+    each of ``ranks`` has a part. With several engines (``-dp``) figures are those of one, unless they say otherwise."""
 
     config: EngineConfig  # as the engine would have it in the end
     device: DeviceMemory  # a CPU's: of all ranks of all engines
@@ -130,8 +129,8 @@ def _filled(plan: Plan, config: EngineConfig, measure: Measure) -> Plan:
 
 
 def longest_context(plan: Plan, config: EngineConfig, measure: Measure) -> int:
-    """The largest max_model_len below ``config``'s with which an engine starts, 0 where none does. What a step takes
-    grows with it, so that more fits than beside the steps of the length that is asked for."""
+    """The largest max_model_len below ``config``'s with which an engine starts; 0 if there is none. A shorter length
+    makes steps smaller, so that more fits than beside the steps of the requested length."""
 
     def starts(length: int) -> bool:
         one = replace(config, fit_max_model_len=False).with_max_model_len(length)

@@ -28,7 +28,7 @@ def step_bytes(config: EngineConfig) -> int:
 
 
 def graph_bytes(config: EngineConfig) -> int:
-    """Captured steps; 0 with enforce_eager."""
+    """The bytes of captured steps; 0 with enforce_eager."""
     if config.enforce_eager:
         return 0
     sizes, prefills = capture_sizes.decode_sizes(config, 8), capture_sizes.prefill_sizes(config)

@@ -251,7 +251,7 @@ class Gemma4ForCausalLM(Gemma2ForCausalLM):
 
     @property
     def norm_offset(self) -> float:
-        """Nothing is left out of a norm's weight."""
+        """0: checkpoints leave nothing out of a norm's weight."""
         return 0.0
 
     @cached_property

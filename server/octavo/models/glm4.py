@@ -47,7 +47,7 @@ class GlmForCausalLM(LlamaForCausalLM):
 
 
 class Glm4ForCausalLM(GlmForCausalLM):
-    """The same with norms of what attention and MLP add to the residual."""
+    """GLM-4 with norms of what attention and MLP add to the residual."""
 
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"\.post_self_attn_layernorm\.", ".attention_output_norm."),

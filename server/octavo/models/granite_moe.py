@@ -37,4 +37,4 @@ class GraniteMoeForCausalLM(GraniteForCausalLM):
 
 
 class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):
-    """The same, by the name of those that have a shared MLP."""
+    """Granite's mixtures under the name of those that have a shared MLP."""

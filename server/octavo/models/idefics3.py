@@ -75,4 +75,4 @@ class Idefics3ForConditionalGeneration(ReadsImages, LlamaForCausalLM):
 
 
 class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
-    """The same in small; of its later releases, the images of a video's frames are not read."""
+    """Idefics3 in small. Images of a video's frames, in its later releases, are not read."""

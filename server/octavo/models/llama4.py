@@ -55,8 +55,8 @@ class Llama4ForCausalLM(LlamaForCausalLM):
         super().__init__(config, tp)
 
     def create_rotary(self) -> RotaryEmbedding:
-        """The rotary embedding that layers share. What it multiplies queries and keys by, their norms take back: here
-        they are normed before they are turned."""
+        """The rotary embedding that layers share. Its factor on queries and keys is undone by their norms: here they
+        are normed before they are turned."""
         rotary = RotaryEmbedding(self.config)
         if self.text.use_qk_norm:
             rotary.cos_sin_cache.div_(rotary.scale)

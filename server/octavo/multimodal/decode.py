@@ -1,4 +1,4 @@
-"""Images from the bytes of files. Runs where it may take long, not in the server's event loop."""
+"""Decode images from files' bytes. Decoding may take long, so it does not run in the server's event loop."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class PoolFullError(Exception):
 
 
 class PoolError(Exception):
-    """No image can be processed, for a reason that is not the image's."""
+    """Images cannot be processed, for a reason that lies not in the image."""
 
 
 @dataclass(frozen=True)

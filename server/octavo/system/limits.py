@@ -83,9 +83,9 @@ def allow_many_descriptors() -> None:
 
 @contextmanager
 def large_memory_returned() -> Iterator[None]:
-    """Inside, what is freed of 4 MiB or more goes back to the system at once, and nothing smaller. Otherwise glibc
-    raises its limit for that as it sees such sizes, puts what stays and what is freed soon side by side, and keeps the
-    holes; and a buffer that is freed and wanted again would be faulted in anew, page by page."""
+    """Return freed memory of 4 MiB or more to the system at once, and nothing smaller. Otherwise glibc raises its limit
+    when it sees such sizes, puts long-lived and short-lived memory side by side, and keeps the holes; and a buffer that
+    is freed and wanted again would be faulted in anew, page by page."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library
         yield

@@ -151,7 +151,7 @@ class ImageEncoder:
     def _limit(
         self, req_ids: Sequence[str], computed: Sequence[int] | np.ndarray, counts: Sequence[int] | np.ndarray
     ) -> np.ndarray:
-        """The last position that each token sees: int32. Of a placeholder, the image's last one."""
+        """The last position that each token sees, int32; for a placeholder, its image's last one."""
         limits = []
         for req_id, start, count in zip(req_ids, computed, counts, strict=True):
             limit = np.arange(start, start + count, dtype=np.int32)

@@ -51,15 +51,15 @@ HUGE_PAGE = 2 << 20  # bytes
 
 @dataclass(frozen=True)
 class KVCache:
-    """The blocks of all groups of layers. What one block holds of the layers of a group lies together, so that it is
-    copied or moved in one piece. Groups have the same memory, and never the same block."""
+    """The blocks of all groups of layers. A block's part of a group's layers lies together, so that it is copied or
+    moved in one piece. Groups have the same memory, and never the same block."""
 
     blocks: Tensor  # uint8 [num_blocks, bytes of a page]
     layers: list[Tensor]  # views: of each layer [2, num_blocks, num_kv_heads, block_size, head_size], in its dtype
 
 
 def allocate_kv_cache(layout: KVCacheLayout, num_blocks: int, device: torch.device) -> KVCache:
-    """Only the null block is zeroed: memory of the host that no block uses is never touched."""
+    """Allocate the blocks. Only the null block is zeroed: memory of the host that no block uses is never touched."""
     shape = (num_blocks, layout.block_bytes)
     blocks = _host_memory(shape) if device.type == "cpu" else torch.empty(shape, dtype=torch.uint8, device=device)
     blocks[0].zero_()

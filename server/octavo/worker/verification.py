@@ -51,9 +51,9 @@ def verify(
 
 
 def verify_best(drafts: DraftRows, logits: Logits, sampled: SampledRows, token_ids: np.ndarray) -> SampledTokens:
-    """The same where the best token of each row is all that is known and wanted. The last tokens of sequences are
-    written into ``token_ids`` int32 [rows, positions]. On lists: after a step the caches hold nothing of numpy and of
-    torch, whose operations then take 20 to 50 us each."""
+    """Verify if only the best token of each row is known and wanted. The last tokens of sequences are written into
+    ``token_ids`` int32 [rows, positions]. On lists: after a step the caches hold nothing of numpy and of torch, whose
+    operations then take 20 to 50 us each."""
     assert logits.best_only is not None
     best, values = logits.best_only
     ends, last, nothing, rejected, row = list[int](), list[int](), list[bool](), list[int](), 0

@@ -238,7 +238,7 @@ class Worker:
         return model, kv_cache_specs(model, config, self.device)
 
     def _start_encoder(self, config: EngineConfig, model: Encoder) -> None:
-        """No KV cache is made, and each text is computed in one step."""
+        """Start an encoder: it has no KV cache, and computes each text in one step."""
         asked, longest = config.scheduler, config.model.max_model_len
         budget = asked.max_num_batched_tokens or max(ENCODER_TOKENS[self.device.type], longest)
         self.config = replace(config, scheduler=replace(asked, max_num_batched_tokens=budget))

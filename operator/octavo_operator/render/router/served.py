@@ -39,8 +39,8 @@ class Served:
 
 
 def served_models(gateway: LLMGateway, candidates: Iterable[Candidate]) -> Served:
-    """Every name of every LLMDeployment, then the aliases. Of two with one name the older one has it, so that a model
-    which comes takes nothing from one that serves, unless spec.splits shares the name."""
+    """Every name of every LLMDeployment, then the aliases. If two have one name, the older one gets it, so that a new
+    model takes nothing from one that serves, unless spec.splits shares the name."""
     by_age = sorted(candidates, key=lambda each: (each.created, each.deployment.name))
     by_name = {one.deployment.name: one for one in by_age}
     models: dict[str, ModelName] = {}

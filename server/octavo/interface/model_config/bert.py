@@ -45,12 +45,12 @@ class RobertaConfig(BertConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class XLMRobertaConfig(RobertaConfig):
-    """The same in many languages."""
+    """Fields of XLM-RoBERTa."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistilBertConfig(BertConfig):
-    """Other names, no kinds of text."""
+    """Fields of DistilBERT: other names, and no token types."""
 
     aliases: ClassVar[Mapping[str, str]] = {
         "dim": "hidden_size",

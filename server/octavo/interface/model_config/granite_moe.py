@@ -21,4 +21,4 @@ class GraniteMoeConfig(GraniteConfig, ExpertsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteMoeSharedConfig(GraniteMoeConfig):
-    """The same by another name."""
+    """Fields of Granite's mixtures with a shared expert."""

@@ -23,6 +23,6 @@ class GteConfig(EncoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NewConfig(GteConfig):
-    """The same under its first name."""
+    """Fields of GTE under its first name."""
 
     rope_theta: float = 10000.0

@@ -27,4 +27,4 @@ class Idefics3Config(LlamaConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SmolVLMConfig(Idefics3Config):
-    """The same in small."""
+    """Fields of SmolVLM."""

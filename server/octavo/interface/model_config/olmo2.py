@@ -10,7 +10,7 @@ from octavo.interface.model_config.text import TextConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo2Config(TextConfig):
-    """No windows."""
+    """Fields of OLMo 2, which has no windows."""
 
     rms_norm_eps: float = 1e-5
 

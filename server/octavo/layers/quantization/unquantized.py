@@ -38,7 +38,7 @@ class UnquantizedLinearMethod(LinearMethod):
 
 
 class UnquantizedConfig(QuantizationConfig):
-    """The same method everywhere."""
+    """Choose the same method for every layer."""
 
     name = "none"
 

@@ -53,7 +53,7 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def leaves(self, rows: int, columns: int) -> list[Leaf]:
-        """Its tensors. Raises ModelError for a size that the format does not have."""
+        """Name the weight's tensors. Raises ModelError for a size that the format does not have."""
 
     @abstractmethod
     def read(self, sources: Sources, rows: int, columns: int) -> StoredWeight:

@@ -165,5 +165,5 @@ def no_pixels(*shape: int) -> np.ndarray:
 
 
 def repeated(token: int, count: int) -> Expansion:
-    """Nothing but embeddings."""
+    """Placeholders of embeddings alone, repeated."""
     return (token,) * count, (True,) * count

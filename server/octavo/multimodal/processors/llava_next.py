@@ -119,7 +119,7 @@ class LlavaNextProcessor(ImageProcessor):
 
 
 class LlavaOnevisionProcessor(LlavaNextProcessor):
-    """The same with other defaults, and patches of more than so many tiles scaled down."""
+    """LLaVA-NeXT's processor with other defaults; patches of more than so many tiles are scaled down."""
 
     onevision: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Any]] = {

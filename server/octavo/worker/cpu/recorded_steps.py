@@ -90,7 +90,8 @@ class RecordedSteps:
             ours[: len(theirs)] = theirs
 
     def run_to_logits(self, step: StepInputs, indices: np.ndarray, wants_logits: bool) -> Logits | None:
-        """Any step. Of its tokens ``indices`` int64 [R], one at least: the best next ones, and logits if wanted."""
+        """Run any step. Returns the best next tokens of its tokens ``indices`` int64 [R], one at least, and logits if
+        wanted."""
         total, sequences = step.num_tokens, len(step.seq_lens)
         if not self.can_record or total > len(self._inputs.positions) or len(indices) > self._max_logits:
             return None
@@ -287,7 +288,7 @@ class RecordedInputs:
             self.positions.numpy()[: len(deltas)] += deltas
 
     def fill(self, step: StepInputs) -> None:
-        """The inputs of ``step``."""
+        """Fill in the inputs of ``step``."""
         total, first = step.num_tokens, step.metadata[0]
         count, columns = first.block_table.shape
         self.input_ids[:total], self.positions[:total] = step.input_ids[:total], step.rotary_positions[:total]
@@ -317,7 +318,7 @@ class RecordedImages:
         )
 
     def fill(self, images: StepImages, x: Tensor) -> None:
-        """A step of embeddings ``x [T, H]`` of tokens, and ``images`` among them."""
+        """Fill in a step's embeddings ``x [T, H]`` of tokens, and ``images`` among them."""
         total, rows = len(x), images.rows
         assert rows is not None and images.embeds is not None
         self.embeds[:total] = x

@@ -88,7 +88,7 @@ class CPURunner:
         return StepInputs(self.requests.batch, rows, num_scheduled, self._row_multiple)
 
     def run_to_logits(self, inputs: StepInputs, indices: np.ndarray, sampled: SampledRows) -> Logits:
-        """Only the best tokens where they are all that sampling needs."""
+        """Compute only the best tokens if sampling needs nothing else."""
         logits, steps, images = None, self._steps, inputs.images
         # Embeddings are looked up before the program of a step with images, outside of what adapters apply to.
         if steps and (images is None or (images.embeds is not None and self._slots is None)):

@@ -68,7 +68,7 @@ class CudaCapture:
 
 
 def run_eagerly(work: Callable[[], Tensors]) -> Captured:
-    """No capture: every replay runs ``work`` and copies its results over the first ones."""
+    """Capture nothing: every replay runs ``work`` and copies its results over the first ones."""
     outputs = work()
 
     def replay() -> None:

@@ -169,5 +169,5 @@ class Graphs(Generic[G]):
         return self.lora
 
     def all(self) -> tuple[G, ...]:
-        """Both, or the one that there is."""
+        """All sets of graphs: both, or the only one."""
         return (self.plain,) if self.lora is None else (self.plain, self.lora)

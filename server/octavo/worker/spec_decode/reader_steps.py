@@ -43,9 +43,9 @@ class ReaderSteps:
     def run(
         self, rows: np.ndarray, counts: np.ndarray, before: Tensor, number: int, ends: np.ndarray, wants_logits: bool
     ) -> tuple[Tensor, Logits]:
-        """The states ``[T, H]`` after ``counts`` int64 [R] tokens of ``rows`` int64 [R], from those on that the batch
-        has computed, given the states before ``[T, H]``; and what follows those at ``ends`` int64 [S], as guess
-        ``number``: logits, or the best tokens alone."""
+        """Read ``counts`` int64 [R] tokens of ``rows`` int64 [R], behind those that the batch has computed, given
+        the states ``before`` ``[T, H]``. Returns the states ``[T, H]``, and guess ``number`` for those at ``ends``
+        int64 [S]: logits, or the best tokens alone."""
         if self.obstacle is None:
             kind = min(number, self._model.num_kinds - 1)
             program = self._program(kind)

@@ -185,7 +185,7 @@ class DeepseekV31Parser(MarkedJsonParser):
 
 
 class DeepseekV3Parser(DeepseekV31Parser):
-    """The same with ``function`` for the name, which follows with the arguments as a block of code."""
+    """Parses DeepSeek V3's calls: ``function`` for the name, which follows with the arguments as a block of code."""
 
     CALL = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"
     MARKERS = (DeepseekV31Parser.SECTION[0], CALL)

@@ -118,7 +118,7 @@ class PythonicParser(ToolParser):
 
 
 class Lfm2Parser(PythonicParser):
-    """The same within ``<|tool_call_start|>`` and ``<|tool_call_end|>``."""
+    """Parses calls within ``<|tool_call_start|>`` and ``<|tool_call_end|>``: LFM2."""
 
     START, END = "<|tool_call_start|>", "<|tool_call_end|>"
     MARKERS = (START,)

@@ -234,7 +234,7 @@ class Qwen3XmlParser(TaggedParser):
 
 
 class SeedOssParser(TaggedParser):
-    """The same within ``<seed:tool_call>``, with values to the letter: Seed-OSS."""
+    """Parses calls within ``<seed:tool_call>``, with values to the letter: Seed-OSS."""
 
     TAGS = Tags(
         section=("<seed:tool_call>", "</seed:tool_call>"),
@@ -302,7 +302,7 @@ class DeepseekV32Parser(TaggedParser):
 
 
 class DeepseekV4Parser(DeepseekV32Parser):
-    """The same within ``<｜DSML｜tool_calls>``."""
+    """Parses calls within ``<｜DSML｜tool_calls>``: DeepSeek V4."""
 
     TAGS = replace(DeepseekV32Parser.TAGS, section=("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"))
     MARKERS = ("<｜DSML｜tool_calls>",)
