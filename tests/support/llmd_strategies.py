@@ -74,7 +74,11 @@ specs = st.fixed_dictionaries(
             env=st.sampled_from([[{"name": "A", "value": "1"}], [{"name": "HF_HOME", "value": "/tmp/x"}]]),
         ),
         "adapters": st.sampled_from(
-            [[], [{"name": "sql", "uri": "hf://org/sql", "revision": "abc"}], [{"name": "a", "uri": "pvc://claim/a"}]]
+            [
+                [],
+                [{"name": "sql", "uri": "hf://org/sql", "revision": "abc"}],
+                [{"name": "chat", "uri": "pvc://claim/a"}],
+            ]
         ),
         "accelerator": st.sampled_from([{}, {"count": 1}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
         "parallelism": _some(tensor=st.integers(1, 48), pipeline=st.integers(1, 48), data=st.integers(1, 48)),
