@@ -315,7 +315,7 @@ def test_schema_values_and_templates_know_the_same_values() -> None:
     assert {path for path in leaves if path.rpartition(".")[2] not in named} == set()
 
 
-def test_what_kubernetes_takes_is_taken() -> None:
+def test_values_that_kubernetes_accepts_are_accepted() -> None:
     """Strict, but not about what a pod may have."""
     term = {"labelSelector": {"matchLabels": {"a": "b"}}, "topologyKey": "kubernetes.io/hostname"}
     values = {
@@ -373,7 +373,7 @@ def test_releases_of_one_name_in_two_namespaces_do_not_collide() -> None:
 
 
 @pytest.mark.parametrize("restricted", [False, True])
-def test_who_reaches_the_operator_and_whom_it_reaches(restricted: bool) -> None:
+def test_the_network_policy_restricts_both_directions(restricted: bool) -> None:
     objects = rendered("monitoring.namespaces={m}", f"networkPolicy.restrictEgress={str(restricted).lower()}")
     (policy,) = of_kind(objects, "NetworkPolicy")
     labels = of_kind(objects, "Deployment")[0]["spec"]["template"]["metadata"]["labels"]

@@ -184,7 +184,7 @@ def test_the_load_shows_on_the_engine_board(scraped: Prometheus) -> None:
 
 
 @pytest.mark.slow
-def test_what_alerts_and_boards_read_of_engines_is_exposed(engine: Engine) -> None:
+def test_engines_expose_the_series_of_alerts_and_boards(engine: Engine) -> None:
     body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 1}).encode()
     headers = {"Content-Type": "application/json", "x-octavo-tenant": "red"}
     urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{engine.port}/v1/completions", body, headers))

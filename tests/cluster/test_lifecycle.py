@@ -53,7 +53,7 @@ def test_a_rig_goes_without_a_trace_also_after_a_crash() -> None:
     assert traces() == before
 
 
-def test_without_root_it_names_the_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_root_names_the_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(RigError, match=r"root.*(?s:.)*OCTAVO_E2E_KUBECONFIG.*(?s:.)*make serve"):
         rig.up()

@@ -214,7 +214,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], int, str]] = [
 
 
 @pytest.mark.parametrize(("method", "route", "body", "status", "word"), REFUSED)
-def test_what_is_not_built_of_ollama_is_refused(
+def test_missing_features_of_ollama_are_refused(
     url: str, method: str, route: str, body: dict[str, Any], status: int, word: str
 ) -> None:
     content = json.dumps({"model": MODEL, **body})

@@ -240,7 +240,7 @@ def test_a_changed_argument_rolls_out_and_no_client_notices(cluster: Cluster, mo
         assert not failures, f"{len(failures)} of {answered[0]}: {failures[:3]}"
 
 
-def test_what_is_deleted_is_gone(cluster: Cluster, model: str) -> None:
+def test_deleted_models_are_gone(cluster: Cluster, model: str) -> None:
     with address(cluster, model) as url:
         cluster.kubectl("delete", "llmd", NAME, "-n", model, "--timeout=60s", timeout=90)
         kinds = "deployment,service,networkpolicy,serviceaccount,poddisruptionbudget,pod"

@@ -144,7 +144,7 @@ def test_operator_and_routers_are_replaced_and_nobody_who_waits_is_lost(cluster:
     assert all(map(whole, answers)), answers
 
 
-def test_who_waits_for_a_model_that_cannot_start_is_told_why(cluster: Cluster, deployed: str) -> None:
+def test_a_request_for_a_model_that_cannot_start_is_told_why(cluster: Cluster, deployed: str) -> None:
     crash = {"op": "replace", "path": "/spec/containers/0/command", "value": ["/bin/false"]}
     prefix = {"replicas": 1, "hold": {"maxSeconds": 240}}
     manifest: dict[str, Any] = {

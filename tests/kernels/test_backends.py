@@ -62,7 +62,7 @@ def test_an_unknown_backend_is_refused_by_name(automatic):
         octavo_kernels.select_backend()
 
 
-def test_without_a_compiler_plain_torch_takes_over_and_says_so_once(tmp_path):
+def test_plain_torch_takes_over_without_a_compiler_and_says_so_once(tmp_path):
     result = run_without_compiler(tmp_path, SMALL)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "ran\n"

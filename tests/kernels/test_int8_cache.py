@@ -84,7 +84,7 @@ def lay_out_int8(lay_out, parts, block_size: int, **layout):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_size", [32, 64, 96, 128, 256])
-def test_what_is_written_is_there_within_half_a_step(isa, head_size, dtype):
+def test_written_values_are_there_within_half_a_step(isa, head_size, dtype):
     torch.manual_seed(head_size)
     k, v = (torch.randn(2, 40, 3, head_size) * torch.logspace(-3, 3, 40)[:, None, None]).to(dtype)
     k[3, 1], v[4, 2] = 0.0, 0.0
@@ -263,7 +263,7 @@ def test_one_long_sequence_is_split_over_threads_without_a_trace(isa, threads, s
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-def test_what_no_kernel_can_read_is_refused(isa):
+def test_caches_that_no_kernel_can_read_are_refused(isa):
     def write_to(cache: Tensor, head_size: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> None:
         qkv, zero = torch.randn(1, 3 * head_size).to(dtype), torch.zeros(1, dtype=torch.int64)
         cpu.rope_and_cache(qkv, zero, None, cache, zero, 1, 1, head_size, None, None, 1e-6, scale, 1.0)

@@ -244,7 +244,7 @@ def test_threads_that_come_late_find_no_work(form: str) -> None:
         assert torch.equal(program.outputs, expected)
 
 
-def test_what_a_row_holds_hurts_no_other() -> None:
+def test_a_row_s_values_hurt_no_other() -> None:
     held, x, (ids, weights) = experts("int8"), rows(6), routes(6)
     fine = octavo_kernels.fused_moe(x, ids, weights, held)
     x[2] = torch.nan

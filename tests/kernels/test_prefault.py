@@ -68,7 +68,7 @@ def test_used_blocks_are_there_at_once_whatever_the_thread_has_come_to(blocks: T
     assert resident(blocks, 0, BLOCKS - 1) == 1
 
 
-def test_what_is_written_meanwhile_stays(blocks: Tensor) -> None:
+def test_concurrent_writes_stay(blocks: Tensor) -> None:
     ahead = Prefault(blocks)
     ahead.mark_used(BLOCKS - 1)
     for block in range(0, BLOCKS, 7):  # the thread is at work on the same pages

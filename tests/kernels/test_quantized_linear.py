@@ -379,7 +379,7 @@ def test_a_gated_linear_has_the_bits_of_separate_steps(isa, threads, inner, kind
 
 
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
-def test_what_follows_a_gated_linear_waits_for_its_rows(isa, threads):
+def test_the_operation_behind_a_gated_linear_waits_for_its_rows(isa, threads):
     """In one program, whose operations meet at nothing but their own ends."""
     gate_up, down = make("Q4_1", 2 * 480, 64)[0], make("Q4_1", 32, 480)[0]
     rows = cpu.quantize_rows(torch.randn(40, 64))
@@ -470,7 +470,7 @@ def test_the_best_of_a_head_without_its_logits(isa, kind, channels):
     assert torch.equal(again[1], index) and torch.equal(again[2].nan_to_num(9e9), best.nan_to_num(9e9))
 
 
-def test_what_is_not_finite_stays_visible_and_in_its_row(isa):
+def test_values_that_are_not_finite_stay_visible_and_in_their_row(isa):
     """An infinity or NaN in a row makes that row NaN and leaves the others alone."""
     packed, _ = make("w8", 32, 64)
     x = torch.randn(5, 64)

@@ -215,7 +215,7 @@ def test_what_may_be_a_view_or_a_copy_is_judged_by_where_it_lies():
             cpu.record(lambda copy=copy: step(copy))
 
 
-def test_without_the_library_nothing_is_recorded():
+def test_nothing_is_recorded_without_the_library():
     before = get_library()
     use_library(None)
     try:

@@ -153,7 +153,7 @@ def test_a_gated_linear_has_the_bits_of_separate_steps(isa, threads, inner, dtyp
             assert torch.equal(products, cpu.quantized_linear(expected, down).nan_to_num(9e9))
 
 
-def test_what_is_not_finite_stays_visible_and_in_its_row(isa):
+def test_values_that_are_not_finite_stay_visible_and_in_their_row(isa):
     packed, _ = make(32, 64)
     x = torch.randn(14, 64)
     clean = cpu.quantized_linear(x, packed)

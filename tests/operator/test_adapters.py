@@ -214,7 +214,7 @@ def test_a_report_of_the_engine_is_read() -> None:
         ({"adapters": []}, {}, True),
     ],
 )
-def test_which_changes_make_new_pods(before: Any, after: Any, rolls: bool) -> None:
+def test_only_some_changes_make_new_pods(before: Any, after: Any, rolls: bool) -> None:
     one, other = parsed(**before), parsed(**after)
     assert (pod_spec_digest(one) != pod_spec_digest(other)) is rolls
     assert (expected_template(one, CONFIG) != expected_template(other, CONFIG)) is rolls

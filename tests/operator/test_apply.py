@@ -197,7 +197,7 @@ def test_a_write_that_comes_back_changed_is_repeated_a_few_times_and_then_later_
     assert applier.field_conflicts.problem(key) is None
 
 
-def test_what_was_refused_is_not_asked_for_at_every_event() -> None:
+def test_a_refused_write_is_not_repeated_at_every_event() -> None:
     cluster = Refusing(Service=422)
     carry_out(cluster, times=5)
     assert cluster.asked == 1 + 5 * 4
@@ -210,7 +210,7 @@ def test_a_server_that_is_overloaded_is_left_alone() -> None:
     assert cluster.asked == 1
 
 
-def test_who_does_not_lead_writes_nothing() -> None:
+def test_an_operator_that_does_not_lead_writes_nothing() -> None:
     cluster = Refusing()
     with pytest.raises(NotLeaderError):
         carry_out(cluster, may_write=False)

@@ -85,7 +85,7 @@ def test_one_waiting_request_too_many_is_seen_through_the_tolerance() -> None:
     st.lists(st.builds(Load, st.integers(0, 64), st.integers(0, 64)), max_size=10),
     st.one_of(st.none(), st.integers(1, 64)),
 )
-def test_what_is_not_known_takes_no_replica_away(
+def test_unknown_loads_take_no_replica_away(
     replicas: int, target: int, loads: list[Load], capacity: int | None
 ) -> None:
     decision = decide(replicas, target, loads, capacity, unsure=True)
@@ -94,7 +94,7 @@ def test_what_is_not_known_takes_no_replica_away(
     assert decision.needed == max(sure.needed, replicas), "and keeps none from being added"
 
 
-def test_what_a_replica_holds_is_learnt() -> None:
+def test_a_replica_s_capacity_is_learnt() -> None:
     assert update_capacity(None, [Load(3, 0, max_running=64)]) is None
     assert update_capacity(None, [Load(7, 2), Load(9, 1), Load(1, 0)]) == 8, "those that are full tell"
     assert update_capacity(8, [Load(5, 0)]) == 8, (

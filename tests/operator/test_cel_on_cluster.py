@@ -110,7 +110,7 @@ LEGACY: list[dict[str, Any]] = [
 ]
 
 
-def test_what_was_stored_before_a_rule_keeps_its_status_and_its_autoscaler(cluster: Cluster, namespace: str) -> None:
+def test_an_object_stored_before_a_rule_keeps_its_status_and_its_autoscaler(cluster: Cluster, namespace: str) -> None:
     """The kind under another group, so that no operator looks at it: first without rules, then with those of today."""
     kind = crd.manifest()
     group = f"{namespace}.octavo.dev"

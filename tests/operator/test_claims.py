@@ -169,7 +169,7 @@ def test_the_other_one_says_so_in_its_metrics_and_does_not_scale() -> None:
 
 
 @pytest.mark.parametrize("how", ["lease deleted", "lease unchanged for long", "other selector", "other namespaces"])
-def test_what_an_operator_serves_no_longer_is_taken_over(how: str) -> None:
+def test_a_void_claim_is_taken_over(how: str) -> None:
     async def run() -> ApiServer:
         server, now = ApiServer(), [1000.0]
         one, other = operator(server, A), operator(server, B)
@@ -244,7 +244,7 @@ def test_a_kind_of_an_earlier_version_is_served_all_the_same_and_claimed_once_it
     asyncio.run(run())
 
 
-def test_who_serves_is_known_after_a_restart_without_a_write() -> None:
+def test_claims_are_known_after_a_restart_without_a_write() -> None:
     async def run() -> list[tuple[str, str]]:
         server = ApiServer()
         await settle(operator(server, A))

@@ -110,7 +110,7 @@ PATCH = [{"op": "add", "path": "/spec/containers/0/env/-", "value": {"name": "TH
 
 
 @pytest.mark.parametrize("serving", [False, True])
-def test_what_the_api_server_never_takes_is_said_and_the_rest_is_done(serving: bool) -> None:
+def test_a_permanently_refused_write_is_reported_and_the_rest_is_done(serving: bool) -> None:
     """Server-side apply answers HTTP 500 to a patch that makes a field of a wrong type."""
     controller, cluster = changed(serving, podPatches=PATCH, service={"port": 81})
     cluster.error = ApiError(500, {"message": WRONG_TYPE})
@@ -124,7 +124,7 @@ def test_what_the_api_server_never_takes_is_said_and_the_rest_is_done(serving: b
     assert serving or "PodDisruptionBudget" in cluster.taken, "which comes after the Deployment"
 
 
-def test_what_is_not_done_for_now_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_postponed_writes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     controller, cluster = changed(serving=True, replicas=2)
     cluster.error = ApiError(500, {"message": WEBHOOK_DOWN})
     with caplog.at_level(logging.WARNING, "octavo.operator"):
@@ -164,7 +164,7 @@ def test_a_spec_that_cannot_be_applied_for_now_is_not_called_served(error: Excep
         (TimeoutError(), "APIServerUnreachable"),
     ],
 )
-def test_what_lasts_is_a_condition_and_an_event_and_ends_with_its_cause(error: Exception, reason: str) -> None:
+def test_a_lasting_error_is_a_condition_and_an_event_and_ends_with_its_cause(error: Exception, reason: str) -> None:
     controller, cluster = changed(serving=True, engine={"maxNumSeqs": 7})
     now = [0.0]
     controller._applier.rejected_writes._clock = lambda: now[0]
@@ -273,7 +273,7 @@ def test_a_change_that_is_applied_says_nothing_in_between() -> None:
     assert len(cluster.said) == 1
 
 
-def test_what_a_webhook_alters_at_every_write_is_served_all_the_same() -> None:
+def test_an_object_that_a_webhook_always_alters_is_served_all_the_same() -> None:
     controller, cluster = changed(serving=True)
     taken = cluster.apply
 

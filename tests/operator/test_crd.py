@@ -114,7 +114,7 @@ def test_json_leaves_defaults_out_and_comes_back() -> None:
         ({"model": {"uri": "x"}, "engine": []}, "spec.engine"),
     ],
 )
-def test_what_the_types_refuse_names_the_field(spec: dict[str, Any], field: str) -> None:
+def test_errors_of_types_name_the_field(spec: dict[str, Any], field: str) -> None:
     with pytest.raises(SpecError) as raised:
         from_json(api.LLMDeploymentSpec, spec, "spec")
     assert raised.value.path == field

@@ -251,7 +251,7 @@ def test_a_program_may_give_a_certificate(tmp_path: Path, server: Server, kubeco
 
 
 @pytest.mark.parametrize("kind", ["token", "tokenFile", "username"])
-def test_what_stands_in_the_file_itself(tmp_path: Path, server: Server, kubeconfig: Any, kind: str) -> None:
+def test_credentials_in_the_file_itself_are_used(tmp_path: Path, server: Server, kubeconfig: Any, kind: str) -> None:
     (tmp_path / "token").write_text("first\n")
     user = {
         "token": {"token": "first"},

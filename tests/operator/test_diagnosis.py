@@ -209,7 +209,7 @@ def ended(said: str) -> Json:
         ("hf://org/gated", None, None, "GatedModel"),
     ],
 )
-def test_what_the_engine_says_of_a_download_is_understood(
+def test_the_engine_s_messages_on_downloads_are_understood(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, uri: str, token: str | None, revision: str | None, reason: str
 ) -> None:
     if token:
@@ -335,7 +335,7 @@ DONE = {"terminated": {"exitCode": 0, "finishedAt": at(500)}}
         ({"containerStatuses": [{"name": "engine", "state": {"waiting": {"reason": "ErrImagePull"}}}]}, None),
     ],
 )
-def test_which_pods_hang(more: Json, since: float | None) -> None:
+def test_hanging_pods_are_found(more: Json, since: float | None) -> None:
     assert waiting_since(waiting(at(100), **more)) == since
 
 
@@ -374,7 +374,7 @@ def test_events_are_read_of_pods_that_hang_alone_and_seldom() -> None:
         (None, None, "its node ran out of memory"),
     ],
 )
-def test_who_set_the_limit_of_memory_is_told_truly(limit: str | None, said: str | None, words: str) -> None:
+def test_the_origin_of_the_memory_limit_is_reported(limit: str | None, said: str | None, words: str) -> None:
     ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     pod = running(ready=False)
     pod["spec"] = {"containers": [{"name": "engine", "resources": {"limits": {"memory": limit} if limit else {}}}]}

@@ -62,7 +62,7 @@ _JSON = st.recursive(
 
 
 @given(_JSON, _JSON)
-def test_what_is_laid_over_says_what_is_desired_and_keeps_the_rest(desired: Any, live: Any) -> None:
+def test_an_overlay_sets_desired_fields_and_keeps_the_rest(desired: Any, live: Any) -> None:
     once = overlay(desired, live)
     assert first_difference(desired, once) is None
     assert first_difference(desired, overlay(desired, once)) is None

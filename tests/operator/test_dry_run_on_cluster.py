@@ -76,7 +76,7 @@ FLAGS = (
 )
 
 
-def test_what_is_planned_is_taken(
+def test_planned_objects_are_accepted(
     cluster: Cluster, namespace: str, crd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`octavo plan ... --yaml | kubectl apply --dry-run=server -f -`, twenty times."""

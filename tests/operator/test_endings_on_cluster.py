@@ -55,7 +55,7 @@ def test_all_children_go_with_their_owner(cluster: Cluster, namespace: str, oper
     is_ready(cluster, namespace)
 
 
-def test_what_was_orphaned_is_taken_back(cluster: Cluster, namespace: str, operator: Any) -> None:
+def test_orphaned_objects_are_taken_back(cluster: Cluster, namespace: str, operator: Any) -> None:
     cluster.apply(toy(IMAGE), namespace=namespace)
     is_ready(cluster, namespace)
     pods = cluster.kubectl("get", "pods", "-n", namespace, "-o", "name")

@@ -13,7 +13,7 @@ def owned(manager: str, fields: dict[str, Any], operation: str = "Update", subre
     return {"manager": manager, "operation": operation, "subresource": subresource, "fieldsV1": {"f:spec": fields}}
 
 
-def test_what_others_added_is_found_and_what_they_may_touch_is_not() -> None:
+def test_fields_added_by_others_are_found_unless_they_may_touch_them() -> None:
     engine = 'k:{"name":"engine"}'
     live = {
         "metadata": {
@@ -55,7 +55,7 @@ ENV = "/spec/template/spec/containers/engine/env"
         ("/spec/template/spec/nodeSelector/a.b~1c", "/spec/template/spec/nodeSelector/a.b~1c", True),
     ],
 )
-def test_what_others_add_on_purpose_is_found_by_its_path(pointer: str, path: str, alone: bool) -> None:
+def test_allowed_additions_of_others_are_found_by_path(pointer: str, path: str, alone: bool) -> None:
     env = [{"name": "HOME"}, {"name": "STAKATER_KEYS"}]
     pod = {"containers": [{"name": "engine", "env": env}], "nodeSelector": {"a.b/c": "x"}}
     live = {"spec": {"loadBalancerIP": "10.0.0.9", "template": {"spec": pod}}}

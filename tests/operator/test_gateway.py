@@ -64,7 +64,7 @@ def model(owner: str, created: int, **fields: Any) -> Candidate:
     return Candidate(parsed(owner, "team", model={"uri": "hf://org/name", **fields}), created)
 
 
-def test_of_two_models_with_one_name_the_older_has_it() -> None:
+def test_the_older_of_two_models_with_one_name_has_it() -> None:
     aliases = [{"name": "small", "model": "one"}, {"name": "old", "model": "one"}, {"name": "x", "model": "nobody"}]
     candidates = [model("b", 2, name="one", aliases=["two"]), model("a", 1, name="one", aliases=["old"])]
     served = served_models(gateway(aliases=aliases), candidates)

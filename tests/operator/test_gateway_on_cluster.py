@@ -148,7 +148,7 @@ def test_models_come_and_go_and_with_the_gateway_go_its_own_objects(
     assert cluster.get("deployment", "blue", namespace=namespace)["metadata"]["uid"] == uid
 
 
-def test_of_a_model_and_a_gateway_of_one_name_the_later_one_is_degraded(
+def test_the_later_of_a_model_and_a_gateway_of_one_name_is_degraded(
     cluster: Cluster, namespace: str, operator: Any
 ) -> None:
     cluster.apply(toy(IMAGE, name="first"), namespace=namespace)
@@ -169,7 +169,7 @@ def test_of_a_model_and_a_gateway_of_one_name_the_later_one_is_degraded(
 
 
 @pytest.mark.alone
-def test_without_the_kind_the_operator_serves_models_and_says_so(
+def test_the_operator_serves_models_without_the_kind_of_gateways(
     cluster: Cluster, namespace: str, operator: Any, alone: None, crd: Callable[[], None]
 ) -> None:
     cluster.kubectl("delete", "crd", "llmgateways.octavo.dev", "--timeout=30s")

@@ -252,7 +252,7 @@ def test_a_replica_counts_when_its_whole_group_is_ready_and_of_the_latest_templa
     assert reason(rolling, "Progressing")[0] == "True"
 
 
-def test_what_serves_nothing_is_diagnosed_all_the_same() -> None:
+def test_pods_that_serve_nothing_are_diagnosed_all_the_same() -> None:
     made = applied(look(GROUPED), KIND)
     pods = [*group(made, 0), *group(made, 1)]
     waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
@@ -264,7 +264,7 @@ def test_what_serves_nothing_is_diagnosed_all_the_same() -> None:
     assert reason(outcome, "Degraded") == ("True", "ImagePullBackOff")
 
 
-def test_without_the_kind_nothing_is_made_and_what_runs_stays() -> None:
+def test_nothing_is_made_without_the_kind_and_running_pods_stay() -> None:
     without = APIS - {KIND}
     nothing = look(GROUPED, apis=without)
     assert nothing.plan.actions == []

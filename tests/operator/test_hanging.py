@@ -140,7 +140,7 @@ def test_a_pod_that_is_ending_in_time_or_whose_node_answers_is_no_fault_of_a_nod
         ({**waiting(at(100)), "spec": {"nodeName": "one"}}, [event("Pulling", PULLING, at(120), "Normal")], None, ""),
     ],
 )
-def test_what_no_event_explains_is_said_within_a_minute(
+def test_a_hanging_pod_without_events_is_reported_within_a_minute(
     pod: Json, events: list[Json], reason: str | None, words: str
 ) -> None:
     well = {"type": "Ready", "status": "True"}

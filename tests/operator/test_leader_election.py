@@ -109,7 +109,7 @@ def registration(server: Registry, held: bool = True) -> Registration:
     return Registration(server, config, api, lambda: frozenset(), lambda: None, lambda: held)  # type: ignore[arg-type]
 
 
-def test_who_lost_the_lease_leaves_the_registration_of_the_next_one() -> None:
+def test_a_former_leader_leaves_the_registration_of_the_next_one() -> None:
     """Both replicas of a release register the same Service; authorities tell whose the registration is."""
     for bundle, writes in (("ours", ["DELETE"]), ("the next one's", [])):
         server = Registry(bundle)

@@ -103,7 +103,7 @@ def test_deleted_children_come_back_within_two_seconds(cluster: Cluster, namespa
     ],
     ids=["value", "replicas", "added-field", "added-map-entry", "budget", "policy"],
 )
-def test_what_others_change_in_specs_is_put_right(
+def test_changes_by_others_in_specs_are_reverted(
     cluster: Cluster, namespace: str, what: str, change: dict[str, Any]
 ) -> None:
     cluster.apply(toy(IMAGE), namespace=namespace)
@@ -129,7 +129,7 @@ def test_containers_variables_and_volumes_of_others_are_taken_out(cluster: Clust
     eventually(lambda: cluster.get("deployment", "toy", namespace=namespace)["spec"] == before, 8)
 
 
-def test_what_the_spec_allows_others_to_add_stays_and_nothing_else_does(cluster: Cluster, namespace: str) -> None:
+def test_additions_that_the_spec_allows_stay_and_no_others(cluster: Cluster, namespace: str) -> None:
     """kube-vip writes an address, Reloader a variable, `kubectl rollout pause` a switch."""
     env = "/spec/template/spec/containers/engine/env"
     allowed = [

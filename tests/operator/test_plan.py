@@ -47,7 +47,7 @@ def as_live(manifest: dict[str, Any]) -> Observed:
 
 
 @given(specs)
-def test_what_was_applied_is_not_applied_again(spec: dict[str, Any]) -> None:
+def test_an_applied_object_is_not_applied_again(spec: dict[str, Any]) -> None:
     deployment = parsed(**spec)
     first = reconcile(deployment, world(apis=APIS), CONFIG)
     applied = [action.manifest for action in first.plan.actions if isinstance(action, Apply)]
@@ -89,7 +89,7 @@ def test_a_forged_record_of_the_template_is_not_believed() -> None:
 @pytest.mark.parametrize(
     "field", ["replicas", "service", "monitoring", "networkPolicy", "podDisruptionBudget", "rollout", "suspend"]
 )
-def test_what_is_not_about_pods_does_not_replace_them(field: str) -> None:
+def test_fields_that_are_not_about_pods_replace_none(field: str) -> None:
     values: dict[str, Any] = {"replicas": 4, "suspend": True, "service": {"port": 81}, "rollout": {"type": "Recreate"}}
     changed = parsed(**{field: values.get(field, {"enabled": False})})
     assert pod_spec_digest(changed) == pod_spec_digest(parsed())

@@ -53,7 +53,7 @@ def test_an_image_pull_is_read_from_its_event(message: str, seconds: float) -> N
     assert start_of(pod("a", 0, 20), [pulled(message)], {})["imagePull"] == seconds
 
 
-def test_what_cannot_be_read_is_left_out() -> None:
+def test_unreadable_phases_are_left_out() -> None:
     assert start_of(pod("a", 0, 20, fetched=9), [], {}) == {"pod": "a", "readyAt": at(20), "fetch": 9.0, "ready": 20.0}
     bare = pod("a", 5, 20)
     bare["status"]["initContainerStatuses"] = []
@@ -137,7 +137,7 @@ def test_a_new_operator_asks_nothing_of_a_start_that_the_status_tells() -> None:
     assert api.asked == []
 
 
-def test_without_the_right_to_read_events_the_pull_is_left_out() -> None:
+def test_the_pull_is_left_out_without_the_right_to_read_events() -> None:
     async def run() -> Json | None:
         return await settled(PodStarts(Api(refuses=True), lambda _: None), [pod("a", 0, 20)], None)  # type: ignore[arg-type]
 

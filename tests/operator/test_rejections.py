@@ -41,7 +41,7 @@ CLAIM = {"kind": "persistentvolumeclaims"}
         (NameConflictError("Service toy"), "NameConflict", "Service toy", False),
     ],
 )
-def test_what_cannot_be_written_is_told_with_its_cause_and_way_out(
+def test_a_rejected_write_is_reported_with_its_cause_and_way_out(
     error: Exception, reason: str, words: str, passes: bool
 ) -> None:
     assert is_transient(error) is passes

@@ -246,7 +246,7 @@ def test_ids_are_left_to_the_cluster_where_the_spec_or_else_the_operator_says_so
     assert context["runAsNonRoot"] is True
 
 
-def test_what_is_said_in_kubernetes_own_words_reaches_the_pods_and_the_service() -> None:
+def test_fields_with_kubernetes_own_names_reach_the_pods_and_the_service() -> None:
     mount = {"name": "ca", "mountPath": "/etc/ca", "readOnly": True}
     source = {"secretRef": {"name": "proxy"}, "prefix": "P_"}
     deployment = parsed(
@@ -441,7 +441,7 @@ DEFAULTS = Defaults.parse(
         ),
     ],
 )
-def test_what_a_spec_leaves_empty_is_filled_by_the_clusters_defaults(
+def test_the_cluster_s_defaults_fill_empty_fields(
     spec: dict[str, Any], image: str, resources: dict[str, Any], pool: str
 ) -> None:
     pod = expected_template(parsed(**spec), dataclasses.replace(CONFIG, defaults=DEFAULTS))["spec"]

@@ -42,7 +42,7 @@ def test_a_refusal_is_a_condition_and_nothing_is_applied() -> None:
 
 
 @given(specs)
-def test_what_the_fields_make_is_always_within(spec: dict[str, Any]) -> None:
+def test_pods_of_any_fields_are_within_the_restricted_standard(spec: dict[str, Any]) -> None:
     template = expected_template(parsed(**spec), CONFIG)
     assert list(violations(template, "toy")) == []
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 ALLOWING = dataclasses.replace(OperatorConfig(), allow_privileged_pods=True)
 
 
-def test_what_is_refused_is_what_pod_security_admission_refuses(cluster: Cluster, namespace: str) -> None:
+def test_refusals_are_those_of_pod_security_admission(cluster: Cluster, namespace: str) -> None:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "toy"}}
     cluster.apply(account, {**account, "metadata": {"name": "ci-admin"}}, namespace=namespace)
     pods = []

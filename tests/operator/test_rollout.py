@@ -85,7 +85,7 @@ def test_a_decision_holds_until_its_rollout_is_complete() -> None:
     assert make_room(parsed(), live(1, 0, annotations=another), [new], T0) == (None, None)
 
 
-def test_with_fewer_gpus_than_replicas_more_are_allowed_to_be_missing() -> None:
+def test_more_replicas_may_be_missing_with_fewer_gpus_than_replicas() -> None:
     """Or the replica that never had a place would be the one that may be missing, for ever."""
     pods = [pod(f"old{n}", "a", "2026-01-01T00:00:00Z") for n in range(3)] + [pod("new", "b", START, FULL)]
     assert make_room(parsed(), live(4, 3), pods, T0 + 60) == (Room("3", 2), None)

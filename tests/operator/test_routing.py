@@ -268,7 +268,7 @@ CRASHED = {"terminated": {"exitCode": 1, "message": "x"}}
     ],
     ids=["crashes", "invalid", "does not listen", "no image", "no memory"],
 )
-def test_what_is_wrong_with_a_router_is_said_of_routers(pod: Json, reason: str) -> None:
+def test_a_router_s_problem_is_reported_as_one_of_routers(pod: Json, reason: str) -> None:
     cluster = Cluster(**PREFIX).settle(2)
     cluster.pods = [pod]
     cluster.settle(1)

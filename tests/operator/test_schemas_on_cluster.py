@@ -74,7 +74,7 @@ def test_examples(conform: Check) -> None:
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(spec=specs)
-def test_what_specs_are_rendered_to(conform: Check, spec: dict[str, Any]) -> None:
+def test_rendered_objects_match_their_schemas(conform: Check, spec: dict[str, Any]) -> None:
     apis = frozenset(one["spec"]["names"]["kind"] for one in foreign_crds.manifests())
     conform(yaml.safe_dump_all([manifest(**spec), *render(parsed(**spec), OperatorConfig(), apis=apis)]))
 

@@ -91,7 +91,7 @@ def test_plain_annotations_are_written_as_they_are(plain: Json) -> None:
 
 
 @pytest.mark.parametrize("key", SNIPPETS)
-def test_what_controllers_document_is_refused(key: str) -> None:
+def test_snippet_keys_that_controllers_document_are_refused(key: str) -> None:
     refused_everywhere(key, {})
 
 

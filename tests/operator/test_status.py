@@ -20,7 +20,7 @@ def test_times_of_conditions_change_with_their_status_alone() -> None:
     assert events(first, first) == []
 
 
-def test_what_a_replica_holds_is_said_as_long_as_it_is_scaled() -> None:
+def test_a_replica_s_capacity_is_reported_while_it_is_scaled() -> None:
     deployment = parsed(autoscaling={"maxReplicas": 4})
     learnt = Scaling(capacity=8.2)
     assert "replicaCapacity" not in status_of(deployment)

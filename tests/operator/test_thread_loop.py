@@ -28,7 +28,7 @@ def test_our_tasks_outlive_it() -> None:
     asyncio.run(run())
 
 
-def test_what_it_raises_is_raised() -> None:
+def test_errors_of_the_coroutine_are_raised() -> None:
     async def fail() -> None:
         raise ValueError("so")
 

@@ -98,7 +98,7 @@ def test_every_query_of_the_fleet_board_gives_series(
         assert available["metric"]["llmdeployment"] == "toy"  # as the operator says, not as the target's labels
 
 
-def test_what_alerts_and_boards_read_of_the_operator_is_exposed(
+def test_the_operator_exposes_the_series_of_alerts_and_boards(
     cluster: Cluster, operator: Any, namespace: str, fleet: Fleet
 ) -> None:
     scaling = {"minReplicas": 0, "maxReplicas": 3}

@@ -119,7 +119,7 @@ def test_the_autoscaler_has_replicas_from_one_on() -> None:
     assert verdict[:2] == (True, "Idle")
 
 
-def test_without_anybody_who_holds_requests_zero_counts_as_one() -> None:
+def test_zero_counts_as_one_if_nobody_holds_requests() -> None:
     def condition(*gateways: str, **spec: Any) -> str:
         status = reconcile(parsed(**spec), world(gateways=gateways), OperatorConfig()).status
         assert status is not None
@@ -395,7 +395,7 @@ def test_idle_replicas_are_stopped_unless_something_changes_meanwhile(
     run(work, port, holder, lambda: time.monotonic() + clock["ahead"])
 
 
-def test_what_no_request_can_bring_back_is_started(port: int) -> None:
+def test_a_model_that_no_request_can_wake_is_started(port: int) -> None:
     async def work(scales: Scales, _: ZeroScaler, pickers: list[Picker], events: list[str]) -> None:
         await until(lambda: scales.written)
         await until(lambda: events)

@@ -38,7 +38,7 @@ def unpacked_bytes(package: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sizes are those for Linux")
-def test_what_serving_takes_is_small() -> None:
+def test_serving_s_requirements_are_small() -> None:
     """To download it is half of that: 0.6 GB, where tests and a GPU's libraries make it 2.7."""
     here = {one.name.lower().replace("_", "-") for one in importlib.metadata.distributions()}
     serve = sum(unpacked_bytes(name) for name in set(pins("serve")) & here)

@@ -53,7 +53,7 @@ def sources() -> set[str]:
     }
 
 
-def test_without_a_compiler_it_is_whole_but_for_the_kernels(tmp_path: Path) -> None:
+def test_the_wheel_is_whole_without_a_compiler_but_for_the_kernels(tmp_path: Path) -> None:
     wheel, said = build(source_tree(tmp_path), PATH="/nonexistent", CC="")
     assert sources() <= set(wheel.namelist())
     assert not [name for name in wheel.namelist() if name.endswith(".so")]

@@ -46,7 +46,7 @@ def test_a_request_goes_to_a_replica_that_has_its_adapter_if_one_has(
         assert sum(name in able for name in found.order) == min(len(able), len(found.order)), "others come last"
 
 
-def test_what_replicas_have_is_known_by_adapter() -> None:
+def test_replicas_are_known_by_adapter() -> None:
     assert holders({"a": {"x", "y"}, "b": {"x"}}) == {"x": {"a", "b"}, "y": {"a"}}
     assert parse({"adapters": [{"name": "x", "served": True}, {"name": "y", "served": False}]}) == {"x"}
     for answer in (None, [], {}, {"adapters": [{}]}):
@@ -108,9 +108,7 @@ def replicas() -> Iterator[list[Replica]]:
 
 
 @needs_envoy
-def test_without_a_picker_a_missing_adapter_is_asked_for_once_elsewhere(
-    replicas: list[Replica], tmp_path: Path
-) -> None:
+def test_a_missing_adapter_is_retried_once_elsewhere_without_a_picker(replicas: list[Replica], tmp_path: Path) -> None:
     pool = Pool("p", tuple(one.endpoint for one in replicas))
     with Router(tmp_path, pool) as router:
         router.wait_for_replicas(3)

@@ -70,7 +70,7 @@ def candidate(name: str, limit: str | None) -> Candidate:
     return Candidate(parsed(name, "team", engine={"args": args}), 1)
 
 
-def test_who_shares_a_name_takes_as_much_as_the_largest() -> None:
+def test_models_that_share_a_name_take_as_much_as_the_largest() -> None:
     backends = [{"llmdeployment": name, "weight": 1} for name in ("small", "large")]
     spec = {"splits": [{"name": "both", "backends": backends}], "aliases": [{"name": "little", "model": "small"}]}
     door = LLMGateway.from_json({"metadata": {"name": "all", "namespace": "team", "uid": "u"}, "spec": spec})
@@ -142,7 +142,9 @@ def refused_by_head(port: int, size: int, path: str = "/v1/completions", **heade
 
 @needs_envoy
 @pytest.mark.parametrize(("tenant", "most"), [("little", 100_000), ("bounded", 300_000), ("all", MAX_BODY_BYTES)])
-def test_what_no_model_of_a_tenant_takes_is_refused_from_its_head(door: Gateway, tenant: str, most: int) -> None:
+def test_a_body_too_large_for_all_models_of_a_tenant_is_refused_from_its_head(
+    door: Gateway, tenant: str, most: int
+) -> None:
     status, text = refused_by_head(door.spec.port, most + 1, authorization=f"Bearer sk-{tenant}")
     assert status == 413
     if most < MAX_BODY_BYTES:

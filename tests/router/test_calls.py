@@ -157,7 +157,7 @@ def test_messages_are_the_same_in_whatever_pieces_they_come(data: st.DataObject)
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nHost: me\r\n\r\n", PREFACE + b"\xff" * 9])
-def test_what_is_no_call_of_envoys_is_hung_up_on(sent: bytes) -> None:
+def test_a_connection_that_is_no_call_of_envoy_is_closed(sent: bytes) -> None:
     wire = Wire()
     connection = Connection(Heard)
     connection.connection_made(wire)

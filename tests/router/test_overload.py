@@ -94,7 +94,7 @@ def test_a_request_has_to_be_whole_in_time_and_an_answer_may_take_longer(tmp_pat
 
 
 @pytest.mark.slow
-def test_of_a_heap_that_fills_up_the_largest_stream_goes_first(tmp_path: Path) -> None:
+def test_the_largest_stream_goes_first_when_the_heap_fills_up(tmp_path: Path) -> None:
     """From 60 percent on Envoy gives memory back, from 80 percent on it ends streams of HTTP/2 that keep megabytes."""
     if shutil.which("curl") is None:
         pytest.skip("needs a client of HTTP/2: curl")

@@ -116,7 +116,7 @@ def test_the_load_factor_reaches_the_picker(engines: EmulatedEngines, tmp_path: 
         assert picker.by_label("octavo_router_picks_total", "reason").keys() == {"home", "conversation"}
 
 
-def test_what_alerts_and_boards_read_of_routers_is_exposed(router: Router) -> None:
+def test_routers_expose_the_series_of_alerts_and_boards(router: Router) -> None:
     with PickerProcess(router) as picker:
         picker.wait_for_replicas(3)
         ask(router, "hello")

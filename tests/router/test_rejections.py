@@ -129,7 +129,7 @@ def test_each_kind_is_told_with_its_words_until_a_later_update_is_taken(router: 
 
 @needs_envoy
 @pytest.mark.slow
-def test_what_envoy_says_makes_a_gateway_not_ready(router: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_envoy_s_rejection_makes_a_gateway_not_ready(router: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "CONTROL_PORT", router.picker.control_port)
     meta = {"name": "all", "namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"}
     body = {"apiVersion": "octavo.dev/v1alpha1", "kind": api.KIND, "metadata": meta, "spec": {"replicas": 1}}

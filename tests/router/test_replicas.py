@@ -150,7 +150,7 @@ def test_a_killed_replica_costs_no_request_and_ends_no_stream_of_the_other(
     assert set(ends) == {"cut", "done"}, "streams of the other replica go on, and those of the killed one say so"
 
 
-def test_without_a_replica_the_answer_is_openais_error(tmp_path: Path) -> None:
+def test_the_answer_without_a_replica_is_openai_s_error(tmp_path: Path) -> None:
     with Router(tmp_path, Pool("tiny", (Endpoint("127.0.0.1", 9, 9),))) as router:
         status, answer = ask(router.spec.port, "anybody?")
         assert status == 503

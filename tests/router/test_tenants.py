@@ -198,7 +198,7 @@ def refused_with(answer: Any, message: str) -> None:
 
 
 @needs_envoy
-def test_what_boards_read_of_tenants_is_exposed(limited: tuple[Gateway, PickerProcess]) -> None:
+def test_the_series_that_boards_read_of_tenants_are_exposed(limited: tuple[Gateway, PickerProcess]) -> None:
     names = {name for name in names_read() if name.startswith("octavo_router_tenant_")}
     assert names and names - exposed(limited[1].page()) == set()
 
@@ -359,7 +359,7 @@ def test_a_tenants_tokens_are_limited_while_a_stream_still_runs(limited: tuple[G
 
 
 @needs_envoy
-def test_without_its_picker_a_gateway_limits_nothing_and_serves(limited: tuple[Gateway, PickerProcess]) -> None:
+def test_a_gateway_without_its_picker_limits_nothing_and_serves(limited: tuple[Gateway, PickerProcess]) -> None:
     gateway, picker = limited
     picker.process.send_signal(signal.SIGSTOP)
     try:

@@ -123,7 +123,7 @@ def test_a_long_answer_is_painted_at_once_and_never_freezes_the_page(
     assert min(worst) < 1, worst  # 0.15 and 0.3 on a machine with nothing else to do
 
 
-def test_what_a_model_says_runs_nothing(
+def test_model_output_runs_nothing(
     scripted: ScriptedServer, scripted_dashboard: Any, visit: Callable[[str], Any]
 ) -> None:
     scripted.answers |= {"hostile": [HOSTILE[:20], HOSTILE[20:]], "word": ["x" * 100_000]}

@@ -114,7 +114,7 @@ def test_streams_of_a_gpu_have_the_bits_of_plain_torch(ranks: int, rows: int) ->
 
 
 @pytest.mark.skipif(backend.INTERPRETED, reason="needs a GPU: TRITON_INTERPRET=0")
-def test_who_waits_on_a_gpu_can_be_stopped() -> None:
+def test_a_rank_that_waits_on_a_gpu_can_be_stopped() -> None:
     streams = Streams(2)
     x = torch.ones(3, 64, device="cuda")
     streams.warm_up(lambda group: all_reduce_(x, group))

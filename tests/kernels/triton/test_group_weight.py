@@ -169,7 +169,7 @@ def test_every_launch_is_known_before_serving(n, k):
     ],
     ids=str,
 )
-def test_what_cannot_be_packed_is_refused(change, problem):
+def test_weights_that_cannot_be_packed_are_refused(change, problem):
     arguments = {
         "codes": torch.zeros(2, 256, dtype=torch.uint8),
         "scales": torch.ones(2, 2),

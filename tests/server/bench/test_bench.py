@@ -307,7 +307,7 @@ def test_a_timeline_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "timeline.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_what_a_run_has_guessed_is_the_difference_of_two_pages() -> None:
+def test_a_run_s_counts_of_guesses_are_the_difference_of_two_pages() -> None:
     def page(scale: int) -> str:
         label = 'model_name="m{x}",engine="0"'
         values = {"drafts": 10, "draft_tokens": 40, "accepted_tokens": 25}

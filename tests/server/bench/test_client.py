@@ -112,7 +112,7 @@ def test_a_token_has_come_when_its_event_has(texts: list[str], cuts: list[int]) 
         (b"HTTP/1.1 200 OK\r\n\r\ndata: [DONE]\n\n", "without a token"),
     ],
 )
-def test_what_goes_wrong_is_said(answer: bytes, error: str) -> None:
+def test_errors_are_reported(answer: bytes, error: str) -> None:
     async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(answer)
@@ -128,6 +128,6 @@ def test_no_server_is_an_error_of_the_request() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://", "ftp://there", "http://[::1", "http://there:port"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="is no address"):
         HTTPClient(url, {})

@@ -83,7 +83,7 @@ def test_values_that_make_no_sense_are_refused(flag: str, value: str, capsys: py
     assert f"argument {flag}" in capsys.readouterr().err
 
 
-def test_what_cannot_be_asked_for_is_refused(tokenizer: Tokenizer) -> None:
+def test_impossible_data_sets_are_refused(tokenizer: Tokenizer) -> None:
     random_mm = ["--dataset-name", "random-mm"]
     for words, says in (
         ([*random_mm, "--backend", "openai"], "--backend openai-chat"),

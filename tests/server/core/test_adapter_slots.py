@@ -72,7 +72,7 @@ def test_a_stream_of_requests_for_one_adapter_does_not_keep_another_waiting(poli
     assert len([i for i in engine.started if i.startswith("a")]) > 100  # and it goes on with the first
 
 
-def test_who_comes_back_starts_although_others_are_urgent():
+def test_a_request_that_comes_back_starts_although_others_are_urgent():
     """Else slots would be loaded for the one and for the other, and nobody would run."""
     engine = Engine(max_loras=1, max_num_seqs=2, delay=PATIENCE + 2)
     for name in "abc":

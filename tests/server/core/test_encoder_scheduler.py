@@ -61,7 +61,7 @@ def test_every_text_is_computed_whole_and_once(
     assert {reason for i, reason in ended.items() if int(i[1:]) in aborted} <= {"abort", "stop", "error"}
 
 
-def test_what_can_never_run_is_refused() -> None:
+def test_a_text_that_can_never_run_is_refused() -> None:
     scheduler = make()
     with pytest.raises(ValueError, match=r"21 tokens.*at most 20 \(max_num_batched_tokens\)"):
         add(scheduler, "long", 21)

@@ -122,7 +122,7 @@ def test_a_hit_ends_where_a_group_with_a_window_lost_what_it_needs() -> None:
     assert found([full[0]]) == 0 and found(window) == 0
 
 
-def test_what_is_not_confirmed_is_not_found() -> None:
+def test_unconfirmed_blocks_are_not_found() -> None:
     kv = KVCacheManager(10, 4)
     first = request("first", list(range(10)))
     kv.allocate_slots(first, 10, kv.get_computed_blocks(first))
@@ -153,7 +153,7 @@ def test_no_caching_no_hits() -> None:
     windows=st.sampled_from([(None,), (None, 3), (2,)]),
 )
 @examples(200)
-def test_without_room_nothing_changes(
+def test_nothing_changes_without_room(
     block_size: int, num_blocks: int, sequences: list, windows: tuple[int | None, ...]
 ) -> None:
     kv = KVCacheManager(len(windows) * num_blocks + 1, block_size, windows=windows, step_tokens=20)

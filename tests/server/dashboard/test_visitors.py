@@ -114,7 +114,7 @@ def test_visitors_of_a_foreign_interface_set_no_path_address_or_process(flag: st
 
 
 @pytest.mark.parametrize("flag", ["host=0.0.0.0", "port=8123", "uds=/x", "model=x", "config=/x", "management_port=1"])
-def test_what_the_page_sets_cannot_be_set_again_on_loopback(flag: str) -> None:
+def test_settings_of_the_page_cannot_be_set_again_on_loopback(flag: str) -> None:
     with pytest.raises(ConfigError, match="the dashboard sets it"):
         check([f"--param={flag}", "--users=1"], local=True)
 

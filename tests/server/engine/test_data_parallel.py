@@ -203,7 +203,9 @@ def test_an_engine_without_the_first_one_says_so(has_ended: bool) -> None:
         ({"data_parallel_size": 5}, "4 experts cannot be dealt to 5 ranks"),
     ],
 )
-def test_what_dealing_experts_to_cores_does_not_go_with(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_flags_that_exclude_experts_on_several_cores_are_refused(
+    more: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     make_model(*CASES["experts"]).save_pretrained(tmp_path)
     options: dict[str, Any] = {"data_parallel_size": 2, "load_format": "dummy", "skip_tokenizer_init": True, **more}
     with pytest.raises(ConfigError, match=said) as error:

@@ -220,7 +220,7 @@ _READ = [name for name in FAMILY_CASES if not name.startswith(("gemma3n", "gemma
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=() if name in FEW else pytest.mark.long) for name in _READ]
 )
-def test_what_is_read_of_layers_is_what_transformers_gives_them(
+def test_tapped_states_are_those_of_transformers_layers(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, fields = FAMILY_CASES[family]

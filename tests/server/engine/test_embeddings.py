@@ -60,7 +60,9 @@ def test_an_embedding_ends_beside_a_grammar() -> None:
     assert outputs[2].embedding == llm.embed("hello world " * 100)[0]
 
 
-def test_what_cannot_be_embedded_is_told(monkeypatch: pytest.MonkeyPatch, tiny_checkpoints: dict[str, Path]) -> None:
+def test_requests_that_cannot_be_embedded_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tiny_checkpoints: dict[str, Path]
+) -> None:
     llm = LLM(str(tiny_checkpoints["llama"]), dtype="float32", skip_tokenizer_init=True)
     for layer in llm.engine.executor.worker.runner.model.model.layers:  # type: ignore[attr-defined]
         monkeypatch.setattr(layer, "finish", None)

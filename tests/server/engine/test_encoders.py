@@ -225,7 +225,7 @@ def test_dimensions_are_for_models_that_say_so(tmp_path: Path) -> None:
         llm.embed(prompts(), PoolingParams(dimensions=20), use_tqdm=False)
 
 
-def test_what_an_encoder_cannot_do_is_said(tmp_path: Path) -> None:
+def test_requests_that_an_encoder_cannot_serve_are_refused(tmp_path: Path) -> None:
     make_encoder("roberta", tmp_path)
     llm = LLM(str(tmp_path))
     assert llm.config.scheduler.max_model_len == 128  # two positions are the padding token's and none's

@@ -158,7 +158,7 @@ def test_ids_in_parameters_are_checked_against_the_vocabulary(processor, byte_le
         process(processor, "x", **{field: value})
 
 
-def test_without_a_tokenizer_only_ids_are_taken(without_tokenizer):
+def test_only_ids_are_taken_without_a_tokenizer(without_tokenizer):
     assert process(without_tokenizer, [1, 2]).prompt_token_ids == [1, 2]
     with pytest.raises(ValueError, match="skip_tokenizer_init"):
         process(without_tokenizer, "x")

@@ -111,7 +111,7 @@ def test_layers_guess_as_described_and_change_nothing(
     check_head(family, tmp_path, {"method": "mtp"}, oracle.guesses, monkeypatch, quantization="none")
 
 
-def test_by_default_each_layer_guesses_a_token(tmp_path: Path) -> None:
+def test_each_layer_guesses_a_token_by_default(tmp_path: Path) -> None:
     checkpoint("glm4-moe", tmp_path, 2)
     for asked, guessed, layers in ((None, 2, 2), (1, 1, 1), (3, 3, 2)):
         config = {"method": "mtp", "num_speculative_tokens": asked}
@@ -146,7 +146,7 @@ def test_a_layer_in_fp8_blocks_guesses_as_its_values_do(joined: bool, tmp_path: 
         assert all_of(packed.generate(prompts, params, use_tqdm=False)) == expected
 
 
-def test_what_has_no_such_layer_is_refused(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
+def test_a_model_without_such_a_layer_is_refused(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
     kind, settings = FAMILY_CASES["deepseek-v3"]
     make_model(kind, settings).save_pretrained(tmp_path)
     of_method: dict[str, Any] = {"speculative_config": {"method": "mtp"}, "skip_tokenizer_init": True}

@@ -143,7 +143,7 @@ def test_the_sampled_token_comes_first_and_knows_its_rank(byte_level):
     assert result.outputs[0].cumulative_logprob == -71.0
 
 
-def test_without_a_tokenizer_ids_come_through():
+def test_ids_come_through_without_a_tokenizer():
     processor = OutputProcessor(None)
     processor.add_request(request(logprobs=0), None)
     (result,), _ = processor.process_outputs(

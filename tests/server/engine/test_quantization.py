@@ -155,7 +155,7 @@ def test_log_probabilities_of_a_prompt_leave_its_tokens_alone() -> None:
 
 
 @pytest.mark.parametrize("options", [{"dtype": "float16"}, {"kv_cache_dtype": "float16"}], ids=str)
-def test_where_steps_cannot_be_recorded_they_run_one_operation_at_a_time(options: dict[str, Any]) -> None:
+def test_steps_that_cannot_be_recorded_run_one_operation_at_a_time(options: dict[str, Any]) -> None:
     params = SamplingParams(max_tokens=3, temperature=0)
     small: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks_override": 64, "max_num_seqs": 2}
     prompts = ["The capital of", "Two"]

@@ -91,7 +91,7 @@ def test_recorded_steps_give_the_bits_of_called_ones_and_the_model(family: str, 
         assert steps.can_record == (kv_dtype != "float16"), f"{which}: recorded {steps.can_record}"
 
 
-def test_what_keeps_steps_from_being_recorded_is_a_metric(models: dict[str, Path]) -> None:
+def test_the_obstacle_to_recording_steps_is_a_metric(models: dict[str, Path]) -> None:
     options: dict[str, Any] = {"skip_tokenizer_init": True, "max_num_seqs": 4, "num_gpu_blocks_override": 32}
     for kv_dtype, said in (("float16", "torch's own"), ("auto", None)):
         llm = LLM(str(models["llama"]), kv_cache_dtype=kv_dtype, **options)

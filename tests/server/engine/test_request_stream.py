@@ -24,7 +24,7 @@ def make_request(kind: RequestOutputKind, n: int = 1) -> EngineCoreRequest:
     kind=st.sampled_from([RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE]),
 )
 @settings(deadline=None, max_examples=200)
-def test_what_is_read_adds_up_however_late(byte_level, steps, kind):
+def test_deltas_add_up_however_late_they_are_read(byte_level, steps, kind):
     """Each step gives one of three samples a token; the third number says whether the reader reads after it."""
 
     async def run() -> None:
@@ -109,7 +109,7 @@ def test_several_requests_share_a_stream(byte_level):
     assert stream.take().outputs[0].token_ids == [7, 8] and stream.take() is None
 
 
-def test_what_was_read_is_kept_nowhere(byte_level):
+def test_text_that_was_read_is_kept_nowhere(byte_level):
     """Answers may be long, and their readers many."""
     processor, stream = OutputProcessor(byte_level), OutputStream()
     request = make_request(RequestOutputKind.DELTA)

@@ -229,7 +229,9 @@ def test_answers_to_many_schemas_are_the_same(embedded: tuple[LLM, LLM]) -> None
 
 
 @pytest.mark.model
-def test_what_a_grammar_forbids_is_not_computed(embedded: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_a_grammar_forbids_are_not_computed(
+    embedded: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, llm = embedded
     monkeypatch.setattr("octavo.worker.grammars.sequences.CUT_SECONDS", 30.0)
     choice = StructuredOutputsParams(choice=["whales sing in the cold and dark sea"])
@@ -333,7 +335,7 @@ def test_metrics_tell_of_drafts(embedded: tuple[LLM, LLM]) -> None:
         ("ngram", "must be a JSON object"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(config: Any, says: str) -> None:
+def test_contradicting_settings_are_refused_by_name(config: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         EngineArgs(speculative_config=config).create_engine_config()
 

@@ -83,7 +83,7 @@ def test_arguments_that_mean_something_are_effective(llm: LLM) -> None:
         ({"override_generation_config": "greedy"}, ["override_generation_config", "dict", "greedy"]),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(given: dict[str, Any], words: list[str]) -> None:
+def test_impossible_arguments_are_refused_with_the_reason(given: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:
         LLM(**given)
     message = str(refused.value)

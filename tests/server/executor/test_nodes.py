@@ -142,7 +142,7 @@ class Recorder:
             target.sendall(data)
 
 
-def test_what_was_recorded_is_refused(listener: Listener) -> None:
+def test_replayed_messages_are_refused(listener: Listener) -> None:
     """A frame that comes again, and a whole connection."""
     recorder = Recorder(listener.address)
     thread = listener.take()
@@ -182,7 +182,7 @@ def test_a_frame_that_was_not_sent_so_is_refused(wrong: str, listener: Listener)
         received(server)
 
 
-def test_what_crosses_the_network_cannot_be_read(listener: Listener) -> None:
+def test_traffic_between_nodes_cannot_be_read(listener: Listener) -> None:
     recorder = Recorder(listener.address)
     thread = listener.take()
     client = connect(recorder.listener.getsockname(), TOKEN, 1, "control", 30)

@@ -271,7 +271,7 @@ class _Grammars:
         ({"pipeline_parallel_size": 40, "tensor_parallel_size": 2}, "at most 48 ranks, not 80"),
     ],
 )
-def test_what_stages_cannot_do_is_refused(arguments: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_features_that_stages_lack_are_refused(arguments: dict[str, Any], said: str, tmp_path: Path) -> None:
     tiny_model(tmp_path)
     arguments.setdefault("load_format", "dummy")
     with pytest.raises(ConfigError, match=said):

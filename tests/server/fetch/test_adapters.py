@@ -85,7 +85,7 @@ def test_a_folder_of_the_web_by_its_digest(tmp_path: Path) -> None:
         ("https://host/a.gguf", {}, "is one file"),
     ],
 )
-def test_what_cannot_be_had_is_said_in_one_line(hub: Hub, uri: str, more: dict[str, str], says: str) -> None:
+def test_an_unavailable_adapter_is_refused_in_one_line(hub: Hub, uri: str, more: dict[str, str], says: str) -> None:
     with pytest.raises(ModelError, match=says) as found:
         fetch_adapter(uri, progress=False, **more)
     assert "\n" not in str(found.value)

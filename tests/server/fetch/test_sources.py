@@ -82,7 +82,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(folder: Path) -> None:
         ("../../etc/passwd", "there is no model|a single file must be a .gguf"),
     ],
 )
-def test_what_cannot_be_a_model_is_said_at_once(address: str, says: str, folder: Path) -> None:
+def test_a_name_that_can_be_no_model_is_refused_at_once(address: str, says: str, folder: Path) -> None:
     start = time.perf_counter()
     with pytest.raises(ModelError, match=says):
         resolve_model(address)

@@ -187,7 +187,7 @@ def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         fetch_web_model("http://127.0.0.1:9/f.gguf", progress=False)
 
 
-def test_what_was_fetched_serves_while_the_server_is_away(web: Web) -> None:
+def test_a_fetched_model_serves_while_its_host_is_away(web: Web) -> None:
     path = fetch(web)
     web.__exit__()
     assert fetch(web, refresh=True) == path

@@ -210,7 +210,7 @@ def test_a_mistake_is_one_line(argv: list[str], says: str, capsys: pytest.Captur
     assert says in said or re.match(says, said), said
 
 
-def test_what_is_not_built_may_be_switched_off(capsys):
+def test_flags_of_missing_features_may_be_switched_off(capsys):
     args = CommandParser(prog="octavo serve")
     serve.add_arguments(args)
     args.parse_args(["--no-enable-dbo", "--no-trust-remote-code", "--no-use-tqdm-on-load", "--port", "1"])

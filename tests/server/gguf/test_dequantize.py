@@ -45,7 +45,7 @@ def test_bit_equal_to_the_reference(qtype: str, seed: int, rows: int, blocks: in
 @pytest.mark.parametrize("qtype", sorted({"F16", "BF16", "F32", "IQ1_M", *_SCALES} & set(DECODABLE)))
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), blocks=st.integers(1, 20))
-def test_what_the_check_of_blocks_lets_through_is_finite_and_nothing_else(qtype: str, seed: int, blocks: int) -> None:
+def test_checked_blocks_are_finite_and_finite_blocks_pass_the_check(qtype: str, seed: int, blocks: int) -> None:
     size = GGML_QUANT_SIZES[GGMLQuantizationType[qtype]][1]
     raw = np.random.default_rng(seed).integers(0, 256, (1, blocks * size), dtype=np.uint8)
     finite = bool(dequantize(raw, qtype, torch.float32).isfinite().all())

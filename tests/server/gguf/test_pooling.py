@@ -102,6 +102,6 @@ def test_a_ranker_by_yes_and_no_is_one_by_its_answers(tmp_path: Path) -> None:
         ({"qwen3__attention__causal": False}, r"qwen3\.attention\.causal is false"),
     ],
 )
-def test_what_is_not_built_is_refused_by_key_and_value(metadata: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_unsupported_pooling_is_refused_by_key_and_value(metadata: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=said):
         pooler(written(tmp_path / "m.gguf", **metadata))

@@ -76,7 +76,7 @@ def test_several_images_and_text_share_a_batch(llm: LLM) -> None:
         ({"prompt_token_ids": [IMAGE], "multi_modal_data": {"image": Image.new("RGB", (0, 5))}}, "0 x 5 pixels"),
     ],
 )
-def test_what_is_no_image_is_refused(llm: LLM, prompt: dict[str, object], message: str) -> None:
+def test_a_part_that_is_no_image_is_refused(llm: LLM, prompt: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate(prompt, GREEDY, use_tqdm=False)
 

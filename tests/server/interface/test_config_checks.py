@@ -235,7 +235,7 @@ def test_hostile_values_of_gguf_metadata_are_refused_by_key(
         assert field in text, f"{field}={value!r}: {text}"
 
 
-def test_what_a_family_has_not_is_ignored(tmp_path: Path) -> None:
+def test_fields_that_a_family_lacks_are_ignored(tmp_path: Path) -> None:
     """As in transformers; a factor above 1 once wrote past the end of a buffer."""
     model = make_model(*FAMILIES["llama"])
     prompt, params = [{"prompt_token_ids": list(range(3, 40))}], SamplingParams(temperature=0, max_tokens=5)

@@ -162,7 +162,7 @@ def test_grammars_allow_what_is_not_named_only_where_the_standards_reading_is_as
         ({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"b": 1}'),
     ],
 )
-def test_what_a_schema_says_itself_stays(schema, text):
+def test_a_schema_s_own_keywords_stay(schema, text):
     assert accepts(schema, text, strict=True)
 
 

@@ -142,7 +142,7 @@ def test_a_field_that_is_left_out_means_what_it_means_to_transformers(architectu
 
 
 @pytest.mark.parametrize("architecture", [*MODELS, *DRAFTERS])
-def test_of_several_bases_none_hides_a_default_of_another(architecture: str) -> None:
+def test_no_base_hides_a_default_of_another(architecture: str) -> None:
     cls = config_class(architecture)
     for family in (cls, *cls.__subclasses__()):
         for field in fields(family):

@@ -148,7 +148,7 @@ NOT_JUDGED = {"null for what is not set", "beyond 16 bits", "slashes", "braces",
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_what_can_be_said_in_a_grammar_is_held(name):
+def test_keywords_that_grammars_express_are_enforced(name):
     schema, right, wrong = HELD[name]
     matcher = matcher_of(schema)
     for value in right:
@@ -204,7 +204,7 @@ UNHELD: dict[str, tuple[Any, str, Any]] = {
 
 
 @pytest.mark.parametrize("name", UNHELD)
-def test_what_cannot_be_held_is_refused_by_name_where_strict_and_left_out_elsewhere(name):
+def test_other_keywords_are_refused_by_name_if_strict_and_ignored_if_not(name):
     schema, says, value = UNHELD[name]
     with pytest.raises(ValueError, match=re.escape(says)):
         matcher_of(schema)
@@ -232,7 +232,7 @@ def test_names_with_several_schemas_are_left_open_where_not_strict():
         ({"pattern": "(?>a)"}, "a group of no known kind"),
     ],
 )
-def test_what_is_no_schema_is_refused_by_name(lenient, schema, says):
+def test_a_value_that_is_no_schema_is_refused_by_name(lenient, schema, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         matcher_of({**OBJECT, "properties": {"a": schema}}, lenient=lenient)
 
@@ -348,7 +348,7 @@ PIECES = st.sampled_from(
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of Python, on sets
 @settings(max_examples=300, deadline=None)
 @given(pattern=st.lists(PIECES, max_size=7).map("".join), texts=st.lists(st.text("ab01_-.é", max_size=3), max_size=4))
-def test_what_a_pattern_lets_through_matches_it(pattern, texts):
+def test_texts_that_a_pattern_s_grammar_accepts_match_it(pattern, texts):
     """Python's reading, with ASCII's classes, is the judge: its differences to ECMA-262 are not drawn."""
     try:
         judge = re.compile(pattern, re.ASCII)

@@ -167,7 +167,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], Any], dict[str, Any], str]] = 
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_damaged_is_named_in_one_line(damage: str, whole: dict[str, Path], tmp_path: Path) -> None:
+def test_damage_is_named_in_one_line(damage: str, whole: dict[str, Path], tmp_path: Path) -> None:
     name, change, description, said = DAMAGES[damage]
     config = model_config(damaged(whole[name], tmp_path, change, description))
     for quantization in (None, "none"):

@@ -99,7 +99,7 @@ def test_each_field_of_the_installed_peft_is_in_one_table():
     assert {field.name for field in fields(LoraConfig)} <= READ | set(IGNORED) | set(REFUSED)
 
 
-def test_what_peft_writes_by_default_is_taken(caplog):
+def test_peft_s_default_configuration_is_taken(caplog):
     with caplog.at_level(logging.WARNING):
         assert parse(**{name: value for name, value in DEFAULTS.items() if name not in PLAIN}).scaling("q", 8) == 2
     assert not caplog.records
@@ -111,7 +111,7 @@ def test_a_field_without_effect_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_computed_is_refused_by_field_and_value(name):
+def test_unsupported_fields_are_refused_by_field_and_value(name):
     with pytest.raises(ModelError) as error:
         parse(**{name: ["x"]})
     assert f"'{name}' ['x']" in str(error.value) and REFUSED[name] in str(error.value)

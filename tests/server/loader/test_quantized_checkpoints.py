@@ -231,7 +231,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_by_default_a_cpu_computes_on_the_codes(name: str, llama: Path, tmp_path: Path) -> None:
+def test_a_cpu_computes_on_the_codes_by_default(name: str, llama: Path, tmp_path: Path) -> None:
     write, description = FORMATS[name]
     folder = quantize_checkpoint(llama, tmp_path, write, description)
     config = config_of(folder)

@@ -64,7 +64,7 @@ tensors = st.dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(spec=tensors)
-def test_what_was_saved_is_what_is_read(spec: dict, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_saved_tensors_are_read_back(spec: dict, tmp_path_factory: pytest.TempPathFactory) -> None:
     made = {name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in spec.items()}
     found = read(checkpoint(tmp_path_factory.mktemp("st"), {"model.safetensors": made}))
     assert found.keys() == made.keys()

@@ -105,7 +105,7 @@ def load(seed: int, path: Path, size: int, counts: list[int]) -> None:
     pieces=st.lists(st.tuples(st.integers(0, 5), st.integers(-2, 2)), min_size=1, max_size=8),
     threads=st.integers(1, 3),
 )
-def test_what_the_file_holds_arrives(
+def test_the_file_s_bytes_arrive(
     seed: int, size: int, pieces: list[tuple[int, int]], threads: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Tensors of some whole pieces, a little more or less; threads do not meet."""

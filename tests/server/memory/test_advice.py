@@ -107,7 +107,7 @@ def told(words: str) -> int:
     length=st.sampled_from([None, 4096, 8192, 65536, 131072]),
     seqs=st.sampled_from([None, 16, 256]),
 )
-def test_what_a_plan_advises_starts_with_what_it_promises(
+def test_an_advised_plan_starts_with_its_promised_figures(
     name: str, kind: str, gib: int, ranks: int, length: int | None, seqs: int | None, folder: Path
 ) -> None:
     own = MODELS[name]["max_position_embeddings"]

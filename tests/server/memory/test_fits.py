@@ -96,7 +96,9 @@ def test_the_bytes_of_a_gguf_file_are_known_before_it_is_read(
         assert size.nbytes == load_model(config).num_weight_bytes(), quantization
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_loaded(llama_70b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_fit_is_refused_before_anything_is_loaded(
+    llama_70b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "memory_limit", lambda: 24 * GIB)
     monkeypatch.setattr(worker, "load_model", lambda *_: pytest.fail("the model is being loaded"))
     options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}

@@ -249,7 +249,9 @@ def test_the_plan_of_ranks_with_whole_experts_is_the_ledger_of_the_first(
     assert ledgers[1].weights < ledgers[0].weights < engine.weights
 
 
-def test_what_does_not_fit_says_so_and_what_would_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write(tmp_path, LLAMA_70B)
     assert main(["plan", path, "--memory", "24GiB", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)

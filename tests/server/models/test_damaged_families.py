@@ -149,7 +149,7 @@ def tables(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.sampled(share=4)
-def test_what_contradicts_itself_is_named(architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
+def test_contradictions_are_named(architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
     """Unknown kinds, lists of another length, experts that cannot be chosen."""
     cases = [(f"rope {number}", changed, "magic") for number, changed in enumerate(tables(config))]
     for key in ("hidden_act", "hidden_activation", "activation_function", "activation"):

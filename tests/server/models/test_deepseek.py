@@ -65,7 +65,7 @@ def test_the_cache_holds_one_latent_a_token(folder: str) -> None:
     assert spec.bytes_per_token() == 4 * width
 
 
-def test_what_the_latent_cache_does_not_do_is_refused(folder: str) -> None:
+def test_features_that_the_latent_cache_lacks_are_refused(folder: str) -> None:
     spec = KVCacheSpec(1, 32, "float32", kind="mla")
     assert latent_specs([spec], "auto", True, True) == [replace(spec, dtype="bfloat16")]
     assert latent_specs([spec], "auto", False, True) == [spec]
@@ -91,7 +91,7 @@ def test_what_the_latent_cache_does_not_do_is_refused(folder: str) -> None:
         ("qk_rope_head_dim", 7),
     ],
 )
-def test_what_config_json_cannot_mean_is_refused(field: str, value: object, folder: str, tmp_path: Path) -> None:
+def test_meaningless_values_of_config_json_are_refused(field: str, value: object, folder: str, tmp_path: Path) -> None:
     config = json.loads((Path(folder) / "config.json").read_text()) | {field: value}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(Path(folder) / "model.safetensors")

@@ -121,7 +121,7 @@ def test_ranks_hold_whole_experts_in_the_checkpoints_codes(name: str, tmp_path: 
     return check(folder, None, 2e-2)
 
 
-def test_what_cannot_be_cut_can_be_dealt(tmp_path: Path) -> None:
+def test_experts_that_cannot_be_cut_can_be_dealt_whole(tmp_path: Path) -> None:
     """81 columns of an expert."""
     make_model("MixtralConfig", FAMILY_CASES["mixtral"][1] | {"intermediate_size": 81}).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"inner size \(81\).* 2 ranks"):

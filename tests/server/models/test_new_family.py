@@ -97,7 +97,7 @@ def test_an_engine_runs_it(sprout: Path, reference: PreTrainedModel) -> None:
     assert output.outputs[0].token_ids == expected[0, len(TOKENS[0]) :].tolist()
 
 
-def test_what_its_checkpoint_lacks_or_has_too_much_is_named(sprout: Path) -> None:
+def test_missing_and_surplus_tensors_are_named(sprout: Path) -> None:
     path = sprout / "model.safetensors"
     tensors = load_file(path)
     save_file(tensors | {"transformer.h.0.attn.sinks": torch.ones(4)}, path)

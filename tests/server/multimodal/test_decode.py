@@ -123,7 +123,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_whole_picture_is_refused_in_one_line(name: str) -> None:
+def test_incomplete_pictures_are_refused_in_one_line(name: str) -> None:
     with pytest.raises(ImageError) as refused:
         decode(BAD[name])
     text = str(refused.value)
@@ -190,7 +190,7 @@ XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" xmlns:tiff="http://ns.adobe.com/tiff
     ],
     ids=["EXIF", "XMP", "EXIF as text", "a transparent colour"],
 )
-def test_what_changes_the_pixels_of_a_png_is_seen(more: bytes) -> None:
+def test_changes_of_a_png_s_pixels_are_seen(more: bytes) -> None:
     data = filtered_png("RGB", 30, 20, np.random.default_rng(1), more)
     expected, found = ImageOps.exif_transpose(Image.open(io.BytesIO(data))), decode(data)
     assert found.size == expected.size and found.info.get("transparency") == expected.info.get("transparency")

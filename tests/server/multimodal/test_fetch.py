@@ -209,7 +209,7 @@ def test_size_and_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         get("http://pictures.example/", silent)
 
 
-def test_without_allowed_domains_nothing_is_fetched() -> None:
+def test_nothing_is_fetched_without_allowed_domains() -> None:
     network = Network()
     with pytest.raises(FetchError, match="--allowed-media-domains"):
         asyncio.run(fetch("https://pictures.example/a.png", MediaRules(), answers(PUBLIC), network))

@@ -166,7 +166,7 @@ def test_gpt_oss_is_planned_as_it_is_released(tmp_path: Path, monkeypatch: pytes
     assert {config_of(path, "cpu").model.dtype for path in (folder, folder / "alone")} == {"bfloat16"}
 
 
-def test_what_config_json_does_not_say_is_read_of_the_headers(plain: Callable[[str], Path], tmp_path: Path) -> None:
+def test_headers_supply_facts_that_config_json_omits(plain: Callable[[str], Path], tmp_path: Path) -> None:
     whole = plain("llama")
     tensors, config = load_file(whole / "model.safetensors"), json.loads((whole / "config.json").read_text())
     config = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")}

@@ -123,7 +123,7 @@ def test_a_seed_repeats_and_survives_preemption(params: dict[str, float]) -> Non
     assert run(SamplingParams(seed=5, temperature=3, **params), 12, sample_index=1) != first
 
 
-def test_without_a_seed_the_default_one_serves() -> None:
+def test_the_default_seed_serves_requests_without_one() -> None:
     assert run(SamplingParams(temperature=3), 12) == run(SamplingParams(temperature=3, seed=99), 12)
 
 

@@ -44,7 +44,7 @@ def test_a_long_text_is_read_in_parts() -> None:
 
 
 @given(st.lists(texts, max_size=3), st.lists(st.tuples(st.integers(0, 4), st.integers(2, 12)), max_size=8))
-def test_what_seems_most_probable_is_no_more_than_certain(some: list[list[int]], nexts: list[tuple[int, int]]) -> None:
+def test_the_likeliest_guess_is_at_most_certain(some: list[list[int]], nexts: list[tuple[int, int]]) -> None:
     followers = followers_of(*some)
     guess = most_probable(1, nexts, followers)
     known = {b for one in followers for b in (one.after(1) or [{}])[0]}

@@ -41,7 +41,7 @@ def test_a_longer_match_is_followed_further() -> None:
     assert guess(drafter(), [7, 7, 7, 7], most=2) == [7, 7], "round and round"
 
 
-def test_what_followed_most_often_is_guessed_as_long_as_the_places_agree() -> None:
+def test_the_commonest_follower_is_guessed_while_the_places_agree() -> None:
     often = [5, 6, 7, 1, 5, 6, 7, 2, 5, 6, 8, 3, 5, 6]
     assert guess(drafter(prob=0.3), often) == [7, 2], "two of three, then one of two: the latest of equals"
     assert guess(drafter(prob=0.5), often) == [7]
@@ -62,7 +62,7 @@ def test_prompts_are_not_kept() -> None:
     assert guess(suffix, [1, 2]) == [] and guess(suffix, [5, 6]) == [7]
 
 
-def test_without_recent_answers_only_the_sequence_itself_counts() -> None:
+def test_only_the_sequence_itself_counts_without_recent_answers() -> None:
     suffix = drafter(answers=0)
     answer(suffix, [1, 2, 3, 4, 5])
     assert guess(suffix, [9, 1, 2, 3]) == [] and suffix.recent is None
@@ -80,7 +80,7 @@ answers = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c"]), st.integers(0,
 
 
 @given(answers, st.integers(4, 120), st.integers(1, 9))
-def test_what_is_kept_is_bounded(added: list[tuple[bytes, int]], max_tokens: int, max_answers: int) -> None:
+def test_memory_of_recent_answers_is_bounded(added: list[tuple[bytes, int]], max_tokens: int, max_answers: int) -> None:
     recent = RecentAnswers(max_tokens, max_answers)
     for scope, length in added:
         recent.add(scope, list(range(length)))

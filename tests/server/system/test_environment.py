@@ -63,7 +63,7 @@ def test_no_secret_is_handed_on(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_what_work_needs_is_handed_on(name: str) -> None:
+def test_variables_that_work_needs_are_handed_on(name: str) -> None:
     assert process_environment(source={name: "x", "HF_TOKEN": "y"}) == {name: "x"}
 
 

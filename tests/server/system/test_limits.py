@@ -43,7 +43,7 @@ def test_version_1(tmp_path: Path) -> None:
     assert limits.memory_limit(root, proc) == 512 << 20
 
 
-def test_without_limits_it_is_the_affinity_mask_and_the_machine(tmp_path: Path) -> None:
+def test_the_affinity_mask_and_the_machine_count_without_limits(tmp_path: Path) -> None:
     proc = tmp_path / "proc"
     write(proc, "0::/\n")
     assert limits.cpu_count(tmp_path, proc) == 8

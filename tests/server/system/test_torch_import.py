@@ -41,7 +41,7 @@ def nvidia(names: set[str]) -> set[str]:
     return {name for name in names if name.startswith(("libcublas", "libcudnn", "libnccl", "libnvrtc", "libcusparse"))}
 
 
-def test_what_a_gpu_needs_is_not_loaded():
+def test_libraries_for_gpus_are_not_loaded_without_one():
     assert not nvidia(loaded_by(""))
 
 
@@ -55,7 +55,7 @@ def test_what_a_gpu_needs_is_not_loaded():
         ("import os; os.memfd_create = lambda name: os.open('/nowhere', 0)", {}),
     ],
 )
-def test_where_that_cannot_be_or_is_switched_off_all_of_torch_is_imported(lines, env):
+def test_all_of_torch_is_imported_if_part_of_it_cannot_be(lines, env):
     names = loaded_by(lines, **env)
     if importlib.metadata.version("torch") and any(name.startswith("libtorch_cuda") for name in names):
         assert nvidia(names)

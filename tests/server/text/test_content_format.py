@@ -20,7 +20,7 @@ NAMED = "{% for m in messages %}{% set parts = m.content %}{% for c in parts %}{
     "template, loops",
     [(TEXT, False), (LOOP, True), (BOTH, True), (MACRO, True), (NAMED, True), ("{% for", False), ("", False)],
 )
-def test_what_a_template_loops_over(template: str, loops: bool) -> None:
+def test_a_template_s_loops_over_contents_are_found(template: str, loops: bool) -> None:
     assert iterates_over_content(template) is loops
 
 
@@ -43,7 +43,7 @@ def test_images_keep_their_places() -> None:
     assert wrapped["content"] == [{"type": "text", "text": "be brief"}]
 
 
-def test_what_was_written_around_a_message_stays() -> None:
+def test_text_written_around_a_message_stays() -> None:
     said = message(object(), "and tell")
     said["content"] = f"Be brief.\n\n{said['content']}"
     (text,) = with_parts([said], TEXT, "<image>")

@@ -135,7 +135,7 @@ def test_every_text_gets_the_tokens_that_it_gets_alone(tokenizer: Tokenizer, dat
             assert known.encode(one, special) == tokenizer.encode(one, special)
 
 
-def test_what_texts_share_is_tokenised_once(tokenizer: Tokenizer) -> None:
+def test_a_shared_beginning_is_tokenised_once(tokenizer: Tokenizer) -> None:
     known = PrefixTokens(tokenizer)
     system = "You know all there is to know of the capital of France, and answer in one word. " * 6
     asked = [f"{system}Question number {n}: what is it?" for n in range(4)]
@@ -204,7 +204,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
-def test_where_texts_may_not_be_cut_nothing_is_kept(make: Callable[[], Tokenizer]) -> None:
+def test_nothing_is_kept_of_texts_that_may_not_be_cut(make: Callable[[], Tokenizer]) -> None:
     tokenizer = make()
     known = PrefixTokens(tokenizer, min_chars=2)
     for n in range(4):
@@ -231,7 +231,7 @@ def test_several_threads() -> None:
         assert list(threads.map(known.encode, asked)) == [tokenizer.encode(text) for text in asked]
 
 
-def test_who_sends_a_salt_leaves_and_finds_no_trace() -> None:
+def test_a_salted_request_leaves_and_finds_no_trace() -> None:
     tokenizer = KNOWN["llama 3"]()
     model = ModelConfig(
         model="m",

@@ -114,7 +114,7 @@ def test_a_cut_answer_shows_what_there_is(text: str, expected: Parsed) -> None:
     assert parser.ends_inside_call == bool(expected[2])
 
 
-def test_without_tools_nothing_is_a_call_and_a_continued_answer_is_content() -> None:
+def test_nothing_is_a_call_without_tools_and_a_continued_answer_is_content() -> None:
     assert every_cut(f'{CALL}{{"a": 1}}', calls=False) == ("", '{"a": 1}', [])
     assert every_cut(f" and five.<|end|>{ANALYSIS}b", continues=True) == ("b", " and five.", [])
 

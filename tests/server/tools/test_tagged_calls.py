@@ -149,7 +149,7 @@ calls = st.lists(st.tuples(st.just("write"), arguments) | st.just(("now", {})), 
 @given(st.sampled_from(KINDS), calls, st.sampled_from(["\n", ""]), st.sampled_from(["", "Let me look.\n\n"]))
 @example("qwen3_xml", [("write", {"text": "a</parameter>b"})], "\n", "")
 @example("glm45", [("now", {}), ("now", {})], "", "")
-def test_what_the_families_write_is_read_back(kind, made, newline, before):
+def test_calls_as_the_families_write_them_are_read_back(kind, made, newline, before):
     content, found = parsed(kind, before + written(kind, made, newline))
     assert (content.strip(), found) == (before.strip(), made)
 

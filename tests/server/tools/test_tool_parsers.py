@@ -325,7 +325,7 @@ def test_text_without_a_call_comes_out_as_it_is(kind, text):
         "[f(a=" + "9" * 10_000 + ")]",
     ],
 )
-def test_what_is_no_call_is_content_to_the_letter(kind, text):
+def test_text_that_is_no_call_is_content_to_the_letter(kind, text):
     names = (*NAMES,)
     assert parse(TOOL_PARSERS[kind], [text], names) == (text, [])
 
@@ -386,7 +386,7 @@ def test_a_broken_call_spares_its_neighbours():
     assert content == bad and found == [("now", '{"a": 1}')] * 2
 
 
-def test_what_breaks_inside_arguments_goes_on_as_content():
+def test_a_call_that_breaks_inside_arguments_becomes_content():
     content, found = hermes('{"name": "now", "arguments": {"a": 1,}}')
     assert found == [("now", '{"a": 1,')] and content == "}}</tool_call>"
 

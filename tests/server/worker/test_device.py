@@ -43,7 +43,9 @@ def config(tiny_checkpoints: dict[str, Path], **given: object) -> EngineConfig:
         ({"kv_cache_dtype": "float16"}, r"kv_cache_dtype: .*torch\.float16 .*attention_backend='reference'"),
     ],
 )
-def test_what_the_triton_kernels_refuse(given: dict[str, object], message: str, tiny_checkpoints, monkeypatch) -> None:
+def test_the_triton_kernels_refuse_unsupported_caches(
+    given: dict[str, object], message: str, tiny_checkpoints, monkeypatch
+) -> None:
     def load(*_: object) -> None:
         raise AssertionError("weights were read")
 
@@ -63,7 +65,9 @@ def test_what_the_triton_kernels_refuse(given: dict[str, object], message: str, 
         ({"head_size": 64, "attention_backend": "triton"}, r"kv_cache_dtype: .*torch\.int8 .*"),
     ],
 )
-def test_where_there_is_no_int8_cache(given: dict[str, object], message: str, tiny_checkpoints, monkeypatch) -> None:
+def test_an_int8_cache_is_refused_without_its_kernels(
+    given: dict[str, object], message: str, tiny_checkpoints, monkeypatch
+) -> None:
     if "head_size" in given:
         monkeypatch.setattr(ModelConfig, "head_size", given.pop("head_size"))
     with pytest.raises(ConfigError, match=f"{message}.*; leave kv_cache_dtype at auto"):

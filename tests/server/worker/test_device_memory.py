@@ -95,7 +95,9 @@ def test_the_profiled_steps_are_as_large_as_steps_get(tiny_checkpoints: dict[str
 
 
 @pytest.mark.parametrize("case", ["llama-gqa-tied", "gemma3n", "gemma4"])
-def test_what_graphs_of_prompts_keep_is_counted(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_kept_by_graphs_of_prompts_is_counted(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of each row all that lies between the halves of the last layer, which streams and embeddings of layers are."""
     make_model(*FAMILY_CASES[case]).save_pretrained(tmp_path)
     model, widths = load(tmp_path), []

@@ -52,7 +52,7 @@ def test_work_runs_then_is_captured_then_replayed(done: list[str]) -> None:
     assert done[5:] == ["replay"]
 
 
-def test_what_goes_wrong_in_a_capture_is_what_is_raised(done: list[str]) -> None:
+def test_an_error_within_a_capture_is_raised_itself(done: list[str]) -> None:
     def work() -> tuple[Tensor, ...]:
         if "begin" in done:
             done.append("went wrong")

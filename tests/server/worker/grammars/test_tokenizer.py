@@ -166,7 +166,7 @@ def test_names_of_tools_are_text_between_the_tokens_of_a_call(tmp_path, format_,
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_no_token_is_never_allowed(tmp_path, layout):
+def test_ids_without_a_token_are_never_allowed(tmp_path, layout):
     tokenizer = write_tokenizer(tmp_path, layout, ["<|x|>"])
     matcher = LLMatcher(tokenizer, grammar_of(regex="(.|\\n)*"), log_level=0)
     mask = matcher.compute_bitmask()
