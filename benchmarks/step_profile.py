@@ -234,9 +234,9 @@ def server(rows_of: list[int]) -> dict[int, dict[str, float]]:
 def page(figures: dict[str, Any]) -> str:
     limit = figures["limits"]
     lines = [
-        f"{figures['cpu']}, {figures['threads']} threads, {figures['isa']} kernels. In the same run the machine read "
-        f"memory at {limit['read_gb_s']:.1f} GB/s and did {limit['int8_gmac_s']:.0f} thousand million int8 products a "
-        f"second, {figures['date']}.",
+        f"{figures['cpu']}, {figures['threads']} threads, {figures['isa']} kernels, {figures['date']}. Limits "
+        f"measured in the same run: {limit['read_gb_s']:.1f} GB/s of memory reads, {limit['int8_gmac_s']:.0f} billion "
+        "int8 products a second.",
         "",
     ]
     for step in figures["steps"]:

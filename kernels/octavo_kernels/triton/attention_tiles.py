@@ -42,7 +42,7 @@ def first_seen(position, window, CHUNKED: tl.constexpr):
 
 @triton.jit
 def add_sinks(m, l, acc, sinks_ptr, heads, there):  # noqa: E741
-    """One more score for each row, of its head, whose value is zeros: the sums, when all keys are in them."""
+    """Add each row's sink to the sums over all keys: one more score, of its head, whose value is zeros."""
     sink = tl.load(sinks_ptr + heads, mask=there, other=0.0) * 1.4426950408889634
     m_new = tl.maximum(m, sink)
     keep = tl.exp2(m - m_new)

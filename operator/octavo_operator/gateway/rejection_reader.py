@@ -44,7 +44,7 @@ def _sentence(one: Json) -> str:
 
 
 def rejection_problem(reports: Mapping[str, Rejected]) -> Problem | None:
-    """The problem of routers that said so, by their uids; None: Envoy goes by its files in all of them."""
+    """The problem of routers that reported a rejection, by uid; None: Envoy follows its files in all of them."""
     found = [one for _, one in sorted(reports.items()) if one]
     if not found:
         return None

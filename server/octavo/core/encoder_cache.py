@@ -28,7 +28,7 @@ class NoImages:
         return num_new
 
     def use(self, request: Request, until: int) -> None:
-        """There is nothing to hold."""
+        """Do nothing: there is nothing to hold."""
 
     def drop(self, request: Request) -> None:
         """There is nothing to release."""
@@ -41,7 +41,7 @@ class NoImages:
         return [], []
 
     def check_integrity(self, running: set[str]) -> None:
-        """There are no books."""
+        """Check nothing: there are no books."""
 
 
 class EncoderCacheManager:

@@ -141,7 +141,7 @@ class KVCacheManager:
         return sum(group.most_missing(total, have, begin) for group, begin in zip(self.groups, first, strict=True))
 
     def _first_held(self, tables: list[list[KVCacheBlock]]) -> list[int]:
-        """The number of null blocks that each begins with."""
+        """The number of null blocks that each table begins with."""
         null = self.pool.null_block
         return [next((i for i, block in enumerate(blocks) if block is not null), len(blocks)) for blocks in tables]
 

@@ -155,7 +155,7 @@ class CoreClient(asyncio.Protocol):
         self._read(_READ_SECONDS)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The core has closed its end."""
+        """Report that the core has closed its end."""
         self._read(float("inf"))  # what came last
         self._closed.set()
 

@@ -316,7 +316,7 @@ class _Grammars:
         return bool(self._waiting or self._held)
 
     def take(self, number: int, grammar: str | None) -> None:
-        """Prepare a grammar, or release it where that is None."""
+        """Prepare grammar ``number``; None: release it."""
         if grammar is not None:
             self._prepared[number] = self._executor.prepare_grammar(grammar)
             self._waiting.add(number)
@@ -352,7 +352,7 @@ class _Adapters:
         return bool(self._loading)
 
     def take(self, payload: bytearray) -> None:
-        """Have one read."""
+        """Start reading the adapter in ``payload``."""
         adapter = self._decode(payload)
         self._loading.append((adapter, self._executor.load_adapter(adapter)))
 

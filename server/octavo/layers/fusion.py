@@ -23,8 +23,8 @@ from octavo_kernels.quant import QuantizedRows
 
 
 def fuse_neighbours(model: nn.Module, apart: Collection[nn.Module] = ()) -> None:
-    """Connect the layers of a loaded model: the numbers of terms are final when all weights are there. The layers
-    ``apart`` get rows as they are besides, and their products are wanted as they are."""
+    """Connect the layers of a loaded model: the numbers of terms are final once all weights are there. The layers
+    ``apart`` also get the unquantised rows, and their products are kept."""
     for module in model.modules():
         if isinstance(module, PreNormDecoderLayer):
             if isinstance(module.self_attn, SelfAttention):

@@ -63,7 +63,7 @@ class TensorGroup:
     sources: dict[str, WeightSource] = field(default_factory=dict)
 
     def fill(self) -> None:
-        """Read them, when all are known."""
+        """Read the group's tensors, once all are known."""
         self.load(self.sources)
 
 

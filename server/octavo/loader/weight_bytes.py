@@ -58,7 +58,7 @@ def weight_size(
 
 
 def _count(slots: Iterable[WeightSlot]) -> int:
-    """The numbers that they take, however these are stored."""
+    """Count the numbers that they take, however these are stored."""
     listed = list(slots)
     groups = {id(slot.group): slot.group for slot in listed if slot.group is not None}
     plain = sum(prod(slot.shape) for slot in listed if slot.shape is not None and not slot.optional)

@@ -66,7 +66,7 @@ class LoadLog:
 
 
 def _drafts_line(stats: SpecDecodeStats) -> str:
-    """Tokens per step are of sequences that had drafts: one, and those that were right."""
+    """Tokens per step count sequences with drafts alone: one token, and the accepted drafts."""
     if not stats.num_draft_tokens:
         return ""
     accepted = stats.num_accepted_tokens

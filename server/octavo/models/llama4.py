@@ -24,7 +24,7 @@ from octavo_kernels import AttentionOptions
 
 
 class Llama4Attention(GrowingQueryAttention):
-    """Queries and keys are normed without weights, which commutes with turning them."""
+    """Attention with queries and keys normed without weights, which commutes with turning them."""
 
     head_norm: ClassVar[type[RMSNorm]] = UnitNorm
 

@@ -2,7 +2,7 @@
 
 Each checkpoint module of a merged layer has a `WeightFormat` of its own, or none where it is stored as a plain weight.
 What a layer keeps of them depends on the device: codes that its kernels multiply, or the values in the dtype of the
-activations. Parts of unlike formats are right either way; a layer with a plain part keeps values, as that part's
+activations. Parts of different formats are correct either way; a layer with a plain part keeps values, as that part's
 16 bits were wanted.
 """
 
