@@ -26,7 +26,7 @@ class AttentionMetadata:
     # The host's copy of query_start_loc, if there is one: launches then skip work that no sequence needs. None in
     # captured steps, which are replayed with other sequences. Every sequence must have tokens, every row a sequence.
     query_start_loc_cpu: NDArray[np.int32] | None = None
-    # What kernels computed for the first layer and use again in the others: lengths of an object must not change.
+    # Results of the first layer that the others use again: lengths of an object must not change.
     plans: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -16,7 +16,7 @@ RETRIES, RETRIED, WITHOUT_ROOM = "octavo-retries", "octavo-retried", "429"  # ho
 _PACKAGE = "envoy.service.ext_proc.v3"
 _STRUCT, _DURATION = ".google.protobuf.Struct", ".google.protobuf.Duration"
 _FIELD = descriptor_pb2.FieldDescriptorProto
-# Of each message its fields: name, number, type (a scalar, or a message), whether repeated.
+# Fields of each message: name, number, type (a scalar, or a message), whether repeated.
 _MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
     "AttributesEntry": [("key", 1, "string", False), ("value", 2, _STRUCT, False)],
     "HttpBody": [("body", 1, "bytes", False)],

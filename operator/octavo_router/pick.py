@@ -32,7 +32,7 @@ MAX_CONVERSATIONS = 2**15
 _FEW = 2**8  # of either, which a pool always has
 ALTERNATIVES = 2
 SESSION = "="  # begins the key of a session that the client has named
-# What a conversation is known by: its session; the end of its last request; while that is short its key, too.
+# Keys of a conversation: its session; the end of its last request; while that is short its key, too.
 Name = str | int | tuple[str, int]
 
 

@@ -85,7 +85,7 @@ def pack_codes(
     return _packed([_bytes(unit.view(-1, STRIP), 1), *head], stream, channels, groups, kind, activation_terms)
 
 
-# What the C kernels have tiles for.
+# Kinds for which the C kernels have tiles.
 KINDS = (
     Kind(2, affine=True),
     Kind(2, affine=True, halves=True),

@@ -58,7 +58,7 @@ class Resources:
 
     RULES: ClassVar = (
         Rule(
-            # What is no quantity has a message of its own.
+            # A value that is no quantity has a message of its own.
             "!has(self.requests) || !has(self.limits) || self.requests.all(name, !(name in self.limits) || "
             "!isQuantity(string(self.requests[name])) || !isQuantity(string(self.limits[name])) || "
             "!quantity(string(self.requests[name])).isGreaterThan(quantity(string(self.limits[name]))))",

@@ -108,7 +108,7 @@ class RejectionReader:
     async def _read(self, key: Key, routers: Mapping[str, str]) -> None:
         before = self._reports.get(key, {})
         answers = await asyncio.gather(*(self._ask(url) for url in routers.values()))
-        # Of a picker that does not answer now the last answer holds: it is started again, and Envoy goes on.
+        # The last answer of a picker that does not answer now holds: it is started again, and Envoy goes on.
         reports = {uid: before.get(uid, {}) if one is None else one for uid, one in zip(routers, answers, strict=True)}
         self._reports[key] = reports
         if rejection_problem(reports) != rejection_problem(before):

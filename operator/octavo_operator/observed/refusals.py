@@ -10,7 +10,7 @@ from octavo_operator.observed.diagnosis import Problem, event_time
 
 Json = dict[str, Any]
 
-# What the API server says, a reason, and the way out. {resources}: the fields of the spec that set them.
+# Words of the API server, a reason, and the way out. {resources}: the fields of the spec that set them.
 _REFUSALS = (
     (r"exceeded quota", "QuotaExceeded", "the namespace's quota is exhausted; raise it or lower {resources}"),
     (r"failed quota", "QuotaExceeded", "the namespace's quota counts what the pods do not say; set {resources}"),

@@ -101,7 +101,7 @@ def expected_network_policy(deployment: LLMDeployment, config: OperatorConfig, s
     return names.manifest(deployment, "networking.k8s.io/v1", "NetworkPolicy", {"spec": body})
 
 
-# What the engine itself refuses to dial, as far as it may be a cluster's: policies know no names.
+# Addresses that the engine itself refuses to dial, as far as they may be a cluster's: policies know no names.
 _PRIVATE = {
     "0.0.0.0/0": ["10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"],
     "::/0": ["::1/128", "fc00::/7", "fe80::/10"],

@@ -43,7 +43,7 @@ class InvalidTemplateError(ValueError):
         self.reason = reason
 
 
-# Where the engine and its libraries write.
+# Folders into which the engine and its libraries write.
 _CACHE_VARIABLES = (
     "HF_HOME",
     "HF_HUB_CACHE",

@@ -75,7 +75,7 @@ class _Connection(asyncio.Protocol):
         self.open = False
         self.transport.close()
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):

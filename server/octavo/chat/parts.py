@@ -27,7 +27,7 @@ class Part:
         return "".join(self.pieces)
 
 
-# What happened to a part: it was opened, the text came, or it was closed.
+# Changes of a part: it was opened, text came, or it was closed.
 Step = tuple[Action, Part, str]
 
 

@@ -218,7 +218,7 @@ def counters_html(view: CacheView, blocks_of_longest: int, block_bytes: int) -> 
     )
 
 
-# Of the ledger's parts, in its order; others are grey.
+# Colours of the ledger's parts, in its order; others are grey.
 _PART_COLOURS = {
     "weights": "#2563eb",
     "KV cache": "#0d9488",

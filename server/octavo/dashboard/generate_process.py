@@ -30,7 +30,7 @@ from octavo.text.tokenizer import Tokenizer
 
 def main() -> None:
     """Answer requests until stdin ends."""
-    # What libraries print goes to stderr.
+    # Libraries' output goes to stderr.
     out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     first = json.loads(sys.stdin.readline())

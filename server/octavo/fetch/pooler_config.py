@@ -66,7 +66,7 @@ def max_sequence_length(files: ModelFiles) -> int | None:
     return length
 
 
-# How Qwen3-Reranker was trained to be asked.
+# The prompt that Qwen3-Reranker was trained with.
 _QWEN3_RERANKER = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web '

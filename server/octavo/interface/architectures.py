@@ -96,14 +96,14 @@ MODELS = {
     "ModernBertForMaskedLM": "modernbert",
     "ModernBertForSequenceClassification": "modernbert",
 }
-# Those whose tokens of images have three positions.
+# Architectures whose image tokens have three positions.
 M_ROPE = {
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
 }
-# Those that read images, where the checkpoint has a tower for them.
+# Architectures that read images, if the checkpoint has a tower for them.
 IMAGE_READERS = M_ROPE | {
     "LlavaForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
@@ -113,9 +113,9 @@ IMAGE_READERS = M_ROPE | {
     "Gemma3ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
 }
-# Those whose image tokens see each other in both directions.
+# Architectures whose image tokens see each other in both directions.
 SEES_IMAGES_WHOLE = {"Gemma3ForConditionalGeneration"}
-# Those that read whole texts, to both sides, and cannot write any.
+# Architectures that read whole texts, to both sides, and cannot write any.
 ENCODERS = {name for name, module in MODELS.items() if module in ("bert", "nomic_bert", "gte", "modernbert")}
 
 _STATE_SPACE = re.compile(
@@ -124,7 +124,7 @@ _STATE_SPACE = re.compile(
 )
 
 
-# What guesses tokens for a model of that architecture with layers behind its last one, see `octavo.models.mtp`.
+# Drafters for a model of that architecture, with layers behind its last one, see `octavo.models.mtp`.
 PREDICTION_LAYERS = {"DeepseekV3ForCausalLM": "DeepSeekMTPModel", "Glm4MoeForCausalLM": "Glm4MoeMTPModel"}
 # Models that guess tokens, by the names that they have here -> module of octavo.models.
 DRAFTERS = {
@@ -132,7 +132,7 @@ DRAFTERS = {
     **dict.fromkeys(("EagleModel", "Eagle3Model", "Eagle3Qwen3Model"), "eagle"),
     "MedusaModel": "medusa",
 }
-# Of Medusa's tensors: what checkpoints call them, its authors' among them, and what `octavo.models.medusa` does.
+# Names of Medusa's tensors in checkpoints, its authors' among them, and in `octavo.models.medusa`.
 MEDUSA_NAMES: list[tuple[str, str | None]] = [
     (r"^medusa_heads?\.", ""),
     (r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2."),

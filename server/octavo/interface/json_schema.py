@@ -10,7 +10,7 @@ Schema = Any  # a dict, or True or False
 
 _DATA = frozenset({"const", "enum", "default", "example", "examples", "required", "type", "dependentRequired"})
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-# What a schema says about its own value through other schemas.
+# Keywords by which other schemas describe a schema's own value.
 _ALL_HOLD = ("allOf",)
 _ONE_HOLDS = ("anyOf", "oneOf")
 _CONDITIONS = frozenset({"if", "not"})

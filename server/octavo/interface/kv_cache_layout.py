@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from octavo.interface.kv_cache_spec import KVCacheSpec
 
 NO_BOUND = 1 << 60
-# Where kinds of layers differ by less, blocks have the size of the larger: padding costs less than more groups.
+# If kinds of layers differ by less, blocks have the size of the larger: padding costs less than more groups.
 NEARLY_EQUAL = 1.25
 
 

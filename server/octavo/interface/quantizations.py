@@ -1,6 +1,6 @@
 """The names that ``--quantization`` takes; no torch, as flags are read before it is imported."""
 
-# What any checkpoint of plain weights can be turned into while it is loaded; none: whatever is stored as values.
+# Formats to which plain weights can be converted while they are loaded; none: whatever is stored as values.
 ONLINE = ("none", "int8")
 GPU_ONLINE = ("int8", "fp8")  # with activations of 8 bits, too
 # Formats of checkpoints, by vLLM's names: they state what the files are found to be anyway.

@@ -19,7 +19,7 @@ _COMMON: dict[str, Any] = {
     "temporal_patch_size": 2,
     "out_hidden_size": 3584,
 }
-# What config.json means by leaving a field out, by the tower's model_type without "_vision".
+# Defaults of fields that config.json leaves out, by the tower's model_type without "_vision".
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2_vl": _COMMON | {"embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "hidden_act": "quick_gelu"},
     "qwen2_5_vl": _COMMON

@@ -14,7 +14,7 @@ from octavo.interface.json_pattern import UnheldPatternError, translated
 from octavo.interface.json_schema import Schema, Steps, at_pointer, mapped
 from octavo.interface.schema_shapes import check_shapes
 
-# Those of which a grammar cannot keep account. What a keyword with one of these values says holds always.
+# Keywords of which a grammar cannot keep account. With one of these values a keyword holds always.
 _UNHELD: dict[str, tuple[Any, ...]] = {
     "not": (False,),
     "if": (),

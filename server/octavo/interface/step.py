@@ -57,7 +57,7 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     sampled_req_ids: list[str] = field(default_factory=list)  # those whose step ends with a new token, in order
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)  # drafts, counted above too
-    # How many tokens a drafter in the worker is to guess after the step; 0: of a prompt, which it only reads for now
+    # Tokens that a drafter in the worker guesses after the step; 0: for a prompt, which it only reads for now
     num_draft_tokens: dict[str, int] = field(default_factory=dict)
     # With several stages: the last known token, sampled by the last one, and its position; the others know neither
     last_tokens: dict[str, tuple[int, int]] = field(default_factory=dict)

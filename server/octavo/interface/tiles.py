@@ -75,7 +75,7 @@ class Tiling:
         """(height, width) of an image that no other has more patches and rows than."""
         images = list(self.resolutions)
         for height, width in self.resolutions if self.most is not None else ():
-            # What is a little above `most` is not scaled down, and padding may leave just that.
+            # A size a little above `most` is not scaled down, and padding may leave just that.
             for edge, other in ((height, width), (width, height)):
                 kept = 1.1**2 * self.most * self.side * self.tile / other  # type: ignore[operator]
                 for patches in range(max(1, int(kept) - 2), min(int(kept) + 1, edge // self.tile * self.side)):

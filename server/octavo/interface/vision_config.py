@@ -39,7 +39,7 @@ _PIXTRAL: dict[str, Any] = {
     "hidden_act": "gelu",
     "rope_theta": 10000.0,
 }
-# What config.json means by leaving a field out, by the tower's model_type.
+# Defaults of fields that config.json leaves out, by the tower's model_type.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "clip_vision_model": _CLIP,
     "siglip_vision_model": _SIGLIP,

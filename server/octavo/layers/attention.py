@@ -49,7 +49,7 @@ class ForwardContext:
     """The inputs of a step's forward pass beside its tokens; passed as an argument, never a global."""
 
     metadata: list[AttentionMetadata]  # of each group of layers that share a block table
-    # Of each layer: [2, num_blocks, num_kv_heads, block_size, head_size], in the kernels' order.
+    # Cache of each layer: [2, num_blocks, num_kv_heads, block_size, head_size], in the kernels' order.
     kv_caches: list[Tensor]
     images: StepImages | None = None  # None: the step has no token of any
 

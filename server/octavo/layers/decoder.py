@@ -25,7 +25,7 @@ from octavo.layers.embedding import VocabParallelEmbedding
 from octavo.layers.latent_attention import LatentSelfAttention
 from octavo.layers.norm import LayerNorm, RMSNorm
 
-# What the first half leaves for the second one, by row: ``[T, ...]`` each.
+# Tensors that the first half leaves for the second one, by row: ``[T, ...]`` each.
 DeferredHidden = tuple[Tensor, ...]
 
 
@@ -131,7 +131,7 @@ class Decoder(nn.Module):
     number of layers itself means the last one's output.
     """
 
-    # What comes behind the layers, and belongs to the last stage of a pipeline; the rest comes before them.
+    # Modules behind the layers, which belong to the last stage of a pipeline; others come before them.
     behind_layers: ClassVar[tuple[str, ...]] = ("norm",)
 
     def __init__(

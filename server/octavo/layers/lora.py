@@ -31,7 +31,7 @@ class LayerAdapters:
 
     def __init__(self, rows: AdapterRows, table: AdapterTable) -> None:
         self.rows, self.table = rows, table
-        # Whether any adapter so far had matrices for this layer, or steps are captured before there are any.
+        # True if any adapter so far had matrices for this layer, or steps are captured before there are any.
         self.has_any = isinstance(table, SlotTable)
 
     @property

@@ -11,7 +11,7 @@ from octavo.models.base import CausalLM
 
 _ROWS = 4096  # that are compared at a time
 _FLOATS = ("F32", "F16", "BF16", "F64")
-# What a base may have been rounded to by the training that saved it.
+# Types to which a base may have been rounded by the training that saved it.
 _ROUNDINGS = (torch.float64, torch.bfloat16, torch.float16)
 
 

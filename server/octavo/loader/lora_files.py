@@ -30,7 +30,7 @@ _PIECE = 1 << 20
 
 _MATRIX = re.compile(r"base_model\.model\.(.+)\.lora_(?:(embedding_)([AB])|([AB])\.weight)")
 _MATRIX_TYPES = ("F32", "F16", "BF16", "F64")
-# What a module was before it was wrapped: saved for tables of tokens, by default.
+# A module before it was wrapped: saved for tables of tokens, by default.
 _COPY = re.compile(r"base_model\.model\.(.+?)(?:\.base_layer)?\.weight")
 _OF_TRAINING = re.compile(r".*\.lora_(?:velora|monteclora)_.*")
 

@@ -50,7 +50,7 @@ IGNORED = {
     "auto_mapping": "which class PEFT wraps",
     "peft_version": "who wrote it",
 }
-# What they stand for, where they are neither null, false nor empty.
+# Meaning of fields that are neither null, false nor empty.
 REFUSED = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA, which pools inputs",

@@ -265,7 +265,7 @@ def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) 
         return config.scheduler.max_model_len
     config = with_step_limits(config, device.kind)
     layout = kv_cache_layout(memory.specs, config, device.steps_in_flight)
-    # What a device's step takes is known later.
+    # The memory of a device's step is known later.
     return plan_memory(config, layout, memory.weights, device, stage=memory.stage).max_model_len
 
 

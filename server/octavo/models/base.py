@@ -61,11 +61,11 @@ class Model(nn.Module):
     ]
     # Regular expression for the weights, by their names here, that safetensors hold as [inputs, outputs]; None: none.
     transposed_weights: ClassVar[str | None] = None
-    # Of tensors of all experts in safetensors: whether they hold [inputs, outputs], whether gates and ups take turns.
+    # Layout of tensors of all experts in safetensors: [inputs, outputs] or not, gates and ups in turns or not.
     stacked_experts: ClassVar[tuple[bool, bool]] = (False, False)
-    # Whether checkpoints may hold layers of multi-token prediction beyond num_hidden_layers: they are left out.
+    # True if checkpoints may hold layers of multi-token prediction beyond num_hidden_layers: they are left out.
     leaves_out_mtp_layers: ClassVar[bool] = False
-    # What the checkpoint's model reads beside text ("images") and this one does not; None: nothing.
+    # Inputs beside text ("images") that the checkpoint's model reads and this one does not; None: there are none.
     leaves_out: str | None = None
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:

@@ -32,7 +32,7 @@ class QwenVL(ReadsImages, LlamaForCausalLM):
     """The language model that the families share."""
 
     vision_class: ClassVar[type[QwenVision]] = QwenVision
-    # Of M-RoPE: whether the positions take turns, and how many pairs follow each where config.json does not say.
+    # M-RoPE: whether positions take turns, and how many pairs follow each if config.json does not say.
     interleaved: ClassVar[bool] = False
     sections: ClassVar[tuple[int, int, int]] = (16, 24, 24)
 

@@ -31,7 +31,7 @@ _OWN = {
     "download_dir",
     "load_format",
 }
-# Of ServerArgs: fields that the operator sets, or that are a Secret's.
+# Fields of ServerArgs that the operator sets, or that are a Secret's.
 _OF_OPERATOR = ("host", "port", "uds", "management_host", "management_port", "api_key", "shutdown_timeout")
 HOST_BYTES = 4 * GIB  # beside a GPU: libraries, and what passes through on its way there
 

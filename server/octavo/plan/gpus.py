@@ -15,7 +15,7 @@ from octavo.errors import ConfigError
 from octavo.memory.ledger import GIB, MIB, DeviceMemory
 from octavo.system.suggestions import did_you_mean
 
-# What the driver and a process's context take before anything is loaded.
+# Memory of the driver and a process's context before anything is loaded.
 CONTEXT_BYTES = 512 * MIB
 
 

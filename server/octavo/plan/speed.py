@@ -16,7 +16,7 @@ from octavo.plan.gpus import GPU
 
 # Shares of the peak that engines reach on large models; a calibration replaces them.
 BANDWIDTH_SHARE, COMPUTE_SHARE = 0.65, 0.45
-# Of one core of a CPU, as an engine of small models reaches them: bytes and operations a second.
+# Speed of one core of a CPU, as engines of small models reach it: bytes and operations a second.
 CORE_BANDWIDTH, CORE_FLOPS = 1e10, 2e11
 STEP_SECONDS = 0.0005  # that a step takes beside, at least
 

@@ -24,7 +24,7 @@ RESERVED = frozenset(
 )
 
 
-# Of an error, in which a template may write what it likes.
+# Length of an error, in which a template may write what it likes.
 _MAX_WORDS = 2000
 
 

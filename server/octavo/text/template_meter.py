@@ -99,7 +99,7 @@ class Meter:
         self._look = 0
         raise UsedUpError(self.why)
 
-    # What expressions do.
+    # Operations of expressions.
 
     def weigh(self, value: Any) -> int:
         """Counts a look at all of a value, as comparing, hashing and writing it take. Its bytes, about."""

@@ -96,7 +96,7 @@ class AdapterManager:
         self.copies = None if memory is None or device is None else SlotCopies(memory, device)
         self._capacity = config.max_cpu_loras
         self._loaded: OrderedDict[str, LoadedAdapter] = OrderedDict()  # by digest
-        # Those that are to be brought into slots, whatever else is read meanwhile: no more than there are slots.
+        # Adapters to bring into slots, whatever else is read meanwhile: no more than there are slots.
         self._kept: OrderedDict[str, LoadedAdapter] = OrderedDict()
         self._num_slots = config.max_loras
         self._lock = Lock()

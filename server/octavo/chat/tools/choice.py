@@ -43,12 +43,12 @@ _TOOLS = [
     {"type": "function", "function": {"name": name, "description": name, "parameters": schema}}
     for name, schema in _SCHEMAS.items()
 ]
-# Of all renderings that find a format: a few calls take a hundredth of it.
+# Limit of all renderings that find a format: a few calls take a hundredth of it.
 _PROBE_STEPS, _PROBE_BYTES = 3_000_000, 32 << 20
 _MAX_TURN = 100_000  # characters that a turn with a call or two may take
 _USER = {"role": "user", "content": "Look it up."}
 
-# What the text of a template shows that tells of a format, but writes no calls; the most specific first.
+# Texts by which a template shows a format without writing calls; the most specific first.
 _SIGNS = tuple(
     (re.compile(sign), name)
     for sign, name in (

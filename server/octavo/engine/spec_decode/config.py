@@ -40,7 +40,7 @@ METHODS: dict[str, dict[str, _Number]] = {
 }
 # vLLM's names for it by the model.
 _ALIASES = {"deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp"}
-# Of methods that have a model; as the flags of the same names.
+# Fields of methods that have a model; as the flags of the same names.
 _OF_MODEL = ("model", "revision", "quantization")
 _WITH_MODEL = {
     "draft_model": "a small one with the same tokenizer",

@@ -25,13 +25,13 @@ from octavo.system.file_reading import read_json
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# What heads' layers are like -> the model here, by method.
+# Layers of heads -> the model here, by method.
 _MODELS = {
     "eagle": {"LlamaForCausalLM": "EagleModel"},
     "eagle3": {"LlamaForCausalLM": "Eagle3Model", "Qwen3ForCausalLM": "Eagle3Qwen3Model"},
 }
 _BY_TYPE = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-# What transformers takes for granted, which the speculators library therefore leaves out.
+# Defaults of transformers, which the speculators library therefore leaves out.
 _GRANTED: dict[str, dict[str, Any]] = {
     "llama": {
         "vocab_size": 32000,

@@ -59,11 +59,11 @@ class LinearBase(nn.Module):
         self.shards, self.has_bias, self.tp = shards, bias, tp
         self.input_size = shards[0].columns.stop - shards[0].columns.start  # of this rank
         self.output_size = sum(shard.num_rows for shard in shards)  # of this rank
-        # How the checkpoint stores each part's weight ("BF16", "Q4_1"; None: unknown), set before `create_weights`.
+        # The type of each part's weight in the checkpoint ("BF16", "Q4_1"; None: unknown), set before `create_weights`.
         self.stored_types: list[str | None] = [None] * len(shards)
-        # Whether its kernels take weights with one scale for each row.
+        # True if its kernels take weights with one scale for each row.
         self.takes_row_scales = True
-        # Whether it has many rows in every step, an encoder's: arithmetic decides its speed, not memory.
+        # True if it has many rows in every step, as an encoder's: arithmetic decides its speed, not memory.
         self.has_many_rows = False
         self.adapters: LayerAdapters | None = None  # that rows may have
         self.register_parameter("bias", None)
@@ -157,7 +157,7 @@ class ExpertsBase(nn.Module):
             size = tp.divide(settings.inner_size, "the experts' inner size")
             self.columns = slice(tp.rank * size, (tp.rank + 1) * size)
         self.stands_for = 1  # experts that each of ``numbers`` stands for, where memory is measured alone
-        # How the checkpoint stores the weights of each expert, by projection, set before `create_weights`.
+        # The types of each expert's weights in the checkpoint, by projection, set before `create_weights`.
         self.stored_types: list[dict[str, str | None]] = [
             dict.fromkeys(self.PROJECTIONS) for _ in range(settings.num_experts)
         ]

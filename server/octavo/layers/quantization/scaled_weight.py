@@ -9,7 +9,7 @@ from octavo.layers.quantization.canonical import FloatCodes, GroupCodes, StoredW
 from octavo_kernels import ScaledWeight, quantize_tokens
 from octavo_kernels.scaled_weight import BLOCK
 
-# What a description of a checkpoint calls the type of activations.
+# Names of activations' types in descriptions of checkpoints.
 TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 

@@ -14,7 +14,7 @@ from octavo.interface.vision_config import VisionConfig, vision_config
 from octavo.system.file_reading import read_json
 
 _JOINED, _OWN = "processor_config.json", "preprocessor_config.json"
-# Of image processors that families share with others: what their files mean by leaving a field out.
+# Defaults of image processors that families share with others.
 _BY_TYPE: Mapping[str, Mapping[str, Any]] = {
     "SiglipImageProcessor": {
         "image_mean": (0.5,) * 3,

@@ -64,7 +64,7 @@ class RecordedSteps:
         self._layers: Program[list[Tensor]] | None = None
         self._head: Program[Tensor] | None = None
         self._head_rows: list[Tensor] = []
-        # What keeps steps from being recorded; None: nothing.
+        # The obstacle to recording steps; None: there is none.
         self.obstacle = obstacle_to_recording(model.row_multiple)
         self._received: list[Tensor] = []  # from the stage before
 

@@ -106,7 +106,7 @@ class DraftModel:
         rows = np.array([main.row_of[req_id] for req_id in wanted], dtype=np.int64)
         self._ahead.update(rows.tolist())
         known = main.num_computed[rows] + 1
-        # What is guessed last is not read, and all else must have a place.
+        # The last guess is not read, and all else must have a place.
         room = main.num_blocks[rows] * main.block_size - known + 1
         asked = np.array(list(wanted.values()))
         counts = np.minimum(asked, np.minimum(room, self._max_len - known))
