@@ -66,7 +66,7 @@ class Ledger:
             entry.take_back()
 
     def under_way(self, tenant: str, router: str | None = None) -> int:
-        """Return the number of requests at one router; None: at all."""
+        """Return the number of requests at one router; None: at all routers."""
         return sum(entry.under_way for entry in self._of(tenant, router))
 
     def begun(self, tenant: str, now: float, router: str | None = None) -> int:

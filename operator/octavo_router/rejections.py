@@ -93,7 +93,7 @@ class Rejections:
 
     @staticmethod
     def _about(kind: str, said: Sequence[Said]) -> Said | None:
-        """The last words that are about the kind; else, of those that do not tell, the last."""
+        """The last rejection of that kind; else the last one that names no kind."""
         _, *own = KINDS[kind]
         others = [mark for other, (_, *marks) in KINDS.items() if other != kind for mark in marks]
         certain = [one for one in said if any(mark in one.words for mark in own)]

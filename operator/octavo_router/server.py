@@ -410,7 +410,7 @@ class Request:
 
 
 def path_of(said: dict[str, str]) -> str:
-    """Engines take a slash at its end as none."""
+    """The path without a slash at its end, which engines ignore."""
     return said.get(_PATH, "").rstrip("/")
 
 

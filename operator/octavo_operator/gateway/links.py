@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 class GatewayLinks:
-    """`enqueue`: is called with the keys that are to be reconciled."""
+    """`enqueue` is called with the keys to reconcile."""
 
     def __init__(self, store: Store, enqueue: Callable[[Key], None]) -> None:
         self._store, self._enqueue = store, enqueue

@@ -48,8 +48,8 @@ _APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
 
 
 def violations(template: Json, service_account: str, cache: Json = None, folder: str = "") -> Iterator[str]:
-    """Violations in `template`: JSON pointers, each with what is required there. `cache`: a volume that is allowed as
-    it is, whatever its kind; of one on the node pods may mount `folder` alone."""
+    """Find violations in `template`: JSON pointers, each with the requirement there. `cache`: a volume that is allowed
+    as it is, whatever its kind; of one on the node, pods may mount only `folder`."""
     pod = _map(template.get("spec"))
     yield from _identity(pod, service_account)
     yield from _volumes(pod, cache)

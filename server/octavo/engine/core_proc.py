@@ -311,7 +311,7 @@ class _End:
         self.is_ready = False
 
     def on_lost(self, reason: str) -> None:
-        """Called by the thread that watches the ranks."""
+        """End this process; the thread that watches the ranks calls this."""
         if not self.is_ready:
             time.sleep(1.0)  # what stopped that rank is about to stop this one, which tells it itself
             _fail(self._channel, OctavoError(reason))

@@ -14,7 +14,7 @@ _decode = msgspec.msgpack.Decoder(_Columns).decode
 
 
 def encode_outputs(results: EngineCoreOutputs) -> bytes:
-    """One step's results as bytes."""
+    """Encode one step's results."""
     request_ids: list[str] = []
     indexes: list[int] = []
     tokens: list[int] = []

@@ -57,7 +57,7 @@ class Router(ExactLinear):
 
 
 class FusedMoE(nn.Module):
-    """Each row through the experts that ``gate`` chooses for it, and, where there is one, through a ``shared`` MLP,
+    """Sends each row through the experts that ``gate`` chooses for it and, if there is one, through a ``shared`` MLP,
     which may have a gate of its own (Qwen2-MoE)."""
 
     def __init__(

@@ -85,7 +85,7 @@ class CorrectionFactors(StreamFactors):
         self.active = active
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """The parts."""
+        """The slot of the matrix of each stream's part."""
         yield WeightSlot(0, "weight", (len(self.matrix), len(self.matrix)), self._load)
 
     def _load(self, source: WeightSource) -> None:

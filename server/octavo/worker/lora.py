@@ -158,7 +158,7 @@ class AdapterManager:
             return self._kept.pop(digest, None) or self._loaded.get(digest)
 
     def begin_step(self, slots: np.ndarray) -> None:
-        """A GPU's step of rows with the adapters in ``slots`` int32 [R], -1: none, is launched next."""
+        """Prepare a GPU's next step, whose rows have the adapters in ``slots`` int32 [R], -1: none."""
         if self.copies is not None:
             self.copies.begin_step(set(slots[slots >= 0].tolist()))
 

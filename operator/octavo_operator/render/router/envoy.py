@@ -339,8 +339,8 @@ def _picker(spec: RouterSpec, headers: tuple[str, ...]) -> Json:
 
 
 def limits_of_tenants() -> Json:
-    """The filter that asks the picker with the head of a request whether its tenant may begin one. A request counts
-    until the stream of this ends, which is when its own does."""
+    """The filter that asks the picker, with the head of a request, whether its tenant may begin one. A request counts
+    until this filter's stream ends, together with its own."""
     asked = _asks_the_picker("NONE", [*map(_header, CALLER_HEADERS[:2]), f"'{LIMITS}=true'"])
     # Engines send no trailers, but Envoy keeps the stream while some could come.
     asked["typed_config"]["processing_mode"]["response_trailer_mode"] = "SEND"

@@ -96,7 +96,8 @@ def _in_groups(codes: Tensor, groups: int, fill: int) -> Tensor:
 
 
 def _repeat(numbers: Tensor, group: int, groups: int) -> Tensor:
-    """Numbers of groups of ``group`` columns, ``[N, G]``, for each of ``groups`` groups of 32: ``[N, groups]``."""
+    """Repeat the numbers of groups of ``group`` columns, ``[N, G]``, for each of ``groups`` groups of 32: ``[N,
+    groups]``."""
     if numbers.shape[1] == 1:
         return numbers.expand(-1, groups)
     return numbers.repeat_interleave(group // GROUP, dim=1)[:, :groups]
