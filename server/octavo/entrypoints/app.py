@@ -17,34 +17,24 @@ from starlette.types import Scope
 from octavo.entrypoints import health, models, pages
 from octavo.entrypoints.anthropic import routes as anthropic
 from octavo.entrypoints.anthropic.answers import AnthropicMessage, TokenCount
-from octavo.entrypoints.anthropic.protocol import CountTokensRequest, MessagesRequest
+from octavo.entrypoints.anthropic.protocol import CountTokensRequest
 from octavo.entrypoints.batches import routes as batches
 from octavo.entrypoints.batches.answers import BatchAnswer, BatchList, FileAnswer, FileDeleted, FileList
 from octavo.entrypoints.errors import AnthropicErrorResponse, OllamaErrorResponse, on_http_exception, on_unexpected
 from octavo.entrypoints.lora.listed import AdapterReport
 from octavo.entrypoints.ollama import embed
 from octavo.entrypoints.ollama import models as ollama_models
-from octavo.entrypoints.ollama import protocol as ollama_bodies
-from octavo.entrypoints.ollama import routes as generate
-from octavo.entrypoints.ollama.answers import (
-    ChatAnswer,
-    EmbedAnswer,
-    EmbeddingsAnswer,
-    GenerateAnswer,
-    Running,
-    Show,
-    Tags,
-    VersionAnswer,
-)
-from octavo.entrypoints.ollama.dialect import NDJSON, not_built
+from octavo.entrypoints.ollama import routes as ollama
+from octavo.entrypoints.ollama.answers import ChatAnswer, EmbedAnswer, EmbeddingsAnswer, GenerateAnswer
+from octavo.entrypoints.ollama.models import Running, Show, Tags, VersionAnswer
+from octavo.entrypoints.ollama.protocol import ShowRequest
 from octavo.entrypoints.openai import embed_by_type, embeddings, scoring, tokenization
 from octavo.entrypoints.openai import routes as openai
 from octavo.entrypoints.openai.answers import ChatCompletion, Completion, ModelCard, ModelList
-from octavo.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
-from octavo.entrypoints.openapi import Operation, document
+from octavo.entrypoints.openapi import Operation, answering, document
 from octavo.entrypoints.responses import routes as responses
-from octavo.entrypoints.responses.answers import DeletedResponse, InputTokenCount, ResponseItems, ResponseObject
-from octavo.entrypoints.responses.protocol import InputTokensRequest, ResponsesRequest
+from octavo.entrypoints.responses.items import DeletedResponse, InputTokenCount, ResponseItems, ResponseObject
+from octavo.entrypoints.responses.protocol import InputTokensRequest
 from octavo.entrypoints.responses.store import ResponseStore
 from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.transport.middleware import ROUTE_PATH, RequestMiddleware
@@ -75,51 +65,29 @@ OLLAMA_OPERATIONS = tuple(
     for operation in (
         Operation("GET", "/api/version", ollama_models.version, "Get Ollama's API version", answer=VersionAnswer),
         Operation("GET", "/api/tags", ollama_models.tags, "List models (Ollama format)", answer=Tags),
-        Operation("GET", "/api/ps", ollama_models.running, "Show the loaded model (Ollama format)", answer=Running),
+        Operation(
+            "GET",
+            "/api/ps",
+            ollama_models.running,
+            "Show the loaded model (Ollama format)",
+            answer=Running,
+        ),
         Operation(
             "POST",
             "/api/show",
             ollama_models.show,
             "Show the model's details (Ollama format)",
-            body=ollama_bodies.ShowRequest,
+            body=ShowRequest,
             answer=Show,
         ),
-        Operation(
-            "POST",
-            "/api/chat",
-            generate.chat,
-            "Create a chat answer (Ollama format)",
-            body=ollama_bodies.ChatRequest,
-            answer=ChatAnswer,
-            streams=NDJSON,
-        ),
-        Operation(
-            "POST",
-            "/api/generate",
-            generate.generate,
-            "Complete a prompt (Ollama format)",
-            body=ollama_bodies.GenerateRequest,
-            answer=GenerateAnswer,
-            streams=NDJSON,
-        ),
-        Operation(
-            "POST",
-            "/api/embed",
-            embed.embed,
-            "Create embeddings (Ollama format)",
-            body=ollama_bodies.EmbedRequest,
-            answer=EmbedAnswer,
-        ),
-        Operation(
-            "POST",
-            "/api/embeddings",
-            embed.embeddings,
-            "Create one embedding (older Ollama format)",
-            body=ollama_bodies.EmbeddingsRequest,
-            answer=EmbeddingsAnswer,
-        ),
+        answering("/api/chat", ollama.CHAT, "Create a chat answer (Ollama format)", ChatAnswer),
+        answering("/api/generate", ollama.GENERATE, "Complete a prompt (Ollama format)", GenerateAnswer),
+        answering("/api/embed", embed.EMBED, "Create embeddings (Ollama format)", EmbedAnswer),
+        answering("/api/embeddings", embed.EMBEDDINGS, "Create one embedding (older Ollama format)", EmbeddingsAnswer),
         *(
-            Operation(method, f"/api/{name}", not_built, f"Not supported: {name} is refused", name=f"ollama_{name}")
+            Operation(
+                method, f"/api/{name}", ollama.not_built, f"Not supported: {name} is refused", name=f"ollama_{name}"
+            )
             for method, name in (
                 ("POST", "pull"),
                 ("POST", "push"),
@@ -161,33 +129,9 @@ BATCH_OPERATIONS = (
 )
 WORK_OPERATIONS = (
     Operation("GET", "/", pages.index, "Show an overview of this server", answer="text/html"),
-    Operation(
-        "POST",
-        "/v1/completions",
-        openai.create_completion,
-        "Create a completion",
-        body=CompletionRequest,
-        answer=Completion,
-        streams="text/event-stream",
-    ),
-    Operation(
-        "POST",
-        "/v1/chat/completions",
-        openai.create_chat_completion,
-        "Create a chat completion",
-        body=ChatCompletionRequest,
-        answer=ChatCompletion,
-        streams="text/event-stream",
-    ),
-    Operation(
-        "POST",
-        "/v1/responses",
-        responses.create_response,
-        "Create a response",
-        body=ResponsesRequest,
-        answer=ResponseObject,
-        streams="text/event-stream",
-    ),
+    answering("/v1/completions", openai.COMPLETIONS, "Create a completion", Completion),
+    answering("/v1/chat/completions", openai.CHAT, "Create a chat completion", ChatCompletion),
+    answering("/v1/responses", responses.RESPONSES, "Create a response", ResponseObject),
     Operation(
         "POST",
         "/v1/responses/input_tokens",
@@ -232,15 +176,12 @@ WORK_OPERATIONS = (
         answer=ResponseItems,
         query=responses.ITEMS_QUERY,
     ),
-    Operation(
-        "POST",
+    answering(
         "/v1/messages",
-        anthropic.create_message,
+        anthropic.MESSAGES,
         "Create a message (Anthropic format)",
-        body=MessagesRequest,
-        answer=AnthropicMessage,
+        AnthropicMessage,
         error=AnthropicErrorResponse,
-        streams="text/event-stream",
     ),
     Operation(
         "POST",
@@ -251,54 +192,23 @@ WORK_OPERATIONS = (
         answer=TokenCount,
         error=AnthropicErrorResponse,
     ),
-    Operation(
-        "POST",
-        "/v1/embeddings",
-        embeddings.create_embeddings,
-        "Create embeddings",
-        body=embeddings.EmbeddingRequest,
-        answer=embeddings.EmbeddingList,
-    ),
-    Operation(
-        "POST",
-        "/v2/embed",
-        embed_by_type.embed_by_type,
-        "Create embeddings (Cohere format)",
-        body=embed_by_type.EmbedByTypeRequest,
-        answer=embed_by_type.EmbedByType,
-    ),
+    answering("/v1/embeddings", embeddings.EMBEDDINGS, "Create embeddings", embeddings.EmbeddingList),
+    answering("/v2/embed", embed_by_type.DIALECT, "Create embeddings (Cohere format)", embed_by_type.EmbedByType),
     *(
-        Operation(
-            "POST",
+        answering(
             path,
-            scoring.rerank,
+            scoring.RERANK,
             "Rank documents by relevance to a query",
-            body=scoring.RerankRequest,
-            answer=scoring.RerankResponse,
+            scoring.RerankResponse,
             name="rerank" + path.replace("/", "_"),
         )
         for path in ("/v1/rerank", "/rerank", "/v2/rerank")
     ),
     *(
-        Operation(
-            "POST",
-            path,
-            scoring.create_score,
-            "Score text pairs",
-            body=scoring.ScoreRequest,
-            answer=scoring.ScoreList,
-            name="score" + path.replace("/", "_"),
-        )
+        answering(path, scoring.SCORE, "Score text pairs", scoring.ScoreList, name="score" + path.replace("/", "_"))
         for path in ("/v1/score", "/score")
     ),
-    Operation(
-        "POST",
-        "/classify",
-        scoring.classify,
-        "Classify texts",
-        body=scoring.ClassifyRequest,
-        answer=scoring.ClassificationList,
-    ),
+    answering("/classify", scoring.CLASSIFY, "Classify texts", scoring.ClassificationList),
     Operation("GET", "/props", models.props, "Get server properties (llama.cpp format)", answer=models.Props),
     Operation("GET", "/v1/models", models.list_models, "List models", answer=ModelList),
     Operation("GET", "/v1/models/{model_id:path}", models.retrieve_model, "Retrieve a model", answer=ModelCard),

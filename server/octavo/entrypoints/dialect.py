@@ -40,17 +40,25 @@ class CheckedRequest(Generic[Body]):
 
 @dataclass
 class Prepared(Generic[Body]):
-    """What the engine is to run. A dialect's own class adds what its answers need."""
+    """The requests that the engine is to run. A dialect's own class adds what its answers need."""
 
-    state: ServerState
-    body: Body
+    checked: CheckedRequest[Body]
     requests: list[EngineCoreRequest]
     texts: list[str | None] = field(default_factory=list, kw_only=True)  # of the prompts; empty: none is kept
 
+    def __post_init__(self) -> None:
+        self.state, self.body = self.checked.state, self.checked.body
+
     @property
     def streams(self) -> bool:
-        """Whether the answer is a stream: its outputs are deltas then."""
+        """The answer is a stream: the engine sends deltas."""
         return self.requests[0].sampling_params.output_kind is RequestOutputKind.DELTA
+
+    @property
+    def answering_name(self) -> str:
+        """The name in responses: the model's, or the adapter's that answers."""
+        adapter = self.requests[0].adapter
+        return self.state.model_name if adapter is None else adapter.name
 
     def generation(self) -> Generation:
         """Admit the requests. Raises APIError."""
@@ -62,13 +70,14 @@ Run = TypeVar("Run", bound=Prepared[Any])
 
 @dataclass(frozen=True)
 class Dialect(Generic[Body, Run]):
-    """A route that the engine answers.
+    """A route that the engine answers. ``name``: the operationId.
 
     ``prepare`` says what the engine runs, or gives the response where it runs nothing. ``whole`` makes the body of a
     response from the requests' final outputs; ``events`` writes a stream. A dialect without ``events`` pools: ``whole``
     gets vectors. ``images`` are the places of images in a body; ``any_type``: any Content-Type will do.
     """
 
+    name: str
     body: type[Body]
     prepare: Callable[[CheckedRequest[Body]], Awaitable[Run | Response]]
     whole: Callable[[Run, list[Any]], Awaitable[Any]]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from octavo.entrypoints.dialect import Dialect, respond
 from octavo.entrypoints.errors import ErrorResponse
 from octavo.entrypoints.generation.pooled import MAX_INPUTS
 from octavo.entrypoints.openai.protocol import MAX_PROMPTS
@@ -47,6 +49,20 @@ class Operation:
     def id(self) -> str:
         """The operationId."""
         return self.name or self.handler.__name__
+
+
+def answering(
+    path: str,
+    dialect: Dialect[Any, Any],
+    summary: str,
+    answer: type[msgspec.Struct],
+    error: type[msgspec.Struct] = ErrorResponse,
+    name: str = "",
+) -> Operation:
+    """Describe a route that a dialect answers."""
+    streams = dialect.media_type.partition(";")[0] if dialect.events is not None else ""
+    handler = partial(respond, dialect=dialect)
+    return Operation("POST", path, handler, summary, dialect.body, answer, streams, error, name=name or dialect.name)
 
 
 def document(operations: Sequence[Operation], state: ServerState, title: str, root_path: str) -> dict[str, Any]:

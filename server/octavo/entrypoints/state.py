@@ -18,7 +18,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.bodies import Bodies
 from octavo.entrypoints.images import ImageReader
 from octavo.entrypoints.lora.listed import AdapterList
-from octavo.entrypoints.lora.served import Adapters, current_adapter
+from octavo.entrypoints.lora.served import Adapters
 from octavo.entrypoints.replica import tag_of
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
@@ -85,12 +85,6 @@ class ServerState:
     def has_ended(self) -> bool:
         """Whether the core has."""
         return self.engine.dead is not None
-
-    @property
-    def answering_name(self) -> str:
-        """The name in the response to the current request: its adapter's, where it has one."""
-        adapter = current_adapter.get()
-        return self.model_name if adapter is None else adapter.name
 
     def why_not_alive(self) -> str | None:
         """Why the liveness probe fails; None if it does not, or while the model is loading."""

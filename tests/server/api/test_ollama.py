@@ -18,9 +18,8 @@ from octavo.chat.answer import CallDelta
 from octavo.chat.options import ChatOptions
 from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.generation.context import without_oldest
-from octavo.entrypoints.ollama.answers import durations
-from octavo.entrypoints.ollama.dialect import can_think
-from octavo.entrypoints.ollama.prepare import openai_messages, whole_calls
+from octavo.entrypoints.ollama.answers import durations, whole_calls
+from octavo.entrypoints.ollama.prepare import can_think, openai_messages
 from octavo.interface.outputs import RequestMetrics
 from octavo_operator.render.router.envoy import Endpoint
 

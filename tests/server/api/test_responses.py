@@ -15,6 +15,7 @@ from octavo.chat.messages import check_messages
 from octavo.chat.parts import PartSplitter
 from octavo.chat.reasoning import ReasoningParser
 from octavo.entrypoints.responses.answers import ItemWriter
+from octavo.entrypoints.responses.events import ItemEvents
 from octavo.entrypoints.responses.prepare import conversation_of, messages_of
 from octavo.entrypoints.responses.protocol import MessageParam, ResponsesRequest
 from octavo.entrypoints.responses.store import ResponseStore, StoredResponse
@@ -347,9 +348,9 @@ def test_reasoning_and_text_are_items_however_they_are_cut():
             last = at + size >= len(text)
             output = CompletionOutput(0, text[at : at + size], [1], finish_reason="length" if last else None)
             for step in splitter.feed(parser.feed(output)):
-                events += writer.events(step)
+                events += ItemEvents(writer).of_step(step)
         for step in splitter.finish():
-            events += writer.events(step, cut=True)
+            events += ItemEvents(writer).of_step(step, cut=True)
         for number, event in enumerate(events):
             fits(ResponseStreamEvent, encode_json({**event, "sequence_number": number}))
         done = [event["item"] for event in events if event["type"] == "response.output_item.done"]

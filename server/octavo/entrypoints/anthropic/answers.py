@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from octavo.chat.parts import Part, PartSplitter
 from octavo.entrypoints.anthropic.prepare import PreparedMessage
-from octavo.entrypoints.generation.run import answering_name
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.messages import object_of
 
@@ -94,7 +93,7 @@ def message_of(prepared: PreparedMessage, output: RequestOutput, num_tokens: int
     """Make a message of ``num_tokens`` without its content and its end."""
     cached = output.num_cached_tokens
     used = MessageUsage(len(output.prompt_token_ids) - cached, cached, num_tokens)
-    return AnthropicMessage(prepared.id, answering_name(prepared.state, prepared.chat.request), [], used)
+    return AnthropicMessage(prepared.id, prepared.answering_name, [], used)
 
 
 def block_of(part: Part) -> Block:

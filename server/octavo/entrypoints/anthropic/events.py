@@ -130,7 +130,7 @@ class MessageEvents:
         self._num_tokens = 0
         self._last: RequestOutput | None = None
         self._template: tuple[int, EventTemplate] | None = None  # of text of a block, by its index
-        self._only_text = prepared.chat.is_plain
+        self._only_text = prepared.rendered.is_plain
 
     def write(self, item: tuple[int, RequestOutput]) -> bytes:
         """Write the events of one output; none if all of its text is held back."""

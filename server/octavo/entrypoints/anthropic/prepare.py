@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.chat.answer import AnswerParser
 from octavo.chat.messages import Conversation, FieldNames
+from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint
 from octavo.entrypoints.anthropic.protocol import (
     AssistantMessage,
@@ -30,7 +31,7 @@ from octavo.entrypoints.anthropic.protocol import (
 )
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.generation.chat import PreparedChat, count_prompt, prepare_chat, read_messages
+from octavo.entrypoints.generation.chat import count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, naming
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, TopLogprobs, external_id, sampling_params
 from octavo.multimodal.items import ImagePart
@@ -45,12 +46,12 @@ class PreparedMessage(Prepared[MessagesRequest]):
     """A conversation that is ready for the engine. ``id``: of the message that answers it."""
 
     id: str
-    chat: PreparedChat
+    rendered: Rendered
 
     def new_parser(self) -> AnswerParser:
         """Make a parser of the answer."""
         thinking = self.body.thinking
-        return self.chat.new_parser(thinking is None or thinking.display != "omitted")
+        return self.rendered.new_parser(thinking is None or thinking.display != "omitted")
 
 
 async def prepare(checked: CheckedRequest[MessagesRequest]) -> PreparedMessage:
@@ -66,8 +67,10 @@ async def prepare(checked: CheckedRequest[MessagesRequest]) -> PreparedMessage:
         params = sampling_params(state, body.sampling_fields(), limit, TopLogprobs(None), bool(body.stream))
     # Agents shorten the conversation when they read these words.
     with in_words_of("messages", "prompt is too long: it has"):
-        chat = await prepare_chat(state, conversation, params, _OPTIONS, limit, partial(constraint_of, body))
-    return PreparedMessage(state, body, [chat.request], message_id, chat)
+        request, rendered = await prepare_chat(
+            state, conversation, params, _OPTIONS, limit, partial(constraint_of, body)
+        )
+    return PreparedMessage(checked, [request], message_id, rendered)
 
 
 async def count_tokens(checked: CheckedRequest[CountTokensRequest]) -> int:

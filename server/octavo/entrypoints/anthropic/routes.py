@@ -9,15 +9,10 @@ from octavo.entrypoints.anthropic.answers import TokenCount, whole
 from octavo.entrypoints.anthropic.events import MessageEvents
 from octavo.entrypoints.anthropic.prepare import count_tokens, prepare
 from octavo.entrypoints.anthropic.protocol import IMAGES, CountTokensRequest, MessagesRequest
-from octavo.entrypoints.dialect import Dialect, read_request, respond
+from octavo.entrypoints.dialect import Dialect, read_request
 from octavo.entrypoints.transport.responses import JSON
 
-MESSAGES = Dialect(MessagesRequest, prepare, whole, MessageEvents, IMAGES)
-
-
-async def create_message(request: Request) -> Response:
-    """Handle POST /v1/messages."""
-    return await respond(request, MESSAGES)
+MESSAGES = Dialect("create_message", MessagesRequest, prepare, whole, MessageEvents, IMAGES)
 
 
 async def count_message_tokens(request: Request) -> Response:

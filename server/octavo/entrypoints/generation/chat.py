@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from octavo.chat.answer import AnswerParser
 from octavo.chat.messages import Conversation, check_messages, check_texts, images_of
 from octavo.chat.render import Rendered, no_constraint, render
 from octavo.chat.structured import Constraint
@@ -22,23 +20,6 @@ _LONG_CHAT = 20_000  # characters from which rendering and tokenising is worth a
 _QUICK_STEPS, _QUICK_BYTES = 200_000, 4 << 20  # a template that takes more goes on in a thread
 
 FindConstraint = Callable[[], Constraint | None]
-
-
-@dataclass
-class PreparedChat:
-    """A conversation that is ready for the engine, and how its answers are parsed."""
-
-    request: EngineCoreRequest
-    rendered: Rendered
-
-    def new_parser(self, show_reasoning: bool = True) -> AnswerParser:
-        """A parser of one answer."""
-        return self.rendered.new_parser(show_reasoning)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all text of an answer is content."""
-        return self.rendered.is_plain
 
 
 async def read_messages(state: ServerState, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -57,8 +38,9 @@ async def prepare_chat(
     limit: TokenLimit,
     find_constraint: FindConstraint,
     keep_special_tokens: bool = True,
-) -> PreparedChat:
-    """The request, with a prompt from the chat template. Raises ValueError, APIError naming the field.
+) -> tuple[EngineCoreRequest, Rendered]:
+    """Make a request, whose prompt is from the chat template; what was rendered parses its answers. Raises ValueError,
+    APIError naming the field.
 
     ``find_constraint`` gives the client's constraint. ``keep_special_tokens``: the output may hold special tokens, if
     the tool format needs them.
@@ -70,7 +52,7 @@ async def prepare_chat(
     rendered.add_stop_tokens(params, state.engine.input_processor.eos_token_ids)
     prompt, form = rendered.prompt(features), rendered.constraint
     request = await prepare_request(state, prompt, params, options, limit, form, rendered.grammar)
-    return PreparedChat(request, rendered)
+    return request, rendered
 
 
 async def count_prompt(

@@ -140,11 +140,6 @@ async def prepare_request(
     return request
 
 
-def answering_name(state: ServerState, request: EngineCoreRequest) -> str:
-    """Who answers a request: the model, by the name in its responses, or the adapter."""
-    return state.model_name if request.adapter is None else request.adapter.name
-
-
 class Generation:
     """Admitted requests and their outputs. `start` hands them to the core, `close` aborts those that have not finished.
 

@@ -1,16 +1,26 @@
-"""Bodies of Ollama's responses. Durations in nanoseconds."""
+"""Answers in Ollama's form. Durations in nanoseconds."""
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
+from starlette.responses import Response
 
-from octavo.entrypoints.generation.logprobs import ChatLogprob
-from octavo.interface.outputs import RequestMetrics
+from octavo.chat.answer import CallDelta
+from octavo.entrypoints.dialect import CheckedRequest
+from octavo.entrypoints.generation.logprobs import ChatLogprob, LogprobsFormatter
+from octavo.entrypoints.ollama.prepare import PreparedAnswer, constraint_of
+from octavo.entrypoints.ollama.protocol import ChatRequest, GenerateRequest
+from octavo.entrypoints.transport.responses import JSON, encode_json
+from octavo.interface.outputs import CompletionOutput, RequestMetrics, RequestOutput
+
+NDJSON = "application/x-ndjson"
 
 
 class CallFunction(Struct):
@@ -81,70 +91,107 @@ class EmbeddingsAnswer(Struct):
     embedding: list[float]
 
 
-class Details(Struct):
-    """What kind of model it is."""
-
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
-    parent_model: str = ""
-
-
-class ModelEntry(Struct):
-    """One name of the served model. ``size``: bytes of its weights."""
-
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    digest: str
-    details: Details
+async def whole(prepared: PreparedAnswer, outputs: list[RequestOutput]) -> Struct:
+    """Make the answer of a request's final output."""
+    (output,) = outputs
+    (completion,) = output.outputs
+    delta, totals = prepared.new_parser().parse(completion), Totals()
+    totals.add(output, completion)
+    calls, logprobs = whole_calls(delta.calls), logprobs_of(prepared, completion)
+    return answer_of(prepared, delta.content, delta.reasoning, calls, logprobs, **totals.fields(prepared))
 
 
-class Tags(Struct):
-    """The answer of /api/tags."""
-
-    models: list[ModelEntry]
-
-
-class RunningEntry(Struct):
-    """A name of the model, which is loaded. ``size_vram``: bytes of its weights on a GPU."""
-
-    name: str
-    model: str
-    size: int
-    digest: str
-    details: Details
-    expires_at: str
-    size_vram: int
-    context_length: int
-
-
-class Running(Struct):
-    """The answer of /api/ps."""
-
-    models: list[RunningEntry]
+def loaded(checked: CheckedRequest[Any]) -> Response:
+    """Answer a request without a prompt: it would load the model, or with keep_alive 0 unload it. Raises APIError."""
+    state, body = checked.state, checked.body
+    constraint_of(body.format)  # a wrong one is refused, whatever else is asked
+    reason = "unload" if body.unloads else "load"
+    common: dict[str, Any] = {
+        "model": body.model or state.model_name,
+        "created_at": timestamp(),
+        "done": True,
+        "done_reason": reason,
+    }
+    answer: Struct
+    if isinstance(body, ChatRequest):
+        answer = ChatAnswer(**common, message=Message())
+    else:
+        answer = GenerateAnswer(**common, response="")
+    return Response(encode_json(answer) + b"\n", media_type=NDJSON) if body.streams else JSON(answer)
 
 
-class Show(Struct):
-    """The answer of /api/show."""
+@dataclass
+class Totals:
+    """Sums up an answer for its last line."""
 
-    license: str
-    modelfile: str
-    parameters: str
-    template: str
-    details: Details
-    model_info: dict[str, Any]
-    capabilities: list[str]
-    modified_at: str
+    token_ids: list[int] = field(default_factory=list)
+    last: RequestOutput | None = None
+    reason: str | None = None
+
+    def add(self, output: RequestOutput, completion: CompletionOutput) -> None:
+        """Note the next output."""
+        self.last = output
+        self.token_ids += completion.token_ids
+        self.reason = completion.finish_reason
+
+    def fields(self, prepared: PreparedAnswer) -> dict[str, Any]:
+        """Return the fields of the line."""
+        assert self.last is not None
+        prompt = self.last.prompt_token_ids
+        context = {}
+        if isinstance(prepared.body, GenerateRequest) and not prepared.body.raw:
+            context = {"context": [*prompt, *self.token_ids]}
+        return {
+            "done": True,
+            "done_reason": self.reason,
+            "prompt_eval_count": len(prompt),
+            "eval_count": len(self.token_ids),
+            **durations(prepared.checked.began, self.last.metrics),
+            **context,
+        }
 
 
-class VersionAnswer(Struct):
-    """The answer of /api/version."""
+def answer_of(
+    prepared: PreparedAnswer,
+    text: str,
+    thinking: str = "",
+    calls: list[Call] | None = None,
+    logprobs: list[ChatLogprob] | UnsetType = UNSET,
+    **fields: Any,
+) -> Struct:
+    """Make an answer, or a line of one."""
+    common = {"model": prepared.model, "created_at": timestamp(), "logprobs": logprobs, **fields}
+    if isinstance(prepared.body, ChatRequest):
+        message = Message(text, thinking=thinking or UNSET, tool_calls=calls or UNSET)
+        return ChatAnswer(message=message, **common)
+    return GenerateAnswer(response=text, thinking=thinking or UNSET, **common)
 
-    version: str
+
+def logprobs_of(prepared: PreparedAnswer, completion: CompletionOutput) -> list[ChatLogprob] | UnsetType:
+    """Format the log-probabilities of new tokens, where the client wants them."""
+    if completion.logprobs is None or not prepared.body.logprobs:
+        return UNSET
+    formatter = LogprobsFormatter(prepared.state)
+    return formatter.chat(completion.token_ids, completion.logprobs, prepared.body.top_logprobs or 0).content or UNSET
+
+
+def whole_calls(deltas: list[CallDelta]) -> list[Call]:
+    """The calls that pieces make together, without those that were cut off: their arguments are no object."""
+    texts: dict[int, str] = {}
+    heads: dict[int, CallDelta] = {}
+    for delta in deltas:
+        texts[delta.index] = texts.get(delta.index, "") + delta.arguments
+        if delta.id is not None:
+            heads[delta.index] = delta
+    calls: list[Call] = []
+    for index, head in sorted(heads.items()):
+        try:
+            arguments = json.loads(texts[index] or "{}")
+        except ValueError:
+            continue
+        if isinstance(arguments, dict):
+            calls.append(Call(head.id or "", CallFunction(head.name or "", arguments, len(calls))))
+    return calls
 
 
 def timestamp(seconds: float | None = None) -> str:

@@ -4,61 +4,57 @@ from __future__ import annotations
 
 import time
 
-from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.entrypoints.admission import check_model, check_serving
+from octavo.entrypoints.dialect import CheckedRequest, Dialect, Prepared
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.fields.values import prompts_in
 from octavo.entrypoints.generation.context import in_words_of
-from octavo.entrypoints.generation.pooled import MAX_INPUTS, PooledOptions, how_to_pool, prepare_texts, run_pooled
+from octavo.entrypoints.generation.pooled import MAX_INPUTS, PooledOptions, how_to_pool, prepare_texts
 from octavo.entrypoints.ollama.answers import EmbedAnswer, EmbeddingsAnswer
-from octavo.entrypoints.ollama.dialect import num_ctx_of
+from octavo.entrypoints.ollama.prepare import num_ctx_of
 from octavo.entrypoints.ollama.protocol import EmbeddingsRequest, EmbedRequest
-from octavo.entrypoints.state import ServerState, state_of
-from octavo.entrypoints.transport.request_body import read_body
-from octavo.entrypoints.transport.responses import JSON, unless_disconnected
+from octavo.entrypoints.state import ServerState
+from octavo.entrypoints.transport.responses import JSON
+from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.pooling_params import PoolingParams
 
 
-async def embed(request: Request) -> Response:
-    """Handle POST /api/embed: texts that are too long lose their ends, unless ``truncate`` is false."""
-    began = time.perf_counter_ns()
-    state = state_of(request)
-    check_serving(state)
-    body = await read_body(request, EmbedRequest, state, any_type=True)
-    body.check()
-    check_model(state, body.model, generates=False)
+async def _prepare_embed(checked: CheckedRequest[EmbedRequest]) -> Prepared[EmbedRequest] | Response:
+    """Texts that are too long lose their ends, unless ``truncate`` is false. Raises ValueError, APIError."""
+    state, body = checked.state, checked.body
     num_ctx = num_ctx_of(state, body.options)
-    model = body.model or state.model_name
-    if not body.input:
-        return JSON(EmbedAnswer(model, [], time.perf_counter_ns() - began, 1, 0))
     asked = PoolingParams(dimensions=body.dimensions, normalize=True)
-    work = _vectors(state, body.input, asked, num_ctx, body.truncate is not False)
-    vectors, tokens = await unless_disconnected(request, work)
-    total = time.perf_counter_ns() - began
-    return JSON(EmbedAnswer(model, vectors, total, 1, tokens))
+    prepared = Prepared(checked, [])
+    if not body.input:
+        return JSON(await _embed_answer(prepared, []))
+    prepared.requests = await _prepare_texts(state, body.input, asked, num_ctx, body.truncate is not False)
+    return prepared
 
 
-async def embeddings(request: Request) -> Response:
-    """Handle POST /api/embeddings: one text."""
-    state = state_of(request)
-    check_serving(state)
-    body = await read_body(request, EmbeddingsRequest, state, any_type=True)
-    body.check()
-    check_model(state, body.model, generates=False)
+async def _embed_answer(prepared: Prepared[EmbedRequest], vectors: list[list[float]]) -> EmbedAnswer:
+    tokens = sum(len(request.prompt_token_ids) for request in prepared.requests)
+    total = max(1, round(1e9 * (time.time() - prepared.checked.began)))
+    return EmbedAnswer(prepared.body.model or prepared.state.model_name, vectors, total, 1, tokens)
+
+
+async def _prepare_embeddings(checked: CheckedRequest[EmbeddingsRequest]) -> Prepared[EmbeddingsRequest] | Response:
+    state, body = checked.state, checked.body
     if not body.prompt:
         return JSON(EmbeddingsAnswer([]))
     num_ctx = num_ctx_of(state, body.options)
-    vectors, _ = await unless_disconnected(request, _vectors(state, body.prompt, PoolingParams(), num_ctx, True))
-    return JSON(EmbeddingsAnswer(vectors[0]))
+    return Prepared(checked, await _prepare_texts(state, body.prompt, PoolingParams(), num_ctx, True))
 
 
-async def _vectors(
+async def _embeddings_answer(prepared: Prepared[EmbeddingsRequest], vectors: list[list[float]]) -> EmbeddingsAnswer:
+    return EmbeddingsAnswer(vectors[0])
+
+
+async def _prepare_texts(
     state: ServerState, texts: str | list[str], asked: PoolingParams, num_ctx: int | None, cut: bool
-) -> tuple[list[list[float]], int]:
-    """A vector a text, and the number of tokens of all. Texts of more than ``num_ctx`` tokens lose their ends with
-    ``cut``. Raises APIError naming one otherwise."""
+) -> list[EngineCoreRequest]:
+    """Make a request a text. Texts of more than ``num_ctx`` tokens lose their ends with ``cut``. Raises APIError naming
+    one otherwise."""
     options = PooledOptions()
     if cut:
         longest = state.engine.input_processor.longest_pooled
@@ -74,4 +70,8 @@ async def _vectors(
             "the text, or leave out truncate",
             field,
         )
-    return await run_pooled(state, requests), sum(lengths)
+    return requests
+
+
+EMBED = Dialect("ollama_embed", EmbedRequest, _prepare_embed, _embed_answer, any_type=True)
+EMBEDDINGS = Dialect("ollama_embeddings", EmbeddingsRequest, _prepare_embeddings, _embeddings_answer, any_type=True)

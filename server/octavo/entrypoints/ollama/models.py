@@ -6,22 +6,14 @@ import hashlib
 from functools import lru_cache
 from typing import Any
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.ollama.answers import (
-    Details,
-    ModelEntry,
-    Running,
-    RunningEntry,
-    Show,
-    Tags,
-    VersionAnswer,
-    timestamp,
-)
-from octavo.entrypoints.ollama.dialect import can_think, template_of, with_tag
+from octavo.entrypoints.ollama.answers import timestamp
+from octavo.entrypoints.ollama.prepare import can_think, template_of
 from octavo.entrypoints.ollama.protocol import ShowRequest
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
@@ -43,6 +35,77 @@ _ARCHITECTURE_FIELDS = {
     "vocab_size": "vocab_size",
     "rope.freq_base": "rope_theta",
 }
+
+
+class Details(Struct):
+    """The kind of model."""
+
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+    parent_model: str = ""
+
+
+class ModelEntry(Struct):
+    """One name of the served model. ``size``: bytes of its weights."""
+
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: Details
+
+
+class Tags(Struct):
+    """The answer of /api/tags."""
+
+    models: list[ModelEntry]
+
+
+class RunningEntry(Struct):
+    """A name of the model, which is loaded. ``size_vram``: bytes of its weights on a GPU."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class Running(Struct):
+    """The answer of /api/ps."""
+
+    models: list[RunningEntry]
+
+
+class Show(Struct):
+    """The answer of /api/show."""
+
+    license: str
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class VersionAnswer(Struct):
+    """The answer of /api/version."""
+
+    version: str
+
+
+def with_tag(name: str) -> str:
+    """A served name as Ollama lists it: ``x`` is ``x:latest``."""
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
 async def version(request: Request) -> Response:

@@ -1,20 +1,42 @@
-"""From Ollama's requests to the engine's words, and from its answers to Ollama's. Pure."""
+"""From Ollama's bodies to the conversation that every dialect becomes, and to a request for the engine."""
 
 from __future__ import annotations
 
 import json
+import logging
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from octavo.chat.answer import CallDelta
+from octavo.chat.answer import AnswerParser
 from octavo.chat.messages import Conversation, check_messages
+from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint
+from octavo.chat.tools.harmony import speaks_harmony
+from octavo.chat.tools.plan import plan_tools
+from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.generation.run import TokenLimit
-from octavo.entrypoints.ollama.answers import Call, CallFunction
+from octavo.entrypoints.generation.chat import prepare_chat as prepare_conversation
+from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
+from octavo.entrypoints.generation.run import (
+    PromptOptions,
+    TokenLimit,
+    TopLogprobs,
+    prepare_request,
+    sampling_params,
+)
 from octavo.entrypoints.ollama.protocol import ChatRequest, GenerateRequest, Options
+from octavo.entrypoints.state import ServerState
+from octavo.interface.messages import EngineCoreRequest
+from octavo.interface.sampling_params import SamplingParams
 from octavo.multimodal.items import ImagePart
 from octavo.multimodal.pieces import Pieces
 
+logger = logging.getLogger(__name__)
+
+_said: set[str] = set()  # what has been logged once
+_Ready = tuple[EngineCoreRequest, Rendered]
+_OF_IDS = {"prompt_token_ids": "context"}  # where the client's tokens are
 _SAMPLING = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -26,7 +48,153 @@ _SAMPLING = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
-OPTIONS = {ours: f"options.{name}" for name, ours in _SAMPLING.items()} | {"max_tokens": "options.num_predict"}
+_OPTIONS = {ours: f"options.{name}" for name, ours in _SAMPLING.items()} | {"max_tokens": "options.num_predict"}
+
+
+@dataclass
+class PreparedAnswer(Prepared[Any]):
+    """A prompt that is ready for the engine."""
+
+    rendered: Rendered
+
+    @property
+    def model(self) -> str:
+        """The name that the client uses."""
+        return self.body.model or self.state.model_name
+
+    def new_parser(self) -> AnswerParser:
+        """Make a parser of the answer."""
+        return self.rendered.new_parser(self.body.think is not False)
+
+
+async def prepare_chat(checked: CheckedRequest[ChatRequest]) -> PreparedAnswer | None:
+    """Prepare the answer to a conversation; None where it is empty. One that is too long loses its oldest messages, as
+    few as will do, unless ``truncate`` is false. Raises ValueError, APIError."""
+    state, body = checked.state, checked.body
+    _check(state, body)
+    if not body.messages:
+        if body.tools:  # wrong ones are refused, whatever else is asked
+            empty = Conversation([{"role": "user", "content": ""}], body.tools)
+            plan_tools(empty, state.chat_options, template_of(state) or "")
+        return None
+    conversation = chat_conversation(body)
+    body.messages = None  # images are not kept as long as the answer takes
+    attempt = partial(_render, state, body)
+    request, rendered = await (
+        attempt(conversation) if body.truncate is False else without_oldest_that_fits(conversation, attempt)
+    )
+    return PreparedAnswer(checked, [request], rendered)
+
+
+async def prepare_generate(checked: CheckedRequest[GenerateRequest]) -> PreparedAnswer | None:
+    """Prepare the answer to a prompt; None where it is empty. Raises ValueError, APIError."""
+    state, body = checked.state, checked.body
+    _check(state, body)
+    if not body.prompt:
+        return None
+    if body.raw or not template_of(state):
+        request, rendered = await _prepare_raw(state, body)
+    else:
+        conversation = generate_conversation(body)
+        body.images = None  # not kept as long as the answer takes
+        request, rendered = await _render(state, body, conversation)
+    return PreparedAnswer(checked, [request], rendered)
+
+
+def _check(state: ServerState, body: ChatRequest | GenerateRequest) -> None:
+    """Check what depends on the server. Raises APIError."""
+    if body.think not in (None, False, "none") and not can_think(state):
+        raise bad_request(
+            f"think is not supported: {body.model or state.model_name} is served without a parser of reasoning "
+            "(--reasoning-parser); drop think",
+            "think",
+        )
+    if body.top_logprobs and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs: true; set it or drop top_logprobs", "top_logprobs")
+    if body.keep_alive is not None and "keep_alive" not in _said:
+        _said.add("keep_alive")
+        logger.info("keep_alive in requests has no effect: the model stays as long as the server runs")
+
+
+async def _render(state: ServerState, body: ChatRequest | GenerateRequest, conversation: Conversation) -> _Ready:
+    options = body.options or Options()
+    params = _params(state, body, options)
+    with in_words_of("messages" if isinstance(body, ChatRequest) else "prompt"), naming(_OF_IDS):
+        request, rendered = await prepare_conversation(
+            state,
+            conversation,
+            params,
+            PromptOptions(add_special_tokens=False),
+            limit_of(options),
+            partial(constraint_of, body.format),
+        )
+    return _within(num_ctx_of(state, options), request), rendered
+
+
+async def _prepare_raw(state: ServerState, body: GenerateRequest) -> _Ready:
+    """The prompt as it is, without a chat template."""
+    if body.system:
+        raise bad_request("system needs a chat template, and there is none here (raw, or the model's own)", "system")
+    if body.images:
+        raise bad_request("images need a chat template, and there is none here (raw, or the model's own)", "images")
+    if body.raw and body.context:
+        raise bad_request("context is not for raw prompts: put the earlier text into prompt", "context")
+    options = body.options or Options()
+    prompt: str | list[int] = body.prompt or ""
+    if body.context:
+        prompt = [*body.context, *state.engine.input_processor.tokenize(body.prompt or "", add_special_tokens=False)]
+    with in_words_of("prompt"), naming(_OF_IDS):
+        request = await prepare_request(
+            state,
+            prompt,
+            _params(state, body, options),
+            PromptOptions(),
+            limit_of(options),
+            constraint_of(body.format),
+        )
+    rendered = Rendered(request.prompt_token_ids, state.chat_options)
+    return _within(num_ctx_of(state, options), request), rendered
+
+
+def _params(state: ServerState, body: ChatRequest | GenerateRequest, options: Options) -> SamplingParams:
+    with naming(_OPTIONS):
+        logprobs = TopLogprobs((body.top_logprobs or 0) if body.logprobs else None, "top_logprobs")
+        return sampling_params(state, sampling_fields(options), limit_of(options), logprobs, body.streams)
+
+
+def _within(num_ctx: int | None, request: EngineCoreRequest) -> EngineCoreRequest:
+    """Keep prompt and answer together within ``num_ctx`` tokens. Raises APIError where the prompt alone takes them."""
+    params, length = request.sampling_params, len(request.prompt_token_ids)
+    if num_ctx is not None:
+        if length >= num_ctx:
+            raise bad_request(
+                f"prompt has {length} tokens, but options.num_ctx is {num_ctx} for prompt and answer together; raise "
+                "it (at most max_model_len) or shorten the prompt",
+                "options.num_ctx",
+            )
+        params.max_tokens = min(params.max_tokens or num_ctx, num_ctx - length)
+    return request
+
+
+def template_of(state: ServerState) -> str:
+    """The chat template, '' where there is none."""
+    tokenizer = state.engine.tokenizer
+    try:
+        return "" if tokenizer is None else tokenizer.get_chat_template(state.chat_options.chat_template)
+    except ValueError:
+        return ""
+
+
+def can_think(state: ServerState) -> bool:
+    """Whether reasoning is told from answers."""
+    return state.chat_options.reasoning_parser is not None or speaks_harmony(state.chat_options, template_of(state))
+
+
+def num_ctx_of(state: ServerState, options: Options | None) -> int | None:
+    """``options.num_ctx`` where it is less than the server takes anyway. Agents ask for a fixed number, whatever the
+    model is; more than there is means all there is, as in Ollama."""
+    num_ctx = options.num_ctx if options is not None else None
+    return None if num_ctx is None or num_ctx >= state.engine.config.scheduler.max_model_len else num_ctx
 
 
 def sampling_fields(options: Options) -> dict[str, Any]:
@@ -131,22 +299,3 @@ def _call(call: Any, number: str, waiting: list[tuple[str, Any]]) -> Any:
 def _take(waiting: list[tuple[str, Any]], name: Any) -> str | None:
     at = next((i for i, (_, called) in enumerate(waiting) if called == name), 0)
     return waiting.pop(at)[0] if waiting else None
-
-
-def whole_calls(deltas: list[CallDelta]) -> list[Call]:
-    """The calls that pieces make together, without those that were cut off: their arguments are no object."""
-    texts: dict[int, str] = {}
-    heads: dict[int, CallDelta] = {}
-    for delta in deltas:
-        texts[delta.index] = texts.get(delta.index, "") + delta.arguments
-        if delta.id is not None:
-            heads[delta.index] = delta
-    calls: list[Call] = []
-    for index, head in sorted(heads.items()):
-        try:
-            arguments = json.loads(texts[index] or "{}")
-        except ValueError:
-            continue
-        if isinstance(arguments, dict):
-            calls.append(Call(head.id or "", CallFunction(head.name or "", arguments, len(calls))))
-    return calls

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields import schemas
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
-from octavo.entrypoints.fields.values import Count, ImageText, Index, RequestBody, StopField, integral
+from octavo.entrypoints.fields.values import Count, ImageText, Index, ModelBody, RequestBody, StopField, integral
 from octavo.interface import sampling_params as limits
 
 Name = Annotated[str, Field(min_length=1)]
@@ -64,10 +64,9 @@ class Options(BaseModel):
                 raise bad_request(f"options.{why}", f"options.{name}")
 
 
-class _Body(RequestBody):
+class _Body(ModelBody):
     UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields({})
 
-    model: str | None = None
     keep_alive: _KeepAlive = None  # the model stays as long as the server runs
     options: Options | None = None
 

@@ -18,7 +18,7 @@ from octavo.entrypoints.generation.logprobs import (
     PromptLogprobs,
     prompt_logprobs,
 )
-from octavo.entrypoints.generation.run import answering_name, encode_choices, encoding_cost
+from octavo.entrypoints.generation.run import encode_choices, encoding_cost
 from octavo.entrypoints.openai.prepare import PreparedChatCompletion, PreparedCompletion
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.detokenizer import TextOffsets, prompt_offsets
@@ -167,7 +167,7 @@ async def whole_chat_completion(prepared: PreparedChatCompletion, outputs: list[
     response = ChatCompletion(
         prepared.id,
         prepared.created,
-        answering_name(state, prepared.chat.request),
+        prepared.answering_name,
         choices,
         used,
         system_fingerprint=state.fingerprint,
@@ -242,7 +242,7 @@ def completion_of(
     return Completion(
         prepared.id,
         prepared.created,
-        answering_name(state, prepared.requests[0]),
+        prepared.answering_name,
         choices,
         system_fingerprint=state.fingerprint,
         usage=used,

@@ -7,34 +7,24 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 from pydantic import Field
-from starlette.requests import Request
-from starlette.responses import Response
 
-from octavo.entrypoints.admission import check_model, check_serving
+from octavo.entrypoints.dialect import CheckedRequest, Dialect, Prepared
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
-from octavo.entrypoints.fields.values import Count, Priority, RequestBody
+from octavo.entrypoints.fields.values import Count, ModelBody, Priority
 from octavo.entrypoints.generation.context import in_words_of
-from octavo.entrypoints.generation.pooled import MAX_INPUTS, run_pooled
-from octavo.entrypoints.openai.embeddings import (
-    EmbeddingRequest,
-    as_base64,
-    prepare_embeddings,
-)
-from octavo.entrypoints.state import ServerState, state_of
-from octavo.entrypoints.transport.request_body import read_body
-from octavo.entrypoints.transport.responses import JSON, unless_disconnected
+from octavo.entrypoints.generation.pooled import MAX_INPUTS
+from octavo.entrypoints.openai.embeddings import EmbeddingRequest, as_base64, embedding_usage, prepare_embeddings
 
 _NAMES = {"truncate_prompt_tokens": "truncate", "dimensions": "output_dimension"}
 
 
-class EmbedByTypeRequest(RequestBody):
+class EmbedByTypeRequest(ModelBody):
     """Cohere's fields. ``input_type`` has no effect: models that want a prefix take it in the text."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields({"images": (), "inputs": ()})
 
     texts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_INPUTS)]
-    model: str | None = None
     input_type: Literal["search_document", "search_query", "classification", "clustering"] | None = None
     embedding_types: Annotated[list[Literal["float", "base64"]], Field(min_length=1)] | None = None
     output_dimension: Count | None = None
@@ -79,17 +69,8 @@ class EmbedByType(Struct):
     response_type: str = "embeddings_by_type"
 
 
-async def embed_by_type(request: Request) -> Response:
-    """Handle POST /v2/embed."""
-    state = state_of(request)
-    check_serving(state)
-    body = await read_body(request, EmbedByTypeRequest, state)
-    body.check()
-    check_model(state, body.model, generates=False)
-    return await unless_disconnected(request, _answer(state, body))
-
-
-async def _answer(state: ServerState, body: EmbedByTypeRequest) -> Response:
+async def _prepare(checked: CheckedRequest[EmbedByTypeRequest]) -> Prepared[EmbedByTypeRequest]:
+    state, body = checked.state, checked.body
     cut = body.truncate != "NONE"
     longest = state.engine.input_processor.longest_pooled
     limit = min(body.max_tokens or longest, longest)
@@ -108,10 +89,17 @@ async def _answer(state: ServerState, body: EmbedByTypeRequest) -> Response:
                 f"texts.{number} has {length} tokens, but max_tokens is {limit}; raise it, or set truncate to END",
                 f"texts.{number}",
             )
-    vectors = await run_pooled(state, requests)
-    kinds = body.embedding_types or ["float"]
+    return Prepared(checked, requests)
+
+
+async def _whole(prepared: Prepared[EmbedByTypeRequest], vectors: list[list[float]]) -> EmbedByType:
+    kinds = prepared.body.embedding_types or ["float"]
     found = Vectors(
-        vectors if "float" in kinds else UNSET, [as_base64(one) for one in vectors] if "base64" in kinds else UNSET
+        vectors if "float" in kinds else UNSET,
+        [as_base64(vector) for vector in vectors] if "base64" in kinds else UNSET,
     )
-    tokens = sum(len(one.prompt_token_ids) for one in requests)
-    return JSON(EmbedByType(str(uuid.uuid4()), found, body.texts, EmbedMeta(BilledUnits(tokens))))
+    units = BilledUnits(embedding_usage(prepared.requests).total_tokens)
+    return EmbedByType(str(uuid.uuid4()), found, prepared.body.texts, EmbedMeta(units))
+
+
+DIALECT = Dialect("embed_by_type", EmbedByTypeRequest, _prepare, _whole)

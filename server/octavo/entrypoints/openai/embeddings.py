@@ -6,25 +6,23 @@ from __future__ import annotations
 import base64
 import sys
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
 from pydantic import ConfigDict
-from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.chat.messages import Conversation
-from octavo.entrypoints.admission import check_model, check_serving
+from octavo.entrypoints.dialect import CheckedRequest, Dialect, Prepared
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.fields.unsupported import EMBEDDING, UnsupportedFields
 from octavo.entrypoints.fields.values import (
     IMAGES,
     Count,
     MessagesField,
+    ModelBody,
     Priority,
-    RequestBody,
     TemplateVariables,
     Truncation,
     TruncationSide,
@@ -37,13 +35,10 @@ from octavo.entrypoints.generation.pooled import (
     how_to_pool,
     pooled_request,
     prepare_texts,
-    run_pooled,
 )
 from octavo.entrypoints.generation.run import PromptOptions, encode_choices
 from octavo.entrypoints.openai.protocol import PromptField
-from octavo.entrypoints.state import ServerState, state_of
-from octavo.entrypoints.transport.request_body import read_body
-from octavo.entrypoints.transport.responses import JSON, unless_disconnected
+from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.pooling import Pooling
 from octavo.interface.pooling_params import PoolingParams
@@ -51,7 +46,7 @@ from octavo.interface.pooling_params import PoolingParams
 _CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
 
 
-class EmbeddingRequest(RequestBody):
+class EmbeddingRequest(ModelBody):
     """OpenAI's fields; ``pooling``: "mean" of all tokens, the "last" one or the first ("cls"); ``normalize``, or
     ``use_activation`` as newer vLLMs call it: vectors of length 1. By default as the model's own files say, or as the
     server is set up. Instead of ``input``, ``messages`` and the options of the chat template, as vLLM has them: one
@@ -80,7 +75,6 @@ class EmbeddingRequest(RequestBody):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: TemplateVariables = None
-    model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     user: str | None = None
@@ -128,16 +122,6 @@ class EmbeddingList(Struct):
     object: str = "list"
 
 
-async def create_embeddings(request: Request) -> Response:
-    """Handle POST /v1/embeddings."""
-    state = state_of(request)
-    check_serving(state)
-    body = await read_body(request, EmbeddingRequest, state, images=IMAGES)
-    body.check()
-    check_model(state, body.model, generates=False)
-    return await unless_disconnected(request, _answer(state, body, await prepare_embeddings(state, body)))
-
-
 async def prepare_embeddings(
     state: ServerState, body: EmbeddingRequest, field: str = "input"
 ) -> list[EngineCoreRequest]:
@@ -164,14 +148,23 @@ async def _prepare_conversation(
     return pooled_request(state, pooling, prompt, body.pooled_options(), "messages", "messages: the prompt")
 
 
-async def _answer(state: ServerState, body: EmbeddingRequest, requests: list[EngineCoreRequest]) -> Response:
-    vectors = await run_pooled(state, requests)
-    encode = as_base64 if body.encoding_format == "base64" else list
+async def _prepare(checked: CheckedRequest[EmbeddingRequest]) -> Prepared[EmbeddingRequest]:
+    return Prepared(checked, await prepare_embeddings(checked.state, checked.body))
+
+
+async def _whole(prepared: Prepared[EmbeddingRequest], vectors: list[list[float]]) -> EmbeddingList:
+    encode = as_base64 if prepared.body.encoding_format == "base64" else list
     data = await encode_choices(
-        state, [(partial(_embedding, i, vector, encode), len(vector) // 20) for i, vector in enumerate(vectors)]
+        prepared.state,
+        [(partial(_embedding, i, vector, encode), len(vector) // 20) for i, vector in enumerate(vectors)],
     )
+    return EmbeddingList(prepared.state.model_name, data, embedding_usage(prepared.requests))
+
+
+def embedding_usage(requests: Sequence[EngineCoreRequest]) -> EmbeddingUsage:
+    """Count the tokens of prompts."""
     tokens = sum(len(request.prompt_token_ids) for request in requests)
-    return JSON(EmbeddingList(state.model_name, data, EmbeddingUsage(tokens, tokens)))
+    return EmbeddingUsage(tokens, tokens)
 
 
 def _embedding(index: int, vector: list[float], encode: Callable[[list[float]], list[float] | str]) -> Embedding:
@@ -184,3 +177,6 @@ def as_base64(vector: list[float]) -> str:
     if sys.byteorder == "big":
         numbers.byteswap()
     return base64.b64encode(numbers.tobytes()).decode()
+
+
+EMBEDDINGS = Dialect("create_embeddings", EmbeddingRequest, _prepare, _whole, images=IMAGES)

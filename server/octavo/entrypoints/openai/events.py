@@ -9,7 +9,6 @@ from msgspec import UNSET, Struct, UnsetType
 from octavo.chat.answer import AnswerDelta, AnswerParser
 from octavo.entrypoints.errors import APIError, ErrorResponse
 from octavo.entrypoints.generation.logprobs import ChatLogprobs
-from octavo.entrypoints.generation.run import answering_name
 from octavo.entrypoints.openai.answers import (
     ChoicePieces,
     Completion,
@@ -107,7 +106,7 @@ class ChatEvents(ChunkEvents):
         self._last: RequestOutput | None = None
         self._templates: dict[int, EventTemplate] = {}  # by choice, for pieces that are text and nothing else
         more = prepared.body.logprobs or prepared.body.return_token_ids or self.continuous_usage
-        self._only_text = not more and prepared.chat.is_plain
+        self._only_text = not more and prepared.rendered.is_plain
 
     def write(self, item: tuple[int, RequestOutput]) -> bytes:
         """The chunks of one output; empty if all of its text is held back."""
@@ -200,7 +199,7 @@ def _chunk(
     return ChatChunk(
         prepared.id,
         prepared.created,
-        answering_name(prepared.state, prepared.chat.request),
+        prepared.answering_name,
         choices,
         system_fingerprint=prepared.state.fingerprint,
         usage=used,

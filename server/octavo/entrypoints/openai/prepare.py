@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from octavo.chat.answer import AnswerParser
+from octavo.chat.render import Rendered
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.generation.chat import PreparedChat, prepare_chat, read_messages
+from octavo.entrypoints.generation.chat import prepare_chat, read_messages
 from octavo.entrypoints.generation.context import naming
 from octavo.entrypoints.generation.run import TokenLimit, TopLogprobs, external_id, prepare_request, sampling_params
 from octavo.entrypoints.openai.protocol import NO_LIMIT, ChatCompletionRequest, CompletionRequest
@@ -48,13 +49,13 @@ class PreparedChatCompletion(Prepared[ChatCompletionRequest]):
 
     id: str
     created: int
-    chat: PreparedChat
+    rendered: Rendered
     role: str
     echo: str  # what the answer begins with
 
     def new_parser(self) -> AnswerParser:
         """Make a parser of one answer."""
-        return self.chat.new_parser(self.body.include_reasoning is not False)
+        return self.rendered.new_parser(self.body.include_reasoning is not False)
 
 
 async def prepare_completion(checked: CheckedRequest[CompletionRequest]) -> PreparedCompletion:
@@ -82,7 +83,7 @@ async def prepare_completion(checked: CheckedRequest[CompletionRequest]) -> Prep
         await asyncio.sleep(0)  # let other requests run between a thousand prompts
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     created = int(time.time())
-    return PreparedCompletion(state, body, requests, completion_id, created, params.n, prompt_only, texts=texts)
+    return PreparedCompletion(checked, requests, completion_id, created, params.n, prompt_only, texts=texts)
 
 
 async def prepare_chat_completion(checked: CheckedRequest[ChatCompletionRequest]) -> PreparedChatCompletion:
@@ -98,7 +99,7 @@ async def prepare_chat_completion(checked: CheckedRequest[ChatCompletionRequest]
     logprobs = TopLogprobs((body.top_logprobs or 0) if body.logprobs else None, "top_logprobs")
     params = sampling_params(state, body.sampling_fields(), limit, logprobs, bool(body.stream))
     conversation = body.conversation(messages)
-    chat = await prepare_chat(
+    request, rendered = await prepare_chat(
         state,
         conversation,
         params,
@@ -111,4 +112,4 @@ async def prepare_chat_completion(checked: CheckedRequest[ChatCompletionRequest]
     role = messages[-1]["role"] if continued else state.args.response_role
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == role else ""
     created = int(time.time())
-    return PreparedChatCompletion(state, body, [chat.request], completion_id, created, chat, role, echo)
+    return PreparedChatCompletion(checked, [request], completion_id, created, rendered, role, echo)

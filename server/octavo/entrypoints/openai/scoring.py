@@ -9,24 +9,21 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from msgspec import UNSET, Struct, UnsetType
 from pydantic import BeforeValidator, WithJsonSchema
-from starlette.requests import Request
-from starlette.responses import Response
 
 from octavo.engine.scoring import ScorePlan, check_pairs, plan_scores, text_of
-from octavo.entrypoints.admission import check_model, check_serving
+from octavo.entrypoints.dialect import CheckedRequest, Dialect, Prepared
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields.unsupported import SCORING, UnsupportedFields
-from octavo.entrypoints.fields.values import Index, Priority, RequestBody, Truncation, prompts_in
-from octavo.entrypoints.generation.pooled import MAX_INPUTS, run_pooled
-from octavo.entrypoints.openai.embeddings import EmbeddingUsage
+from octavo.entrypoints.fields.values import Index, ModelBody, Priority, Truncation, prompts_in
+from octavo.entrypoints.generation.pooled import MAX_INPUTS
+from octavo.entrypoints.openai.embeddings import EmbeddingUsage, embedding_usage
 from octavo.entrypoints.openai.protocol import PromptField
-from octavo.entrypoints.state import ServerState, state_of
-from octavo.entrypoints.transport.request_body import read_body
-from octavo.entrypoints.transport.responses import JSON, unless_disconnected
+from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.pooling_params import PoolingParams, class_pooling
 
@@ -77,10 +74,9 @@ SideField = Annotated[
 ]
 
 
-class _PooledRequest(RequestBody):
+class _PooledRequest(ModelBody):
     UNSUPPORTED: ClassVar[UnsupportedFields] = SCORING
 
-    model: str | None = None
     user: str | None = None
     truncate_prompt_tokens: Truncation = None
     use_activation: bool | None = None
@@ -213,43 +209,31 @@ class ClassificationList(Struct):
     object: str = "list"
 
 
-async def create_score(request: Request) -> Response:
-    """Handle POST /v1/score."""
-    state = state_of(request)
-    check_serving(state)
-    body = await read_body(request, ScoreRequest, state)
-    body.check()
-    check_model(state, body.model, generates=False)
+@dataclass
+class _PreparedPairs(Prepared[Any]):
+    plan: ScorePlan
+    documents: list[str]
+
+
+async def _prepare_score(checked: CheckedRequest[ScoreRequest]) -> _PreparedPairs:
+    body = checked.body
     names = body.sides()
     given = getattr(body, names[0]), getattr(body, names[1])
     queries, documents = (_listed(texts, name) for texts, name in zip(given, names, strict=True))
     check_pairs(queries, documents, names)
-    plan = await _plan(state, body, queries, documents, names, given)
-    return await unless_disconnected(request, _score(state, plan))
+    return await _plan(checked, queries, documents, names, given)
 
 
-async def rerank(request: Request) -> Response:
-    """Handle POST /v1/rerank."""
-    state = state_of(request)
-    check_serving(state)
-    body = await read_body(request, RerankRequest, state)
-    body.check()
-    check_model(state, body.model, generates=False)
-    documents = _listed(body.documents, "documents")
-    plan = await _plan(state, body, [body.query], documents, ("query", "documents"), (body.query, body.documents))
-    return await unless_disconnected(request, _rerank(state, body, documents, plan))
+async def _prepare_rerank(checked: CheckedRequest[RerankRequest]) -> _PreparedPairs:
+    body, documents = checked.body, _listed(checked.body.documents, "documents")
+    given = body.query, body.documents
+    return await _plan(checked, [body.query], documents, ("query", "documents"), given)
 
 
-async def classify(request: Request) -> Response:
-    """Handle POST /classify."""
-    state = state_of(request)
-    check_serving(state)
-    body = await read_body(request, ClassifyRequest, state)
-    body.check()
-    check_model(state, body.model, generates=False)
+async def _prepare_classify(checked: CheckedRequest[ClassifyRequest]) -> Prepared[ClassifyRequest]:
+    state, body = checked.state, checked.body
     texts = prompts_in(body.input, "input", MAX_INPUTS)
-    requests = await state.engine.run_in_thread(_classify_requests, state, body, texts)
-    return await unless_disconnected(request, _classes(state, requests))
+    return Prepared(checked, await state.engine.run_in_thread(_classify_requests, state, body, texts))
 
 
 def _listed(texts: str | list[str], field: str) -> list[str]:
@@ -260,20 +244,20 @@ def _listed(texts: str | list[str], field: str) -> list[str]:
 
 
 async def _plan(
-    state: ServerState,
-    body: _PairRequest,
+    checked: CheckedRequest[Any],
     queries: Sequence[str],
-    documents: Sequence[str],
+    documents: list[str],
     fields: tuple[str, str],
     given: tuple[Any, Any],
-) -> ScorePlan:
+) -> _PreparedPairs:
     def name(is_document: bool, place: int) -> str:
         field, value = fields[is_document], given[is_document]
         return field if isinstance(value, str) else f"{field}.{place}"
 
+    state, body = checked.state, checked.body
     processor = state.engine.input_processor
 
-    def plan() -> ScorePlan:
+    def make() -> ScorePlan:
         first, second = (
             [processor.first_tokens(text, limit) for text in side] if limit else side
             for side, limit in ((queries, body.max_tokens_per_query), (documents, body.max_tokens_per_doc))
@@ -281,24 +265,25 @@ async def _plan(
         return plan_scores(processor, first, second, body.params(), _new_id, name, body.priority or 0)
 
     try:
-        return await state.engine.run_in_thread(plan)
+        plan = await state.engine.run_in_thread(make)
     except ValueError as error:
         subject = str(error).partition(" ")[0]
         raise bad_request(error, subject if subject.startswith(fields) else None) from None
+    return _PreparedPairs(checked, plan.requests, plan, documents)
 
 
-async def _score(state: ServerState, plan: ScorePlan) -> Response:
-    scores = plan.scores(await run_pooled(state, plan.requests))
-    data = [Score(i, score) for i, score in enumerate(scores)]
-    return JSON(ScoreList(f"score-{_new_id()}", int(time.time()), state.model_name, data, _usage(plan.requests)))
+async def _scores(prepared: _PreparedPairs, results: list[list[float]]) -> ScoreList:
+    data = [Score(i, score) for i, score in enumerate(prepared.plan.scores(results))]
+    used = embedding_usage(prepared.requests)
+    return ScoreList(f"score-{_new_id()}", int(time.time()), prepared.state.model_name, data, used)
 
 
-async def _rerank(state: ServerState, body: RerankRequest, documents: list[str], plan: ScorePlan) -> Response:
-    scores = plan.scores(await run_pooled(state, plan.requests))
+async def _ranking(prepared: _PreparedPairs, results: list[list[float]]) -> RerankResponse:
+    body, scores = prepared.body, prepared.plan.scores(results)
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n or None]
     shows = body.return_documents is not False
-    results = [RerankResult(i, scores[i], RerankedDocument(documents[i]) if shows else UNSET) for i in order]
-    return JSON(RerankResponse(f"rerank-{_new_id()}", state.model_name, results, _usage(plan.requests)))
+    ranked = [RerankResult(i, scores[i], RerankedDocument(prepared.documents[i]) if shows else UNSET) for i in order]
+    return RerankResponse(f"rerank-{_new_id()}", prepared.state.model_name, ranked, embedding_usage(prepared.requests))
 
 
 def _classify_requests(
@@ -328,20 +313,21 @@ def _classify_requests(
     return requests
 
 
-async def _classes(state: ServerState, requests: list[EngineCoreRequest]) -> Response:
+async def _classes(prepared: Prepared[ClassifyRequest], results: list[list[float]]) -> ClassificationList:
+    state = prepared.state
     labels = state.engine.config.model.pooler.labels
     data = []
-    for i, probs in enumerate(await run_pooled(state, requests)):
+    for i, probs in enumerate(results):
         best = max(range(len(probs)), key=probs.__getitem__)
         data.append(Classification(i, labels[best] if best < len(labels) else str(best), probs, len(probs)))
-    usage = _usage(requests)
-    return JSON(ClassificationList(f"classify-{_new_id()}", int(time.time()), state.model_name, data, usage))
-
-
-def _usage(requests: Sequence[EngineCoreRequest]) -> EmbeddingUsage:
-    tokens = sum(len(request.prompt_token_ids) for request in requests)
-    return EmbeddingUsage(tokens, tokens)
+    used = embedding_usage(prepared.requests)
+    return ClassificationList(f"classify-{_new_id()}", int(time.time()), state.model_name, data, used)
 
 
 def _new_id() -> str:
     return uuid.uuid4().hex
+
+
+SCORE = Dialect("score", ScoreRequest, _prepare_score, _scores)
+RERANK = Dialect("rerank", RerankRequest, _prepare_rerank, _ranking)
+CLASSIFY = Dialect("classify", ClassifyRequest, _prepare_classify, _classes)

@@ -10,23 +10,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.chat.messages import Conversation
-from octavo.entrypoints.admission import check_model
+from octavo.entrypoints.dialect import read_request
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.fields import schemas
 from octavo.entrypoints.fields.unsupported import DETOKENIZE, TOKENIZE, UnsupportedFields
 from octavo.entrypoints.fields.values import (
     IMAGES,
     MessagesField,
+    ModelBody,
     ReasoningEffort,
-    RequestBody,
     TemplateVariables,
     TokenIds,
 )
 from octavo.entrypoints.generation.chat import count_prompt, read_messages
 from octavo.entrypoints.generation.run import PromptOptions
-from octavo.entrypoints.state import state_of
 from octavo.entrypoints.tenants import combined_salt
-from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON
 
 _CHAT_FIELDS = (
@@ -41,7 +39,7 @@ _CHAT_FIELDS = (
 )
 
 
-class TokenizeRequest(RequestBody):
+class TokenizeRequest(ModelBody):
     """A ``prompt``, or ``messages`` with the options of the chat template."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = TOKENIZE
@@ -58,7 +56,6 @@ class TokenizeRequest(RequestBody):
         }
     )
 
-    model: str | None = None
     prompt: str | None = None
     messages: MessagesField | None = None
     add_special_tokens: bool | None = None
@@ -73,12 +70,11 @@ class TokenizeRequest(RequestBody):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(RequestBody):
+class DetokenizeRequest(ModelBody):
     """Token ids."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = DETOKENIZE
 
-    model: str | None = None
     tokens: TokenIds
 
 
@@ -99,10 +95,8 @@ class DetokenizeResponse(msgspec.Struct):
 
 async def tokenize(request: Request) -> Response:
     """Handle POST /tokenize."""
-    state = state_of(request)
-    body = await read_body(request, TokenizeRequest, state, images=IMAGES)
-    body.check()
-    check_model(state, body.model)
+    checked = await read_request(request, TokenizeRequest, IMAGES)
+    state, body = checked.state, checked.body
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("exactly one of prompt and messages must be given", "prompt")
     for name in _CHAT_FIELDS if body.messages is None else ():
@@ -127,10 +121,8 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Handle POST /detokenize."""
-    state = state_of(request)
-    body = await read_body(request, DetokenizeRequest, state)
-    body.check()
-    check_model(state, body.model)
+    checked = await read_request(request, DetokenizeRequest)
+    state, body = checked.state, checked.body
     tokenizer = state.engine.tokenizer
     if tokenizer is None:
         raise bad_request("tokens cannot be decoded: the engine runs without a tokenizer (--skip-tokenizer-init)")

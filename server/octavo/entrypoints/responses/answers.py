@@ -1,23 +1,39 @@
-"""Bodies and events of the Responses API. Events are dicts: most of their fields differ from one type to the next."""
+"""Responses that answer: their items, their end and what is kept of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Literal
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import UNSET
+from pydantic import BaseModel
 
-from octavo.chat.parts import Part, Step
-from octavo.entrypoints.generation.logprobs import ChatLogprob
+from octavo.chat.answer import AnswerParser
+from octavo.chat.parts import Part, PartSplitter, Step
+from octavo.entrypoints.generation.logprobs import ChatLogprob, LogprobsFormatter
+from octavo.entrypoints.responses.items import (
+    CustomCallItem,
+    FunctionCallItem,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    OutputTokensDetails,
+    ReasoningItem,
+    ReasoningText,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+    SummaryText,
+    size_of,
+)
 from octavo.entrypoints.responses.logprobs import TextLogprobs
-from octavo.entrypoints.responses.prepare import sealed
+from octavo.entrypoints.responses.prepare import PreparedResponse, sealed
 from octavo.entrypoints.responses.protocol import (
-    AdditionalToolsParam,
-    CallOutputParam,
     CustomCallParam,
     FunctionCallParam,
-    ImagePartParam,
     Item,
     MessageParam,
     ReasoningParam,
@@ -25,176 +41,128 @@ from octavo.entrypoints.responses.protocol import (
     RefusalPartParam,
     TextPartParam,
 )
+from octavo.entrypoints.responses.store import StoredResponse
 from octavo.entrypoints.responses.tools import ToolName, custom_input
-from octavo.entrypoints.transport.sse import EventTemplate
-
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
-Event = dict[str, Any]
+from octavo.entrypoints.transport.responses import encode_json
+from octavo.interface.outputs import CompletionOutput, RequestOutput
 
 
-class OutputText(Struct, tag_field="type", tag="output_text"):
-    """Text of an answer."""
-
-    text: str
-    annotations: list[Any] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
-
-
-class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
-    """Text of reasoning."""
-
-    text: str
+async def whole(prepared: PreparedResponse, outputs: list[RequestOutput]) -> ResponseObject:
+    """Make the response of a request's final output."""
+    (output,) = outputs
+    (completion,) = output.outputs
+    answer = Answer(prepared)
+    answer.note_logprobs(completion)
+    answer.items.take(answer.splitter.feed(answer.parser.parse(completion)))
+    answer.items.take(answer.splitter.finish())
+    answer.end(output, len(completion.token_ids), completion.finish_reason)
+    return answer.response
 
 
-class SummaryText(Struct, tag_field="type", tag="summary_text"):
-    """Text of reasoning, for clients that asked for a summary."""
+class Answer:
+    """The response that grows as tokens come. ``parser`` and ``splitter`` make parts of them, ``items`` makes items."""
 
-    text: str
+    def __init__(self, prepared: PreparedResponse) -> None:
+        body = prepared.body
+        self._prepared = prepared
+        self.response = _begin(prepared)
+        self.parser: AnswerParser = prepared.rendered.new_parser()
+        self.splitter = PartSplitter()
+        self._logprobs = TextLogprobs() if body.num_logprobs is not None else None
+        summarized = body.reasoning is not None and body.reasoning.summary not in (None, "none")
+        seals = "reasoning.encrypted_content" in (body.include or ())
+        self.items = ItemWriter(prepared.id, prepared.tools.names, summarized, seals, self._logprobs)
 
+    def note_logprobs(self, completion: CompletionOutput) -> None:
+        """Take the log-probabilities of new tokens, without those of special tokens, which have no text."""
+        if self._logprobs is None or completion.logprobs is None:
+            return
+        vocabulary = self._prepared.state.engine.output_processor.vocabulary
+        special: Collection[int] = vocabulary.special_ids if vocabulary is not None else ()
+        if not self._prepared.requests[0].sampling_params.skip_special_tokens:
+            special = ()
+        entries = LogprobsFormatter(self._prepared.state).chat(
+            completion.token_ids, completion.logprobs, self._prepared.body.num_logprobs or 0
+        )
+        pairs = zip(completion.token_ids, entries.content or (), strict=True)
+        self._logprobs.add([entry for token_id, entry in pairs if token_id not in special])
 
-class OutputMessage(Struct, tag_field="type", tag="message"):
-    """The text of an answer as an item."""
+    def end(self, output: RequestOutput, num_tokens: int, finish_reason: str | None) -> None:
+        """Complete the response, and keep it if it is to be kept. ``output`` is the last of ``num_tokens`` tokens."""
+        prepared, response, parts = self._prepared, self.response, self.splitter.parts
+        cut = finish_reason == "length"
+        response.status = "incomplete" if cut else "completed"
+        if cut:
+            response.incomplete_details = IncompleteDetails("max_output_tokens")
+        else:
+            response.completed_at = int(time.time())
+        response.output = [
+            self.items.item(part, "incomplete" if cut and part is parts[-1] else "completed") for part in parts
+        ]
+        thoughts = "".join(part.text for part in parts if part.kind == "reasoning")
+        response.usage = self._usage(output, num_tokens, thoughts)
+        if prepared.body.store is not False:
+            size = sum(map(size_of, prepared.items)) + len(encode_json(response))
+            kept = [self.items.kept(part) for part in parts]
+            prepared.store.put(StoredResponse(response, prepared.items, kept, size, prepared.tenant))
 
-    id: str
-    status: Status
-    content: list[OutputText]
-    role: str = "assistant"
-
-
-class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
-    """The reasoning of an answer as an item."""
-
-    id: str
-    status: Status
-    content: list[ReasoningText] = field(default_factory=list)
-    summary: list[SummaryText] = field(default_factory=list)
-    encrypted_content: str | UnsetType = UNSET
-
-
-class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
-    """A call as an item."""
-
-    id: str
-    status: Status
-    call_id: str
-    name: str
-    arguments: str
-    namespace: str | UnsetType = UNSET
-
-
-class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):
-    """A call of a custom tool as an item."""
-
-    id: str
-    call_id: str
-    name: str
-    input: str
-    namespace: str | UnsetType = UNSET
-
-
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
-
-
-class InputTokensDetails(Struct):
-    """Prompt tokens that were not computed."""
-
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class OutputTokensDetails(Struct):
-    """Tokens of the reasoning's text."""
-
-    reasoning_tokens: int
+    def _usage(self, output: RequestOutput, num_tokens: int, thoughts: str) -> ResponseUsage:
+        tokenizer = self._prepared.state.engine.tokenizer
+        reasoning = len(tokenizer.encode(thoughts, False)) if thoughts and tokenizer is not None else 0
+        prompt = len(output.prompt_token_ids)
+        return ResponseUsage(
+            prompt,
+            InputTokensDetails(output.num_cached_tokens),
+            num_tokens,
+            OutputTokensDetails(min(reasoning, num_tokens)),
+            prompt + num_tokens,
+        )
 
 
-class ResponseUsage(Struct):
-    """Token counts of a response."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-class ResponseFailure(Struct):
-    """Why a response failed."""
-
-    message: str
-    code: str = "server_error"
-
-
-class IncompleteDetails(Struct):
-    """Why a response is not whole."""
-
-    reason: str
-
-
-class ResponseObject(Struct):
-    """The response of /v1/responses."""
-
-    id: str
-    created_at: int
-    model: str
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    metadata: dict[str, str]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    prompt_cache_key: str | None
-    presence_penalty: float
-    frequency_penalty: float
-    store: bool
-    reasoning: dict[str, Any]
-    safety_identifier: str | None
-    temperature: float
-    text: dict[str, Any]
-    tool_choice: Any
-    tools: list[dict[str, Any]]
-    top_p: float
-    user: str | None
-    status: Status = "in_progress"
-    output: list[OutputItem] = field(default_factory=list)
-    usage: ResponseUsage | None = None
-    error: ResponseFailure | None = None
-    incomplete_details: IncompleteDetails | None = None
-    completed_at: int | None = None
-    background: bool = False
-    object: str = "response"
-    service_tier: str = "default"
-    top_logprobs: int = 0
-    truncation: str = "disabled"
+def _begin(prepared: PreparedResponse) -> ResponseObject:
+    """Make the response before its first token, which repeats the request."""
+    body, params = prepared.body, prepared.requests[0].sampling_params
+    text, choice, reasoning = body.text, body.tool_choice, body.reasoning
+    form = text.format if text is not None else None
+    summary = reasoning.summary if reasoning is not None and reasoning.summary != "none" else None
+    return ResponseObject(
+        prepared.id,
+        prepared.created,
+        prepared.answering_name,
+        body.instructions,
+        body.max_output_tokens,
+        body.max_tool_calls,
+        body.metadata or {},
+        body.parallel_tool_calls is not False,
+        body.previous_response_id,
+        body.prompt_cache_key,
+        params.presence_penalty,
+        params.frequency_penalty,
+        body.store is not False,
+        {"effort": reasoning.effort if reasoning is not None else None, "summary": summary},
+        body.safety_identifier,
+        params.temperature,
+        {
+            "format": {"type": "text"} if form is None else _echo(form),
+            "verbosity": text.verbosity or "medium" if text is not None else "medium",
+        },
+        choice if isinstance(choice, str) else "auto" if choice is None else choice.model_dump(),
+        prepared.tools.given,
+        params.top_p,
+        body.user,
+        top_logprobs=body.num_logprobs or 0,
+        truncation=body.truncation or "disabled",
+    )
 
 
-class ResponseItems(Struct):
-    """The response of /v1/responses/{response_id}/input_items."""
-
-    data: list[dict[str, Any]]
-    first_id: str
-    last_id: str
-    has_more: bool
-    object: str = "list"
-
-
-class DeletedResponse(Struct):
-    """The response of DELETE /v1/responses/{response_id}."""
-
-    id: str
-    object: str = "response"
-    deleted: bool = True
-
-
-class InputTokenCount(Struct):
-    """The response of /v1/responses/input_tokens."""
-
-    input_tokens: int
-    object: str = "response.input_tokens"
+def _echo(form: BaseModel) -> dict[str, Any]:
+    """The form of a text as responses show it, with all fields."""
+    given = form.model_dump(by_alias=True)
+    return {**given, "strict": bool(given["strict"])} if "strict" in given else given
 
 
 class ItemWriter:
-    """Items and events of one answer. Items have ids of their own, made of the response's.
+    """Makes the items of one answer. They have ids of their own, made of the response's.
 
     ``names``: of the tools, by what the model calls them. ``summarized``: reasoning comes as its summary. ``seals``: it
     comes as encrypted_content too. ``logprobs``: of tokens in texts, added as the tokens come.
@@ -210,16 +178,17 @@ class ItemWriter:
     ) -> None:
         self._suffix = response_id.partition("_")[2]
         self._names = names or {}
-        self._summarized, self._seals = summarized, seals
+        self.summarized, self._seals = summarized, seals
         self._logprobs = logprobs
         self._logprobs_of: dict[int, list[ChatLogprob]] = {}  # of parts, by index
 
     def id_of(self, part: Part) -> str:
         """The item's id."""
-        prefix = {"text": "msg", "reasoning": "rs", "call": "ctc" if self._tool(part).custom else "fc"}[part.kind]
+        prefix = {"text": "msg", "reasoning": "rs", "call": "ctc" if self.tool(part).custom else "fc"}[part.kind]
         return f"{prefix}_{self._suffix}{part.index:02x}"
 
-    def _tool(self, part: Part) -> ToolName:
+    def tool(self, part: Part) -> ToolName:
+        """The client's name of the tool that is called."""
         return self._names.get(part.name) or ToolName(part.name)
 
     def item(self, part: Part, status: Status) -> OutputItem:
@@ -229,10 +198,10 @@ class ItemWriter:
             return OutputMessage(self.id_of(part), status, [text])
         if part.kind == "reasoning":
             sealed_text = sealed(part.text) if self._seals and status != "in_progress" else UNSET
-            if self._summarized:
+            if self.summarized:
                 return ReasoningItem(self.id_of(part), status, [], [SummaryText(part.text)], sealed_text)
             return ReasoningItem(self.id_of(part), status, [ReasoningText(part.text)], [], sealed_text)
-        tool = self._tool(part)
+        tool = self.tool(part)
         namespace = tool.namespace or UNSET
         if tool.custom:
             return CustomCallItem(self.id_of(part), part.call_id, tool.name, custom_input(part.text), namespace)
@@ -246,7 +215,7 @@ class ItemWriter:
         if part.kind == "reasoning":
             text = ReasoningTextParam(type="reasoning_text", text=part.text)
             return ReasoningParam(type="reasoning", content=[text], id=self.id_of(part))
-        tool = self._tool(part)
+        tool = self.tool(part)
         shared: dict[str, Any] = {"call_id": part.call_id, "name": tool.name, "id": self.id_of(part)}
         shared["namespace"] = tool.namespace
         if tool.custom:
@@ -254,119 +223,16 @@ class ItemWriter:
         return FunctionCallParam(type="function_call", arguments=part.text, **shared)
 
     def take(self, steps: Iterable[Step]) -> None:
-        """Note which tokens the texts of an answer have that is not streamed."""
+        """Note the tokens that the texts of a whole answer have."""
         for action, part, text in steps:
             if action == "add":
-                self._take(part, text)
+                self.take_text(part, text)
 
-    def _take(self, part: Part, text: str) -> list[ChatLogprob]:
+    def take_text(self, part: Part, text: str) -> list[ChatLogprob]:
+        """Note and return the tokens of new text of a part; none without log-probabilities."""
         if self._logprobs is None:
             return []
         taken = self._logprobs.take(text)
         if part.kind == "text":
             self._logprobs_of.setdefault(part.index, []).extend(taken)
         return taken
-
-    def events(self, step: Step, cut: bool = False) -> list[Event]:
-        """The events of one step, without their numbers. ``cut``: the part that closes is not whole."""
-        action, part, text = step
-        where = {"item_id": self.id_of(part), "output_index": part.index}
-        if action == "add":
-            return self._deltas(part, where, text, self._take(part, text))
-        if action == "open":
-            item = self.item(replace(part, pieces=[]), "in_progress")  # clients add the deltas to it
-            events: list[Event] = [{"type": "response.output_item.added", "output_index": part.index, "item": item}]
-            if isinstance(item, OutputMessage | ReasoningItem):
-                events += _content_events("added", item, where)
-                item.content = []
-            if isinstance(item, ReasoningItem):
-                item.summary = []
-            return events
-        item = self.item(part, "incomplete" if cut else "completed")
-        done: Event = {"type": "response.output_item.done", "output_index": part.index, "item": item}
-        return [*self._done(item, where), done]
-
-    def text_template(self, part: Part) -> EventTemplate:
-        """The event of new text of a part, without its number, for texts without log-probabilities."""
-        where = {"item_id": self.id_of(part), "output_index": part.index}
-        return EventTemplate(lambda text: self._deltas(part, where, text, [])[0], f"{_TEXT}.delta")
-
-    def _deltas(self, part: Part, where: dict[str, Any], text: str, logprobs: list[ChatLogprob]) -> list[Event]:
-        if part.kind == "text":
-            return [{"type": f"{_TEXT}.delta", **where, "content_index": 0, "delta": text, "logprobs": logprobs}]
-        if part.kind == "reasoning":
-            if self._summarized:
-                return [{"type": f"{_SUMMARY}_text.delta", **where, "summary_index": 0, "delta": text}]
-            return [{"type": f"{_REASONING}.delta", **where, "content_index": 0, "delta": text}]
-        if self._tool(part).custom:  # which comes whole: the model writes it as JSON
-            return []
-        return [{"type": "response.function_call_arguments.delta", **where, "delta": text}]
-
-    def _done(self, item: OutputItem, where: dict[str, Any]) -> list[Event]:
-        """What ends the content of an item."""
-        if isinstance(item, FunctionCallItem):
-            return [{"type": "response.function_call_arguments.done", **where, "arguments": item.arguments}]
-        if isinstance(item, CustomCallItem):
-            kind = "response.custom_tool_call_input"
-            delta: list[Event] = [{"type": f"{kind}.delta", **where, "delta": item.input}] if item.input else []
-            return [*delta, {"type": f"{kind}.done", **where, "input": item.input}]
-        ended: Event
-        if isinstance(item, OutputMessage):
-            (content,) = item.content
-            said = {"text": content.text, "logprobs": content.logprobs}
-            ended = {"type": f"{_TEXT}.done", **where, "content_index": 0, **said}
-        elif item.summary:
-            ended = {"type": f"{_SUMMARY}_text.done", **where, "summary_index": 0, "text": item.summary[0].text}
-        else:
-            ended = {"type": f"{_REASONING}.done", **where, "content_index": 0, "text": item.content[0].text}
-        return [ended, *_content_events("done", item, where)]
-
-
-_TEXT, _REASONING = "response.output_text", "response.reasoning_text"
-_SUMMARY = "response.reasoning_summary"
-
-
-def _content_events(action: str, item: OutputMessage | ReasoningItem, where: dict[str, Any]) -> list[Event]:
-    """The event of the one part of an item, which is added or done."""
-    if isinstance(item, ReasoningItem) and item.summary:
-        part = item.summary[0]
-        return [{"type": f"{_SUMMARY}_part.{action}", **where, "summary_index": 0, "part": part}]
-    return [{"type": f"response.content_part.{action}", **where, "content_index": 0, "part": item.content[0]}]
-
-
-def size_of(item: Item) -> int:
-    """Characters of an item as JSON, roughly where it has images: encoding these would take long."""
-    parts = item.content if isinstance(item, MessageParam) else item.output if isinstance(item, CallOutputParam) else []
-    images = [part for part in parts if isinstance(part, ImagePartParam)]
-    if not images:
-        return len(item.model_dump_json())
-    return sum(len(part.image_url if isinstance(part, ImagePartParam) else part.model_dump_json()) for part in parts)
-
-
-def listed(item: Item, number: int) -> dict[str, Any]:
-    """An input item as it is listed; ``number`` makes an id for one that came without."""
-    shared = {"id": item.id or f"item_{number}", "status": "completed"}
-    if isinstance(item, ReasoningParam):
-        content = [{"type": "reasoning_text", "text": part.text} for part in item.content or []]
-        summary = [{"type": "summary_text", "text": part.text} for part in item.summary or []]
-        return {**shared, "type": "reasoning", "summary": summary, "content": content}
-    if isinstance(item, FunctionCallParam | CustomCallParam | AdditionalToolsParam):
-        given = item.model_dump(exclude_none=True)
-        return {**given, **shared, **({"role": "developer"} if isinstance(item, AdditionalToolsParam) else {})}
-    if isinstance(item, CallOutputParam):
-        output = [
-            part.model_dump() if isinstance(part, ImagePartParam) else {"type": "input_text", "text": part.text}
-            for part in item.output
-        ]
-        return {**shared, "type": item.type, "call_id": item.call_id, "output": output}
-    parts: list[dict[str, Any]] = []
-    for part in item.content:
-        if isinstance(part, ImagePartParam):
-            parts.append(part.model_dump())
-        elif not isinstance(part, TextPartParam):
-            parts.append({"type": "refusal", "refusal": part.refusal})
-        elif item.role == "assistant":
-            parts.append({"type": "output_text", "text": part.text, "annotations": []})
-        else:
-            parts.append({"type": "input_text", "text": part.text})
-    return {**shared, "type": "message", "role": item.role, "content": parts}

@@ -1,14 +1,25 @@
-"""From items of the Responses API to the conversation that every dialect becomes. Pure."""
+"""From items of the Responses API to the conversation that every dialect becomes, and to a request for the engine."""
 
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from starlette.requests import Request
+
 from octavo.chat.messages import Conversation, FieldNames
+from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint, schema_constraint
+from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.generation.chat import count_prompt, prepare_chat, read_messages
+from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
+from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, TopLogprobs, external_id, sampling_params
+from octavo.entrypoints.replica import elsewhere, new_id
 from octavo.entrypoints.responses.protocol import (
     AdditionalToolsParam,
     AllowedToolsParam,
@@ -18,20 +29,111 @@ from octavo.entrypoints.responses.protocol import (
     ImagePartParam,
     InputTokensRequest,
     Item,
+    ItemReferenceParam,
     JsonObjectFormatParam,
     JsonSchemaFormatParam,
     MessageParam,
     ReasoningParam,
     RefusalPartParam,
+    ResponsesRequest,
     TextPartParam,
     ToolReferenceParam,
 )
-from octavo.entrypoints.responses.tools import Toolbox, custom_arguments, function_name
+from octavo.entrypoints.responses.store import ResponseStore
+from octavo.entrypoints.responses.tools import Toolbox, custom_arguments, function_name, toolbox_of
+from octavo.entrypoints.tenants import current_tenant
+from octavo.interface.messages import EngineCoreRequest
+from octavo.metrics.stats import Tenant
 from octavo.multimodal.items import ImagePart
 from octavo.text.messages import object_of
 
+_OPTIONS = PromptOptions(add_special_tokens=False)
+_OF_CHATS = {"messages": "input"}
 _INSTRUCTING = ("system", "developer")
 _SEAL = "octavo:"
+
+
+@dataclass
+class PreparedResponse(Prepared[ResponsesRequest]):
+    """A conversation that is ready for the engine. ``id``, ``created``: of the response; ``tenant``: whose it is."""
+
+    id: str
+    created: int
+    tenant: Tenant | None
+    store: ResponseStore
+    items: list[Item]
+    tools: Toolbox
+    rendered: Rendered
+
+
+async def prepare(checked: CheckedRequest[ResponsesRequest]) -> PreparedResponse:
+    """Prepare the answer to a conversation. Raises ValueError, APIError."""
+    state, body = checked.state, checked.body
+    external_id(checked.http, "resp")  # claims a client's own; the response's cannot be chosen: it finds what is kept
+    conversation, items, tools = await _read(checked)
+
+    async def attempt(conversation: Conversation) -> tuple[EngineCoreRequest, Rendered]:
+        limit = TokenLimit(body.max_output_tokens, "max_output_tokens")
+        logprobs = TopLogprobs(body.num_logprobs, "top_logprobs")
+        params = sampling_params(state, body.sampling_fields(), limit, logprobs, bool(body.stream))
+        with in_words_of("input"):
+            return await prepare_chat(state, conversation, params, _OPTIONS, limit, partial(constraint_of, body))
+
+    request, rendered = await (
+        without_oldest_that_fits(conversation, attempt) if body.truncation == "auto" else attempt(conversation)
+    )
+    response_id, store = new_id("resp_", state.replica_tag), store_of(checked.http)
+    created, tenant = int(time.time()), current_tenant.get()
+    return PreparedResponse(checked, [request], response_id, created, tenant, store, items, tools, rendered)
+
+
+async def count_tokens(checked: CheckedRequest[InputTokensRequest]) -> int:
+    """Count the tokens of a conversation's prompt. Raises ValueError, APIError."""
+    conversation, _, _ = await _read(checked)
+    return len(await count_prompt(checked.state, conversation, _OPTIONS, partial(constraint_of, checked.body)))
+
+
+def store_of(request: Request) -> ResponseStore:
+    """The responses that this server keeps."""
+    store: ResponseStore = request.app.state.responses
+    return store
+
+
+async def _read(checked: CheckedRequest[Any]) -> tuple[Conversation, list[Item], Toolbox]:
+    """The conversation, its messages checked, with its items and tools. Raises APIError."""
+    body: InputTokensRequest = checked.body
+    items = _items(checked.http, checked.state.replica_tag, body)
+    tools = toolbox_of(body.tools, items, len(items) - len(body.input))
+    conversation = conversation_of(body, items, tools)
+    with naming(_OF_CHATS):
+        conversation.messages = await read_messages(checked.state, conversation.messages)
+    return conversation, items, tools
+
+
+def _items(request: Request, replica_tag: str, body: InputTokensRequest) -> list[Item]:
+    """Gather all items of the conversation. Raises APIError where an earlier response or item is not kept."""
+    items, store, tenant = list[Item](), store_of(request), current_tenant.get()
+    if (previous := body.previous_response_id) is not None:
+        entry = store.get(previous, tenant)
+        if entry is None:
+            why = elsewhere(previous, replica_tag) or "it was not stored, or made room for others"
+            raise bad_request(
+                f"previous_response_id {shown(previous)} is not found: {why}; send the whole conversation as input",
+                "previous_response_id",
+                code="previous_response_not_found",
+            )
+        items += entry.input + entry.output
+    for number, item in enumerate(body.input):
+        if not isinstance(item, ItemReferenceParam):
+            items.append(item)
+            continue
+        found = store.item(item.id, tenant)
+        if found is None:
+            raise bad_request(
+                f"input.{number}: item {shown(item.id)} is not found; send the item itself", f"input.{number}"
+            )
+        items.append(found)
+    return items
 
 
 def conversation_of(body: InputTokensRequest, items: Sequence[Item], tools: Toolbox) -> Conversation:

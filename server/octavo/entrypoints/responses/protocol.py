@@ -13,7 +13,7 @@ from octavo.chat.messages import MAX_MESSAGES
 from octavo.chat.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
 from octavo.entrypoints.fields.blocks import OrText, known_types
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
-from octavo.entrypoints.fields.values import Count, Index, ReasoningEffort, RequestBody, Seed, TemplateVariables
+from octavo.entrypoints.fields.values import Count, Index, ModelBody, ReasoningEffort, Seed, TemplateVariables
 
 _MAX_METADATA = 16
 
@@ -338,12 +338,11 @@ _UNSUPPORTED = UnsupportedFields(
 )
 
 
-class InputTokensRequest(RequestBody):
+class InputTokensRequest(ModelBody):
     """POST /v1/responses/input_tokens"""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = _UNSUPPORTED
 
-    model: str | None = None
     input: Annotated[list[_InputItem], Field(min_length=1, max_length=MAX_MESSAGES), OrText(_user_message)]
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from octavo.entrypoints.responses.answers import ResponseObject
+from octavo.entrypoints.responses.items import ResponseObject
 from octavo.entrypoints.responses.protocol import Item
 from octavo.metrics.stats import Tenant
 
