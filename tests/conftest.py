@@ -63,11 +63,18 @@ def leave_to_long(items: list[pytest.Item]) -> None:
 
 def case_of(item: pytest.Item) -> Case:
     """What is chosen for each list of parameters: those that are listed together are one choice."""
-    params = {name: repr(value) for name, value in item.callspec.params.items()}
+    params = {name: _shown(value) for name, value in item.callspec.params.items()}
     lists = [mark.args[0] for mark in item.iter_markers("parametrize")]
     together = [[name.strip() for name in (names.split(",") if isinstance(names, str) else names)] for names in lists]
     case = {",".join(names): ",".join(params.pop(name, "") for name in names) for names in together}
     return case | params
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # of an integer of thousands of digits
+        return str(id(value))
 
 
 def multiply_examples(items: list[pytest.Item]) -> None:

@@ -40,3 +40,11 @@ def test_draws_that_follow_each_other_have_every_case(names: set[str], share: in
     shares = [share_of(names, share, draw + number) for number in range(share)]
     assert set().union(*shares) == names
     assert not names or all(1 <= len(one) <= -(-len(names) // min(share, len(names))) for one in shares)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("value", [10**5000], ids=["5000 digits"])
+def test_a_value_that_cannot_be_shown_is_one(value: int) -> None:
+    """Python shows no integer of so many digits: the choice of cases must do without."""
+    with pytest.raises(ValueError, match="digits"):
+        repr(value)
