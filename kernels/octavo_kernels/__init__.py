@@ -87,11 +87,13 @@ from octavo_kernels.operations.quantized import (
     rms_norm_quantize,
     silu_and_mul_quantize,
 )
+from octavo_kernels.operations.recurrence import causal_conv, gated_delta_rule, gated_norm
 from octavo_kernels.operations.sampling import (
     sample,
     sample_part,
     top_logprobs,
 )
 from octavo_kernels.quant import PackedLinear, QuantizedRows
+from octavo_kernels.recurrence import LayerState, StateMetadata
 from octavo_kernels.sampling_rows import Constraints, SampledRows, SamplingRows, SamplingTable
 from octavo_kernels.scaled_weight import ScaledWeight

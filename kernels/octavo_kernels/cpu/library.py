@@ -28,6 +28,7 @@ WEIGHT_DTYPES = {**DTYPES, torch.float16: 2}  # weights may have one more
 # Operation -> opcode and argument layout, as in csrc/thread_team.c and csrc/ops.h: "P" address, "K" address of what
 # says how many items other operations have, "R" number of rows of the step, "S" number of sequences of the step, "q"
 # another integer, "d" float.
+_STATE = "P" * 8 + "Sqqqqq"  # state_args
 _OPS = {
     "rms_norm": (0, "PPPPPRqqqd"),
     "silu_and_mul": (1, "PPRqq"),
@@ -79,6 +80,9 @@ _OPS = {
     "gather_rows": (47, "PPPPPPPPqqqqqqq"),
     "sum_rows": (48, "PPPPPPqqqqqq"),
     "draw": (49, "P" * 12 + "qqqq"),
+    "causal_conv": (50, "PPPP" + _STATE + "Rqqqqqq"),
+    "gated_delta_rule": (51, "P" * 10 + _STATE + "R" + "q" * 8),
+    "gated_norm": (52, "PPPPRqqqqd"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

@@ -39,7 +39,8 @@ def activate(x: Tensor, kind: str, gated: bool = False, up: Tensor | None = None
     """``f(x)`` of every element of ``x [T, I]``, with ``up [T, I]`` times that; ``gated``: ``f(x[:, :I]) * x[:, I:]``
     of ``x [T, 2I]``. Returns ``[T, I]``.
 
-    ``kind``: "relu", "silu", "gelu", "gelu_tanh" or "none" (x itself). A gate is rounded to x.dtype before the product.
+    ``kind``: "relu", "silu", "gelu", "gelu_tanh", "sigmoid" or "none" (x itself). A gate is rounded to x.dtype before
+    the product.
     ``x`` and ``up`` may be some columns of wider tensors, and all rows of ``up`` the same one.
     """
     return backend_for(x).activate(x, kind, gated, up)

@@ -35,6 +35,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "none": lambda x: x,
+    "sigmoid": torch.sigmoid,
 }
 
 

@@ -11,10 +11,13 @@ import triton
 
 from octavo_kernels.reference import (
     add,
+    causal_conv,
     concat,
     dense_embedding,
     dense_linear,
+    gated_delta_rule,
     gated_linear_quantize,
+    gated_norm,
     match_rms_,
     mix_streams,
     quantize_rows,

@@ -22,6 +22,8 @@ def activation_of(x, KIND: tl.constexpr):
         out = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif KIND == "gelu_tanh":
         out = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif KIND == "sigmoid":
+        out = 1.0 / (1.0 + tl.exp(-x))
     elif KIND == "none":
         out = x
     else:

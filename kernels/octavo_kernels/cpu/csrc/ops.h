@@ -32,7 +32,7 @@ struct silu_and_mul_args {
 
 // f(x), times up unless that is NULL; rows of x are `stride` elements apart, those of up `up_stride`
 // CLAMPED_SWIGLU: of experts alone
-enum activation { RELU = 0, SILU = 1, GELU = 2, GELU_TANH = 3, CLAMPED_SWIGLU = 4, NONE = 5 };
+enum activation { RELU = 0, SILU = 1, GELU = 2, GELU_TANH = 3, CLAMPED_SWIGLU = 4, NONE = 5, SIGMOID_GATE = 6 };
 struct activation_args {
     const void *x, *up;
     void *out;
@@ -358,6 +358,48 @@ struct sparsify_args {
     double factor;
 };
 
+// Recurrent layers. Where one layer's part of the states of a step's sequences lies (octavo_kernels/recurrence.py): granule g of
+// a sequence is number g % per_block in block pages[g / per_block] of the pool. Of the rows of sequence s, `pending` ones and
+// those from query_start_loc[s] on, all but the last num_kept[s] are committed, and the others are pending afterwards: `most` of
+// each row of the batch.
+struct state_args {
+    char *pool;
+    const int32_t *query_start_loc, *num_tokens, *num_pending, *num_kept, *batch_rows, *read_pages, *write_pages;
+    int64_t sequences, page_stride, per_block, granule_bytes, block_bytes, most;
+};
+
+// out [rows, channels] = silu of the sums of the last `taps` inputs times weight [taps, channels]; rows of x are `stride`
+// elements apart. pending [batch rows, most, channels]. A granule of a window is [taps - 1, piece], the first one `first`.
+struct causal_conv_args {
+    const void *x;
+    const float *weight;
+    float *out, *pending;
+    struct state_args state;
+    int64_t rows, channels, taps, stride, first, piece, dtype;
+};
+
+// qkv [rows, 2 key_heads key_size + value_heads value_size], whose queries and keys are scaled in place; rows of a and b are
+// a_stride and b_stride elements apart; gates [rows, 2 value_heads + key_heads]: decay, beta, query . key; out [rows,
+// value_heads value_size]. keys, updates and decays are pending. A granule of a matrix is [key_size, columns].
+struct gated_delta_rule_args {
+    float *qkv;
+    const float *a, *b, *rate, *dt_bias;
+    float *gates, *out, *keys, *updates, *decays;
+    struct state_args state;
+    int64_t rows, key_heads, value_heads, key_size, value_size, a_stride, b_stride, first, columns;
+};
+
+// out = RMS norm of each `width` of heads * width columns of x, times weight [width] and silu(gate); out and gate in dtype, rows of
+// gate are `stride` elements apart
+struct gated_norm_args {
+    const float *x;
+    const void *gate;
+    const float *weight;
+    void *out;
+    int64_t rows, heads, width, stride, dtype;
+    double eps;
+};
+
 // Mixtures of experts. For each row of logits [rows, experts] the k experts with the largest scores, and their weights; see
 // octavo_kernels.topk_route. bias and expert_scale [experts] may be NULL. ids count from expert number `first` on.
 enum routing { SOFTMAX = 0, SIGMOID = 1 };
@@ -597,6 +639,9 @@ void op_best_of_ranks(const struct best_of_ranks_args *a, struct team_member *m)
 void op_lora_tiles(const struct lora_tiles_args *a, struct team_member *m);
 void op_gather_rows(const struct gather_rows_args *a, struct team_member *m);
 void op_sum_rows(const struct sum_rows_args *a, struct team_member *m);
+void op_causal_conv(const struct causal_conv_args *a, struct team_member *m);
+void op_gated_delta_rule(const struct gated_delta_rule_args *a, struct team_member *m);
+void op_gated_norm(const struct gated_norm_args *a, struct team_member *m);
 void op_lora_shrink(const struct lora_shrink_args *a, struct team_member *m);
 void op_lora_gather(const struct lora_gather_args *a, struct team_member *m);
 void op_lora_expand(const struct lora_expand_args *a, struct team_member *m);

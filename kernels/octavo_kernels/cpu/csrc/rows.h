@@ -42,6 +42,7 @@ INLINE vf activate(vf x, int kind, int dtype) {
         case SILU: return vsilu(x, dtype);
         case GELU: return vgelu(x);
         case NONE: return x;
+        case SIGMOID_GATE: return splat(1.0f) / (splat(1.0f) + vexp(-x));
         default: return vgelu_tanh(x);
     }
 }
