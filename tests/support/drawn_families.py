@@ -10,7 +10,15 @@ import transformers
 ACTIVATIONS = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "quick_gelu"]  # the last is not built
 ROPE_KINDS = ["default", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 # Those that may turn part of each head.
-PARTIAL = {"Phi3Config", "GlmConfig", "Glm4Config", "Glm4MoeConfig", "GPTNeoXConfig", "StableLmConfig"}
+PARTIAL = {
+    "Phi3Config",
+    "GlmConfig",
+    "Glm4Config",
+    "Glm4MoeConfig",
+    "GPTNeoXConfig",
+    "StableLmConfig",
+    "Qwen3_5TextConfig",
+}
 WITHOUT_HEAD_DIM = {
     "Phi3Config",
     "OlmoeConfig",
@@ -153,7 +161,8 @@ def _own(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[s
             "first_k_dense_replace": rng.randint(0, layers),
         }
     if config_class.startswith("Qwen"):
-        return {"max_window_layers": rng.randint(0, layers)}
+        is_hybrid = config_class == "Qwen3_5TextConfig"
+        return _qwen_3_5(layers, rng) if is_hybrid else {"max_window_layers": rng.randint(0, layers)}
     if config_class == "SmolLM3Config":
         own: dict[str, Any] = {"no_rope_layer_interval": rng.choice([2, 4])}
         return own | ({"no_rope_layers": [rng.randint(0, 1) for _ in range(layers)]} if rng.random() < 0.5 else {})
@@ -174,6 +183,20 @@ def _own(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[s
             own |= {"num_kv_heads": heads, "num_key_value_heads": heads}
         return own
     return {"use_qk_norm": rng.random() < 0.1} if config_class == "CohereConfig" else {}
+
+
+def _qwen_3_5(layers: int, rng: random.Random) -> dict[str, Any]:
+    key_heads = rng.choice([1, 2, 3])
+    found = {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * rng.choice([1, 2, 3, 4]),
+        "linear_key_head_dim": rng.choice([8, 16, 32, 64]),
+        "linear_value_head_dim": rng.choice([8, 16, 48, 64]),
+        "linear_conv_kernel_dim": rng.choice([2, 3, 4, 5]),
+    }
+    if rng.random() < 0.6:
+        return found | {"layer_types": [rng.choice(["linear_attention", "full_attention"]) for _ in range(layers)]}
+    return found
 
 
 def _gemma_3n(found: dict[str, Any], rng: random.Random) -> dict[str, Any]:

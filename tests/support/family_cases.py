@@ -119,6 +119,14 @@ GEMMA3N = SMALL | {
     "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.0],
     "layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"],
 }
+QWEN3_5 = SMALL | {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
 FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -135,6 +143,35 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window-above": (
         "Qwen2Config",
         SMALL | {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1},
+    ),
+    "qwen3.5": ("Qwen3_5TextConfig", QWEN3_5),
+    "qwen3.5-three-values-a-key": (
+        "Qwen3_5TextConfig",
+        QWEN3_5
+        | {
+            "num_hidden_layers": 3,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 48,
+            "linear_conv_kernel_dim": 2,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+        },
+    ),
+    "qwen3.5-recurrent": (
+        "Qwen3_5TextConfig",
+        QWEN3_5
+        | {
+            "num_hidden_layers": 2,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 8,
+            "linear_conv_kernel_dim": 5,
+            "layer_types": ["linear_attention"] * 2,
+        },
     ),
     "qwen2-layer-types": (
         "Qwen2Config",

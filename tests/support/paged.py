@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from octavo.layers.attention import ForwardContext
 from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
 from octavo.worker.kv_cache import allocate_kv_cache, spec_in_dtype
+from octavo.worker.sequence_states import SequenceStates
 from octavo_kernels import AttentionMetadata
 
 ROW_MULTIPLE = 8  # what the model runner pads to on a CPU
@@ -59,8 +61,16 @@ def logits_of(
     tables, num_blocks = _shuffled_tables([len(s) for s in sequences], block_size, seed)
     cpu = torch.device("cpu")
     specs = [spec_in_dtype(spec, kv_dtype, cpu) for spec in model.kv_cache_specs()]
-    layout = make_layout(specs, max(map(len, sequences)), block_size, 0, grouped=False)
-    caches = allocate_kv_cache(layout, num_blocks, cpu).layers
+    state = model.state_spec()
+    layout = make_layout(specs, max(map(len, sequences)), block_size, 0, grouped=False, state=state)
+    first, count = num_blocks, layout.state_blocks  # states come behind keys and values
+    memory = allocate_kv_cache(layout, first + count * len(sequences), cpu, len(sequences))
+    caches = memory.layers
+    if state is not None:
+        memory.blocks.view(torch.float32).fill_(torch.nan)
+    states = SequenceStates(len(sequences), count)
+    for row in range(len(sequences)):
+        states.add(row, list(range(first + row * count, first + (row + 1) * count)), 0)
     for cache in caches:  # of slots that nobody has written everything is NaN, an int8 cache's scales
         cache.fill_(-1 if kv_dtype == "int8" else torch.nan)
     computed = [0] * len(sequences)
@@ -87,13 +97,19 @@ def logits_of(
             max_seq_len=max(end for _, _, end in step),
             num_actual_tokens=rows,
         )
-        context = ForwardContext([metadata], caches)
+        which = np.array([i for i, _, _ in step])
+        start, until = (np.array([part[at] for part in step]) for at in (1, 2))
+        ends = [end == len(sequences[i]) for i, _, end in step]
+        states.begin_step(which, [int(end) for end in ends])
+        of_states = states.metadata(which, start, metadata.query_start_loc)
+        context = ForwardContext([metadata], caches, None, memory.states, of_states if state else None)
         inputs = torch.tensor(ids + [0] * padding), torch.tensor(positions + [0] * padding)
 
         def compute(inputs: tuple[Tensor, Tensor] = inputs, context: ForwardContext = context) -> Tensor:
             return model.compute_logits(model(*inputs, context))
 
         logits = run(compute)[:rows]
+        states.end_step(which, until)
         for (i, _, end), part in zip(step, logits.split(lengths.tolist()), strict=True):
             parts[i].append(part)
             computed[i] = end

@@ -22,6 +22,9 @@ class StagedModel:
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         return [spec for stage in self.stages for spec in stage.kv_cache_specs()]
 
+    def state_spec(self) -> None:
+        """Recurrent layers are not dealt to stages yet."""
+
     def __call__(self, input_ids: Tensor, positions: Tensor, context: ForwardContext) -> Tensor:
         caches, states = iter(context.kv_caches), ()
         for stage in self.stages:

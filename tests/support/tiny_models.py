@@ -59,6 +59,8 @@ def model_of(config: Any, seed: int = 0) -> PreTrainedModel:
                 parameter.uniform_(low, low + 1.0)
                 if own and "q_norm" in name:  # scores have no other scale
                     parameter.mul_(2 * parameter.numel() ** -0.5)
+            elif name.endswith(("A_log", "dt_bias")):  # decays from next to 0 to next to 1
+                parameter.uniform_(*(-7.0, 2.0) if name.endswith("A_log") else (-6.0, 3.0))
             elif parameter.ndim == 1:
                 parameter.normal_(0, 0.1)
             else:

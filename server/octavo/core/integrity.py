@@ -29,6 +29,7 @@ def check_integrity(
             assert kv.num_slots_of(request) >= request.num_computed_tokens, f"{request} writes beyond its blocks"
             assert holds <= kv.most_blocks(kv.num_slots_of(request)), f"{request} keeps too many blocks"
             assert request.num_confirmed_tokens <= request.num_computed_tokens
+            assert not kv.state_blocks or 0 <= request.num_computed_tokens - request.num_state_tokens <= 1
         else:
             assert bool(holds) == (request.req_id in groups.forked), f"{request} waits and holds {holds} blocks"
     free = kv.pool.num_free_blocks + len(kv.pinned_ids)

@@ -35,6 +35,7 @@ class Allocation:
     new_block_ids: list[list[int]] = field(default_factory=list)  # of each group, or nothing at all
     replaced_blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (group, index, id) after copy-on-write
     copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst) block ids
+    state_pages: list[int] | None = None  # where the state goes from this step on; None: it stays where it is
 
 
 @dataclass(slots=True)
@@ -49,14 +50,16 @@ class BlockTable:
     partial_indexed: bool = False  # the prompt's last, not full block was offered too
     shares_tail: bool = False  # the last block may have other holders
     confirm_limit: int = NO_LIMIT  # higher positions are in a block whose copy is still in flight
+    state: list[KVCacheBlock] = field(default_factory=list)  # of its recurrent layers
+    shares_state: bool = False  # other samples may hold the same
 
     def __len__(self) -> int:
         return len(self.groups[0])
 
     @property
     def num_held(self) -> int:
-        """Number of blocks, of all groups."""
-        return len(self) * len(self.groups) - sum(self.first)
+        """Number of blocks, of all groups and the state."""
+        return len(self) * len(self.groups) - sum(self.first) + len(self.state)
 
 
 class KVCacheManager:
@@ -66,7 +69,8 @@ class KVCacheManager:
 
     Contents are written only past what other holders can see: shared full blocks are never written, a shared partial
     block is copied before its first write. Sources of copies are pinned until `begin_step`, so that no block is source
-    and target within one step.
+    and target within one step. A state that another sample holds is not written either: what a step adds to it goes to
+    other blocks, and those that were read are pinned likewise.
     """
 
     def __init__(
@@ -77,10 +81,13 @@ class KVCacheManager:
         prefix_cache_blocks: int | None = None,
         windows: Sequence[int | None] = (None,),
         step_tokens: int = NO_LIMIT,
+        state_blocks: int = 0,
     ) -> None:
-        """``num_blocks`` counts the null block; ``prefix_cache_blocks``: see `BlockPool`; ``windows`` of the groups and
-        ``step_tokens``: see `KVCacheLayout`."""
-        self.block_size = block_size
+        """``num_blocks`` counts the null block; ``prefix_cache_blocks``: see `BlockPool`; ``windows`` of the groups,
+        ``step_tokens`` and ``state_blocks``: see `KVCacheLayout`. With states there is no prefix cache: a hit would
+        need the state at its end, and none is kept yet."""
+        assert not (state_blocks and enable_prefix_caching), "no state is kept of a cached prefix"
+        self.block_size, self.state_blocks = block_size, state_blocks
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks, prefix_cache_blocks)
         self.groups: list[FullAttentionManager] = [
@@ -110,12 +117,17 @@ class KVCacheManager:
     def most_blocks(self, num_tokens: int) -> int:
         """Number of blocks that a sequence of ``num_tokens`` holds at most at any time, of all groups."""
         blocks = self.blocks_for(num_tokens)
-        return sum(min(blocks, group.most_blocks) for group in self.groups)
+        return sum(min(blocks, group.most_blocks) for group in self.groups) + self.state_blocks
 
     def block_ids(self, request: Request) -> list[list[int]]:
         """The ids in the sequence's block tables, of each group in order."""
         table = self._tables.get(request.req_id)
         return [[block.block_id for block in blocks] for blocks in table.groups] if table is not None else []
+
+    def state_pages(self, request: Request) -> list[int]:
+        """The ids of the blocks that hold the sequence's state."""
+        table = self._tables.get(request.req_id)
+        return [block.block_id for block in table.state] if table is not None else []
 
     def num_blocks_of(self, request: Request) -> int:
         """Number of blocks that the sequence holds, of all groups."""
@@ -132,10 +144,12 @@ class KVCacheManager:
         total, table = self.blocks_for(request.num_tokens), self._tables.get(request.req_id)
         if hit is not None:
             revived = sum(block.ref_cnt == 0 for blocks in hit.blocks for block in blocks)
-            return revived + self._most_missing(total, hit.num_blocks, self._first_held(hit.blocks))
+            missing = revived + self._most_missing(total, hit.num_blocks, self._first_held(hit.blocks))
+            return missing + self.state_blocks
         if table is None:
-            return self._most_missing(total, 0, [0] * len(self.groups))
-        return self._most_missing(total, len(table), table.first)
+            return self._most_missing(total, 0, [0] * len(self.groups)) + self.state_blocks
+        of_state = self.state_blocks if table.shares_state else 0
+        return self._most_missing(total, len(table), table.first) + of_state
 
     def _most_missing(self, total: int, have: int, first: list[int]) -> int:
         return sum(group.most_missing(total, have, begin) for group, begin in zip(self.groups, first, strict=True))
@@ -296,7 +310,7 @@ class KVCacheManager:
             return self._allocate_first(request, num_new_tokens, hit)
         table = self._tables[request.req_id]
         last_position = request.num_computed_tokens + num_new_tokens
-        if last_position <= table.num_slots and not table.shares_tail:
+        if last_position <= table.num_slots and not (table.shares_tail or table.shares_state):
             return _NOTHING  # nearly always
         num_new = max(self.blocks_for(last_position) - len(table), 0)
         to_copy, index = _NO_GROUPS, 0  # groups in which another sequence holds the block that is written first
@@ -305,11 +319,16 @@ class KVCacheManager:
             index = write_from // self.block_size
             if write_from < last_position and index < len(table):
                 to_copy = [i for i, blocks in enumerate(table.groups) if blocks[index].ref_cnt > 1]
-        if not num_new and not to_copy:
+        to_move = self._must_move_state(request, table, last_position)
+        if not num_new and not to_copy and not to_move:
             return _NOTHING
-        if num_new * len(self.groups) + len(to_copy) > self.pool.num_free_blocks:
+        needed = num_new * len(self.groups) + len(to_copy) + (self.state_blocks if to_move else 0)
+        if needed > self.pool.num_free_blocks:
             return None
         allocation = Allocation()
+        if to_move:
+            self._pinned += table.state  # our references become the pins
+            allocation.state_pages = self._take_state(table)
         for i in to_copy:
             source, target = table.groups[i][index], self.pool.allocate()
             self._pinned.append(source)  # our reference becomes the pin
@@ -325,6 +344,18 @@ class KVCacheManager:
             table.num_slots += num_new * self.block_size
         return allocation
 
+    def _must_move_state(self, request: Request, table: BlockTable, until: int) -> bool:
+        """Return whether the tokens up to ``until`` add to a state that others hold."""
+        if not table.shares_state or committed_tokens(request, until) <= request.num_state_tokens:
+            return False
+        table.shares_state = table.state[0].ref_cnt > 1
+        return table.shares_state
+
+    def _take_state(self, table: BlockTable) -> list[int]:
+        """Give the sequence other blocks for its state; returns their ids."""
+        table.state, table.shares_state = [], False
+        return self._append(table.state, self.state_blocks)
+
     def _append(self, blocks: list[KVCacheBlock], count: int) -> list[int]:
         """Append ``count`` new blocks; returns their ids."""
         new = [self.pool.allocate() for _ in range(count)]
@@ -336,7 +367,7 @@ class KVCacheManager:
         num_new = self.blocks_for(hit.num_tokens + num_new_tokens) - num_shared
         copied = hit.partial or []  # pinned while they are copied
         num_revived = sum(block.ref_cnt == 0 for blocks in (*hit.blocks, copied) for block in blocks)
-        if num_new * len(self.groups) + num_revived > self.pool.num_free_blocks:
+        if num_new * len(self.groups) + num_revived + self.state_blocks > self.pool.num_free_blocks:
             return None
         first = self._first_held(hit.blocks)
         for blocks, begin in zip(hit.blocks, first, strict=True):
@@ -349,9 +380,11 @@ class KVCacheManager:
         for blocks in groups:
             self._append(blocks, num_new)
             allocation.new_block_ids.append([block.block_id for block in blocks])
-        self._tables[request.req_id] = BlockTable(
+        table = self._tables[request.req_id] = BlockTable(
             groups, first, (num_shared + num_new) * self.block_size, self._next_release(first), num_shared
         )
+        if self.state_blocks:
+            self._take_state(table)
         for block, blocks in zip(copied, groups, strict=False):
             allocation.copies.append((block.block_id, blocks[num_shared].block_id))
         request.num_computed_tokens = hit.num_tokens
@@ -362,7 +395,7 @@ class KVCacheManager:
         """Let ``child`` share the blocks of ``parent``'s prompt, whose KV has been handed to the device.
 
         The child recomputes only the prompt's last token, for its logits, and holds what that token and later ones see:
-        of the parent, steps in flight may see more.
+        of the parent, steps in flight may see more. The state of both is that before this token.
         """
         table, last = self._tables[parent.req_id], parent.num_prompt_tokens - 1
         count = self.blocks_for(parent.num_prompt_tokens)
@@ -372,10 +405,19 @@ class KVCacheManager:
             groups.append([self.pool.null_block] * begin + blocks[begin:count])
             for block in blocks[begin:count]:
                 self.pool.touch(block)
+        for block in table.state:
+            self.pool.touch(block)
         self._tables[child.req_id] = BlockTable(
-            groups, first, count * self.block_size, self._next_release(first), shares_tail=True
+            groups,
+            first,
+            count * self.block_size,
+            self._next_release(first),
+            shares_tail=True,
+            state=table.state[:],
+            shares_state=bool(table.state),
         )
-        table.shares_tail = True
+        table.shares_tail, table.shares_state = True, bool(table.state)
+        child.num_state_tokens = parent.num_state_tokens
         child.num_computed_tokens = last
         child.num_kv_tokens = child.num_prompt_tokens
 
@@ -387,6 +429,8 @@ class KVCacheManager:
         if self.enable_prefix_caching:
             self._cache_blocks(request, table)
             self._cache_partial(request, table)
+        for block in table.state:
+            self.pool.release(block)
         for column in zip(*map(reversed, table.groups), strict=True):
             for block in column:
                 if block is not self.pool.null_block:
@@ -402,6 +446,7 @@ class KVCacheManager:
             for blocks, first in zip(table.groups, table.first, strict=True)
             for block in blocks[first:]
         )
+        holders.update(block.block_id for table in self._tables.values() for block in table.state)
         holders.update(block.block_id for block in self._pinned)
         assert 0 not in holders, "the null block is held"
         holders[0] += 1
@@ -411,8 +456,15 @@ class KVCacheManager:
             )
         for req_id, table in self._tables.items():
             assert {len(blocks) * self.block_size for blocks in table.groups} == {table.num_slots}, "groups differ"
-            held = [block.block_id for blocks in table.groups for block in blocks if block is not null]
+            held = [block.block_id for blocks in (*table.groups, table.state) for block in blocks if block is not null]
+            assert len(table.state) == self.state_blocks, f"{req_id} holds {len(table.state)} blocks of a state"
             assert len(set(held)) == len(held) == table.num_held, f"{req_id} holds a block twice"
+
+
+def committed_tokens(request: Request, until: int) -> int:
+    """Tokens that the state has seen once those up to ``until`` are computed: all that are certain, but not the last
+    known one. Behind it lie drafts; and samples of a prompt begin with it, from one state."""
+    return min(until, request.num_tokens + request.num_output_placeholders + request.num_drafts - 1)
 
 
 _NO_GROUPS: list[int] = []

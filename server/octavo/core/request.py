@@ -55,6 +55,8 @@ class Request:
     - ``num_rejected``: drafts of all steps so far that were wrong.
     - ``num_computed_tokens``: keys and values written once every step scheduled so far has run.
     - ``num_confirmed_tokens``: those whose step has reported back. Only they reach the prefix cache.
+    - ``num_state_tokens``: those that its state has seen once every step scheduled so far has run, see
+      `octavo.core.kv_cache_manager.committed_tokens`; 0 in models without states.
     - ``num_kv_tokens``: keys and values found in shared blocks, never written again.
     - ``num_cached_tokens``: what the first admission found in the prefix cache, as reported to the user.
     - ``num_prompt_logprobs``: prompt positions whose log-probabilities have been reported.
@@ -88,6 +90,7 @@ class Request:
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "num_rejected",
+        "num_state_tokens",
         "pooling",
         "req_id",
         "request_id",
@@ -123,7 +126,7 @@ class Request:
         self.stop_reason: int | str | None = None
         self.num_computed_tokens = 0
         self.num_confirmed_tokens = 0
-        self.num_kv_tokens = 0
+        self.num_kv_tokens = self.num_state_tokens = 0
         self.num_output_placeholders = 0
         self.num_drafts = self.num_rejected = 0
         self.num_cached_tokens = 0

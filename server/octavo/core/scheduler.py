@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from octavo.core.draft_scheduler import NO_DRAFTS, NOTHING, DraftScheduler, NoDrafts
 from octavo.core.encoder_cache import EncoderCacheManager, NoImages
 from octavo.core.integrity import check_integrity
-from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
+from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit, committed_tokens
 from octavo.core.lora import AdapterQueue, AdapterSlots, check_adapters
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_queue import RequestQueue, make_request_queue
@@ -251,9 +251,9 @@ class Scheduler:
                 allocation = self.kv.allocate_slots(request, num_new)
             if allocation is None:
                 continue
-            if allocation.new_block_ids or allocation.replaced_blocks:
+            if allocation.new_block_ids or allocation.replaced_blocks or allocation.state_pages:
                 step.changed[request.req_id] = CachedRequestData(
-                    request.req_id, allocation.new_block_ids, allocation.replaced_blocks
+                    request.req_id, allocation.new_block_ids, allocation.replaced_blocks, allocation.state_pages
                 )
             self._schedule_tokens(step, request, num_new, allocation, drafts)
 
@@ -301,6 +301,7 @@ class Scheduler:
         self.kv.free(request)
         request.epoch += 1
         request.num_computed_tokens = request.num_confirmed_tokens = request.num_kv_tokens = 0
+        request.num_state_tokens = 0
 
     def _schedule_waiting(self, step: CurrentStep) -> None:
         if not len(self.waiting):
@@ -344,6 +345,8 @@ class Scheduler:
                 block_ids=self.kv.block_ids(request),
                 num_computed_tokens=request.num_computed_tokens,
                 num_kv_tokens=request.num_kv_tokens,
+                state_pages=self.kv.state_pages(request) or None,
+                num_state_tokens=request.num_state_tokens,
                 pooling=request.pooling,
                 grammar=request.grammar,
                 adapter_slot=self.adapters.start(request.adapter),
@@ -390,6 +393,8 @@ class Scheduler:
         if allocation.copies:
             step.copies[request.req_id] = allocation.copies
         num_known = len(request.all_token_ids) + request.num_output_placeholders + request.num_drafts
+        if self.kv.state_blocks:
+            request.num_state_tokens = committed_tokens(request, request.num_computed_tokens + num_new)
         if drafts:
             num_new += len(drafts)
             step.draft_budget -= len(drafts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from octavo.engine.kv_events.config import parse_kv_events_config
+from octavo.engine.recurrent_models import check_recurrent
 from octavo.engine.spec_decode.check import check_draft, prediction_layers
 from octavo.engine.spec_decode.config import parse_speculative_config
 from octavo.engine.spec_decode.heads import draft_head
@@ -155,7 +156,7 @@ class EngineArgs:
         )
         cache = CacheConfig(
             block_size=self.block_size,
-            enable_prefix_caching=self.enable_prefix_caching and not model.is_encoder,
+            enable_prefix_caching=self.enable_prefix_caching and not (model.is_encoder or model.is_recurrent),
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_dtype=_FP8.get(self.kv_cache_dtype, self.kv_cache_dtype),
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
@@ -170,7 +171,7 @@ class EngineArgs:
             max_model_len=max_model_len,
             mm_encoder_cache_tokens=self.mm_encoder_cache_tokens,
         )
-        return EngineConfig(
+        config = EngineConfig(
             model=model,
             cache=cache,
             scheduler=scheduler,
@@ -185,6 +186,8 @@ class EngineArgs:
             parallel=self._parallel(model),
             lora=self._lora(model),
         )
+        check_recurrent(config, self.enable_prefix_caching)
+        return config
 
     def _lora(self, model: ModelConfig) -> LoRAConfig | None:
         if not self.enable_lora:

@@ -80,6 +80,7 @@ class EngineCore:
                 self.executor.prefix_cache_blocks,
                 [group.window for group in layout.groups],
                 layout.step_tokens,
+                layout.state_blocks,
             )
             stages = self.config.parallel.pipeline_parallel_size
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1 and stages == 1)

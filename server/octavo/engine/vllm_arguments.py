@@ -107,7 +107,7 @@ _FEATURES = {
     "media_io_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb mm_processor_cache_type "
     "mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_only video_pruning_rate "
     "disable_chunked_mm_input enable_multimodal_encoder_data_parallel",
-    "models with a state beside the KV cache": "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
+    "settings of recurrent layers": "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
     "mamba_cache_mode gdn_prefill_backend",
     "changes to a model's configuration": "hf_config_path rope_scaling rope_theta disable_sliding_window "
     "override_attention_dtype tokenizer_revision",

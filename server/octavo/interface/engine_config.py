@@ -47,6 +47,11 @@ class ModelConfig:
         return self.architecture in ENCODERS
 
     @property
+    def is_recurrent(self) -> bool:
+        """True if some layers keep a state of a sequence instead of keys and values."""
+        return self.text.num_recurrent_layers > 0
+
+    @property
     def reads_images(self) -> bool:
         """True if prompts may have images."""
         has_tower = isinstance(self.hf_config.get("vision_config"), dict) and self.files.format != "gguf"

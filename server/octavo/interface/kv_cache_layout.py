@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from octavo.interface.kv_cache_spec import KVCacheSpec
+from octavo.interface.state_spec import StateSpec
 
 NO_BOUND = 1 << 60
 # If kinds of layers differ by less, blocks have the size of the larger: padding costs less than more groups.
@@ -72,6 +73,7 @@ class KVCacheLayout:
     groups: tuple[KVCacheGroup, ...]
     block_size: int
     step_tokens: int
+    state: StateSpec | None = None  # of recurrent layers, in blocks of the same pool; None: there are none
 
     @property
     def padding(self) -> float:
@@ -82,9 +84,15 @@ class KVCacheLayout:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block: those of the largest group. Other groups leave the rest as padding."""
-        return self.block_size * max(
+        of_keys = self.block_size * max(
             sum(self.specs[layer].bytes_per_token() for layer in group.layers) for group in self.groups
         )
+        return of_keys if self.state is None else self.state.block_bytes(of_keys)
+
+    @property
+    def state_blocks(self) -> int:
+        """Blocks of the state of a sequence."""
+        return 0 if self.state is None else self.state.num_blocks(self.block_bytes)
 
     def groups_of(self, layers: range) -> list[KVCacheGroup]:
         """The groups as the model has them whose layers are ``layers`` of all, numbered from 0 on."""
@@ -95,16 +103,17 @@ class KVCacheLayout:
     def most_blocks(self, num_tokens: int) -> int:
         """Blocks that a sequence of ``num_tokens`` holds at most at any time."""
         blocks = -(-num_tokens // self.block_size)
-        return sum(
+        of_keys = sum(
             min(blocks, blocks_of_group(group.window, self.block_size, self.step_tokens)) for group in self.groups
         )
+        return of_keys + self.state_blocks
 
     def longest(self, num_blocks: int, limit: int) -> int:
         """The length up to ``limit`` of the longest sequence that ``num_blocks`` hold, in whole blocks where it is not
         ``limit``."""
         blocks = range(-(-limit // self.block_size) + 1)
         most = bisect_right(blocks, num_blocks, key=lambda count: self.most_blocks(count * self.block_size)) - 1
-        return min(limit, most * self.block_size)
+        return min(limit, max(0, most) * self.block_size)
 
 
 def make_layout(
@@ -114,15 +123,17 @@ def make_layout(
     step_tokens: int,
     grouped: bool = True,
     part_of: tuple[Sequence[KVCacheSpec], int] | None = None,
+    state: StateSpec | None = None,
 ) -> KVCacheLayout:
     """Make the layout of a model's layers. ``grouped`` False: all layers keep every position. ``part_of``: the specs of
-    all layers of a model, of which these are some, and the number of the first of them."""
+    all layers of a model, of which these are some, and the number of the first of them. ``state``: of its recurrent
+    layers."""
     groups = [KVCacheGroup(tuple(range(len(specs))))]
     if grouped and part_of is not None:
         groups = groups_of_stage(make_groups(part_of[0], max_model_len), range(part_of[1], part_of[1] + len(specs)))
-    elif grouped:
+    elif grouped and specs:
         groups = make_groups(specs, max_model_len)
-    return KVCacheLayout(tuple(specs), tuple(groups), block_size, step_tokens)
+    return KVCacheLayout(tuple(specs), tuple(groups), block_size, step_tokens, state)
 
 
 def blocks_of_group(window: int | None, block_size: int, step_tokens: int) -> int:

@@ -29,6 +29,8 @@ class NewRequestData:
     pooling: Pooling | None = None
     token_types: list[int] | None = None  # of an encoder's pair of texts; None: all 0
     adapter_slot: int = -1  # of its LoRA adapter; -1: it has none
+    state_pages: list[int] | None = None  # blocks that hold the state of its recurrent layers; None: it has none
+    num_state_tokens: int = 0  # that this state has seen: as many as are computed
     mm_items: list[ImageItem] | None = None  # where its images lie; what is encoded comes in `encoder_inputs`
 
 
@@ -39,6 +41,7 @@ class CachedRequestData:
     req_id: str
     new_block_ids: list[list[int]]  # appended to the block table of each group of layers, as many; or nothing
     replaced_blocks: list[tuple[int, int, int]]  # (group, index in its block table, new block id): copy-on-write
+    state_pages: list[int] | None = None  # where its state goes from this step on; it is read where it was
 
 
 @dataclass

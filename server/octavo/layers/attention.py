@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, cast
@@ -22,7 +22,7 @@ from octavo.layers.quantization.base import LinearBase
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.layers.unregistered import set_unregistered
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor
-from octavo_kernels import AttentionMetadata, AttentionOptions
+from octavo_kernels import AttentionMetadata, AttentionOptions, LayerState, StateMetadata
 
 
 @dataclass
@@ -52,6 +52,8 @@ class ForwardContext:
     # Cache of each layer: [2, num_blocks, num_kv_heads, block_size, head_size], in the kernels' order.
     kv_caches: list[Tensor]
     images: StepImages | None = None  # None: the step has no token of any
+    states: Sequence[LayerState] = ()  # of each recurrent layer
+    state_metadata: StateMetadata | None = None  # None: there are no such layers
 
 
 class Attention(nn.Module):
@@ -216,6 +218,11 @@ class SelfAttention(nn.Module):
     def input_proj(self) -> LinearBase:
         """The projection to queries, and to keys and values where they are the layer's own."""
         return self.qkv_proj if self.attn.has_cache else self.q_proj
+
+    @property
+    def input_projs(self) -> list[LinearBase]:
+        """All that read the layer's input."""
+        return [self.input_proj]
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """Attend with ``x [T, H]``; returns ``[T, Hq D]``: ``o_proj`` is left to the caller, who may want few rows."""

@@ -27,12 +27,19 @@ def fuse_neighbours(model: nn.Module, apart: Collection[nn.Module] = ()) -> None
     ``apart`` also get the unquantised rows, and their products are kept."""
     for module in model.modules():
         if isinstance(module, PreNormDecoderLayer):
-            if isinstance(module.self_attn, SelfAttention):
+            if isinstance(module.self_attn, SelfAttention) and _take_the_same(module.self_attn.input_projs):
                 _fuse_norm(module.input_layernorm, module.self_attn.input_proj, apart)
             if isinstance(module.mlp, GatedMLP):
                 _fuse_norm(module.post_attention_layernorm, module.mlp.gate_up_proj, apart)
         elif isinstance(module, GatedMLP):
             _fuse_gate(module, apart)
+
+
+def _take_the_same(linears: list[LinearBase]) -> bool:
+    """Return whether one norm can write the rows of all."""
+    methods = [linear.method for linear in linears]
+    terms = {method.activation_terms if isinstance(method, QuantizedRowsMethod) else 0 for method in methods}
+    return len(terms) == 1
 
 
 def _fuse_norm(norm: nn.Module, linear: LinearBase, apart: Collection[nn.Module]) -> None:

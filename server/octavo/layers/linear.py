@@ -60,9 +60,12 @@ class QKVRows:
     fused: bool = False
     by_group: bool = False
     interleaved: int = 0
+    gated: bool = False  # the queries of each head are followed by as many gates, which `QueryGateLinear` takes
 
     def orders(self, head_size: int, num_heads: int, num_kv_heads: int) -> list[Tensor | None]:
         """The row orders of queries, keys and values (of the fused tensor, three times): see `Shard`."""
+        if self.gated:
+            return [gated_order(head_size, num_heads), None, None]
         counts = (num_heads, num_kv_heads, num_kv_heads)
         heads = torch.arange(sum(counts), device="cpu")
         if self.by_group:
@@ -110,6 +113,8 @@ class QKVParallelLinear(LinearBase):
         sizes, firsts = [q_total, kv_total, kv_total], [0, 0, 0]
         if rows.fused:
             sizes, firsts = [q_total + 2 * kv_total] * 3, [0, q_total, q_total + kv_total]
+        elif rows.gated:
+            sizes[0] = 2 * q_total
         q_order, k_order, v_order = rows.orders(head_size, num_heads, num_kv_heads)
         shards = [
             _rows(sizes[0], hidden_size, firsts[0] + tp.rank * q_size, q_size, 0, q_order),
@@ -118,6 +123,24 @@ class QKVParallelLinear(LinearBase):
         ]
         super().__init__(shards, bias, tp)
         self.num_heads, self.num_kv_heads = q_size // head_size, kv_size // head_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, hidden_size]``, whole; returns see above."""
+        return self.product(x, self.bias)
+
+
+def gated_order(head_size: int, num_heads: int) -> Tensor:
+    """The rows of a weight that holds queries and gates of each head in turns: all queries, then all gates."""
+    return torch.arange(2 * num_heads * head_size, device="cpu").view(num_heads, 2, head_size).transpose(0, 1).flatten()
+
+
+class QueryGateLinear(LinearBase):
+    """The gates that a checkpoint holds with the queries (`QKVRows.gated`): ``[T, Hq D]`` of this rank's heads."""
+
+    def __init__(self, hidden_size: int, head_size: int, num_heads: int, bias: bool, tp: TensorParallel) -> None:
+        total, size = num_heads * head_size, tp.divide(num_heads, "num_attention_heads") * head_size
+        order = gated_order(head_size, num_heads)
+        super().__init__([_rows(2 * total, hidden_size, total + tp.rank * size, size, 0, order)], bias, tp)
 
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, hidden_size]``, whole; returns see above."""

@@ -11,8 +11,11 @@ from octavo.interface.engine_config import CacheConfig, EngineConfig, ModelConfi
 from octavo.interface.kv_cache_layout import NO_BOUND, KVCacheLayout, make_layout
 from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec
 from octavo.interface.ranks import ONE_STAGE, Stage
+from octavo.interface.state_spec import StateSpec
 from octavo.memory.images import encoder_bytes, encoder_cache_bytes, recorded_bytes, with_images
 from octavo.memory.lora import adapter_bytes, slot_bytes
+from octavo.memory.states import pending_bytes, state_line
+from octavo.memory.too_long import TooLongError
 from octavo.system import limits
 
 MIB = 1 << 20
@@ -111,6 +114,7 @@ class MemoryLedger:
             f"{'KV cache':14} {self.kv_cache / MIB:10,.0f} MiB  {usable:,} blocks of {size} "
             f"tokens, {tokens:,} tokens: {tokens / self.max_model_len:.1f} sequences of {self.max_model_len:,}"
         )
+        lines += state_line(self.layout)
         if any(group.window for group in self.layout.groups):
             lines.append(f"{'a block':14} {self.block_bytes / MIB:10,.2f} MiB  {self._groups()}")
         if self.prefix_cache_blocks is not None:
@@ -153,19 +157,6 @@ class MemoryLedger:
         )
 
 
-class TooLongError(ConfigError):
-    """One sequence of the length that is asked for does not fit; one of ``longest`` tokens does (0: none)."""
-
-    def __init__(self, why: str, longest: int, otherwise: str) -> None:
-        self._why, self._otherwise = why, otherwise
-        fits = f'set --max-model-len to {longest} or less (or "auto"), or ' if longest > 0 else ""
-        super().__init__(f"{why}{fits}{otherwise}")
-
-    def with_longest(self, longest: int) -> TooLongError:
-        """The error with the length that fits, once that is known."""
-        return TooLongError(self._why, longest, self._otherwise)
-
-
 @dataclass(frozen=True)
 class ModelMemory:
     """The memory of a model on one device before it can serve anything."""
@@ -178,6 +169,7 @@ class ModelMemory:
     drafter: int = 0  # of the bytes: those of the model that guesses tokens
     stage: Stage = ONE_STAGE  # of a pipeline
     num_layers: int = 0  # of that stage
+    state: StateSpec | None = None  # of recurrent layers
 
     def with_drafter(self, drafter: ModelMemory) -> ModelMemory:
         """The memory with a drafter beside the model, whose layers come after its own."""
@@ -208,7 +200,9 @@ def available_on(device: DeviceMemory, cache: CacheConfig) -> int:
 
 def fits(cache: CacheConfig, memory: ModelMemory, available: int) -> bool:
     """True if ``available`` bytes hold the weights and the smallest KV cache: the null block and one more."""
-    return memory.weights + 2 * cache.block_size * sum(spec.bytes_per_token() for spec in memory.specs) <= available
+    state = 0 if memory.state is None else memory.state.num_bytes
+    least = 2 * cache.block_size * sum(spec.bytes_per_token() for spec in memory.specs) + state
+    return memory.weights + least <= available
 
 
 def check_weights_fit(cache: CacheConfig, memory: ModelMemory, device: DeviceMemory) -> None:
@@ -245,16 +239,17 @@ def kv_cache_layout(
     config: EngineConfig,
     max_in_flight: int,
     part_of: tuple[Sequence[KVCacheSpec], int] | None = None,
+    state: StateSpec | None = None,
 ) -> KVCacheLayout:
     """The layout of ``config``'s cache for the layers ``specs``, with up to ``max_in_flight`` steps under way, or one
-    on each stage of a pipeline. ``part_of``: see `make_layout`."""
+    on each stage of a pipeline. ``part_of`` and ``state``: see `make_layout`."""
     max_in_flight = max(max_in_flight, config.parallel.pipeline_parallel_size)
     scheduler, cache = config.scheduler, config.cache
     step = min(scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold or NO_BOUND)
     grouped = not cache.disable_hybrid_kv_cache_manager
     beyond = config.speculative.num_speculative_tokens if config.speculative.in_worker else 0
     tokens = max_in_flight * step + beyond
-    return make_layout(specs, scheduler.max_model_len, cache.block_size, tokens, grouped, part_of)
+    return make_layout(specs, scheduler.max_model_len, cache.block_size, tokens, grouped, part_of, state)
 
 
 def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> int:
@@ -264,7 +259,7 @@ def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) 
     if config.model.is_encoder:
         return config.scheduler.max_model_len
     config = with_step_limits(config, device.kind)
-    layout = kv_cache_layout(memory.specs, config, device.steps_in_flight)
+    layout = kv_cache_layout(memory.specs, config, device.steps_in_flight, state=memory.state)
     # The memory of a device's step is known later.
     return plan_memory(config, layout, memory.weights, device, stage=memory.stage).max_model_len
 
@@ -292,7 +287,7 @@ def plan_memory(
     if device.kind == "cpu":
         exchanged = communication_bytes(config.parallel.tensor_parallel_size) + handed_on_bytes(config)
         encoder = images[0] + (recorded_bytes(config) if stage.is_first else 0)
-        others = exchanged, adapter_bytes(config), encoder, images[1]
+        others = exchanged, adapter_bytes(config), encoder, images[1], pending_bytes(config, layout.state)
         return plan_cpu_memory(config.cache, layout, weights, *asked, device.total, *others)
     adapters = slot_bytes(config) if adapters is None else adapters
     in_use = device.in_use + device.communication + weights + adapters
@@ -357,14 +352,16 @@ def plan_cpu_memory(
     adapters: int = 0,
     encoder: int = 0,
     encoder_cache: int = 0,
+    pending: int = 0,
 ) -> MemoryLedger:
     """Size the KV cache of a CPU engine: what the weights and the process itself leave of ``gpu_memory_utilization`` of
     the memory that it may use, ``limit`` bytes (None: as this process). ``communication``: bytes that a rank shares
     with others; ``adapters``: that are kept for LoRA adapters; ``encoder``: that the largest image takes while it is
-    encoded; ``encoder_cache``: that are kept of images. Raises ConfigError when one sequence of ``max_model_len`` does
+    encoded; ``encoder_cache``: that are kept of images; ``pending``: of rows of recurrent layers that are not yet in a
+    state. Raises ConfigError when one sequence of ``max_model_len`` does
     not fit, unless ``fit_max_model_len`` lets it be lowered."""
     total = limits.memory_limit() if limit is None else limit
-    room = available_for_weights(cache, total) - weights - communication - adapters - encoder - encoder_cache
+    room = available_for_weights(cache, total) - weights - communication - adapters - encoder - encoder_cache - pending
     hint = (
         f"; of {gib(total)}, gpu_memory_utilization={cache.gpu_memory_utilization:g} leaves {gib(max(room, 0))} beside "
         f"weights ({gib(weights)}){_images_hint(encoder, encoder_cache)} and the process ({gib(PROCESS_BYTES)})"
@@ -375,6 +372,7 @@ def plan_cpu_memory(
         ("adapters", adapters),
         ("encoder", encoder),
         ("encoder cache", encoder_cache),
+        ("pending rows", pending),
     )
     parts = (("process", PROCESS_BYTES), *((name, size) for name, size in further if size), ("left free", left))
     ledger = _plan(cache, layout, weights, max_model_len, fit_max_model_len, total, room, hint, parts)

@@ -13,7 +13,6 @@ from octavo.memory.ledger import (
     DeviceMemory,
     MemoryLedger,
     ModelMemory,
-    TooLongError,
     check_fits,
     device_communication_bytes,
     kv_cache_layout,
@@ -21,7 +20,9 @@ from octavo.memory.ledger import (
     plan_without_cache,
     with_step_limits,
 )
+from octavo.memory.states import check_recurrent_on
 from octavo.memory.steps import graph_bytes, history_bytes, step_bytes
+from octavo.memory.too_long import TooLongError
 
 
 class Measure(Protocol):
@@ -97,6 +98,7 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     """The ledger that an engine of ``config`` on ``device``, or a rank of it, would print, or why it would not start.
     Ranks on a CPU share its memory. Raises ConfigError where the model cannot be shared so."""
     _check_float8(config, device)
+    check_recurrent_on(config.model, device.kind)
     sizes = replace(config.parallel, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
     config = replace(config, parallel=sizes)
     if device.kind != "cpu":
@@ -208,7 +210,7 @@ def _estimated(config: EngineConfig, measure: Measure, ranks: int, stages: int) 
 def _ledger(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) -> MemoryLedger:
     if config.model.is_encoder:
         return plan_without_cache(config.cache, memory.weights, config.model.max_model_len, device.total)
-    layout = kv_cache_layout(memory.specs, config, device.steps_in_flight)
+    layout = kv_cache_layout(memory.specs, config, device.steps_in_flight, state=memory.state)
     if device.kind == "cpu":
         ledger = plan_memory(config, layout, memory.weights, device, stage=memory.stage)
         return replace(ledger, drafter=memory.drafter)

@@ -16,6 +16,7 @@ from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_layout import KVCacheGroup
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.ranks import split_layers
+from octavo.interface.state_spec import StateSpec
 from octavo.layers.attention import Attention, ForwardContext
 from octavo.layers.decoder import Decoder, DeferredHidden, Elsewhere
 from octavo.layers.embedding import PackedTable, ParallelLMHead
@@ -138,6 +139,10 @@ class Model(nn.Module):
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """The KV cache of each layer that has one, in the order of ``ForwardContext.kv_caches``; this rank's heads."""
         return [attention.kv_cache_spec(self.config.dtype) for attention in self._attention_layers()]
+
+    def state_spec(self) -> StateSpec | None:
+        """Return what recurrent layers keep of a sequence, this rank's heads; None: there are no such layers."""
+        return None
 
     def set_groups(self, groups: Iterable[KVCacheGroup]) -> None:
         """Have the layers of each group use its block table."""

@@ -23,6 +23,7 @@ from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.interface.kv_cache_spec import KVCacheSpec
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.ranks import ONE_STAGE, Stage
+from octavo.interface.state_spec import StateSpec
 from octavo.memory.ledger import ModelMemory
 from octavo.system.torch_import import import_whole_torch
 from octavo.version import __version__
@@ -151,6 +152,7 @@ def _loaded(result: Any, config: EngineConfig) -> ModelMemory | None:
         specs = [KVCacheSpec(**spec) for spec, count in result["specs"] for _ in range(int(count))]
         numbers = {name: int(result[name]) for name in ("weights", "parameters", "drafter", "num_layers")}
         stage, weight_dtype = Stage(**result["stage"]), str(result["weight_dtype"])
+        state = StateSpec(**result["state"]) if result.get("state") else None
     except (KeyError, TypeError, ValueError):
         return None
-    return ModelMemory(config.model.model, weight_dtype=weight_dtype, specs=specs, stage=stage, **numbers)
+    return ModelMemory(config.model.model, weight_dtype=weight_dtype, specs=specs, stage=stage, state=state, **numbers)

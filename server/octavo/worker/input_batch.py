@@ -15,6 +15,7 @@ from octavo.interface.images import ImageItem
 from octavo.interface.step import CachedRequestData, NewRequestData, SchedulerOutput
 from octavo.layers.attention import StepImages
 from octavo.sample import devices
+from octavo.worker.sequence_states import SequenceStates
 from octavo_kernels.attention_metadata import AttentionMetadata, for_groups
 
 _NO_SHIFTS = np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
@@ -23,8 +24,11 @@ _NO_SHIFTS = np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
 class InputBatch:
     """Rows of token ids, block tables and counters for up to ``max_num_reqs`` sequences (host memory)."""
 
-    def __init__(self, max_num_reqs: int, max_model_len: int, block_size: int, num_groups: int = 1) -> None:
-        """``num_groups``: of layers, which have block tables of their own."""
+    def __init__(
+        self, max_num_reqs: int, max_model_len: int, block_size: int, num_groups: int = 1, state_blocks: int = 0
+    ) -> None:
+        """``num_groups``: of layers, which have block tables of their own; ``state_blocks``: of a sequence's state."""
+        self.states = SequenceStates(max_num_reqs, state_blocks) if state_blocks else None
         self.block_size = block_size
         max_blocks = -(-max_model_len // block_size)
         # Not zeroed: memory that no sequence has used costs nothing.
@@ -50,13 +54,15 @@ class InputBatch:
         self.token_ids[row, : len(data.token_ids)] = data.token_ids
         self.num_blocks[row] = len(data.block_ids[0])
         self.block_tables[:, row, : self.num_blocks[row]] = data.block_ids
-        self.highest_block = max(self.highest_block, *map(max, data.block_ids))
+        self.highest_block = max(self.highest_block, *map(max, data.block_ids), *(data.state_pages or ()))
         self.num_computed[row] = data.num_computed_tokens
         self.num_kv_tokens[row] = data.num_kv_tokens
         self.num_prompt[row] = data.num_prompt_tokens
         self.adapter_slots[row] = data.adapter_slot
         self.row_generation[row] += 1
         self._set_shifts(row, data.mm_items or [])
+        if self.states is not None and data.state_pages is not None:
+            self.states.add(row, data.state_pages, data.num_state_tokens)
         return row
 
     def _set_shifts(self, row: int, items: list[ImageItem]) -> None:
@@ -88,6 +94,15 @@ class InputBatch:
             self.block_tables[:, row, self.num_blocks[row] : end] = data.new_block_ids
             self.num_blocks[row] = end
             self.highest_block = max(self.highest_block, *map(max, data.new_block_ids))
+        if self.states is not None and data.state_pages is not None:
+            self.states.move(row, data.state_pages)
+            self.highest_block = max(self.highest_block, *data.state_pages)
+
+    def end_step(self, rows: np.ndarray, positions: np.ndarray) -> None:
+        """A step has computed the sequences ``rows`` up to ``positions``, int64 [R] both, drafts included."""
+        self.num_computed[rows] = positions
+        if self.states is not None:
+            self.states.end_step(rows, positions)
 
     def put_tokens(self, step: SchedulerOutput) -> None:
         """Write down the last known tokens that ``step`` tells, and how far their sequences are computed before it:
@@ -167,6 +182,9 @@ class StepInputs:
             query_start_loc_cpu=starts,
         )
         self.metadata = for_groups(first, self.block_tables, self.slots)
+        self.state = None
+        if batch.states is not None:
+            self.state = batch.states.metadata(rows, computed, first.query_start_loc)
 
     @property
     def num_tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_layout import KVCacheLayout
 from octavo.interface.kv_cache_spec import KVCacheSpec, latent_specs
 from octavo.models.base import Model
+from octavo.worker.sequence_states import allocate_states
+from octavo_kernels import LayerState
 
 
 def kv_cache_specs(model: Model, config: EngineConfig, device: torch.device) -> list[KVCacheSpec]:
@@ -56,10 +58,14 @@ class KVCache:
 
     blocks: Tensor  # uint8 [num_blocks, bytes of a page]
     layers: list[Tensor]  # views: of each layer [2, num_blocks, num_kv_heads, block_size, head_size], in its dtype
+    states: list[LayerState] = field(default_factory=list)  # of each recurrent layer, in the same blocks
 
 
-def allocate_kv_cache(layout: KVCacheLayout, num_blocks: int, device: torch.device) -> KVCache:
-    """Allocate the blocks. Only the null block is zeroed: memory of the host that no block uses is never touched."""
+def allocate_kv_cache(
+    layout: KVCacheLayout, num_blocks: int, device: torch.device, max_num_seqs: int = 0, num_pending: int = 1
+) -> KVCache:
+    """Allocate the blocks. Only the null block is zeroed: memory of the host that no block uses is never touched.
+    ``max_num_seqs`` and ``num_pending``: see `allocate_states`."""
     shape = (num_blocks, layout.block_bytes)
     blocks = _host_memory(shape) if device.type == "cpu" else torch.empty(shape, dtype=torch.uint8, device=device)
     blocks[0].zero_()
@@ -71,7 +77,8 @@ def allocate_kv_cache(layout: KVCacheLayout, num_blocks: int, device: torch.devi
             part = blocks[:, start : (start := start + layout.block_size * spec.bytes_per_token())]
             halves = part.view(getattr(torch, spec.dtype)).unflatten(1, spec.block_shape(layout.block_size))
             layers[layer] = halves.transpose(0, 1)
-    return KVCache(blocks, [layers[layer] for layer in range(len(layout.specs))])
+    of_layers = [layers[layer] for layer in range(len(layout.specs))]
+    return KVCache(blocks, of_layers, allocate_states(layout, blocks, max_num_seqs, num_pending))
 
 
 def _host_memory(shape: tuple[int, int]) -> Tensor:

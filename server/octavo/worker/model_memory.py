@@ -60,4 +60,5 @@ def model_memory(
         weight_dtype = str(config.model.hf_config["quantization_config"].get("quant_method"))
     specs = kv_cache_specs(model, config, device)
     num_layers = len(model.model.own_layers()) if stage.size > 1 and isinstance(model, CausalLM) else 0
-    return ModelMemory(config.model.model, size.nbytes, parameters, weight_dtype, specs, 0, stage, num_layers)
+    sizes = size.nbytes, parameters, weight_dtype, specs
+    return ModelMemory(config.model.model, *sizes, stage=stage, num_layers=num_layers, state=model.state_spec())

@@ -68,6 +68,9 @@ class ModelRunner:
         req_ids, pooler = list(step.num_scheduled_tokens), requests.pooler
         rows, num_scheduled = rows_of(batch, step)
         positions = batch.num_computed[rows] + num_scheduled
+        if batch.states is not None:
+            ended, drafted = set(step.sampled_req_ids), step.scheduled_spec_decode_tokens
+            batch.states.begin_step(rows, [(i in ended) * (1 + len(drafted.get(i, ()))) for i in req_ids])
         # A prompt that is pooled ends among those to be sampled, but no token is.
         sampled_ids = [req_id for req_id in step.sampled_req_ids if req_id not in pooler]
         bitmask = requests.grammars.start_fill(sampled_ids, step.scheduled_spec_decode_tokens)
@@ -81,7 +84,8 @@ class ModelRunner:
             drafts = DraftRows(step.scheduled_spec_decode_tokens, sampled)
             tokens = runner.decode(sampled, drafts)
             if tokens is not None:
-                batch.num_computed[rows] = positions - drafts.num_rejected
+                batch.end_step(rows, positions)
+                batch.num_computed[rows] -= drafts.num_rejected
                 output = ModelRunnerOutput()
                 self._draft(output, step, rows, self._states(rows, num_scheduled))
                 return self._read_back(output, sampled, tokens, [])
@@ -95,7 +99,7 @@ class ModelRunner:
         output, late = ModelRunnerOutput(), list[Late]()
         logits = self._logits(step, req_ids, inputs, indices, sampled, output, late)
         tokens = self._sample(logits, sampled, drafts) if logits is not None else None
-        batch.num_computed[rows] = positions
+        batch.end_step(rows, positions)
         batch.num_computed[sampled.rows] -= drafts.num_rejected
         self._draft(output, step, sampled.rows, self._states(rows, num_scheduled))
         return self._read_back(output, sampled, tokens, late)

@@ -44,11 +44,14 @@ class RequestStates:
         pooling_head: PoolingHead,
         num_groups: int = 1,
         make_grammars: MakeGrammars = SequenceGrammars,
+        state_blocks: int = 0,
     ) -> None:
-        """``sample_with_kernels``: on a CPU too, as is always done elsewhere; ``num_groups``: see `InputBatch`."""
+        """``sample_with_kernels``: on a CPU too, as is always done elsewhere; ``num_groups`` and ``state_blocks``: see
+        `InputBatch`."""
         scheduler, vocab_size = config.scheduler, config.model.vocab_size
         self.device = device
-        self.batch = InputBatch(scheduler.max_num_seqs, scheduler.max_model_len, config.cache.block_size, num_groups)
+        sizes = scheduler.max_num_seqs, scheduler.max_model_len, config.cache.block_size
+        self.batch = InputBatch(*sizes, num_groups, state_blocks)
         self.sampling = SamplingStates(scheduler.max_num_seqs, vocab_size, device, sample_with_kernels)
         num_drafts = config.speculative.num_speculative_tokens
         self.grammar_pool = GrammarPool(config.model, scheduler.max_num_seqs, num_drafts)

@@ -31,6 +31,7 @@ from octavo.memory.ledger import (
     with_step_limits,
 )
 from octavo.memory.plan import make_plan
+from octavo.memory.states import check_recurrent_on, pending_rows
 from octavo.models.base import CausalLM, Model
 from octavo.models.encoder import Encoder
 from octavo.models.image_reader import ReadsImages
@@ -144,6 +145,7 @@ class Worker:
         if not on_cpu:
             check_ranks_on_gpus(config.parallel)
         self._use_gpu_runner = overlap or not on_cpu
+        check_recurrent_on(config.model, "cuda" if self._use_gpu_runner else "cpu")
         config = _with_speculation(config, self._use_gpu_runner)
         self.max_in_flight = 2 if self._use_gpu_runner else 1
         self.steps_in_flight = max(self.max_in_flight, self.tp.stage.size)  # of the whole pipeline
@@ -174,7 +176,8 @@ class Worker:
         model, num_layers = loaded.model, len(loaded.specs)
         assert isinstance(model, CausalLM)
         specs = loaded.specs + loaded.draft_specs
-        layout = kv_cache_layout(specs, loaded.config, self.max_in_flight, model.specs_of_all)
+        state = model.state_spec()
+        layout = kv_cache_layout(specs, loaded.config, self.max_in_flight, model.specs_of_all, state)
         model.set_groups(layout.groups_of(range(num_layers)))
         draft_bytes = 0
         if loaded.draft_model is not None:
@@ -194,10 +197,12 @@ class Worker:
         """Allocate the KV cache and the rows of requests."""
         config = plan.config
         assert isinstance(self.model, CausalLM)
-        kv_cache = allocate_kv_cache(plan.layout, plan.ledger.num_blocks, self.device)
+        sizes = plan.ledger.num_blocks, self.device, config.scheduler.max_num_seqs, pending_rows(config)
+        kv_cache = allocate_kv_cache(plan.layout, *sizes)
         head = PoolingHead(config.model, self.device, partial(classify, self.model, config.model.pooler.token_ids))
         groups = len(plan.layout.groups)
-        requests = RequestStates(config, self.device, self._use_gpu_runner, head, groups, self._make_grammars)
+        rest = groups, self._make_grammars, plan.layout.state_blocks
+        requests = RequestStates(config, self.device, self._use_gpu_runner, head, *rest)
         return _Memory(kv_cache, requests)
 
     def _build(self, loaded: _Loaded, plan: _Plan, memory: _Memory) -> ModelRunner:

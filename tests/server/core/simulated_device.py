@@ -139,6 +139,8 @@ class Row:
     poisoned: bool = False
     drafts: list[int] = field(default_factory=list)  # on the device
     num_told: int = 0  # tokens that the first stage of a pipeline knows
+    state_pages: list[int] = field(default_factory=list)
+    num_state_tokens: int = 0
 
 
 @dataclass
@@ -159,6 +161,8 @@ class SimulatedDevice:
     encoder_budget: int = 0  # embeddings of images that are kept at most
     encoded: dict[str, int] = field(default_factory=dict)  # digest -> embeddings
     lost: set[str] = field(default_factory=set)  # images that a step which failed was to encode
+    # Of blocks that hold a part of a state: which part, and the fingerprint of the tokens that it has seen
+    states: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.slots: list[int | None] = [None] * (self.num_blocks * self.block_size)
@@ -188,6 +192,7 @@ class SimulatedDevice:
             row.num_told = position + 1
         drafts_of = self._take_drafts(step)
         self._write(step.num_scheduled_tokens, failing)
+        self._scan(step, failing)
         output = ModelRunnerOutput()
         for req_id, num_tokens in step.num_scheduled_tokens.items():
             self._attend(req_id, num_tokens)
@@ -277,6 +282,8 @@ class SimulatedDevice:
             data.num_computed_tokens,
             fingerprints,
             num_told=len(data.token_ids),
+            state_pages=data.state_pages or [],
+            num_state_tokens=data.num_state_tokens,
         )
         self.rows[data.req_id] = row
 
@@ -297,7 +304,41 @@ class SimulatedDevice:
                     assert slot not in written, "two sequences write one slot in one step"
                     written.add(slot)
                     value = self.group_value(group, row.fingerprints[position])
+                    self.states.pop(slot // self.block_size, None)
                     self.slots[slot] = POISON if failing or row.poisoned else value
+
+    def _scan(self, step: SchedulerOutput, failing: bool) -> None:
+        """Go on from the states, and write what is certain: not the row after which a token is sampled."""
+        moved = {change.req_id: change.state_pages for change in step.scheduled_cached_reqs if change.state_pages}
+        read, writes = dict[str, list[int]](), dict[str, tuple[list[int], int]]()
+        for req_id, count in step.num_scheduled_tokens.items():
+            row = self.rows[req_id]
+            if not row.state_pages:
+                continue
+            if row.num_state_tokens:
+                read[req_id] = row.state_pages
+                found = [self.states.get(page) for page in row.state_pages]
+                row.poisoned |= any(one is not None and one[1] == POISON for one in found)
+                seen = row.fingerprints[row.num_state_tokens - 1]
+                expected = [(part, seen) for part in range(len(found))]
+                assert row.poisoned or found == expected, f"{req_id} goes on from another state"
+            assert 0 <= row.num_computed - row.num_state_tokens <= 1, "more rows are pending than there is room for"
+            until = row.num_computed + count - (req_id in step.sampled_req_ids)
+            if until > row.num_state_tokens:
+                row.state_pages = moved.pop(req_id, row.state_pages)
+                row.num_state_tokens = until
+                writes[req_id] = row.state_pages, row.fingerprints[until - 1]
+        assert not moved, "a state moves of which nothing is written"
+        written = [page for pages, _ in writes.values() for page in pages]
+        assert len(set(written)) == len(written), "two sequences write one state"
+        for req_id, pages in read.items():
+            others = {page for other, (own, _) in writes.items() if other != req_id for page in own}
+            assert not others & set(pages), "a state is read and written by two sequences in one step"
+        for req_id, (pages, seen) in writes.items():
+            poisoned = failing or self.rows[req_id].poisoned
+            for part, page in enumerate(pages):
+                self.states[page] = part, POISON if poisoned else seen
+                self.slots[page * self.block_size : (page + 1) * self.block_size] = [UNREADABLE] * self.block_size
 
     def _read_ahead(self, req_id: str, count: int) -> None:
         """A drafter in the worker leaves what nobody may ever read behind a sequence's computed tokens."""

@@ -61,6 +61,7 @@ configs = st.fixed_dictionaries(
         "max_loras": st.integers(1, 3),
         "encoder_budget": st.sampled_from([5, 7, 20]),
         "images_beside_decodes": st.sampled_from([None, 1, 2]),
+        "state_blocks": st.sampled_from([0, 0, 1, 3]),  # of recurrent layers
     }
 )
 # Where the bounds of what a request holds are tight: many steps in flight, few positions seen, one request's room.
@@ -85,6 +86,7 @@ tight_configs = st.fixed_dictionaries(
         "max_loras": st.just(1),
         "encoder_budget": st.just(5),
         "images_beside_decodes": st.just(1),
+        "state_blocks": st.sampled_from([0, 0, 1, 3]),
     }
 )
 # None three times: most requests have none. Two of a name: other weights.
@@ -137,16 +139,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, config: dict) -> None:
         if config["num_stages"] > 1:  # where the host's drafters alone guess, and steps have other sequences
             config = config | {"in_worker": False, "overlap": False}
+        if states := config["state_blocks"]:  # no hits, no drafts, no pipeline
+            config = config | {"prefix_caching": False, "num_speculative_tokens": 0, "num_stages": 1}
         size, max_model_len = config["block_size"], config["max_model_len"]
         self.num_stages, windows = config["num_stages"], config["windows"]
         self.max_in_flight = config["max_in_flight"] if self.num_stages == 1 else self.num_stages
         step_tokens = self.max_in_flight * config["max_num_batched_tokens"]
         step_tokens += config["num_speculative_tokens"] * config["in_worker"]
-        most = KVCacheManager(1, size, windows=windows, step_tokens=step_tokens).most_blocks(max_model_len)
+        caching = config["prefix_caching"]
+        shape = {"windows": windows, "step_tokens": step_tokens, "state_blocks": states}
+        most = KVCacheManager(1, size, caching, **shape).most_blocks(max_model_len)
         num_blocks = int(most * config["pool"]) + 1
         names = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "policy", "max_model_len")
         self.config = SchedulerConfig(**{name: config[name] for name in names})
-        self.kv = KVCacheManager(num_blocks, size, config["prefix_caching"], windows=windows, step_tokens=step_tokens)
+        self.kv = KVCacheManager(num_blocks, size, caching, **shape)
         self.requests: dict[str, EngineCoreRequest] = {}
         self.drafter = SimulatedDrafter(config["drafter"], self.requests)
         num_drafts = config["num_speculative_tokens"]
@@ -347,6 +353,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             ):
                 passed = ours.count(0)  # the device is not told of what a window has passed
                 assert ours[passed:] == theirs[passed:] and not any(ours[:passed]), "block tables differ"
+            assert self.kv.state_pages(request) == self.device.rows[request.req_id].state_pages, "states differ"
         self._check_index()
         return True
 

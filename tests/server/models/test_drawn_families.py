@@ -35,6 +35,7 @@ NAMED = (
     "longrope",
     "got None",
     "clip_qkv",
+    "where layers are recurrent",
 )
 PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}  # in float64, too
 NEAR = 1e-5  # of the largest score: ten times what float32 loses in a few layers

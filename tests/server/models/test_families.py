@@ -13,7 +13,7 @@ from support.family_cases import FAMILY_CASES
 from support.paged import load, logits_of
 from support.tiny_models import VOCAB_SIZE, make_model
 
-LENGTHS = (1, 7, 33, 100)
+LENGTHS = (1, 3, 4, 7, 16, 33, 64, 100)  # taps of convolutions, blocks and chunks, and their neighbours
 
 
 def sequences(seed: int = 0) -> list[list[int]]:
@@ -23,7 +23,7 @@ def sequences(seed: int = 0) -> list[list[int]]:
 
 @torch.inference_mode()
 def assert_logits_of(reference: transformers.PreTrainedModel, tokens: list[int], logits: torch.Tensor) -> None:
-    expected = reference(torch.tensor([tokens])).logits[0]
+    expected = reference(torch.tensor([tokens]), use_cache=False).logits[0]
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * max(1.0, expected.abs().max().item()))
 
@@ -62,7 +62,9 @@ def test_rope_scaling_in_the_older_words(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("case", ["llama-gqa-tied", "qwen3", "gemma2", "gemma3", "gemma3n", "gemma4-shared", "opt"])
+@pytest.mark.parametrize(
+    "case", ["llama-gqa-tied", "qwen3", "gemma2", "gemma3", "gemma3n", "gemma4-shared", "opt", "qwen3.5"]
+)
 def test_half_precision_is_close(case: str, dtype: str, tmp_path: Path) -> None:
     reference = make_model(*FAMILY_CASES[case])
     reference.save_pretrained(tmp_path)

@@ -26,9 +26,16 @@ FAMILIES = [
     "gemma3n-default",
     "gemma4-shared",
     "gemma4-moe",
+    "qwen3.5-recurrent",
     *INTERNLM,
 ]
-QUICK = {"deepseek-v3", "gpt-oss", "gemma4-shared", "mixtral"}  # latents, sinks, shared keys, experts
+QUICK = {
+    "deepseek-v3",
+    "gpt-oss",
+    "gemma4-shared",
+    "mixtral",
+    "qwen3.5",
+}  # latents, sinks, shared keys, experts, states
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +69,7 @@ def test_greedy_tokens_are_those_of_transformers_by_recorded_steps(case: str, re
         answer = output.outputs[0].token_ids
         assert len(answer) == NUM_TOKENS
         with torch.inference_mode():  # all at once: each token is the best after those before, or tied with it
-            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+            logits = model(torch.tensor([prompt + answer]), use_cache=False).logits[0, len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
         assert (logits.max(dim=-1).values - chosen).max() < TIE
     assert recorded(llm)

@@ -57,6 +57,18 @@ BAD: list[tuple[str, str, Any]] = [
     ("gemma4-shared", "per_layer_config", {"1": {"sliding_window": 3}}),
     ("gemma4-shared", "use_bidirectional_attention", "all"),
     ("phi3", "per_layer_config", {"0": {"head_dim": 8}}),
+    ("qwen3.5", "linear_num_key_heads", 3),
+    ("qwen3.5", "linear_num_value_heads", 0),
+    ("qwen3.5", "linear_key_head_dim", 12),
+    ("qwen3.5", "linear_value_head_dim", 264),
+    ("qwen3.5", "linear_conv_kernel_dim", 1),
+    ("qwen3.5", "linear_conv_kernel_dim", 99),
+    ("qwen3.5", "layer_types", ["linear_attention"]),
+    ("qwen3.5", "layer_types", ["linear_attention"] * 3 + ["mamba"]),
+    ("qwen3.5", "full_attention_interval", 0),
+    ("qwen3.5", "hidden_act", "gelu"),
+    ("qwen3.5", "output_gate_type", "tanh"),
+    ("qwen3.5", "attn_output_gate", False),
 ]
 
 
@@ -95,7 +107,7 @@ def test_a_field_that_cannot_be_meant_is_named(case: str, field: str, value: Any
     [
         ("MambaForCausalLM", "state-space"),
         ("JambaForCausalLM", "state-space"),
-        ("Qwen3_5ForConditionalGeneration", "state-space or linear-attention layers"),
+        ("Qwen3_5MoeForConditionalGeneration", "state-space or linear-attention layers"),
         ("Qwen3NextForCausalLM", "nearest that is: Qwen3ForCausalLM"),
         ("Olmo9ForCausalLM", "nearest that is: Olmo"),
         ("Phi9ForCausalLM", "nearest that is: Phi3ForCausalLM"),

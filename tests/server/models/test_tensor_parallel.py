@@ -176,6 +176,8 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
         config = getattr(transformers, name)(**SMALL | SPECIAL | {"num_key_value_heads": 2, "num_labels": labels})
         encoder_of(config, head=True).save_pretrained(tmp_path / name)
     for name in [*names, *CLASSIFIERS]:
+        if name == "Qwen3_5ForCausalLM":
+            continue  # recurrent layers are not dealt to stages yet, and EngineArgs says so
         check_stages(tmp_path / name, has_no_cut=name == "shared-keys")
     names += [*ENCODERS, *CLASSIFIERS]
     check_processes(2, [case_of(tmp_path / name, TOKENS) for name in names], tmp_path / "out")

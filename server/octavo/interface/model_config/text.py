@@ -146,6 +146,11 @@ class TextConfig:
         return self.hidden_size
 
     @property
+    def num_recurrent_layers(self) -> int:
+        """Layers that keep a state of a sequence instead of keys and values."""
+        return 0
+
+    @property
     def num_text_types(self) -> int:
         """Kinds of text that an encoder tells apart in a prompt; 0: none."""
         return 0

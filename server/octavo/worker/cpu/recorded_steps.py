@@ -23,8 +23,9 @@ from octavo.layers.decoder import DeferredHidden
 from octavo.models.base import CausalLM
 from octavo.models.state_reader import StateReader
 from octavo.worker.input_batch import InputBatch, StepInputs
+from octavo.worker.sequence_states import empty_metadata, fill_metadata
 from octavo.worker.step import Logits
-from octavo_kernels import AttentionMetadata
+from octavo_kernels import AttentionMetadata, LayerState
 from octavo_kernels.attention_metadata import for_groups
 from octavo_kernels.cpu import Arena, DecodeInputs, Program, RecordingError, record, unavailable_reason
 
@@ -45,9 +46,12 @@ class RecordedSteps:
         max_logits: int,
         reader: StateReader | None = None,
         arena: Arena | None = None,
+        states: Sequence[LayerState] = (),
     ) -> None:
         """``max_rows``: maximum number of tokens per step; ``max_logits``: of those that have logits; ``reader``: what
-        guesses from the states of all tokens. ``arena``: shared with steps that are not replayed in between."""
+        guesses from the states of all tokens. ``arena``: shared with steps that are not replayed in between;
+        ``states``: of recurrent layers."""
+        self._layer_states = states
         self._model, self._kv_caches, self._reader = model, kv_caches, reader
         self._max_logits = max_logits
         # More rows than logits: by its size a program knows whether a tensor has a row a token or a row a sequence.
@@ -193,7 +197,8 @@ class RecordedSteps:
         return [*self._model.lm_head.find_best(hidden, self._wants_logits), states]
 
     def _run_layers(self, *received: Tensor, images: StepImages | None = None) -> DeferredHidden:
-        context = ForwardContext(self._inputs.metadata, self._kv_caches, images)
+        inputs, states = self._inputs, self._layer_states
+        context = ForwardContext(inputs.metadata, self._kv_caches, images, states, inputs.state)
         with self._for_tokens():
             return self._model.begin(self._inputs.input_ids, self._inputs.positions, context, *received)
 
@@ -263,6 +268,9 @@ class RecordedInputs:
         )
         self.metadata = for_groups(first, block_tables, slots)
         self._batch = batch
+        self.state = None
+        if batch.states is not None:
+            self.state = empty_metadata(batch.states, first.query_start_loc)
         self._rows: DecodeInputs | None = None
 
     def fill_rows(self, rows: np.ndarray, counts: np.ndarray | None = None, ahead: int = 0) -> None:
@@ -282,6 +290,9 @@ class RecordedInputs:
                 self.metadata,
             )
         self._rows.fill(rows, counts, ahead)
+        if self.state is not None and self._batch.states is not None:
+            computed = self._batch.num_computed[rows]
+            fill_metadata(self.state, self._batch.states.metadata(rows, computed, self.state.query_start_loc))
         if self._batch.position_shifts:
             deltas = self._batch.position_deltas[rows]  # such steps are beyond all images
             deltas = deltas if counts is None else deltas.repeat(counts)
@@ -294,6 +305,8 @@ class RecordedInputs:
         self.input_ids[:total], self.positions[:total] = step.input_ids[:total], step.rotary_positions[:total]
         self.metadata[0].query_start_loc[: count + 1] = first.query_start_loc
         self.metadata[0].seq_lens[:count] = first.seq_lens
+        if self.state is not None and step.state is not None:
+            fill_metadata(self.state, step.state)
         for ours, theirs in zip(self.metadata, step.metadata, strict=True):
             ours.slot_mapping[:total] = theirs.slot_mapping[:total]
             ours.block_table[:count, :columns] = theirs.block_table

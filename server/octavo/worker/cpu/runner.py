@@ -46,8 +46,9 @@ class CPURunner:
         """See `RecordedSteps`. ``before``: from the stage before, if there is one; ``adapters`` that rows may have."""
         self.model, self.requests, self.kv_caches, self._reader = model, requests, kv_cache.layers, reader
         self.sampler = Sampler()
+        self._states = kv_cache.states
         sizes = requests.batch, kv_cache.layers, max_rows, max_logits
-        steps = RecordedSteps(model, *sizes, reader)
+        steps = RecordedSteps(model, *sizes, reader, states=kv_cache.states)
         self.recorded_steps: RecordedSteps | None = steps
         self._before, self._received = before, list[Tensor]()
         self._adapters = adapters
@@ -104,7 +105,7 @@ class CPURunner:
         steps = self._steps
         hidden = steps.run(inputs) if steps and inputs.images is None else None
         if hidden is None:
-            context = ForwardContext(inputs.metadata, self.kv_caches, inputs.images)
+            context = ForwardContext(inputs.metadata, self.kv_caches, inputs.images, self._states, inputs.state)
             padding = (0, 0, 0, len(inputs.input_ids) - inputs.num_tokens)
             received = [functional.pad(tensor, padding) for tensor in self._received]
             with self._applied(np.arange(len(inputs.positions))):

@@ -1,0 +1,68 @@
+"""Qwen3.5 (text)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from octavo.interface.config_checks import MAX_HEADS, MAX_LAYERS, Fields
+from octavo.interface.model_config.declarations import choice, integer
+from octavo.interface.model_config.text import PartialRotaryConfig
+from octavo.interface.state_spec import StateSpec
+
+_MAX_HEAD_SIZE, _MAX_TAPS = 256, 8  # of recurrent layers, as kernels take them
+_LINEAR = "linear_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3_5Config(PartialRotaryConfig):  # noqa: N801
+    """Layers with a gated delta net and, every few ones, with attention whose results are gated."""
+
+    kinds_of_layers: ClassVar[tuple[str, ...]] = ("full_attention", _LINEAR)
+
+    partial_rotary_factor: float = 0.25
+    num_key_value_heads: int | None = 4
+    head_dim: int | None = 256
+    full_attention_interval: int = integer(1, MAX_LAYERS, 4)
+    linear_conv_kernel_dim: int = integer(2, _MAX_TAPS, 4)
+    linear_key_head_dim: int = integer(8, _MAX_HEAD_SIZE, 128)
+    linear_value_head_dim: int = integer(8, _MAX_HEAD_SIZE, 128)
+    linear_num_key_heads: int = integer(1, MAX_HEADS, 16)
+    linear_num_value_heads: int = integer(1, MAX_HEADS, 32)
+    output_gate_type: str = choice(("swish", "silu"), "swish")  # of the gated delta nets
+    attn_output_gate: bool = choice((True,), True)
+
+    def is_recurrent(self, layer: int) -> bool:
+        """Return whether layer number ``layer`` has a gated delta net."""
+        if self.layer_types is not None:
+            return self.layer_types[layer] == _LINEAR
+        return (layer + 1) % self.full_attention_interval != 0
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """See `TextConfig`."""
+        return sum(self.is_recurrent(layer) for layer in range(self.num_hidden_layers))
+
+    def state_of(self, ranks: int) -> StateSpec:
+        """Return what the recurrent layers keep of a sequence on one of so many ranks."""
+        return StateSpec(
+            self.num_recurrent_layers,
+            self.linear_num_key_heads // ranks,
+            self.linear_num_value_heads // ranks,
+            self.linear_key_head_dim,
+            self.linear_value_head_dim,
+            self.linear_conv_kernel_dim,
+        )
+
+    def check(self, fields: Fields) -> None:
+        """See `TextConfig`."""
+        super().check(fields)
+        for key in ("linear_key_head_dim", "linear_value_head_dim"):
+            if getattr(self, key) % 8:
+                raise fields.error(f"{fields.name(key)} must be a multiple of 8, got {getattr(self, key)}")
+        keys, values = self.linear_num_key_heads, self.linear_num_value_heads
+        if values % keys:
+            name = fields.name("linear_num_value_heads")
+            raise fields.error(f"{fields.name('linear_num_key_heads')} ({keys}) must divide {name} ({values})")
+        if self.hidden_act != "silu" and self.num_recurrent_layers:
+            fields.refuse("hidden_act", "must be 'silu' where layers are recurrent")

@@ -1,0 +1,146 @@
+"""Recurrent layers: what stands beside attention in hybrid models, with a state instead of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+import octavo_kernels
+from octavo.errors import ModelError
+from octavo.interface.state_spec import StateSpec
+from octavo.layers.attention import ForwardContext
+from octavo.layers.decoder import DecoderLayer, DeferredHidden
+from octavo.layers.linear import ExactLinear, RowParallelLinear
+from octavo.layers.norm import RMSNorm
+from octavo.layers.parallel import TensorParallel
+from octavo.layers.quantization.base import LinearBase, Shard
+from octavo.layers.weights import WeightSlot, WeightSource
+from octavo_kernels import StateMetadata
+
+
+class QKVZLinear(LinearBase):
+    """Queries, keys, values and gates in one product. The checkpoint holds the first three as one tensor."""
+
+    def __init__(self, hidden_size: int, whole: StateSpec, tp: TensorParallel) -> None:
+        """``whole``: with the heads of all ranks."""
+        keys, values = whole.key_heads * whole.key_size, whole.value_heads * whole.value_size
+        shards, offset, before = [], 0, 0
+        for stored, size in ((2 * keys + values, keys), (2 * keys + values, keys), (2 * keys + values, values)):
+            shards.append(_rows(stored, hidden_size, before, size, offset, tp))
+            offset, before = offset + size // tp.size, before + size
+        shards.append(_rows(values, hidden_size, 0, values, offset, tp))
+        super().__init__(shards, False, tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, hidden_size]``, whole; returns ``[T, channels + value_heads * value_size]`` of this rank's heads."""
+        return self.product(x, self.bias)
+
+
+def _rows(stored: int, columns: int, before: int, size: int, offset: int, tp: TensorParallel) -> Shard:
+    own = size // tp.size
+    start = before + tp.rank * own
+    return Shard((stored, columns), slice(start, start + own), slice(0, columns), offset)
+
+
+class CausalConv(nn.Module):
+    """A convolution of each channel with its last inputs, and silu. ``weight`` float32 ``[taps, channels]``."""
+
+    def __init__(self, whole: StateSpec, tp: TensorParallel) -> None:
+        super().__init__()
+        keys, values = whole.key_heads * whole.key_size, whole.value_heads * whole.value_size
+        self._shape, self._parts = (whole.channels, 1, whole.taps), ((0, keys), (keys, keys), (2 * keys, values))
+        self._tp = tp
+        weight = torch.empty(whole.taps, whole.channels // tp.size, dtype=torch.float32)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """The weight, which checkpoints hold as ``[channels, 1, taps]``."""
+        yield WeightSlot(0, "weight", self._shape, self._load)
+
+    def _load(self, source: WeightSource) -> None:
+        stored, at = source.load(torch.float32)[:, 0].T, 0
+        for before, size in self._parts:
+            own = size // self._tp.size
+            start = before + self._tp.rank * own
+            self.weight[:, at : at + own] = stored[:, start : start + own]
+            at += own
+
+
+class GatedDeltaNet(nn.Module):
+    """The gated delta rule (Yang et al., 2024) as in Qwen3.5, with its projections, convolution, gates and norm.
+
+    ``layer`` is its number among the recurrent layers. The states of a step are `ForwardContext.states`.
+    """
+
+    def __init__(self, hidden_size: int, layer: int, whole: StateSpec, eps: float, tp: TensorParallel) -> None:
+        """``whole``: with the heads of all ranks."""
+        super().__init__()
+        if whole.key_heads % tp.size:
+            raise ModelError(
+                f"config.json: linear_num_key_heads ({whole.key_heads}) cannot be divided among {tp.size} ranks; give "
+                "another --tensor-parallel-size"
+            )
+        self.layer, self.eps = layer, eps
+        self.channels = whole.channels // tp.size
+        heads = whole.value_heads // tp.size
+        self._heads = slice(tp.rank * heads, (tp.rank + 1) * heads)
+        self.in_proj_qkvz = QKVZLinear(hidden_size, whole, tp)
+        self.in_proj_b = ExactLinear(hidden_size, whole.value_heads, False, tp)
+        self.in_proj_a = ExactLinear(hidden_size, whole.value_heads, False, tp)
+        self.conv1d = CausalConv(whole, tp)
+        self.rate = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)  # -exp(A_log)
+        self.dt_bias = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
+        self.norm = RMSNorm(whole.value_size, eps, offset=0.0)  # only its weight, in float32
+        self.out_proj = RowParallelLinear(whole.value_heads * whole.value_size, hidden_size, False, tp)
+        self._whole_heads = whole.value_heads
+
+    def forward(self, x: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
+        """Read the states for ``x [T, hidden_size]``: float32 ``[T, value_heads * value_size]``, and the projections
+        that `finish` takes beside it."""
+        qkvz, state = self.in_proj_qkvz(x), ctx.states[self.layer]
+        metadata = cast(StateMetadata, ctx.state_metadata)
+        b, a = (projection(x)[:, self._heads] for projection in (self.in_proj_b, self.in_proj_a))
+        mixed = octavo_kernels.causal_conv(qkvz[:, : self.channels], self.conv1d.weight, state, metadata)
+        return octavo_kernels.gated_delta_rule(mixed, a, b, self.rate, self.dt_bias, state, metadata), qkvz
+
+    def finish(self, core: Tensor, qkvz: Tensor) -> Tensor:
+        """``[R, hidden_size]`` from any R rows of what `forward` returned."""
+        normed = octavo_kernels.gated_norm(core, qkvz[:, self.channels :], self.norm.weight, self.eps)
+        out: Tensor = self.out_proj(normed)
+        return out
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """The constants of each head."""
+        yield WeightSlot(0, "A_log", (self._whole_heads,), self._load_rate)
+        yield WeightSlot(0, "dt_bias", (self._whole_heads,), self._load_bias)
+
+    def _load_rate(self, source: WeightSource) -> None:
+        self.rate.copy_(-source.load(torch.float32)[self._heads].exp())
+
+    def _load_bias(self, source: WeightSource) -> None:
+        self.dt_bias.copy_(source.load(torch.float32)[self._heads])
+
+
+class RecurrentDecoderLayer(DecoderLayer):
+    """A recurrent layer and an MLP, with a norm before each, as `PreNormDecoderLayer` has attention and an MLP."""
+
+    def __init__(
+        self, input_layernorm: RMSNorm, linear_attn: GatedDeltaNet, post_attention_layernorm: RMSNorm, mlp: nn.Module
+    ) -> None:
+        super().__init__()
+        self.input_layernorm, self.linear_attn = input_layernorm, linear_attn
+        self.post_attention_layernorm, self.mlp = post_attention_layernorm, mlp
+
+    def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+        """See `DecoderLayer`."""
+        x, residual = self.input_layernorm(x, residual)
+        return *self.linear_attn(x, ctx), cast(Tensor, residual)
+
+    def finish(self, *deferred: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `DecoderLayer`."""
+        core, qkvz, residual = deferred
+        x, residual = self.post_attention_layernorm(self.linear_attn.finish(core, qkvz), residual)
+        return self.mlp(x), residual

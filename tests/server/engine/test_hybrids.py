@@ -1,0 +1,148 @@
+"""Models with recurrent layers in an engine: the same bits in any company, after preemption and for each sample."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import pytest
+import torch
+from support.family_cases import FAMILY_CASES
+from support.tiny_models import VOCAB_SIZE, make_model
+
+from octavo import LLM, SamplingParams
+from octavo.engine.args import EngineArgs
+from octavo.errors import ConfigError
+from octavo.memory.ledger import DeviceMemory
+from octavo.memory.plan import make_plan
+from octavo.worker.model_memory import measure_built
+
+LENGTH, MIB = 200, 1 << 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("qwen3.5")
+    make_model(*FAMILY_CASES["qwen3.5"]).save_pretrained(path)
+    return str(path)
+
+
+def engine(model: str, **changes: Any) -> LLM:
+    options: dict[str, Any] = {"max_model_len": LENGTH, "num_gpu_blocks_override": 800, "max_num_seqs": 8}
+    llm = LLM(model, dtype="float32", skip_tokenizer_init=True, **options | changes)
+    spoil(llm)
+    return llm
+
+
+def spoil(llm: LLM) -> None:
+    """Fill all that no sequence has written with NaN."""
+    cache = llm.engine.executor.worker.runner.kv_cache  # type: ignore[attr-defined]
+    cache.blocks[1:].view(torch.float32).fill_(torch.nan)
+    for layer in cache.states:
+        for tensor in (layer.inputs, layer.keys, layer.updates, layer.decays):
+            tensor.fill_(torch.nan)
+
+
+def prompts(*lengths: int) -> list[Any]:
+    rng = random.Random(str(lengths))
+    return [{"prompt_token_ids": [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]} for length in lengths]
+
+
+def run(llm: LLM, some: list[Any], **params: Any) -> list[list[tuple[Any, Any]]]:
+    asked = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "logprobs": 0} | params)
+    outputs = llm.generate(some, asked, use_tqdm=False)
+    return [[(one.token_ids, one.cumulative_logprob) for one in output.outputs] for output in outputs]
+
+
+@pytest.mark.parametrize("budget", [8, 9, 40, 400])
+def test_no_bit_depends_on_company_or_on_how_prompts_are_cut(model: str, budget: int) -> None:
+    some = prompts(1, 3, 16, 33, 90, 64)
+    alone = [run(engine(model), [prompt])[0] for prompt in some]
+    assert run(engine(model, max_num_batched_tokens=budget), some) == alone
+    assert run(engine(model, max_num_batched_tokens=budget, block_size=32), some) == alone
+
+
+def test_preempted_sequences_are_computed_again_with_the_same_bits(model: str) -> None:
+    some = prompts(60, 50, 70, 20)
+    plain = engine(model)
+    expected, layout = run(plain, some, max_tokens=60), plain.engine.executor.kv_layout
+    small = engine(model, num_gpu_blocks_override=layout.most_blocks(LENGTH) + 2, max_num_batched_tokens=16)
+    assert run(small, some, max_tokens=60) == expected
+    assert small.totals.num_preemptions > 0
+
+
+@pytest.mark.parametrize("sequences", [1.0, 1.7, 10.0])
+def test_samples_of_a_prompt_are_those_that_each_is_alone(model: str, sequences: float) -> None:
+    """They share the prompt's state until they add to it, in a pool that may have room for one sequence alone."""
+    (prompt,), others = prompts(37), prompts(21, 5)
+    params = {"temperature": 1.0, "n": 4, "seed": 3}
+    plain = engine(model)
+    expected = run(plain, [prompt], **params)[0]
+    assert len({str(tokens) for tokens, _ in expected}) == 4
+    blocks = int(plain.engine.executor.kv_layout.most_blocks(LENGTH) * sequences)
+    assert run(engine(model, num_gpu_blocks_override=blocks), [prompt, *others], **params)[0] == expected
+    assert run(plain, [prompt], **params | {"n": 1})[0] == expected[:1]
+
+
+def test_prefixes_are_not_cached_and_it_says_so(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        llm = engine(model)
+    assert "prefix caching is off" in caplog.text and "recurrent layers" in caplog.text
+    some = prompts(64)
+    first = run(llm, some)
+    assert run(llm, some) == first
+    assert llm.generate(some, SamplingParams(max_tokens=1), use_tqdm=False)[0].num_cached_tokens == 0
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        engine(model, enable_prefix_caching=False)
+    assert "prefix caching" not in caplog.text
+
+
+def test_log_probabilities_of_prompts_are_those_of_answers(model: str) -> None:
+    llm, (prompt,) = engine(model), prompts(30)
+    tokens, total = run(llm, [prompt])[0][0]
+    whole = {"prompt_token_ids": prompt["prompt_token_ids"] + list(tokens)}
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+    found = llm.generate([whole], params, use_tqdm=False)[0].prompt_logprobs
+    assert found is not None
+    again = sum(next(iter(entry.values())).logprob for entry in found[-len(tokens) :] if entry)
+    assert again == pytest.approx(total, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative_config"),
+        ({"enable_lora": True}, "enable_lora"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size 2"),
+    ],
+)
+def test_what_does_not_go_with_states_yet_is_refused_by_name(model: str, flags: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"{named}.* recurrent layers"):
+        EngineArgs(model=model, skip_tokenizer_init=True, **flags).create_engine_config(progress=False)
+
+
+def test_a_hybrid_draft_model_is_refused(model: str) -> None:
+    draft = {"method": "draft_model", "model": model, "num_speculative_tokens": 2}
+    with pytest.raises(ConfigError, match="recurrent layers, which cannot guess yet"):
+        EngineArgs(model=model, skip_tokenizer_init=True, speculative_config=draft).create_engine_config(progress=False)
+
+
+def test_a_pool_that_holds_no_state_is_refused_with_what_would_help(model: str) -> None:
+    with pytest.raises(ConfigError, match=r"needs .* KV cache blocks .*--kv-cache-memory-bytes"):
+        engine(model, num_gpu_blocks_override=2)
+
+
+def test_a_plan_counts_states_as_the_engine_does(model: str) -> None:
+    sizes: dict[str, Any] = {"max_model_len": LENGTH, "kv_cache_memory_bytes": 8 * MIB}
+    args = EngineArgs(model=model, dtype="float32", device="cpu", **sizes)
+    config = args.create_engine_config(progress=False)
+    plan = make_plan(config, DeviceMemory("cpu", 4096 * MIB), measure_built)
+    llm = LLM(model, dtype="float32", skip_tokenizer_init=True, **sizes)
+    layout = llm.engine.executor.kv_layout
+    assert plan.ledger is not None and plan.ledger.layout.state == layout.state is not None
+    assert plan.ledger.num_blocks == llm.engine.executor.num_blocks
+    assert plan.sequences_of(LENGTH) == (plan.ledger.num_blocks - 1) // (-(-LENGTH // 16) + layout.state_blocks)
+    lines = "\n".join(plan.ledger.lines({}))
+    assert "state" in lines and f"{layout.state_blocks:,} blocks of the KV cache" in lines and "pending rows" in lines
