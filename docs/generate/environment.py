@@ -40,7 +40,10 @@ ENGINE = {
     "GOOGLE_APPLICATION_CREDENTIALS": ("none", "Credentials file of a service account, for `gs://` without keys."),
     "GOOGLE_SERVICE_ACCOUNT": ("none", "Path of a service account's key file, for `gs://` without keys."),
     "GOOGLE_SERVICE_ACCOUNT_KEY": ("none", "Content of such a key file."),
-    "OCTAVO_CPU_ISA": ("the best that the CPU has", "Instruction set of the CPU kernels, such as `avx2`."),
+    "OCTAVO_CPU_ISA": (
+        "the best that the CPU has and the system permits",
+        "Instruction set of the CPU kernels, such as `avx2`; one that cannot run here is refused.",
+    ),
     "OCTAVO_KERNEL_BACKEND": ("auto", "As `--attention-backend`, which comes first."),
     "OCTAVO_FULL_TORCH_IMPORT": ("0", "1: import all of torch without a GPU, too (250 MB more)."),
     "XDG_CACHE_HOME": ("`~/.cache`", "Parent of all caches."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import inspect
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -106,6 +107,86 @@ def test_an_instruction_set_that_this_cpu_lacks_is_refused(monkeypatch):
     monkeypatch.setenv(library.ISA_ENV, "sve2")
     with pytest.raises(ValueError, match=r"OCTAVO_CPU_ISA='sve2' does not run on this CPU; choose one of"):
         library.load_best.__wrapped__()
+
+
+NO_TILES = """
+import ctypes, logging, sys
+from octavo_kernels.cpu import compiler, library
+flags = compiler._cpu_flags() | {"amx_tile", "amx_int8", "amx_bf16"}
+compiler._cpu_flags = lambda: flags  # a CPU that shows them
+EPERM, ALLOW = 0x00050001, 0x7FFF0000
+WORDS = [(0x20, 0, 0, 0), (0x15, 0, 1, 158), (0x06, 0, 0, EPERM), (0x06, 0, 0, ALLOW)]  # if arch_prctl: EPERM
+def refuse():
+    class Word(ctypes.Structure):
+        _fields_ = [("c", ctypes.c_uint16), ("t", ctypes.c_uint8), ("f", ctypes.c_uint8), ("k", ctypes.c_uint32)]
+    class Filter(ctypes.Structure):
+        _fields_ = [("count", ctypes.c_uint16), ("words", ctypes.POINTER(Word))]
+    words = (Word * 4)(*(Word(*word) for word in WORDS))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.byref(Filter(4, words))):
+        sys.exit(77)  # no filters here
+if sys.argv[1] == "seccomp":
+    refuse()
+elif sys.argv[1] == "unmanaged":
+    compiler._arch_prctl = lambda code, argument: 0
+elif sys.argv[1] == "old":
+    compiler._arch_prctl = lambda code, argument: 22
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
+try:
+    print("using", library.get_library().isa)
+except ValueError as error:
+    print(error)
+"""
+BEST_WITHOUT_TILES = next(iter(isa for isa in compiler.supported_isas() if isa != compiler.AMX), None)
+
+
+@pytest.mark.skipif(compiler.machine() != "x86_64" or not BEST_WITHOUT_TILES, reason="is about x86-64's tiles")
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+@pytest.mark.parametrize("wanted", [None, "amx"])
+@pytest.mark.parametrize(
+    "way, reason",
+    [
+        ("seccomp", "the system does not say that it manages them (Operation not permitted)"),
+        ("old", "the system does not say that it manages them (Invalid argument)"),
+        ("unmanaged", "the system does not manage them"),
+    ],
+)
+def test_a_system_that_refuses_matrix_tiles_gets_the_next_best(way, reason, wanted):
+    """A container's filter of system calls (a real one here), an old system, one that does not keep their state."""
+    environment = {name: value for name, value in os.environ.items() if name != library.ISA_ENV}
+    environment |= {"PYTHONPATH": ":".join(sys.path)} | ({library.ISA_ENV: wanted} if wanted else {})
+    result = subprocess.run([sys.executable, "-c", NO_TILES, way], env=environment, capture_output=True, text=True)
+    if result.returncode == 77:
+        pytest.skip("this system lets no process filter its system calls")
+    assert result.returncode == 0, result.stderr
+    if wanted:
+        assert f"OCTAVO_CPU_ISA='amx' does not run on this CPU: {reason}; choose one of" in result.stdout
+        assert result.stdout.rstrip().endswith("baseline") and BEST_WITHOUT_TILES in result.stdout
+    else:
+        assert f"INFO CPU kernels: {BEST_WITHOUT_TILES}\n" in result.stdout
+        assert f"WARNING This CPU has matrix units (AMX), but {reason}: " in result.stdout
+        assert f"using {BEST_WITHOUT_TILES}" in result.stdout
+
+
+@pytest.mark.skipif(compiler.machine() != "x86_64", reason="is about x86-64's tiles")
+def test_matrix_tiles_are_used_where_cpu_and_system_have_them(monkeypatch):
+    """The permission is asked for once it is known that the system keeps their state."""
+    asked = []
+
+    def grant(code, argument):
+        asked.append(code)
+        if code == 0x1021:
+            ctypes.c_ulong.from_address(argument).value = 1 << 18 | 7
+        return 0
+
+    needed = compiler._TARGETS["x86_64"][compiler.AMX][1]
+    monkeypatch.setattr(compiler, "_arch_prctl", grant)
+    monkeypatch.setattr(compiler, "_cpu_flags", lambda: needed)
+    assert compiler.supported_isas()[:2] == ["amx", "avx512bf16"] and compiler.amx_refusal() is None
+    assert asked == [0x1021, 0x1023] * 2
+    monkeypatch.setattr(compiler, "_cpu_flags", lambda: needed - {"amx_int8"})
+    assert compiler.supported_isas() == ["avx512bf16"] and compiler.amx_refusal() is None
+    assert len(asked) == 4, "asked for tiles that the CPU has not"
 
 
 @pytest.mark.skipif(compiler.find_compiler() is None or not compiler.all_isas(), reason="needs a C compiler")

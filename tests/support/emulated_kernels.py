@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import emulated_amx
 
 from octavo_kernels.cpu import compiler, library
 
@@ -134,12 +135,14 @@ def _regions_of(addresses: list[int]) -> list[tuple[int, int]]:
 def all_parameters() -> list[Any]:
     """For `pytest.mark.parametrize`: the instruction sets that this machine runs, and those that it can emulate."""
     emulated = [] if missing() else [pytest.param(f"{ARM64}-{isa}", marks=pytest.mark.slow) for isa in ISAS]
-    return [*compiler.supported_isas(), *emulated]
+    return [*compiler.supported_isas(), *emulated_amx.names(), *emulated]
 
 
 @cache
-def load(name: str) -> EmulatedLibrary:
+def load(name: str) -> library.Library:
     """One of the emulated ones, compiled if need be (which takes a minute) and started."""
+    if name == emulated_amx.NAME:
+        return emulated_amx.load()
     isa = name.removeprefix(f"{ARM64}-")
     digest = hashlib.sha256(DRIVER.read_bytes() + compiler.source_hash(ARM64).encode()).hexdigest()[:12]
     target = compiler.LIBRARIES / f"emulated-{isa}-{digest}"

@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo_kernels import reference
 from octavo_kernels.attention_metadata import AttentionMetadata
 from octavo_kernels.attention_options import AttentionOptions
-from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
+from octavo_kernels.cpu.library import DTYPES, PAIR_ISAS, as_contiguous, get_library, threads_for
 
 MAX_HEAD_SIZE = 576  # csrc/attention.c
 _BF16_PAIRS, _INT8, _CHUNK, _KV_GROUP = 2, 3, 16, 32  # csrc/ops.h, which describes the layouts
@@ -47,7 +47,7 @@ def has_pair_layout(kv_cache: Tensor) -> bool:
     library, (block_size, head_size) = get_library(), kv_cache.shape[3:]
     return (
         library is not None
-        and library.isa == "avx512bf16"
+        and library.isa in PAIR_ISAS
         and kv_cache.dtype == torch.bfloat16
         and len(kv_cache) == 2
         and kv_cache.stride(0) != 0

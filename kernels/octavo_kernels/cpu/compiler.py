@@ -7,6 +7,7 @@ only, so that `make setup`, the wheel's build hook and the images can run ``pyth
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import os
 import platform
@@ -24,15 +25,21 @@ LIBRARIES = Path(__file__).parent / "lib"
 
 _FLAGS = "-O3 -std=gnu11 -fPIC -shared -fvisibility=hidden -fno-math-errno -fno-trapping-math -ffp-contract=off"
 
+_AVX512BF16 = "-march=x86-64-v4 -mavx512vnni -mavx512bf16"
+_AVX512BF16_NEEDS = frozenset(
+    {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx512_bf16", "fma", "f16c"}
+)
+
+AMX = "amx"  # the one that the system must permit as well
+
 # Best first: the first one whose CPU flags (as in /proc/cpuinfo) are all present is used.
 _TARGETS: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
     "x86_64": {
-        "avx512bf16": (
-            "-march=x86-64-v4 -mavx512vnni -mavx512bf16",
-            frozenset(
-                {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx512_bf16", "fma", "f16c"}
-            ),
+        AMX: (
+            f"{_AVX512BF16} -mamx-tile -mamx-int8 -mamx-bf16",
+            _AVX512BF16_NEEDS | {"amx_tile", "amx_int8", "amx_bf16"},
         ),
+        "avx512bf16": (_AVX512BF16, _AVX512BF16_NEEDS),
         "avx512": (
             "-march=x86-64-v4 -mavx512vnni",
             frozenset(
@@ -72,9 +79,45 @@ def flags(isa: str, architecture: str | None = None) -> list[str]:
 
 
 def supported_isas() -> list[str]:
-    """Those of `all_isas` that this CPU supports, best first."""
+    """Those of `all_isas` that this CPU supports and that the system permits, best first. Asks for that permission."""
+    isas = _isas_of_cpu()
+    return [isa for isa in isas if isa != AMX or _refusal() is None]
+
+
+def amx_refusal() -> str | None:
+    """Why the system does not permit this process what the CPU has, its matrix tiles; None: it does, or there are none.
+
+    The permission holds for the process, with all of its threads, and is inherited by its children.
+    """
+    return _refusal() if AMX in _isas_of_cpu() else None
+
+
+def _isas_of_cpu() -> list[str]:
     flags = _cpu_flags()
     return [isa for isa, (_, needed) in _TARGETS.get(machine(), {}).items() if needed <= flags]
+
+
+# arch_prctl of Linux on x86_64; what it is asked: which states it manages, and a permission; the state of tiles
+_ARCH_PRCTL, _GET_SUPPORTED, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1021, 0x1023, 18
+
+
+def _refusal() -> str | None:
+    features = ctypes.c_ulong()
+    if error := _arch_prctl(_GET_SUPPORTED, ctypes.addressof(features)):
+        return f"the system does not say that it manages them ({os.strerror(error)})"
+    if not features.value >> _TILE_DATA & 1:
+        return "the system does not manage them"
+    if error := _arch_prctl(_REQUEST_PERMISSION, _TILE_DATA):
+        return f"the system does not permit them ({os.strerror(error)})"
+    return None
+
+
+def _arch_prctl(code: int, argument: int) -> int:
+    """The system call; returns 0 or its error."""
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    failed = call(ctypes.c_long(_ARCH_PRCTL), ctypes.c_long(code), ctypes.c_ulong(argument))
+    return ctypes.get_errno() if failed else 0
 
 
 def _cpu_flags() -> frozenset[str]:

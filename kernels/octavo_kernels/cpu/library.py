@@ -24,6 +24,7 @@ logger = logging.getLogger("octavo_kernels")
 ISA_ENV = "OCTAVO_CPU_ISA"
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/simd.h: enum dtype
 WEIGHT_DTYPES = {**DTYPES, torch.float16: 2}  # weights may have one more
+PAIR_ISAS = (compiler.AMX, "avx512bf16")  # whose attention multiplies pairs of bfloat16
 
 # Operation -> opcode and argument layout, as in csrc/thread_team.c and csrc/ops.h: "P" address, "K" address of what
 # says how many items other operations have, "R" number of rows of the step, "S" number of sequences of the step, "q"
@@ -176,7 +177,11 @@ def load_best() -> tuple[Library | None, str]:
     isas = compiler.supported_isas()
     wanted = os.environ.get(ISA_ENV)
     if wanted and wanted not in isas:
-        raise ValueError(f"{ISA_ENV}={wanted!r} does not run on this CPU; choose one of {', '.join(isas) or 'none'}")
+        reason = compiler.amx_refusal() if wanted == compiler.AMX else None
+        raise ValueError(
+            f"{ISA_ENV}={wanted!r} does not run on this CPU{f': {reason}' if reason else ''}; "
+            f"choose one of {', '.join(isas) or 'none'}"
+        )
     if not isas:
         return None, f"there are no CPU kernels for {compiler.machine()}"
     problem = ""
@@ -202,6 +207,14 @@ def get_library() -> Library | None:
             logger.warning(
                 "CPU kernels are unavailable, plain torch is used instead, about 50 times slower: %s", reason
             )
+        else:
+            logger.info("CPU kernels: %s", _library.isa)
+            if _library.isa != compiler.AMX and not os.environ.get(ISA_ENV) and (refusal := compiler.amx_refusal()):
+                logger.warning(
+                    "This CPU has matrix units (AMX), but %s: kernels without them are used. Linux 5.16 or newer has "
+                    "them; in a container, the sandbox and its seccomp profile must allow arch_prctl.",
+                    refusal,
+                )
     return _library
 
 

@@ -15,6 +15,7 @@ from octavo_kernels.quant import PackedLinear, empty_rows
 
 _ROUTINGS = {"softmax": 0, "sigmoid": 1}  # csrc/ops.h: enum routing
 _ACTIVATIONS = {**ACTIVATIONS, "clamped_swiglu": 4}  # csrc/ops.h: enum activation
+_TILE_WIDTH = 32  # packed rows are padded to whole tiles where there are any: csrc/dense_tiles.h
 
 
 def topk_route(
@@ -161,7 +162,7 @@ def _dense(library: Library, x: Tensor, plan: Tensor, weights: Tensor, experts: 
     count, k = weights.shape
     x_dtype = DTYPES[x.dtype]
     gate_dtype, down_dtype = _dtype(gates_ups), _dtype(down)
-    room = torch.empty((count * k, x.shape[1] + x.shape[1] % 2))
+    room = _room(count * k, x.shape[1])
     inner = torch.empty((count * k, down.width), dtype=x.dtype)
     library.run(
         library.pack(
@@ -183,7 +184,7 @@ def _dense(library: Library, x: Tensor, plan: Tensor, weights: Tensor, experts: 
             experts.limit,
         )
     )
-    room = torch.empty((count * k, down.width + down.width % 2))
+    room = _room(count * k, down.width)
     out = torch.empty((count, k, down.channels))
     library.run(
         library.pack(
@@ -204,6 +205,11 @@ def _dense(library: Library, x: Tensor, plan: Tensor, weights: Tensor, experts: 
         )
     )
     return out
+
+
+def _room(rows: int, width: int) -> Tensor:
+    """For ``rows`` packed rows of whichever dtype."""
+    return torch.empty((rows, -(-width // _TILE_WIDTH) * _TILE_WIDTH))
 
 
 def _addresses(table: ExpertTable) -> list[int]:

@@ -5,6 +5,7 @@
 //     bfloat16 [steps][DENSE_BLOCK][2], as products of pairs take them; float16 and float32 [steps][2][DENSE_BLOCK].
 // Each sum of a row and a channel is added up column by column in one register: its bits do not depend on the other rows, the
 // tiling or the threads.
+#include "amx.h"
 #include "moe.h"
 #include "ops.h"
 #include "simd.h"
@@ -25,15 +26,18 @@
 #endif
 #define WIDE_VECTORS (2 * TILE_VECTORS <= BLOCK_VECTORS ? 2 * TILE_VECTORS : TILE_VECTORS)
 #define WIDE_ROWS (TILE_ROWS / 2)
-#define CHUNK_BYTES (300 << 10)  // of rows that are multiplied with one block of channels after the other
+// Bytes of rows that are multiplied with one block of channels after the other; and how far ahead of a tile memory is fetched
+#define CHUNK_BYTES (HAS_AMX ? 1024 << 10 : 300 << 10)
+#define FETCH_BYTES (HAS_AMX ? 8192 : 4096)
 
-// How a weight is multiplied: pairs of bfloat16 with pairs of bfloat16, or as float32 with float32
+// How a weight is multiplied: pairs of bfloat16 with pairs of bfloat16 (in matrix tiles where there are any: dense_tiles.h), or as
+// float32 with float32
 enum product { PAIRS, WIDE_BF16, WIDE_HALF, WIDE_FLOAT };
 
 static enum product product_of(const struct dense_linear_args *a) {
     if (a->weight_dtype == FLOAT16) return WIDE_HALF;
     if (a->weight_dtype == FLOAT32) return WIDE_FLOAT;
-#if defined(__AVX512BF16__)
+#if HAS_AMX || defined(__AVX512BF16__)
     if (a->x_dtype == BFLOAT16) return PAIRS;
 #endif
     return WIDE_BF16;
@@ -60,8 +64,10 @@ struct prefetch {
     int64_t lines;
 };
 
+#include "dense_tiles.h"
+
 // sums[vectors][rows] = rows of x, packed by pack_rows(), times `vectors` x VW channels
-INLINE void tile(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead, vf (*sums)[TILE_ROWS],
+INLINE void tile(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead, vf (*sums)[SUM_ROWS],
                  const enum product product, const int vectors, const int rows) {
     const int64_t stride = step_bytes(product == WIDE_FLOAT ? FLOAT32 : BFLOAT16);
     vf sum[WIDE_VECTORS][TILE_ROWS];
@@ -106,7 +112,7 @@ INLINE void tile(const uint8_t *weight, const void *x, int64_t steps, struct pre
 }
 
 // A block of channels times the rows of a tile: sums [BLOCK_VECTORS][TILE_ROWS]
-INLINE void block_tile(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead, vf (*sums)[TILE_ROWS],
+INLINE void block_tile(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead, vf (*sums)[SUM_ROWS],
                        const enum product product, const int rows) {
     const int vectors = rows <= WIDE_ROWS ? WIDE_VECTORS : TILE_VECTORS;
     const int64_t bytes = product == WIDE_FLOAT ? 4 : product == WIDE_HALF ? 2 : 4;  // from channel to channel of a step
@@ -117,7 +123,7 @@ INLINE void block_tile(const uint8_t *weight, const void *x, int64_t steps, stru
     }
 }
 
-typedef void (*tile_fn)(const uint8_t *, const void *, int64_t, struct prefetch, vf (*)[TILE_ROWS], int64_t);
+typedef void (*tile_fn)(const uint8_t *, const void *, int64_t, struct prefetch, vf (*)[SUM_ROWS], int64_t);
 #define CASE(kind, n) \
     case n: block_tile(weight, x, steps, ahead, sums, kind, n); break;
 #if TILE_ROWS == 12
@@ -127,12 +133,14 @@ typedef void (*tile_fn)(const uint8_t *, const void *, int64_t, struct prefetch,
 #endif
 #define TILE(name, kind)                                                                                                    \
     static void __attribute__((noinline)) name(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead, \
-                                               vf(*sums)[TILE_ROWS], int64_t rows) {                                        \
+                                               vf(*sums)[SUM_ROWS], int64_t rows) {                                        \
         switch (rows) {                                                                                                     \
             CASE(kind, 1) CASE(kind, 2) CASE(kind, 3) CASE(kind, 4) CASE(kind, 5) CASE(kind, 6) MORE_ROWS(kind)             \
         }                                                                                                                   \
     }
-#if defined(__AVX512BF16__)
+#if HAS_AMX
+#define tile_pairs tile_matrix
+#elif defined(__AVX512BF16__)
 TILE(tile_pairs, PAIRS)
 #else
 #define tile_pairs NULL
@@ -144,9 +152,16 @@ static tile_fn tile_function(enum product product) {
     return product == PAIRS ? tile_pairs : product == WIDE_BF16 ? tile_bf16 : product == WIDE_HALF ? tile_half : tile_float;
 }
 
-// Tiles have even sizes, 2 x 10 for 20 rows instead of 12 + 8
-static int64_t num_tiles(int64_t rows) { return CEIL_DIV(rows, TILE_ROWS); }
-static int64_t tile_begin(int64_t rows, int64_t i) { return rows * i / num_tiles(rows); }
+// Tiles have even sizes, 2 x 10 for 20 rows instead of 12 + 8; but matrix tiles are filled up.
+#define IS_MATRIX(product) (HAS_AMX && (product) == PAIRS)
+#define TILE_ROWS_OF(product) (IS_MATRIX(product) ? AMX_ROWS : TILE_ROWS)
+static int64_t num_tiles(enum product product, int64_t rows) { return CEIL_DIV(rows, TILE_ROWS_OF(product)); }
+static int64_t tile_begin(enum product product, int64_t rows, int64_t i) {
+    return IS_MATRIX(product) ? MIN(rows, i * AMX_ROWS) : rows * i / num_tiles(product, rows);
+}
+// Bytes of a packed row
+#define ROW_BYTES(product, steps) \
+    (IS_MATRIX(product) ? CEIL_DIV(steps, B_STEPS) * TILE_ROW : (steps) * ((product) == PAIRS ? 4 : 8))
 
 // Steps [first, end) of row `row` of x, as row i of a tile, in the order in which tile() reads them: pairs [steps][rows], or
 // float32 [steps][2][rows].
@@ -183,11 +198,14 @@ INLINE void pack_rows(const struct dense_linear_args *a, void *to, int64_t row, 
 static const void *packed_rows(const struct dense_linear_args *a, enum product product, int64_t steps, struct team_member *m) {
     enum { PART = 256 };  // steps of an item
     const int pairs = product == PAIRS;
+#if HAS_AMX
+    if (pairs) return packed_tiles(a, m);
+#endif
     if (a->rows == 1 && a->width % 2 == 0 && (pairs || a->x_dtype == FLOAT32)) return a->x;
-    const int64_t step = pairs ? 4 : 8, tiles = num_tiles(a->rows), parts = CEIL_DIV(steps, PART);
+    const int64_t step = pairs ? 4 : 8, tiles = num_tiles(product, a->rows), parts = CEIL_DIV(steps, PART);
     char *packed = team_workspace(m, (size_t)(a->rows * steps * step));
     for (int64_t n; (n = team_take_item(m, tiles * parts)) >= 0; team_item_done(m)) {
-        const int64_t row = tile_begin(a->rows, n / parts), rows = tile_begin(a->rows, n / parts + 1) - row,
+        const int64_t row = tile_begin(product, a->rows, n / parts), rows = tile_begin(product, a->rows, n / parts + 1) - row,
                       first = n % parts * PART, end = MIN(steps, first + PART);
         char *to = packed + row * steps * step;
         if (pairs) pack_rows(a, to, row, rows, first, end, 1, BFLOAT16);
@@ -198,7 +216,7 @@ static const void *packed_rows(const struct dense_linear_args *a, enum product p
     return packed;
 }
 
-static void store_sums(const struct dense_linear_args *a, int64_t block, int64_t row, int64_t rows, vf (*sums)[TILE_ROWS]) {
+static void store_sums(const struct dense_linear_args *a, int64_t block, int64_t row, int64_t rows, vf (*sums)[SUM_ROWS]) {
     const int dtype = (int)a->out_dtype;
     for (int v = 0; v < BLOCK_VECTORS; v++) {
         const int64_t channel = block * DENSE_BLOCK + v * VW, count = MIN(VW, a->channels - channel);
@@ -219,7 +237,7 @@ static void store_sums(const struct dense_linear_args *a, int64_t block, int64_t
 // many rows take so long that it falls behind.
 INLINE struct prefetch plan_prefetch(const uint8_t *block, int64_t stride, int64_t steps, int64_t n, int64_t count, int far) {
     const int64_t lines = stride / 128;
-    if (count == 1) return (struct prefetch){block + 4096, far ? 2 * lines : 0};
+    if (count == 1) return (struct prefetch){block + FETCH_BYTES, far ? 2 * lines : 0};
     return (struct prefetch){block + steps * stride + n * lines * 64 * steps, n < 2 ? lines : 0};
 }
 
@@ -227,14 +245,14 @@ INLINE struct prefetch plan_prefetch(const uint8_t *block, int64_t stride, int64
 INLINE void multiply_block(const struct dense_linear_args *a, int64_t block, int64_t first, int64_t end, const char *x,
                            const enum product product) {
     const int64_t steps = CEIL_DIV(a->width, 2), stride = step_bytes(a->weight_dtype),
-                  row_bytes = steps * (product == PAIRS ? 4 : 8);
+                  row_bytes = ROW_BYTES(product, steps);
     const tile_fn compute = tile_function(product);
     const uint8_t *weight = a->weight + block * steps * stride;
     for (int64_t t = first; t < end; t++) {
-        const int64_t row = tile_begin(a->rows, t), rows = tile_begin(a->rows, t + 1) - row;
-        const int far = product == PAIRS && rows > WIDE_ROWS;
+        const int64_t row = tile_begin(product, a->rows, t), rows = tile_begin(product, a->rows, t + 1) - row;
+        const int far = product == PAIRS && (HAS_AMX || rows > WIDE_ROWS);
         const struct prefetch ahead = plan_prefetch(weight, stride, steps, t - first, end - first, far);
-        vf sums[BLOCK_VECTORS][TILE_ROWS];
+        vf sums[BLOCK_VECTORS][SUM_ROWS];
         compute(weight, x + row * row_bytes, steps, ahead, sums, rows);
         store_sums(a, block, row, rows, sums);
     }
@@ -242,12 +260,12 @@ INLINE void multiply_block(const struct dense_linear_args *a, int64_t block, int
 
 void op_dense_linear(const struct dense_linear_args *a, struct team_member *m) {
     const enum product product = product_of(a);
-    const int64_t tiles = num_tiles(a->rows), blocks = CEIL_DIV(a->channels, DENSE_BLOCK), many = 4 * m->size;
+    const int64_t tiles = num_tiles(product, a->rows), blocks = CEIL_DIV(a->channels, DENSE_BLOCK), many = 4 * m->size;
     const char *x = packed_rows(a, product, CEIL_DIV(a->width, 2), m);
     // With enough tiles for each thread, a thread gets the same rows in all operations of a layer and reads every weight, for as
     // many rows at a time as the second-level cache holds beside it; with fewer, each weight is read by one thread, unless there
     // are too few blocks for that.
-    const int64_t held = MAX(4, CHUNK_BYTES / (TILE_ROWS * CEIL_DIV(a->width, 2) * (product == PAIRS ? 4 : 8)));
+    const int64_t held = MAX(4, CHUNK_BYTES / (TILE_ROWS_OF(product) * ROW_BYTES(product, CEIL_DIV(a->width, 2))));
     int64_t chunks = MIN(m->size, tiles / 4);
     if (chunks == m->size) chunks *= CEIL_DIV(tiles, chunks * held);
     if (chunks < 2) chunks = m->size > 1 && blocks < many ? MIN(CEIL_DIV(many, blocks), tiles) : 1;
@@ -373,17 +391,22 @@ void op_dense_embedding(const struct dense_embedding_args *a, struct team_member
 // Rows as tile() reads them, in sorted order. `per_row` choices read the same row of x (0: x is sorted itself). One phase.
 static void pack_sorted_rows(const struct dense_linear_args *a, const struct plan *p, int64_t per_row,
                              char *packed, int64_t row_bytes, struct team_member *m) {
-    const int pairs = product_of(a) == PAIRS;
+    const enum product product = product_of(a);
+    const int pairs = product == PAIRS;
     const int64_t steps = CEIL_DIV(a->width, 2);
     for (int64_t e, part; take_expert(p, 1, m, &e, &part); team_item_done(m)) {
         if (e < 0) continue;
         const int64_t begin = p->first[e], count = p->first[e + 1] - begin;
-        for (int64_t t = 0; t < num_tiles(count); t++) {
-            const int64_t row = begin + tile_begin(count, t), rows = begin + tile_begin(count, t + 1) - row;
+        for (int64_t t = 0; t < num_tiles(product, count); t++) {
+            const int64_t row = begin + tile_begin(product, count, t), rows = begin + tile_begin(product, count, t + 1) - row;
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t from = per_row ? p->choices[row + i] / per_row : row + i;
                 char *to = packed + row * row_bytes;
+#if HAS_AMX
+                if (pairs) pack_tile_row(a, (uint8_t *)to, from, i, rows, 0, tiles_across(a->width));
+#else
                 if (pairs) pack_row(a, to, from, i, rows, 0, steps, 1, BFLOAT16);
+#endif
                 else if (a->x_dtype == BFLOAT16) pack_row(a, to, from, i, rows, 0, steps, 0, BFLOAT16);
                 else pack_row(a, to, from, i, rows, 0, steps, 0, FLOAT32);
             }
@@ -397,20 +420,20 @@ void op_dense_experts_gated(const struct dense_experts_gated_args *g, struct tea
     const struct plan p = plan_of(g->plan, g->experts, g->rows * g->k);
     const enum product product = product_of(&a);
     const tile_fn compute = tile_function(product);
-    const int64_t steps = CEIL_DIV(g->width, 2), stride = step_bytes(g->weight_dtype), row_bytes = steps * (product == PAIRS ? 4 : 8),
+    const int64_t steps = CEIL_DIV(g->width, 2), stride = step_bytes(g->weight_dtype), row_bytes = ROW_BYTES(product, steps),
                   blocks = CEIL_DIV(g->inner, DENSE_BLOCK);
     const int dtype = (int)g->x_dtype;
     pack_sorted_rows(&a, &p, g->k, g->packed, row_bytes, m);
     for (int64_t e, block; take_expert(&p, blocks, m, &e, &block); team_item_done(m)) {
         if (e < 0) continue;
-        const int64_t begin = p.first[e], count = p.first[e + 1] - begin, tiles = num_tiles(count);
+        const int64_t begin = p.first[e], count = p.first[e + 1] - begin, tiles = num_tiles(product, count);
         const uint8_t *weights[2] = {g->gates[e].data + block * steps * stride, g->ups[e].data + block * steps * stride};
         for (int64_t t = 0; t < tiles; t++) {
-            const int64_t row = begin + tile_begin(count, t), rows = begin + tile_begin(count, t + 1) - row;
-            vf sums[2][BLOCK_VECTORS][TILE_ROWS];
+            const int64_t row = begin + tile_begin(product, count, t), rows = begin + tile_begin(product, count, t + 1) - row;
+            vf sums[2][BLOCK_VECTORS][SUM_ROWS];
             for (int part = 0; part < 2; part++)
                 compute(weights[part], (const char *)g->packed + row * row_bytes, steps,
-                        plan_prefetch(weights[part], stride, steps, t, tiles, 0), sums[part], rows);
+                        plan_prefetch(weights[part], stride, steps, t, tiles, IS_MATRIX(product)), sums[part], rows);
             for (int v = 0; v < BLOCK_VECTORS; v++) {
                 const int64_t channel = block * DENSE_BLOCK + v * VW, n = MIN(VW, g->inner - channel);
                 if (n <= 0) break;
@@ -441,17 +464,18 @@ void op_dense_experts_down(const struct dense_experts_down_args *d, struct team_
     const struct plan p = plan_of(d->plan, d->experts, d->rows * d->k);
     const enum product product = product_of(&a);
     const tile_fn compute = tile_function(product);
-    const int64_t steps = CEIL_DIV(d->width, 2), stride = step_bytes(d->weight_dtype), row_bytes = steps * (product == PAIRS ? 4 : 8),
+    const int64_t steps = CEIL_DIV(d->width, 2), stride = step_bytes(d->weight_dtype), row_bytes = ROW_BYTES(product, steps),
                   blocks = CEIL_DIV(d->channels, DENSE_BLOCK);
     pack_sorted_rows(&a, &p, 0, d->packed, row_bytes, m);
     for (int64_t e, block; take_expert(&p, blocks, m, &e, &block); team_item_done(m)) {
         if (e < 0) continue;
-        const int64_t begin = p.first[e], count = p.first[e + 1] - begin, tiles = num_tiles(count);
+        const int64_t begin = p.first[e], count = p.first[e + 1] - begin, tiles = num_tiles(product, count);
         const uint8_t *weight = d->weights[e].data + block * steps * stride;
         for (int64_t t = 0; t < tiles; t++) {
-            const int64_t row = begin + tile_begin(count, t), rows = begin + tile_begin(count, t + 1) - row;
-            vf sums[BLOCK_VECTORS][TILE_ROWS];
-            compute(weight, (const char *)d->packed + row * row_bytes, steps, plan_prefetch(weight, stride, steps, t, tiles, 0), sums, rows);
+            const int64_t row = begin + tile_begin(product, count, t), rows = begin + tile_begin(product, count, t + 1) - row;
+            vf sums[BLOCK_VECTORS][SUM_ROWS];
+            compute(weight, (const char *)d->packed + row * row_bytes, steps,
+                    plan_prefetch(weight, stride, steps, t, tiles, IS_MATRIX(product)), sums, rows);
             for (int v = 0; v < BLOCK_VECTORS; v++) {
                 const int64_t channel = block * DENSE_BLOCK + v * VW, n = MIN(VW, d->channels - channel);
                 if (n <= 0) break;

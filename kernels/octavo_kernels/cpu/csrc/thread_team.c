@@ -10,6 +10,7 @@
 #include <unistd.h>
 #endif
 
+#include "amx.h"
 #include "ops.h"
 
 #if defined(__x86_64__)
@@ -96,6 +97,8 @@ EXPORT void oct_set_openmp(void *parallel, void *thread_num, void *num_threads) 
 
 // Sleep until `done` may have reached `count`.
 static void sleep_until(struct counter *done, unsigned count) {
+    amx_release();
+    amx_must_be_released();
 #if defined(__linux__)
     // No wake-up is lost: the thread that finishes the last item sees `waiting_for`, or this one sees the new value, or the
     // futex call compares once more and returns.
@@ -164,6 +167,7 @@ static void run_member(struct thread_team *t, int rank, int size) {
         OPS[t->program[at]].run(t->program + at + 2, &m);
         counters += MAX_PHASES * (size + 1);
     }
+    amx_release();
 }
 
 static void run_team(void *data) {

@@ -1,0 +1,89 @@
+"""Products by matrix tiles (AMX): bit for bit those that Intel's manual defines, on any machine by the emulator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support import emulated_amx
+
+from octavo_kernels import cpu, packing
+from octavo_kernels.cpu import compiler
+
+FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+TILE_ISAS = [*emulated_amx.names(), *(isa for isa in compiler.supported_isas() if isa == compiler.AMX)]
+pytestmark = [
+    pytest.mark.skipif(not TILE_ISAS, reason="neither an x86-64 compiler nor matrix tiles are here"),
+    pytest.mark.parametrize("isa", TILE_ISAS, indirect=True),
+]
+
+
+def spread(shape, seed, exponents=60):
+    """bfloat16 of very unlike sizes, denormals and zeros among them."""
+    g = torch.Generator().manual_seed(seed)
+    powers = torch.randint(-exponents, exponents // 3 + 1, shape, generator=g)
+    values = torch.ldexp(torch.randn(shape, generator=g), powers)
+    denormal = torch.rand(shape, generator=g)
+    values = torch.where(denormal < 0.03, values.sign() * 1e-39, values)
+    return torch.where(denormal > 0.97, 0.0, values).bfloat16()
+
+
+def assert_same(out, expected):
+    """The same bits, any NaN for a NaN."""
+    assert torch.equal(out.isnan(), expected.isnan())
+    equal = out.view(torch.int32) == expected.view(torch.int32)
+    assert (equal | out.isnan()).all(), f"{(~equal).sum()} of {equal.numel()} differ"
+
+
+@given(
+    shape=st.tuples(st.integers(1, 70), st.integers(1, 70), st.integers(1, 140)),
+    exponents=st.sampled_from([0, 20, 60, 110]),
+    special=st.lists(st.sampled_from([float("nan"), float("inf"), float("-inf")]), max_size=2),
+    seed=st.integers(0, 99),
+)
+@example((1, 1, 1), 0, [], 0)
+@example((33, 65, 97), 60, [], 1)
+@example((16, 32, 32), 110, [], 2)
+@settings(max_examples=20, **FIXTURES)
+def test_sums_have_the_bits_of_the_manual(isa, threads, shape, exponents, special, seed):
+    rows, channels, width = shape
+    x, weight = spread((rows, width), seed, exponents), spread((channels, width), seed + 1, exponents)
+    for i, value in enumerate(special):
+        x[(seed + i) % rows, (seed * 7 + i) % width] = value
+    threads(1 + seed % 2)
+    out = cpu.dense_linear(x, packing.pack_dense(weight), out_dtype=torch.float32)
+    assert_same(out, emulated_amx.linear_by_tiles(x, weight))
+
+
+def test_a_row_is_the_same_alone_in_a_batch_and_in_a_prompt(isa, threads):
+    """Whatever tile it is in: sums are added in one order for all numbers of rows."""
+    x, packed = spread((333, 200), 3, 12), packing.pack_dense(spread((40, 200), 4, 12))
+    threads(1)
+    prompt = cpu.dense_linear(x, packed)
+    for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64, 70):
+        for count in (1, 2):
+            threads(count)
+            assert torch.equal(cpu.dense_linear(x[-rows:], packed), prompt[-rows:]), rows
+
+
+def test_what_follows_a_weight_of_a_width_of_no_whole_tiles_stays_out(isa):
+    """The last tile along the width reads no step of the next block: NaN times the padding's 0 would be NaN."""
+    weight = torch.ones(64, 40).bfloat16()
+    weight[32:] = torch.nan
+    out = cpu.dense_linear(torch.ones(3, 40).bfloat16(), packing.pack_dense(weight))
+    assert torch.equal(out[:, :32], torch.full((3, 32), 40.0).bfloat16()) and out[:, 32:].isnan().all()
+
+
+def test_threads_hold_no_tiles_when_they_leave_nor_rely_on_those_they_left(isa, threads):
+    if isa != emulated_amx.NAME:
+        pytest.skip("a processor does not tell")
+    x, packed = spread((300, 64), 5, 9), packing.pack_dense(spread((96, 64), 6, 9))
+    expected = emulated_amx.linear_by_tiles(x, spread((96, 64), 6, 9))
+    for count in (1, 2, 3):
+        threads(count)
+        for rows in (1, 40, 300):
+            out = cpu.dense_linear(x[:rows], packed, out_dtype=torch.float32)
+            assert torch.equal(out, expected[:rows])
+            assert emulated_amx.configured_threads() == 0
+            emulated_amx.disturb()
