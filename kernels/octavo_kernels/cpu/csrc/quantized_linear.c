@@ -61,6 +61,7 @@ static void store_tile(const struct quantized_linear_args *a, int64_t row, int64
 // First row of tile i of rows [begin, end). Tiles have even sizes, 2 x 7 + 3 x 6 for 32 rows instead of 4 x 7 + 4: a tile of
 // few rows has too little work to hide the latency of its own results.
 static int64_t row_tiles(const struct quantized_linear_args *a, int64_t begin, int64_t end) {
+    if (HAS_INT8_MATRIX && a->flags & BY_ROW && end - begin > FEW_ROWS) return CEIL_DIV(end - begin, AMX_ROWS);
     return CEIL_DIV(end - begin, a->flags & BY_ROW ? SCALED_ROWS : QMR);
 }
 static int64_t tile_begin(int64_t begin, int64_t end, int64_t i, int64_t num_tiles) {

@@ -2,6 +2,7 @@
 // Sums within a group are exact integers, and later roundings happen in one order: a row's result does not depend on the number
 // of rows, the tiling or the threads.
 #pragma once
+#include "amx.h"
 #include "dot.h"
 #include "ops.h"
 
@@ -12,7 +13,7 @@
 #else
 #define QMR 2
 #endif
-#define MAX_ROWS MAX(QMR, 12)  // of any kind
+#define MAX_ROWS MAX(QMR, HAS_AMX ? AMX_ROWS : 12)  // of any kind
 // Vectors of channels of a strip that a tile of one row takes at once
 #define ACROSS MIN(STRIP / VW, QMR)
 // Pairs of groups that are summed in an int32. With the largest scaled sums, offsets and relative scales,
@@ -50,6 +51,7 @@ struct activations {
 };
 
 #include "row_scaled_tile.h"
+#include "row_scaled_matrix.h"
 
 // Codes of two steps, s (low) and s + 4 (high), for lane `n` of a pair of groups that starts at `codes`; of HALVES only one.
 INLINE void load_codes(const uint8_t *codes, int step, int n, vbytes table, const int kind, vbytes *low, vbytes *high) {
@@ -325,4 +327,13 @@ TILE(tile_8bit_two_terms, tile_two_terms, KIND(8, 0))
 #else
 #define ROWS ROWS2
 #endif
+#if HAS_INT8_MATRIX
+TILE(tile_of_few_rows, tile_by_row, KIND(8, BY_ROW))
+static void tile_8bit_by_row(const struct weight_block *b, const struct activations *x, int64_t row, vf (*sums)[MAX_ROWS],
+                             int64_t mr) {
+    if (mr > FEW_ROWS) matrix_by_row(b, x, row, sums, mr);
+    else tile_of_few_rows(b, x, row, sums, mr);
+}
+#else
 TILE(tile_8bit_by_row, tile_by_row, KIND(8, BY_ROW))
+#endif
