@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from support import emulated_amx
 
 from octavo_kernels import cpu, packing
-from octavo_kernels.cpu import compiler
+from octavo_kernels.cpu import compiler, latent, library
+from octavo_kernels.lora import AdapterTable
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 TILE_ISAS = [*emulated_amx.names(), *(isa for isa in compiler.supported_isas() if isa == compiler.AMX)]
@@ -73,6 +74,39 @@ def test_what_follows_a_weight_of_a_width_of_no_whole_tiles_stays_out(isa):
     weight[32:] = torch.nan
     out = cpu.dense_linear(torch.ones(3, 40).bfloat16(), packing.pack_dense(weight))
     assert torch.equal(out[:, :32], torch.full((3, 32), 40.0).bfloat16()) and out[:, 32:].isnan().all()
+
+
+@pytest.mark.parametrize("width", [32, 37, 96])
+@pytest.mark.parametrize("channels", [1, 33, 128])
+@pytest.mark.parametrize("rows", [1, 16, 33, 70])
+def test_products_of_heads_have_them_too(isa, threads, rows, channels, width):
+    """Rows lie apart, in part of a wider row of each head, and there is nothing but NaN around."""
+    heads, around = 3, torch.full((rows, 3, width + 24), torch.nan).bfloat16()
+    x, weight = spread((rows, heads, width), 7, 20), spread((heads, width, channels), 8, 20)
+    around[..., :width] = x
+    expected = torch.stack([emulated_amx.linear_by_tiles(x[:, h], weight[h].T) for h in range(heads)], 1)
+    for count in (1, 2):
+        threads(count)
+        out = torch.full((rows, heads, channels + 3), 5.0).bfloat16()
+        latent._head_linear(library.get_library(), around, weight, out)
+        assert torch.equal(out[..., :channels], expected.bfloat16()) and (out[..., channels:] == 5).all()
+
+
+@pytest.mark.parametrize("width", [32, 65, 160])
+@pytest.mark.parametrize("rows", [1, 2, 8, 13])
+def test_products_with_adapters_have_them_too(isa, threads, rows, width):
+    """A few of each adapter, one of a rank above a tile's, and as many as a tile takes."""
+    ranks, slots = (5, 40, 16), torch.tensor([1, 0, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1][-rows:], dtype=torch.int32)
+    table = AdapterTable(3, max(ranks), [9, 9], torch.bfloat16)
+    for slot, rank in enumerate(ranks):
+        table.set(slot, spread((2 * rank, width), slot, 20), torch.ones(rank, 18).bfloat16())
+    x = spread((rows, width), 9, 20)
+    for count in (1, 2):
+        threads(count)
+        out = cpu.lora_shrink(x, table, slots)
+        for row, slot in enumerate(slots.tolist()):
+            expected = emulated_amx.linear_by_tiles(x[row : row + 1], spread((2 * ranks[slot], width), slot, 20))
+            assert_same(out[row : row + 1, : 2 * ranks[slot]], expected)
 
 
 def test_threads_hold_no_tiles_when_they_leave_nor_rely_on_those_they_left(isa, threads):

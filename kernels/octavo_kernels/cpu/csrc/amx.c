@@ -14,19 +14,19 @@ struct tile_config {
 };
 
 static _Thread_local struct {
-    int64_t upper, lower;  // as configured; upper 0: not
+    int64_t upper, lower, columns;  // as configured; upper 0: not
 } mine;
 
 static void load_config(const struct tile_config *config);
 static void release(void);
 
-void amx_configure(int64_t upper, int64_t lower) {
-    if (mine.upper == upper && mine.lower == lower) return;
-    mine.upper = upper, mine.lower = lower;
+void amx_configure(int64_t upper, int64_t lower, int64_t columns) {
+    if (mine.upper == upper && mine.lower == lower && mine.columns == columns) return;
+    mine.upper = upper, mine.lower = lower, mine.columns = columns;
     const uint8_t first = (uint8_t)upper, second = (uint8_t)(lower ? lower : upper);
     _Alignas(64) struct tile_config config = {
         .palette = 1, .rows = {first, second, B_STEPS, B_STEPS, first, first, second, second}};
-    for (int i = 0; i < 8; i++) config.row_bytes[i] = TILE_ROW;
+    for (int i = 0; i < 8; i++) config.row_bytes[i] = i < 2 ? TILE_ROW : (uint16_t)(4 * columns);
     load_config(&config);
 }
 

@@ -23,13 +23,15 @@ enum {
     HALF_ROWS = 16,             // of an A or C tile
     AMX_ROWS = 2 * HALF_ROWS,   // that are multiplied with a B tile while it is loaded
     TILE_ROW = 64,              // bytes
+    TILE_WIDTH = TILE_ROW / 2,  // columns of bfloat16
     B_STEPS = 16,               // steps of a weight in a B tile
     B_STRIDE = 128,             // bytes of a step
 };
 
 #if HAS_AMX
-// Set the tiles of this thread to `upper` rows (1 to 16) in A0, C4 and C5 and `lower` in A1, C6 and C7 (0: as many as in A0)
-void amx_configure(int64_t upper, int64_t lower);
+// Set the tiles of this thread to `upper` rows (1 to 16) in A0, C4 and C5, `lower` in A1, C6 and C7 (0: as many as in A0), and
+// `columns` of 4 bytes (1 to 16) in B and C
+void amx_configure(int64_t upper, int64_t lower, int64_t columns);
 void amx_release(void);
 #else
 static inline void amx_release(void) {}

@@ -9,6 +9,7 @@
 #include "moe.h"
 #include "ops.h"
 #include "simd.h"
+#include "transpose.h"
 
 #define DENSE_BLOCK 32
 #define BLOCK_VECTORS (DENSE_BLOCK / VW)
@@ -287,19 +288,6 @@ INLINE const uint8_t *weight_at(const uint8_t *weight, int64_t width, int64_t ch
     if (dtype == BFLOAT16) return step + (c * 2 + k % 2) * 2;
     return step + (k % 2 * DENSE_BLOCK + c) * (dtype == FLOAT32 ? 4 : 2);
 }
-
-// Eight rows of eight numbers to eight columns: three perfect shuffles
-typedef uint16_t eight16 __attribute__((vector_size(16), aligned(1), may_alias));
-typedef uint32_t eight32 __attribute__((vector_size(32), aligned(1), may_alias));
-#define TRANSPOSE(rows, type)                                                                 \
-    for (int round = 0; round < 3; round++) {                                                 \
-        type next[8];                                                                         \
-        for (int i = 0; i < 4; i++) {                                                         \
-            next[2 * i] = INTERLEAVE(rows[i], rows[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);         \
-            next[2 * i + 1] = INTERLEAVE(rows[i], rows[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);   \
-        }                                                                                     \
-        memcpy(rows, next, sizeof(next));                                                     \
-    }
 
 // Eight channels, as many columns as are whole eights of columns or pairs; returns the number of columns
 INLINE int64_t pack_eight(const struct pack_dense_args *a, int64_t c, const int64_t dtype) {

@@ -8,7 +8,6 @@
 
 #if HAS_AMX
 #define SUM_ROWS AMX_ROWS
-#define TILE_WIDTH 32  // columns of bfloat16
 
 INLINE int64_t tiles_across(int64_t width) { return CEIL_DIV(width, TILE_WIDTH); }
 
@@ -78,7 +77,7 @@ INLINE void multiply_tiles(const uint8_t *weight, const uint8_t *x, int64_t step
 
 static void __attribute__((noinline)) tile_matrix(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead,
                                                   vf (*sums)[SUM_ROWS], int64_t rows) {
-    amx_configure(MIN(rows, HALF_ROWS), MAX(0, rows - HALF_ROWS));
+    amx_configure(MIN(rows, HALF_ROWS), MAX(0, rows - HALF_ROWS), HALF_ROWS);
     if (rows > HALF_ROWS) multiply_tiles(weight, x, steps, ahead, rows, 1);
     else multiply_tiles(weight, x, steps, ahead, rows, 0);
 #if VW == 16

@@ -4,6 +4,7 @@
 // a sum depend on its row alone.
 #include "ops.h"
 #include "simd.h"
+#include "head_tiles.h"
 
 enum { ROW_TILE = 4, VECTORS = 4, CHANNELS = VECTORS * VW };
 
@@ -64,6 +65,13 @@ void op_head_linear(const struct head_linear_args *a, struct team_member *m) {
     const int64_t blocks = CEIL_DIV(a->channels, CHANNELS), items = a->heads * blocks;
     for (int64_t n; (n = team_take_item(m, items)) >= 0; team_item_done(m)) {
         const int64_t head = n / blocks, first = n % blocks * CHANNELS;
+#if HAS_AMX
+        if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) {
+            for (int64_t c = first; c < MIN(first + CHANNELS, a->channels); c += HEAD_BLOCK)
+                head_block(a, head, c, MIN(HEAD_BLOCK, MIN(first + CHANNELS, a->channels) - c));
+            continue;
+        }
+#endif
         if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) head_channels(a, head, first, BFLOAT16, BFLOAT16);
         else if (a->dtype == BFLOAT16) head_channels(a, head, first, BFLOAT16, FLOAT32);
         else if (a->weight_dtype == BFLOAT16) head_channels(a, head, first, FLOAT32, BFLOAT16);

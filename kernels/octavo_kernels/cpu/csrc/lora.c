@@ -5,6 +5,7 @@
 // short for the processor to notice by itself, and adapters are read from memory in every step.
 #include "ops.h"
 #include "simd.h"
+#include "lora_tiles.h"
 
 #define TILE 8          // rows
 #define FEW_OUTPUTS 16  // that an item has where there are few tiles
@@ -111,6 +112,12 @@ void op_lora_shrink(const struct lora_shrink_args *a, struct team_member *m) {
             const int64_t row = a->order[p.tile->first + i];
             x[i] = (const char *)a->x + row * a->stride * size, out[i] = a->out + row * a->outputs;
         }
+#if HAS_AMX
+        if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) {
+            if (p.first < last) shrink_by_tiles(x, w, out, p.first, last, a->width, p.tile->count);
+            continue;
+        }
+#endif
         for (int64_t i = 0, n; i < p.tile->count && p.first < last; i += n) {
             const int64_t left = p.tile->count - i;
             n = left >= 4 ? 4 : left >= 2 ? 2 : 1;

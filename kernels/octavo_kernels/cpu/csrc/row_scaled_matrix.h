@@ -45,7 +45,7 @@ static void __attribute__((noinline)) matrix_by_row(const struct weight_block *b
     const struct scaled_row *first = scaled_row_at(x->pairs, row, groups);
     const uint8_t *values = first->data + scaled_row_steps(groups);
     _Alignas(64) int32_t c[AMX_ROWS][BLOCK];
-    amx_configure(MIN(rows, HALF_ROWS), MAX(0, rows - HALF_ROWS));
+    amx_configure(MIN(rows, HALF_ROWS), MAX(0, rows - HALF_ROWS), HALF_ROWS);
     if (rows > HALF_ROWS) matrix_sums(b, values, stride, c, 1);
     else matrix_sums(b, values, stride, c, 0);
     for (int64_t i = 0; i < rows; i++) {
