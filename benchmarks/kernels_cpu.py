@@ -48,7 +48,7 @@ def limits() -> dict[str, float]:
     memory, out = torch.ones(1 << 29, dtype=torch.uint8), torch.zeros(threads, dtype=torch.int64)
     read = library.pack("read_memory", memory.data_ptr(), out.data_ptr(), memory.numel())
     dots = library.pack("dot_products", out.data_ptr(), rounds)
-    lanes = 64 if library.isa.startswith("avx512") else 32 if library.isa == "avx2" else 16
+    lanes = 64 if library.isa.startswith(("avx512", "amx")) else 32 if library.isa.startswith("avx") else 16
     return {
         "read_gb_s": memory.numel() / best(lambda: library.run(read), 10) / 1e9,
         "int8_gmac_s": threads * rounds * 12 * lanes / best(lambda: library.run(dots), 100) / 1e9,

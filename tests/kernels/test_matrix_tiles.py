@@ -68,7 +68,7 @@ def test_a_row_is_the_same_alone_in_a_batch_and_in_a_prompt(isa, threads):
             assert torch.equal(cpu.dense_linear(x[-rows:], packed), prompt[-rows:]), rows
 
 
-def test_what_follows_a_weight_of_a_width_of_no_whole_tiles_stays_out(isa):
+def test_steps_after_a_weight_of_no_whole_tiles_stay_out(isa):
     """The last tile along the width reads no step of the next block: NaN times the padding's 0 would be NaN."""
     weight = torch.ones(64, 40).bfloat16()
     weight[32:] = torch.nan
