@@ -37,7 +37,10 @@ WIDE = SMALL | {
     "hidden_size_per_layer_input": 32,
     "vocab_size_per_layer_input": 321,
 }
-OWN = {"Gemma3nForCausalLM": ("num_hidden_layers", "vocab_size_per_layer_input")}  # of which they list more, or fewer
+OWN = {  # of which they list more, or fewer
+    "Gemma3nForCausalLM": ("num_hidden_layers", "vocab_size_per_layer_input"),
+    "Qwen3_5ForCausalLM": ("num_hidden_layers",),  # the fourth has attention
+}
 
 
 def widened(name: str) -> tuple[str, dict[str, Any]]:
