@@ -22,13 +22,13 @@ def test_it_draws_as_the_reference(isa: str, vocab: int, scale: float) -> None:
     logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(vocab)) * scale
     requests = np.zeros(count, cpu.REQUEST)
     requests["repetition"], requests["slot"], requests["count_slot"] = 1, -1, -1
+    requests["num_logprobs"] = np.arange(count) % 7 - 1
     requests["temperature"], requests["top_k"], requests["top_p"], requests["min_p"] = np.array(CUTS).T
     requests["temperature"] = requests["temperature"].astype(np.float32)
     requests["top_k"][requests["top_k"] == 0] = vocab
     requests["stream"] = np.arange(count) * 12345
     rows, positions = np.arange(count), np.arange(count) + 3
-    nothing = torch.zeros(0, 0, dtype=torch.int32)
-    drawn = cpu.draw(logits.clone(), requests, rows, positions, None, None, nothing, nothing, nothing)
+    drawn = cpu.draw(logits.clone(), requests, rows, positions, columns=6)
     table = SamplingTable(
         temperature=torch.from_numpy(requests["temperature"].astype(np.float32)),
         top_k=torch.from_numpy(requests["top_k"].copy()),
@@ -37,4 +37,11 @@ def test_it_draws_as_the_reference(isa: str, vocab: int, scale: float) -> None:
         streams=torch.from_numpy(requests["stream"].astype(np.int64)),
     )
     wanted = reference.sample(logits, SamplingRows(table, torch.from_numpy(rows), torch.from_numpy(positions), True))
-    assert drawn == (wanted.token_ids.tolist(), [False] * count)
+    assert drawn[:2] == (wanted.token_ids.tolist(), [False] * count)
+    assert drawn.logprobs is not None
+    ids, values, ranks = reference.top_logprobs(logits, torch.from_numpy(rows), wanted.token_ids, 5)
+    for i, wants in enumerate(requests["num_logprobs"]):
+        if wants >= 0:
+            assert drawn.logprobs[0][i, : wants + 1].tolist() == ids[i, : wants + 1].tolist()
+            np.testing.assert_allclose(drawn.logprobs[1][i, : wants + 1], values[i, : wants + 1], atol=2e-5)
+            assert abs(int(drawn.logprobs[2][i]) - int(ranks[i])) <= 1  # rounding may make two equal

@@ -80,7 +80,7 @@ _OPS = {
     "lora_tiles": (46, "PPKRq"),
     "gather_rows": (47, "PPPPPPPPqqqqqqq"),
     "sum_rows": (48, "PPPPPPqqqqqq"),
-    "draw": (49, "P" * 12 + "qqqq"),
+    "draw": (49, "P" * 15 + "qqqqq"),
     "causal_conv": (50, "PPPP" + _STATE + "Rqqqqqq"),
     "gated_delta_rule": (51, "P" * 10 + _STATE + "R" + "q" * 8),
     "gated_norm": (52, "PPPPRqqqqd"),

@@ -153,6 +153,7 @@ class SamplingStates:
             ("min_position", self._min_position),
             ("slot", self._slot),
             ("count_slot", self._count_slot),
+            ("num_logprobs", self._num_logprobs),
         ):
             request[name] = column[row]
         words = [token for word in state.bad_words for token in (len(word), *word)]
@@ -181,15 +182,17 @@ class SamplingStates:
         logits: Tensor,
         rows: NDArray[np.int64],
         positions: NDArray[np.int64],
-        best: tuple[Tensor, Tensor] | None,
-        bitmask: Tensor | None,
-    ) -> tuple[list[int], list[bool]]:
-        """What `Sampler` makes of these rows but for log-probabilities, in one call; see `octavo_kernels.cpu.draw`."""
+        best: tuple[Tensor, Tensor] | None = None,
+        bitmask: Tensor | None = None,
+    ) -> cpu.Drawn:
+        """What `Sampler` makes of these rows, in one call; see `octavo_kernels.cpu.draw`."""
         pool = self.pool
+        assert pool.seen is not None
         if pool.history.shape[0]:
             pool.reserve(int(positions.max(initial=0)) + 1)
-        assert pool.seen is not None
-        return cpu.draw(logits, self._requests, rows, positions, best, bitmask, pool.history, pool.seen, pool.counts)
+        columns = int(self._num_logprobs[rows].max(initial=-1)) + 1
+        in_use = (pool.history, pool.seen, pool.counts) if pool.history.shape[0] else None
+        return cpu.draw(logits, self._requests, rows, positions, best, bitmask, in_use, columns)
 
     def remove_request(self, row: int) -> None:
         """Free a row; a free one stays as it is."""

@@ -13,6 +13,7 @@ from octavo.interface.messages import LogprobsLists
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import ModelRunnerOutput, NewRequestData
 from octavo.sample import devices
+from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.states import SamplingStates
 from octavo.worker.grammars.pool import GrammarPool
@@ -105,10 +106,13 @@ class RequestStates:
 
     def draw(self, logits: Logits, sampled: SampledRows) -> SampledTokens | None:
         """The tokens of these rows, by the C kernel; waits for the grammars' bitmask. None: only `Sampler` can."""
-        if not self.sampling.draws or self.wanted_logprobs(sampled.req_ids) or logits.values.dtype != torch.float32:
+        if not self.sampling.draws or logits.values.dtype != torch.float32:
             return None
-        bitmask = sampled.grammar_bitmask()
-        return SampledTokens(*self.sampling.draw(logits.values, sampled.rows, sampled.positions, logits.best, bitmask))
+        drawn = self.sampling.draw(
+            logits.values, sampled.rows, sampled.positions, logits.best, sampled.grammar_bitmask()
+        )
+        logprobs = drawn.logprobs and LogprobsTensors(*map(torch.from_numpy, drawn.logprobs))
+        return SampledTokens(drawn.token_ids, drawn.invalid, logprobs)
 
     def wanted_logprobs(self, req_ids: list[str]) -> list[int | None] | None:
         """The number of alternatives that each sequence asked for (-1: all, None: no log-probabilities); None: nobody

@@ -16,7 +16,7 @@ from test_sampler import any_params
 from torch import Tensor
 
 from octavo.interface.sampling_params import SamplingParams
-from octavo.sample import Sampler, SamplingStates
+from octavo.sample import Sampler, SamplerOutput, SamplingStates
 from octavo.sample.constraints import pack_bitmask
 from octavo_kernels import cpu
 
@@ -42,7 +42,7 @@ def draw(
     bitmask: Tensor | None = None,
     states: SamplingStates | None = None,
     knows_best: bool = False,
-) -> tuple[list[int], list[bool]]:
+) -> cpu.Drawn:
     """One step in C; the logits stay as they are."""
     outputs = outputs or [[]] * len(params)
     states = states or states_of(params, logits.shape[1], outputs)
@@ -58,12 +58,27 @@ def draw_in_torch(
     outputs: Sequence[Sequence[int]],
     bitmask: Tensor | None = None,
     states: SamplingStates | None = None,
-) -> tuple[list[int], list[bool]]:
+) -> SamplerOutput:
     states = states or states_of(params, logits.shape[1], outputs)
     metadata = states.make_metadata(range(len(params)), positions_of(outputs))
     metadata.grammar_bitmask = bitmask
-    out = Sampler()(logits.clone(), metadata)
-    return out.sampled_token_ids.tolist(), out.invalid.tolist()
+    return Sampler()(logits.clone(), metadata)
+
+
+def assert_same(drawn: cpu.Drawn, wanted: SamplerOutput, params: Sequence[SamplingParams]) -> None:
+    assert drawn.invalid == wanted.invalid.tolist()
+    for i in (i for i, invalid in enumerate(drawn.invalid) if not invalid):
+        assert drawn.token_ids[i] == wanted.sampled_token_ids[i], params[i]
+        if (told := params[i].logprobs) is not None:
+            assert drawn.logprobs is not None and wanted.logprobs is not None
+            ids, values, ranks = drawn.logprobs
+            other_ids, other_values = (
+                part[i, : told + 1].numpy() for part in (wanted.logprobs.token_ids, wanted.logprobs.logprobs)
+            )
+            np.testing.assert_allclose(values[i, : told + 1], other_values, atol=2e-5)
+            likely = other_values > -np.inf  # of tokens that never come there are more than are told
+            assert ids[i, : told + 1][likely].tolist() == other_ids[likely].tolist()
+            assert abs(int(ranks[i]) - int(wanted.logprobs.ranks[i])) <= 1  # it may be a rounding that makes two equal
 
 
 @settings(max_examples=30)
@@ -83,10 +98,8 @@ def test_it_draws_the_tokens_of_the_torch_path(seed: int, vocab: int) -> None:
     ours, theirs = (states_of(params, vocab, outputs) for _ in range(2))
     drawn = draw(logits, params, outputs, bitmask, ours, knows_best=rng.random() < 0.5)
     wanted = draw_in_torch(logits, params, outputs, bitmask, theirs)
-    assert drawn[1] == wanted[1]
-    valid = [i for i, invalid in enumerate(wanted[1]) if not invalid]
-    assert [drawn[0][i] for i in valid] == [wanted[0][i] for i in valid]
-    if len(valid) == count:
+    assert_same(drawn, wanted, params)
+    if not any(drawn.invalid):
         assert torch.equal(ours.pool.history, theirs.pool.history)
         assert torch.equal(ours.pool.counts, theirs.pool.counts)
         assert ours.pool.seen is not None and theirs.pool.seen is not None
@@ -98,8 +111,8 @@ def test_it_draws_the_tokens_of_the_torch_path(seed: int, vocab: int) -> None:
 def test_alone_or_in_a_crowd_the_tokens_are_the_same(seed: int) -> None:
     rng = random.Random(seed)
     logits, params = normal_logits(9, 4999, seed, 2.0), [any_params(rng) for _ in range(9)]
-    crowd = draw(logits, params)[0]
-    assert crowd == [draw(logits[i : i + 1], params[i : i + 1])[0][0] for i in range(9)]
+    crowd = draw(logits, params).token_ids
+    assert crowd == [draw(logits[i : i + 1], params[i : i + 1]).token_ids[0] for i in range(9)]
 
 
 @pytest.fixture
@@ -116,7 +129,8 @@ def test_the_number_of_threads_changes_nothing() -> None:
     results = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        results.append(draw(logits, params))
+        drawn = draw(logits, params)
+        results.append((drawn.token_ids, drawn.invalid))
     assert results[0] == results[1] == results[2]
 
 
@@ -137,7 +151,7 @@ def test_draws_follow_the_exact_distribution(told: dict[str, float]) -> None:
     states, counts = states_of([params] * batch, vocab, [[]] * batch), np.zeros(vocab, np.int64)
     for start in range(0, 20_000, batch):
         at = np.arange(start, start + batch) + len(PROMPT)
-        tokens, _ = states.draw(logits.repeat(batch, 1), np.arange(batch), at, None, None)
+        tokens = states.draw(logits.repeat(batch, 1), np.arange(batch), at).token_ids
         counts += np.bincount(tokens, minlength=vocab)
     assert chi_square_sigma(counts, exact(logits[0], params)) < 4
 
@@ -165,8 +179,8 @@ def test_edges_are_as_in_the_torch_path(scale: float, shape: str) -> None:
         logits[:, :4] = -torch.inf
     rows, outputs = logits.repeat(len(EDGES), 1), [[]] * len(EDGES)
     ours, theirs = draw(rows, EDGES), draw_in_torch(rows, EDGES, outputs)
-    assert ours[1] == theirs[1]
-    for params, mine, other in zip(EDGES, ours[0], theirs[0], strict=True):
+    assert ours.invalid == theirs.invalid.tolist()
+    for params, mine, other in zip(EDGES, ours.token_ids, theirs.sampled_token_ids.tolist(), strict=True):
         # The mass of a tail is a sum of thousands: where that of the cut is next to 1, its rounding decides.
         assert mine == other or (params.top_p == 1 - 1e-12 and logits[0, mine] > -torch.inf), params
 
@@ -176,13 +190,30 @@ def test_edges_are_as_in_the_torch_path(scale: float, shape: str) -> None:
 @pytest.mark.parametrize("knows_best", [False, True])
 def test_broken_rows_are_told_and_harm_no_other(broken: float, at: int, knows_best: bool) -> None:
     logits = normal_logits(2 * len(EDGES), 4999, 2, 1.0)
-    whole = draw(logits, EDGES * 2, knows_best=knows_best)[0]
+    whole = draw(logits, EDGES * 2, knows_best=knows_best).token_ids
     logits[: len(EDGES), at] = broken
-    tokens, invalid = draw(logits, EDGES * 2, knows_best=knows_best)
+    tokens, invalid, _ = draw(logits, EDGES * 2, knows_best=knows_best)
     assert invalid == [True] * len(EDGES) + [False] * len(EDGES)
     assert tokens == [0] * len(EDGES) + whole[len(EDGES) :]
 
 
 def test_rows_with_nothing_allowed_are_told() -> None:
     bitmask = torch.zeros(len(EDGES), -(-4999 // 32), dtype=torch.int32)
-    assert draw(normal_logits(len(EDGES), 4999, 2), EDGES, bitmask=bitmask)[1] == [True] * len(EDGES)
+    assert draw(normal_logits(len(EDGES), 4999, 2), EDGES, bitmask=bitmask).invalid == [True] * len(EDGES)
+
+
+@pytest.mark.parametrize("told", [0, 1, 5, 300, -1])
+@pytest.mark.parametrize("constrained", [False, True])
+def test_log_probabilities_are_those_of_the_model(told: int, constrained: bool) -> None:
+    logits = (normal_logits(6, 1000, 3) * 4).round() / 4  # full of ties
+    logits[3:, 100:] = -torch.inf
+    params = [SamplingParams(seed=i, logprobs=told, frequency_penalty=0.5 * constrained) for i in range(6)]
+    outputs = [[5, 5, 9]] * 6
+    params[0].logprobs = None
+    width = 1000 if told < 0 else told
+    ours, theirs = draw(logits, params, outputs), draw_in_torch(logits, params, outputs)
+    for one in params:
+        one.logprobs = None if one.logprobs is None else width
+    assert_same(ours, theirs, params)
+    assert ours.logprobs is not None and theirs.logprobs is not None
+    assert ours.logprobs[2][1:].tolist() == theirs.logprobs.ranks[1:].tolist()

@@ -4,6 +4,7 @@
 // row that is cut, only those that may be inside the cut become candidates: above the line of min-p, the k-th best, or so likely
 // that not all of them and all below together could be the tail that top-p leaves out. No row is sorted, no softmax written.
 #include <float.h>
+#include <stdlib.h>
 
 #include "drawing.h"
 #include "ops.h"
@@ -18,17 +19,19 @@ struct row {
     struct draw_key key;
     float temperature, best;  // the largest logit
     float *maxima;            // of the parts
-    float *work;              // room for all logits
+    const float *raw;         // the logits as they came
+    float *copy, *work;       // room for all logits
     float *scores;            // of the candidates, by ascending id
     int32_t *ids;
     int64_t candidates;
 };
 
 static size_t row_bytes(int64_t vocab) {
-    return (size_t)(3 * (vocab + VW) + CEIL_DIV(vocab, PART) + VW) * 4;
+    return (size_t)(4 * (vocab + VW) + CEIL_DIV(vocab, PART) + VW) * 4;
 }
 static void place_row(struct row *r, float *memory) {
     r->work = memory, memory += r->vocab + VW;
+    r->copy = memory, memory += r->vocab + VW;
     r->scores = memory, memory += r->vocab + VW;
     r->ids = (int32_t *)memory, memory += r->vocab + VW;
     r->maxima = memory;
@@ -108,18 +111,20 @@ static void apply_penalties(const struct draw_args *a, struct row *r) {
     }
 }
 
-// Returns whether anything may have changed.
-static int constrain(const struct draw_args *a, struct row *r, const uint32_t *mask, int64_t position) {
+static int is_constrained(const struct draw_request *q, const uint32_t *mask, int64_t position) {
+    return mask || q->allowed || q->bad_words_size || position < q->min_position || q->num_bias || q->repetition != 1 ||
+           q->count_slot >= 0;
+}
+
+static void constrain(const struct draw_args *a, struct row *r, const uint32_t *mask, int64_t position) {
     const struct draw_request *q = r->request;
     const int is_early = position < q->min_position, is_punished = q->repetition != 1 || q->count_slot >= 0;
-    if (!mask && !q->allowed && !q->bad_words_size && !is_early && !q->num_bias && !is_punished) return 0;
     if (mask) apply_mask(r->logits, mask, r->vocab);
     if (q->allowed) apply_mask(r->logits, q->allowed, r->vocab);
     if (q->bad_words_size) apply_bad_words(a, r, position);
     for (int64_t i = 0; is_early && i < q->num_stops; i++) r->logits[q->stops[i]] = -INFINITY;
     for (int64_t i = 0; i < q->num_bias; i++) r->logits[q->bias_ids[i]] += q->bias_values[i];
     if (is_punished) apply_penalties(a, r);
-    return 1;
 }
 
 // Note the token of a request whose history is kept
@@ -280,14 +285,73 @@ static int64_t draw_random(struct row *r) {
     return noisy_best(r, r->logits, r->vocab, NULL, r->temperature);
 }
 
+// ---- log-probabilities
+
+static int ascending(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+// The n best tokens in order, the lower id first among equals
+static void best_tokens(struct row *r, int64_t n, int64_t *ids) {
+    const float line = kth_logit(r, n);
+    uint64_t *better = (uint64_t *)r->scores;  // with the room of ids, behind it
+    int32_t *equal = (int32_t *)r->copy;
+    int64_t count = 0, equals = 0;
+    for (int64_t part = 0; part < r->vocab; part += PART) {
+        if (!(r->maxima[part / PART] >= line)) continue;
+        for (int64_t i = part; i < MIN(r->vocab, part + PART); i++) {
+            if (r->raw[i] > line) better[count++] = (uint64_t)~in_order(r->raw[i] + 0.0f) << 32 | (uint64_t)i;  // -0 is 0
+            else if (r->raw[i] == line) equal[equals++] = (int32_t)i;
+        }
+    }
+    qsort(better, (size_t)count, sizeof(*better), ascending);
+    for (int64_t i = 0; i < n; i++) ids[i] = i < count ? (int64_t)(uint32_t)better[i] : equal[i - count];
+}
+
+// Of the row as it came: how likely the best tokens are. Returns by how much a logit is above its log-probability.
+static double tell_best(const struct draw_args *a, struct row *r, int64_t i) {
+    const int64_t n = r->request->num_logprobs;
+    int64_t *ids = a->logprob_ids + i * a->columns;
+    float *values = a->logprobs + i * a->columns;
+    r->temperature = 1;
+    find_best(r);
+    if (!isfinite(r->best)) {
+        for (int64_t k = 0; k <= n; k++) ids[k] = 0, values[k] = NAN;
+        return NAN;
+    }
+    const double all = (double)r->best + log(sum_weights(r, NULL, r->vocab, -INFINITY));
+    if (n) best_tokens(r, n, ids + 1);
+    for (int64_t k = 1; k <= n; k++) values[k] = (float)((double)r->raw[ids[k]] - all);
+    return all;
+}
+
+static void tell_drawn(const struct draw_args *a, const struct row *r, int64_t i, int64_t token, double all) {
+    const vf value = splat(r->raw[token]);
+    int64_t rank = 1;
+    for (int64_t at = 0; at < r->vocab; at += VW) {
+        const vf x = at + VW <= r->vocab ? vload(r->raw + at) : load_end(r->raw + at, r->vocab - at);
+        rank += VW - __builtin_popcount(lanes_at_least(value, x));
+    }
+    a->logprob_ids[i * a->columns] = token;
+    a->logprobs[i * a->columns] = (float)((double)r->raw[token] - all);
+    a->ranks[i] = rank;
+}
+
 static void draw_row(const struct draw_args *a, int64_t i, struct row *r) {
     const int64_t position = a->positions[i];
     const struct draw_request *q = r->request = a->requests + a->rows[i];
-    r->logits = a->logits + i * a->stride;
-    const int changed = constrain(a, r, a->mask ? a->mask + i * CEIL_DIV(a->vocab, 32) : NULL, position);
-    const int is_known = a->best && !changed, is_greedy = q->temperature <= 0;
+    const uint32_t *mask = a->mask ? a->mask + i * CEIL_DIV(a->vocab, 32) : NULL;
+    const int changes = is_constrained(q, mask, position), tells = q->num_logprobs >= 0;
+    r->raw = r->logits = a->logits + i * a->stride;
+    const double all = tells ? tell_best(a, r, i) : 0;
+    if (changes) {
+        if (tells) r->raw = memcpy(r->copy, r->logits, (size_t)r->vocab * 4);
+        constrain(a, r, mask, position);
+    }
+    const int is_known = a->best && !changes, is_greedy = q->temperature <= 0;
     if (is_known && (is_greedy || q->top_k >= r->vocab)) r->best = a->best[i];
-    else find_best(r);
+    else if (changes || !tells) find_best(r);
     int64_t token = 0;
     a->invalid[i] = !isfinite(r->best);
     if (isfinite(r->best)) {
@@ -296,6 +360,7 @@ static void draw_row(const struct draw_args *a, int64_t i, struct row *r) {
         if (is_greedy) token = is_known ? a->best_index[i] : best_token(r);
         else token = draw_random(r);
     }
+    if (tells) tell_drawn(a, r, i, token, all);
     append(a, q, position, token);
     a->tokens[i] = token;
 }

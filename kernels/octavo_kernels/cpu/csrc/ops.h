@@ -198,7 +198,7 @@ struct draw_request {
     double temperature, top_p, min_p, repetition, frequency, presence;
     int64_t top_k;
     uint64_t stream;
-    int64_t num_prompt, min_position, slot, count_slot;
+    int64_t num_prompt, min_position, slot, count_slot, num_logprobs;
     const uint32_t *allowed;
     const int32_t *stops;
     int64_t num_stops;
@@ -212,7 +212,9 @@ struct draw_request {
 // A token for each row of logits [num_rows, vocab], which may be overwritten; rows are `stride` elements apart. Row i is that of
 // request rows[i] and of the token at positions[i]. best_index and best are as argmax has them; mask [num_rows, vocab / 32]
 // holds what grammars allow; both may be NULL. history [slots, history_width], seen [slots, vocab / 32] and counts [slots,
-// vocab]: see TokenPool; the token is added there.
+// vocab]: see TokenPool; the token is added there. Log-probabilities are those of the logits as they came: of the drawn token, with
+// its rank from 1, and of the best ones in order; logprob_ids, logprobs [num_rows, columns] and ranks [num_rows] may be NULL if no
+// request wants them.
 struct draw_args {
     float *logits;
     const struct draw_request *requests;
@@ -222,8 +224,9 @@ struct draw_args {
     int32_t *history;
     uint32_t *seen;
     int32_t *counts;
-    int64_t *tokens, *invalid;
-    int64_t num_rows, vocab, stride, history_width;
+    int64_t *tokens, *invalid, *logprob_ids, *ranks;
+    float *logprobs;
+    int64_t num_rows, vocab, stride, history_width, columns;
 };
 
 // Quantise rows of activations to int8 (quant.h), after the operation before the linear. x, residual and residual_out are in
