@@ -21,7 +21,7 @@ from octavo.sample.metadata import SamplingMetadata
 from octavo.worker.cpu.runner import CPURunner
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.request_states import RequestStates
-from octavo.worker.step import SampledRows, SampledTokens
+from octavo.worker.step import Logits, SampledRows, SampledTokens
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ class DraftStates:
             now = states.make_metadata(rows, self.known[sampled.rows].tolist())
             metadata = replace(metadata, penalties=now.penalties, bad_words=now.bad_words)
         return replace(metadata, append=None, logprobs_rows=None, num_logprobs=None)
+
+    def draw(self, logits: Logits, sampled: SampledRows) -> None:
+        """Only `Sampler` can: it adds no guesses to histories."""
 
     def wants_logits(self, sampled: SampledRows) -> bool:
         """True if guessing takes more than each row's best token."""
