@@ -79,6 +79,7 @@ class SamplingStates:
         self._rows: list[_Row | None] = [None] * n
         self._requests = np.zeros(n, cpu.REQUEST)
         self._beyond_best = np.zeros(n, np.int64)  # below that position, sampling is more than taking the best token
+        self._any_beyond_best, self._any_history, self._most_logprobs = False, False, -1  # of all requests here
         self._cached_rows: list[int] = []
         self._cached: SamplingMetadata | None = None
         self._steady_from: float = 0  # what is cached holds where all positions are at least this
@@ -171,11 +172,17 @@ class SamplingStates:
             and not (len(bias) or len(bad) or state.allowed is not None or self._num_logprobs[row] >= 0)
         )
         self._beyond_best[row] = self._min_position[row] if is_plain else np.iinfo(np.int64).max
+        self._summarise()
+
+    def _summarise(self) -> None:
+        self._any_beyond_best = bool(self._beyond_best.any())
+        self._any_history = bool((self._slot >= 0).any())
+        self._most_logprobs = int(self._num_logprobs.max(initial=-1))
 
     def is_greedy_only(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> bool:
         """True if each row takes its best token as the logits stand, and nothing else is asked for; for the arguments
         see `make_metadata`."""
-        return not (positions < self._beyond_best[rows]).any()
+        return not (self._any_beyond_best and (positions < self._beyond_best[rows]).any())
 
     def draw(
         self,
@@ -186,13 +193,12 @@ class SamplingStates:
         bitmask: Tensor | None = None,
     ) -> cpu.Drawn:
         """What `Sampler` makes of these rows, in one call; see `octavo_kernels.cpu.draw`."""
-        pool = self.pool
-        assert pool.seen is not None
-        if pool.history.shape[0]:
-            pool.reserve(int(positions.max(initial=0)) + 1)
-        columns = int(self._num_logprobs[rows].max(initial=-1)) + 1
-        in_use = (pool.history, pool.seen, pool.counts) if pool.history.shape[0] else None
-        return cpu.draw(logits, self._requests, rows, positions, best, bitmask, in_use, columns)
+        pool, in_use = self.pool, None
+        if self._any_history:
+            pool.reserve(int(positions[self._slot[rows] >= 0].max(initial=0)) + 1)
+            assert pool.seen is not None
+            in_use = pool.history, pool.seen, pool.counts
+        return cpu.draw(logits, self._requests, rows, positions, best, bitmask, in_use, self._most_logprobs + 1)
 
     def remove_request(self, row: int) -> None:
         """Free a row; a free one stays as it is."""
@@ -203,6 +209,8 @@ class SamplingStates:
             self._slot[row] = self._count_slot[row] = -1
         self._rows[row] = None
         self._cached = None
+        self._beyond_best[row], self._num_logprobs[row] = 0, -1
+        self._summarise()
 
     def min_position(self, row: int) -> int:
         """The first position at which the row may stop: below it, tokens are held back. 0: none ever is."""

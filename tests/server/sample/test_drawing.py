@@ -217,3 +217,14 @@ def test_log_probabilities_are_those_of_the_model(told: int, constrained: bool) 
     assert_same(ours, theirs, params)
     assert ours.logprobs is not None and theirs.logprobs is not None
     assert ours.logprobs[2][1:].tolist() == theirs.logprobs.ranks[1:].tolist()
+
+
+def test_histories_are_as_long_as_those_that_have_one() -> None:
+    params = [SamplingParams(seed=1), SamplingParams(seed=1, presence_penalty=0.5)]
+    states = states_of(params, 500, [[], []])
+    rows = np.arange(2)
+    states.draw(normal_logits(2, 500, 1), rows, np.array([10**6, 400]))
+    assert 400 < states.pool.history.shape[1] < 10**4
+    states.remove_request(1)
+    states.draw(normal_logits(1, 500, 1), rows[:1], np.array([10**6]))
+    assert states.pool.history.shape[1] < 10**4
