@@ -139,7 +139,7 @@ class SamplingStates:
         self._table_changed = True
 
     def _fill_request(self, row: int, state: _Row) -> None:
-        """What the C kernel reads of a request."""
+        """Fill in what the C kernel reads of a request."""
         request = self._requests[row]
         for name, column in (
             ("temperature", self._temperature),
@@ -192,7 +192,7 @@ class SamplingStates:
         best: tuple[Tensor, Tensor] | None = None,
         bitmask: Tensor | None = None,
     ) -> cpu.Drawn:
-        """What `Sampler` makes of these rows, in one call; see `octavo_kernels.cpu.draw`."""
+        """Draw the tokens of `Sampler` for these rows, in one call; see `octavo_kernels.cpu.draw`."""
         pool, in_use = self.pool, None
         if self._any_history:
             pool.reserve(int(positions[self._slot[rows] >= 0].max(initial=0)) + 1)
