@@ -40,6 +40,8 @@ def resolved(schema: Schema) -> Schema:
 class _References:
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
+        definitions = root.get("$defs")
+        self._definitions: dict[str, Any] = definitions if isinstance(definitions, dict) else {}
         self._places: dict[str, str] = {"": ""}  # pointers of schemas, by their address
         self._dynamic: Counter[str] = Counter()  # how many parts have a name that may mean another in other places
         # By their pointers, the schemas, the addresses of their documents, and whether they may be left out.
@@ -50,11 +52,10 @@ class _References:
         self.copy = self._copied(root, "")
         if self._moved:
             parts = {name: self._copied(self._found[old][0], old) for old, name in self._moved.items()}
-            self.copy["$defs"] = {**(self.copy.get("$defs") or {}), **parts}
+            self.copy["$defs"] = {**(self.copy["$defs"] if self._definitions else {}), **parts}
 
     def _find_moved(self) -> None:
-        definitions = self._root.get("$defs") or {}
-        names = set(definitions)
+        names = set(self._definitions)
         for schema, base, _ in list(self._found.values()):
             for _, _, place in self._targets(schema, base):
                 if place in self._found and self._found[place][2] and place not in self._moved:

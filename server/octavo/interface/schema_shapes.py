@@ -34,6 +34,10 @@ def _are_named_schemas(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_schema, value.values()))
 
 
+def _are_definitions(value: Any) -> bool:
+    return value is None or isinstance(value, dict)
+
+
 def _are_items(value: Any) -> bool:
     return _is_schema(value) or _are_schemas(value)  # a list in drafts before 2020
 
@@ -71,6 +75,7 @@ _SHAPES: dict[str, _Shape] = {
     **dict.fromkeys(("additionalProperties", "unevaluatedProperties", "unevaluatedItems"), (_is_schema, "a schema")),
     **dict.fromkeys(("prefixItems", "anyOf", "oneOf", "allOf"), (_are_schemas, "a list of schemas")),
     **dict.fromkeys(("properties", "patternProperties"), (_are_named_schemas, "an object of schemas")),
+    "$defs": (_are_definitions, "an object of schemas"),
     **dict.fromkeys(("pattern", "format", "$ref"), (_is_text, "a string")),
     **dict.fromkeys(("minimum", "maximum"), (_is_number, "a number")),
     "multipleOf": (_is_step, "a number above 0"),

@@ -230,11 +230,14 @@ def test_names_with_several_schemas_are_left_open_where_not_strict():
         ({"pattern": "[a"}, "a class of letters is not closed"),
         ({"pattern": "a\\"}, "it ends with a backslash"),
         ({"pattern": "(?>a)"}, "a group of no known kind"),
+        ({"$defs": True}, "$defs must be an object of schemas, got 'True'"),
+        ({"$defs": [1]}, "$defs must be an object of schemas, got a value of type list"),
     ],
 )
 def test_a_value_that_is_no_schema_is_refused_by_name(lenient, schema, says):
-    with pytest.raises(ValueError, match=re.escape(says)):
-        matcher_of({**OBJECT, "properties": {"a": schema}}, lenient=lenient)
+    for root in ({**OBJECT, "properties": {"a": schema}}, schema):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            matcher_of(root, lenient=lenient)
 
 
 @pytest.mark.parametrize(
