@@ -186,6 +186,7 @@ def _sendable(value: Any) -> bool:
     return "\\ud" not in json.dumps(value)  # what UTF-8 cannot hold is no JSON
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "name"), FIELDS)
 def test_what_the_schema_allows_is_accepted(post, schema_of, path, name):
@@ -208,6 +209,7 @@ def test_what_the_schema_allows_is_accepted(post, schema_of, path, name):
     run()
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "name"), FIELDS)
 def test_what_the_schema_forbids_is_refused_by_name(post, schema_of, path, name):

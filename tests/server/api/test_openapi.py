@@ -50,6 +50,7 @@ def described(shared_server):
     return {result.ok().label: result.ok() for result in schema.get_all_operations()}
 
 
+@pytest.mark.sampled(strength=2, share=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("label", OPERATIONS)

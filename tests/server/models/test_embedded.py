@@ -93,6 +93,7 @@ def test_a_method_may_compute_on_the_stored_blocks(
     assert torch.equal(logits_of(model, prompts[:1])[0], logits[0])
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "max_kl"), [("float32", 1e-6), ("bfloat16", 1e-3), ("F16", 1e-6)])
 def test_files_of_floats_give_the_logits_of_their_values(
