@@ -52,8 +52,9 @@ OF_CHATS = {"messages", "add_generation_prompt", "continue_final_message", "chat
 # regular expression, a grammar or a JSON schema that can be kept. Then the refusal says it.
 BEYOND = re.compile(
     r"is not valid|\d+ tokens|tokens are more than|no tokens|chat template|different names|one of the tools|"
-    r"must name tools|model takes|must be the only constraint|longer than|must be a JSON object|takes at most \d+|"
-    r"send one in text_1|send the texts under one of|is not found|does not run tools|must have unique names"
+    r"must name tools|model (\S+ )?takes|must be the only constraint|longer than|must be a JSON object|"
+    r"takes at most \d+|send one in text_1|send the texts under one of|is not found|does not run tools|"
+    r"must have unique names"
 )
 # Other names of routes, and what the server of these tests has no model for (see test_scoring).
 ELSEWHERE = {"/rerank", "/v2/rerank", "/score", "/classify"}
