@@ -15,6 +15,8 @@ from octavo.chat.options import ChatOptions
 from octavo.chat.render import render
 from octavo.entrypoints.anthropic import prepare as anthropic
 from octavo.entrypoints.anthropic.protocol import MessagesRequest
+from octavo.entrypoints.app import WORK_OPERATIONS
+from octavo.entrypoints.dialect import respond
 from octavo.entrypoints.ollama.prepare import chat_conversation
 from octavo.entrypoints.ollama.protocol import ChatRequest
 from octavo.entrypoints.openai.protocol import ChatCompletionRequest
@@ -232,6 +234,12 @@ def test_every_dialect_s_body_has_the_same_prompt(
         assert rendered.ids == tokenizer.encode(rendered.text or "")
     assert len(set(prompts.values())) == 1, prompts
     assert images <= {sum(image for _, image, _ in said["exchanges"]) + said["image"]}
+
+
+def test_every_route_that_streams_is_answered_by_respond() -> None:
+    handlers = [operation.handler for operation in WORK_OPERATIONS if operation.streams]
+    assert len(handlers) >= 6
+    assert {getattr(handler, "func", handler) for handler in handlers} == {respond}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""POST /v1/score, /v1/rerank and /classify: how well texts go together, which documents answer a query, and classes.
+"""POST /v1/score, /v1/rerank and /classify: scores of pairs of texts, documents that answer a query, and classes.
 
 /v1/rerank has the shape of Jina's and Cohere's; /score, /rerank and /v2/rerank are the same routes by other names. A
 text is a string, {"text": "..."} or, as in vLLM, {"content": [{"type": "text", "text": "..."}]}.
@@ -20,11 +20,9 @@ from octavo.entrypoints.dialect import CheckedRequest, Dialect, Prepared
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields.unsupported import SCORING, UnsupportedFields
 from octavo.entrypoints.fields.values import Index, ModelBody, Priority, Truncation, prompts_in
-from octavo.entrypoints.generation.pooled import MAX_INPUTS
+from octavo.entrypoints.generation.pooled import MAX_INPUTS, PooledOptions, prepare_texts
 from octavo.entrypoints.openai.embeddings import EmbeddingUsage, embedding_usage
 from octavo.entrypoints.openai.protocol import PromptField
-from octavo.entrypoints.state import ServerState
-from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.pooling_params import PoolingParams, class_pooling
 
 
@@ -232,8 +230,10 @@ async def _prepare_rerank(checked: CheckedRequest[RerankRequest]) -> _PreparedPa
 
 async def _prepare_classify(checked: CheckedRequest[ClassifyRequest]) -> Prepared[ClassifyRequest]:
     state, body = checked.state, checked.body
+    pooling = class_pooling(state.engine.input_processor.pooler, body.params())
+    options = PooledOptions(body.priority or 0, body.add_special_tokens is not False, body.truncate_prompt_tokens)
     texts = prompts_in(body.input, "input", MAX_INPUTS)
-    return Prepared(checked, await state.engine.run_in_thread(_classify_requests, state, body, texts))
+    return Prepared(checked, await prepare_texts(state, pooling, texts, options))
 
 
 def _listed(texts: str | list[str], field: str) -> list[str]:
@@ -284,33 +284,6 @@ async def _ranking(prepared: _PreparedPairs, results: list[list[float]]) -> Rera
     shows = body.return_documents is not False
     ranked = [RerankResult(i, scores[i], RerankedDocument(prepared.documents[i]) if shows else UNSET) for i in order]
     return RerankResponse(f"rerank-{_new_id()}", prepared.state.model_name, ranked, embedding_usage(prepared.requests))
-
-
-def _classify_requests(
-    state: ServerState, body: ClassifyRequest, texts: list[str | list[int]]
-) -> list[EngineCoreRequest]:
-    processor = state.engine.input_processor
-    pooling = class_pooling(processor.pooler, body.params())
-    requests = []
-    for i, text in enumerate(texts):
-        try:
-            requests.append(
-                processor.process_pooling(
-                    _new_id(),
-                    text,
-                    pooling,
-                    priority=body.priority or 0,
-                    add_special_tokens=body.add_special_tokens is not False,
-                    truncate_prompt_tokens=body.truncate_prompt_tokens,
-                )
-            )
-        except ValueError as error:
-            subject, _, rest = str(error).partition(" ")
-            if not subject.startswith("prompt"):
-                raise
-            field = "input" if len(texts) == 1 else f"input.{i}"
-            raise bad_request(f"{field} {rest}", field) from None
-    return requests
 
 
 async def _classes(prepared: Prepared[ClassifyRequest], results: list[list[float]]) -> ClassificationList:
