@@ -1,5 +1,4 @@
-"""Which requests are admitted: for a model that is served, under an id of their own, while the server serves, and while
-there is room in the queue."""
+"""Admits requests for a served model, under an id of their own, while the server serves and the queue has room."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Bodies:
 
     @contextmanager
     def share(self) -> Iterator[Share]:
-        """What one request holds, as long as the block lasts."""
+        """Count what one request holds, as long as the block lasts."""
         share = Share(self)
         try:
             yield share
@@ -56,7 +56,7 @@ class Bodies:
 
 @dataclass
 class Share:
-    """Of one request."""
+    """The bytes that one request holds."""
 
     of: Bodies
     count: int = 0

@@ -27,7 +27,7 @@ _CODES = {
 
 
 class ErrorDetail(msgspec.Struct):
-    """What an error response says."""
+    """The error in a response."""
 
     message: str
     type: str
@@ -70,7 +70,7 @@ class APIError(Exception):
 
 
 class AnthropicError(msgspec.Struct):
-    """What an error of Anthropic's routes says."""
+    """The error in a response of Anthropic's routes."""
 
     type: str
     message: str
@@ -111,7 +111,7 @@ def in_ollama_form(error: APIError) -> OllamaErrorResponse:
 
 
 def is_anthropic(scope: Scope) -> bool:
-    """Whether a client of Anthropic's asks: its path says so, or the header that all of them send."""
+    """Tell whether a client of Anthropic's asks: by the path, or the header that all of them send."""
     if _path(scope).startswith("/v1/messages"):
         return True
     return any(name == b"anthropic-version" for name, _ in scope["headers"])
@@ -145,7 +145,7 @@ class _ErrorAnswer(Response):
 
 
 def is_about_length(message: str) -> bool:
-    """Whether a prompt was refused because it has more tokens than the model takes."""
+    """Tell whether a prompt was refused because it has more tokens than the model takes."""
     return message.startswith("prompt has") and "max_model_len" in message
 
 

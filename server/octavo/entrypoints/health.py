@@ -64,17 +64,17 @@ class Version(msgspec.Struct):
 
 
 class Probed(Protocol):
-    """What answers to probes: a server, or a node beside one."""
+    """Answers to probes: a server, or a node beside one."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it can never be alive again."""
+        """It can never be alive again."""
 
     def why_not_alive(self) -> str | None:
-        """Why the liveness probe fails; None if it does not."""
+        """Say why the liveness probe fails; None if it does not."""
 
     def why_not_ready(self) -> str | None:
-        """Why the readiness probe fails; None if it does not."""
+        """Say why the readiness probe fails; None if it does not."""
 
 
 def _probed(request: Request) -> Probed:

@@ -1,4 +1,4 @@
-"""What a node of an engine that does not serve tells probes: /health, /livez and /readyz, as node 0 has them."""
+"""Answers probes on nodes of an engine that do not serve: /health, /livez and /readyz, as node 0 has them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _HEADERS = {
 
 
 async def index(request: Request) -> Response:
-    """What is served here, whether it is ready, and how to ask it something."""
+    """Show what is served here, whether it is ready, and how to ask it something."""
     state = state_of(request)
     tokenizer = state.engine.tokenizer
     page = _template("index.html").render(
@@ -76,5 +76,5 @@ async def icon(request: Request) -> Response:
 
 
 def _root(request: Request) -> str:
-    """What stands before the server's own paths: --root-path."""
+    """Return what precedes the server's own paths: --root-path."""
     return str(request.scope.get("root_path", "")).rstrip("/")

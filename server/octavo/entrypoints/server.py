@@ -39,7 +39,7 @@ _LOOK_SECONDS = 1.0  # between looks at the core's heartbeat
 
 @dataclass(frozen=True)
 class Started:
-    """When the start began, by `time.perf_counter`, and how many seconds it took to find or fetch the model's files."""
+    """The start's begin, by `time.perf_counter`, and the seconds that it took to find or fetch the model's files."""
 
     at: float
     fetch_seconds: float

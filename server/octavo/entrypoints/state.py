@@ -1,4 +1,4 @@
-"""What every route needs: the engine, the options, and health."""
+"""The state that every route needs: the engine, the options, and health."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REQUEST_ID = "[A-Za-z0-9._:@/+=~-]{1,128}"
 
 
 class Phase(enum.Enum):
-    """What the server is doing."""
+    """The server's phase of life."""
 
     LOADING = "loading"
     SERVING = "serving"
@@ -83,11 +83,11 @@ class ServerState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the core has."""
+        """The engine core has ended."""
         return self.engine.dead is not None
 
     def why_not_alive(self) -> str | None:
-        """Why the liveness probe fails; None if it does not, or while the model is loading."""
+        """Say why the liveness probe fails; None if it does not, or while the model is loading."""
         if self.engine.dead is not None:
             return str(self.engine.dead)
         if self.phase is Phase.LOADING:
@@ -120,7 +120,7 @@ class ServerState:
         )
 
     def why_not_ready(self) -> str | None:
-        """Why the readiness probe fails; None if it does not."""
+        """Say why the readiness probe fails; None if it does not."""
         return None if self.phase is Phase.SERVING else f"the server is {self.phase.value}"
 
 

@@ -1,4 +1,4 @@
-"""Whom a request is for, and whose cache it may use: what a gateway in front says in headers.
+"""Reads the headers of a gateway in front: whom a request is for, and whose cache it may use.
 
 Who reaches the engine beside the gateway can send these headers, too. So they carry secrets: the salt of a cache, and
 an id without which a tenant's name is nobody's account. Who makes them up gets a cache, and an account, of their own.
@@ -22,7 +22,7 @@ _salt: ContextVar[str] = ContextVar("cache_salt_header", default="")
 
 
 def read_headers(headers: Mapping[bytes, bytes]) -> None:
-    """What the request that begins now says."""
+    """Note the tenant and the salt of the request that begins."""
     name, secret = headers.get(TENANT_HEADER, b""), headers.get(ID_HEADER, b"")
     tenant = None
     if _NAME.fullmatch(name) and len(secret) <= _MAX_BYTES:

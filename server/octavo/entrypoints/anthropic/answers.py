@@ -68,7 +68,7 @@ class TokenCount(Struct):
 
 
 class StopDelta(Struct):
-    """Why an answer ended."""
+    """The reason why an answer ended."""
 
     stop_reason: StopReason
     stop_sequence: str | None

@@ -68,7 +68,7 @@ class InputJsonDelta(Struct, tag_field="type", tag="input_json_delta"):
 
 
 class BlockDelta(Struct, tag_field="type", tag="content_block_delta"):
-    """What is new in a block."""
+    """New content of a block."""
 
     index: int
     delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta

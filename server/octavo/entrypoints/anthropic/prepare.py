@@ -170,7 +170,7 @@ def _answer(message: AssistantMessage) -> dict[str, Any]:
 
 
 def _begins_answer(last: InputMessage) -> bool:
-    """Whether the answer goes on with the last message: it is text of the assistant."""
+    """Tell whether the answer goes on with the last message: it is text of the assistant."""
     return (
         isinstance(last, AssistantMessage)
         and any(isinstance(block, TextBlockParam) and block.text for block in last.content)

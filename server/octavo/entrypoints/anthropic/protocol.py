@@ -59,7 +59,7 @@ class ToolReferenceBlockParam(_Part):
 
     @property
     def text(self) -> str:
-        """What the model reads."""
+        """The text that the model reads."""
         return self.tool_name
 
 
@@ -72,7 +72,7 @@ class Base64SourceParam(_Part):
 
 
 class UrlSourceParam(_Part):
-    """Where an image can be fetched."""
+    """The URL of an image."""
 
     type: Literal["url"]
     url: str
@@ -95,7 +95,7 @@ Texts = Annotated[list[Annotated[TextBlockParam, known_types("text")]], OrText()
 
 
 class ToolResultBlockParam(_Part):
-    """What a call returned."""
+    """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -116,7 +116,7 @@ _AssistantBlock = Annotated[
 
 
 class UserMessage(_Part):
-    """What the user says, and what tools returned."""
+    """A message of the user, and results of tools."""
 
     role: Literal["user"]
     content: Annotated[list[_UserBlock], OrText()]
@@ -170,7 +170,7 @@ AnyTool = Annotated[
 
 
 class ChoiceMode(_Part):
-    """Whether tools are called."""
+    """A mode that allows, demands or forbids calls of tools."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None
@@ -185,7 +185,7 @@ class ChoiceTool(_Part):
 
 
 class ThinkingParam(_Part):
-    """Whether the model reasons first, where its chat template has such a switch. The budget is no limit here."""
+    """Lets the model reason first, where its chat template has such a switch. The budget is no limit here."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Count | None = None
@@ -207,13 +207,13 @@ class OutputConfig(_Part):
 
 
 class Edit(_Part):
-    """What the chat template does anyway: it chooses which of the earlier reasoning it shows."""
+    """An edit that the chat template makes anyway: it chooses which of the earlier reasoning it shows."""
 
     type: Annotated[str, Field(pattern="^clear_thinking_")]
 
 
 class ContextManagement(_Part):
-    """What the server leaves out of a long conversation."""
+    """Edits of a long conversation."""
 
     edits: list[Edit] | None = None
 

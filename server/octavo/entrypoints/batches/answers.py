@@ -48,7 +48,7 @@ class RequestCounts(Struct):
 
 
 class BatchError(Struct):
-    """Why a batch failed as a whole."""
+    """The error that failed a whole batch."""
 
     code: str
     message: str

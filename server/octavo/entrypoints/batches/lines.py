@@ -26,7 +26,7 @@ _BEGINNING = f'{{"id": "{_OWN_ID}'.encode()  # of each line that is written
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one line: more is not even parsed, which would take memory and hold up everybody else."""
+    """Limits of one line: more is not even parsed, which would take memory and hold up everybody else."""
 
     num_bytes: int
     num_values: int  # of JSON, about

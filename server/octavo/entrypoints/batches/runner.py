@@ -39,7 +39,7 @@ def client_of(app: ASGIApp, state: ServerState) -> httpx.AsyncClient:
 
 
 def limits_of(state: ServerState) -> Limits:
-    """Those of a request's body, and room for what a line has around it."""
+    """Limits of a request's body, and room for what a line has around it."""
     return Limits(state.max_body_bytes + _AROUND_BODY, state.max_body_values + 100)
 
 

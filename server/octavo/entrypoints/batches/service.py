@@ -77,7 +77,7 @@ class BatchService:
         return batch
 
     def _forget(self, batch_id: str) -> None:
-        """With its answers: nobody would count them any more."""
+        """Delete a batch with its answers: nobody would count them any more."""
         batch = self._batches.pop(batch_id)
         for file_id in (batch.output_file_id, batch.error_file_id):
             if file_id is not None:

@@ -82,7 +82,7 @@ class FileStore:
         return self._files[file_id]
 
     def path(self, file: FileAnswer) -> Path:
-        """Where its bytes are."""
+        """The path of a file's bytes."""
         return Path(self._folder.name, file.id)
 
     def listed(self) -> list[FileAnswer]:

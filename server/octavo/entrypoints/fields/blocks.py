@@ -1,4 +1,4 @@
-"""What the types of request bodies share that consist of typed blocks: Anthropic's and those of OpenAI's Responses."""
+"""Types for bodies that consist of typed blocks: Anthropic's and those of OpenAI's Responses."""
 
 from __future__ import annotations
 

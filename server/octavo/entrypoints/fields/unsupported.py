@@ -363,7 +363,7 @@ class UnsupportedFields:
         self._instead = instead
 
     def why_not(self, name: str, value: Any) -> str | None:
-        """Why ``value`` is refused in an unsupported field; None if it is not."""
+        """Say why ``value`` is refused in an unsupported field; None if it is not."""
         if value is None or name not in self._fields or any(_same(value, other) for other in self._fields[name]):
             return None
         instead = self._instead.get(name)

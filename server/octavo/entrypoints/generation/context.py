@@ -18,7 +18,7 @@ _CHAT_FIELD = ", or set truncate_prompt_tokens"  # which other dialects do not h
 
 
 def is_too_long(error: Exception) -> bool:
-    """Whether a request failed because its prompt has more tokens than fit."""
+    """Tell whether a request failed because its prompt has more tokens than fit."""
     if isinstance(error, APIError) and error.detail.code == CONTEXT_LENGTH:
         return True
     return is_about_length(str(error))
@@ -104,7 +104,7 @@ def without_oldest(messages: list[dict[str, Any]], count: int) -> list[dict[str,
 
 
 async def without_oldest_that_fits(conversation: Conversation, prepare: Callable[[Conversation], Awaitable[T]]) -> T:
-    """What ``prepare`` makes of the conversation without as few of its oldest messages as will do, found by bisection.
+    """Prepare a conversation without as few of its oldest messages as will do, found by bisection.
     Raises what it raises, where even what must stay is too long."""
 
     async def attempt(dropped: int) -> T | Exception:

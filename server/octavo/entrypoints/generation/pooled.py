@@ -20,7 +20,7 @@ _WORTH_A_THREAD = 4_000  # characters or ids
 
 @dataclass(frozen=True)
 class PooledOptions:
-    """How prompts that are pooled are tokenised and queued."""
+    """Options that tokenise and queue prompts to pool."""
 
     priority: int = 0
     add_special_tokens: bool = True
@@ -29,7 +29,7 @@ class PooledOptions:
 
 
 def how_to_pool(state: ServerState, asked: PoolingParams) -> Pooling:
-    """How vectors are made: as a request asks, the server is set up or the model's files say. Raises ValueError."""
+    """Choose how vectors are made: by the request, the server's options or the model's files. Raises ValueError."""
     model = state.engine.config.model
     asked = replace(asked, pooling=asked.pooling or state.args.embedding_pooling)
     return embedding_pooling(model.pooler, asked, model.hidden_size)

@@ -53,7 +53,7 @@ class TopLogprobs(NamedTuple):
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """How a prompt is tokenised and queued."""
+    """Options that tokenise and queue a prompt."""
 
     priority: int = 0
     cache_salt: str | None = None
@@ -63,7 +63,7 @@ class PromptOptions:
 
     @property
     def for_tenant(self) -> PromptOptions:
-        """With the salt that the request's gateway sets besides."""
+        """Add the salt that the request's gateway sets."""
         return replace(self, cache_salt=combined_salt(self.cache_salt))
 
 
@@ -184,7 +184,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether the final output of every request has been taken."""
+        """The final output of every request has been taken."""
         return not self._unfinished
 
     def take(self) -> tuple[int, RequestOutput] | None:

@@ -20,7 +20,7 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class Events(Protocol):
-    """How a dialect writes a stream."""
+    """Writes a stream in the form of a dialect."""
 
     def write(self, item: tuple[int, RequestOutput]) -> bytes:
         """The events of one output; empty if there is nothing to send yet."""

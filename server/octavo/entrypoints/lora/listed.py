@@ -67,7 +67,7 @@ class Entry:
 
 
 class AdapterState(msgspec.Struct, omit_defaults=True):
-    """What has become of an adapter. ``state``: loading, loaded or failed, for which ``reason`` is a word and
+    """The state of an adapter. ``state``: loading, loaded or failed, for which ``reason`` is a word and
     ``message`` a line; ``served``: requests may name it, perhaps as it was listed before; ``uri``, ``revision`` and
     ``expected``, the digest that its weights must have, are the list's; ``digest``: of the files that are served."""
 
@@ -198,7 +198,7 @@ class AdapterList:
                 self._digest = digest
 
     def report(self) -> AdapterReport:
-        """What is listed, then what else is served."""
+        """Report listed adapters, then others that are served."""
         found = []
         for name, one in self._listed.items():
             served = self._adapters[name]

@@ -37,7 +37,7 @@ class ServedAdapter:
 
 
 class Adapters:
-    """By name. A name stands for what its files held when they were loaded; requests under way keep what they have."""
+    """Adapters by name. A name stands for what its files held when they were loaded; requests under way keep that."""
 
     def __init__(self, engine: AsyncLLM, lora_dir: str | None, taken: Iterable[str]) -> None:
         """``lora_dir``: below it lies what requests may load; ``taken``: names that are the model's."""
@@ -50,7 +50,7 @@ class Adapters:
         return self._served.get(name)
 
     def all(self) -> list[ServedAdapter]:
-        """In the order of their loading."""
+        """List adapters in the order of their loading."""
         return list(self._served.values())
 
     async def load(self, name: str, path: str, replace: bool = False) -> None:
@@ -72,7 +72,7 @@ class Adapters:
                 raise bad_request(f"adapter {name!r}: {error}", "lora_path") from None
 
     async def load_modules(self, modules: Iterable[str]) -> None:
-        """Those of --lora-modules, of wherever they are. Raises ConfigError."""
+        """Load the adapters of --lora-modules, wherever they are. Raises ConfigError."""
         for name, path, base in map(parse_module, modules):
             if name in self._taken or name in self._served:
                 raise ConfigError(f"lora_modules: {name!r} is given twice, or is the model's own name")

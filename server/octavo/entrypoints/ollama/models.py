@@ -167,7 +167,7 @@ async def show(request: Request) -> Response:
 
 
 def _capabilities(state: ServerState) -> list[str]:
-    """In Ollama's words."""
+    """List the model's tasks in Ollama's words."""
     tasks = state.engine.config.model.pooler.tasks
     found = []
     if "generate" in tasks:

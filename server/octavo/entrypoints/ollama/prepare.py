@@ -186,7 +186,7 @@ def template_of(state: ServerState) -> str:
 
 
 def can_think(state: ServerState) -> bool:
-    """Whether reasoning is told from answers."""
+    """Tell whether the server separates reasoning from answers."""
     return state.chat_options.reasoning_parser is not None or speaks_harmony(state.chat_options, template_of(state))
 
 

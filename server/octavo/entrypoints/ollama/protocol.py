@@ -35,7 +35,7 @@ _OPTIONS = UnsupportedFields(
 
 
 class Options(BaseModel):
-    """How an answer is sampled. Those of loading a model (num_gpu, num_thread, ...) have no effect: it is loaded."""
+    """Options of sampling. Those of loading a model (num_gpu, num_thread, ...) have no effect: it is loaded."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -84,7 +84,7 @@ class _Body(ModelBody):
 
     @property
     def unloads(self) -> bool:
-        """Whether ``keep_alive`` asks that the model be unloaded at once."""
+        """``keep_alive`` asks that the model be unloaded at once."""
         keeps = self.keep_alive
         return not re.search("[1-9]", keeps) if isinstance(keeps, str) else keeps == 0
 
@@ -98,7 +98,7 @@ class _GenerationBody(_Body):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer comes line by line, as it does unless the client says no."""
+        """The answer comes line by line, unless the client says no."""
         return self.stream is not False
 
 

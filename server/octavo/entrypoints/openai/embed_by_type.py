@@ -41,7 +41,7 @@ class Vectors(Struct):
 
 
 class ApiVersion(Struct):
-    """Of Cohere's API."""
+    """The version of Cohere's API."""
 
     version: str = "2"
 

@@ -93,7 +93,7 @@ class EmbeddingRequest(ModelBody):
         return prompts_in(self.input, "input", MAX_INPUTS)
 
     def pooled_options(self) -> PooledOptions:
-        """How the prompts are tokenised and queued."""
+        """Return the options of the prompts."""
         special = self.add_special_tokens is not False or self.messages is not None
         return PooledOptions(self.priority or 0, special, self.truncate_prompt_tokens, self.truncation_side)
 

@@ -39,7 +39,7 @@ class ToolCallDelta(Struct):
 
 
 class ChatDelta(Struct):
-    """What is new in a message."""
+    """New content of a message."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
@@ -49,7 +49,7 @@ class ChatDelta(Struct):
 
 
 class ChatChunkChoice(Struct):
-    """What is new in one answer."""
+    """New content of one answer."""
 
     index: int
     delta: ChatDelta

@@ -201,7 +201,7 @@ class GenerationRequest(ModelBody):
         return fields
 
     def prompt_options(self, add_special_tokens: bool) -> PromptOptions:
-        """How the prompt is tokenised and queued; ``add_special_tokens`` is the route's default."""
+        """Return the options of the prompt; ``add_special_tokens`` is the route's default."""
         given = self.add_special_tokens
         return PromptOptions(
             self.priority or 0,

@@ -108,14 +108,14 @@ class ResponseUsage(Struct):
 
 
 class ResponseFailure(Struct):
-    """Why a response failed."""
+    """The error of a response that failed."""
 
     message: str
     code: str = "server_error"
 
 
 class IncompleteDetails(Struct):
-    """Why a response is not whole."""
+    """The reason why a response is not whole."""
 
     reason: str
 

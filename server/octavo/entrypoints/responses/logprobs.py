@@ -1,4 +1,4 @@
-"""Which tokens the texts of an answer consist of, for their log-probabilities. Pure."""
+"""Finds the tokens that the texts of an answer consist of, for their log-probabilities. Pure."""
 
 from __future__ import annotations
 

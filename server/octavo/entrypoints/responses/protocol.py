@@ -107,7 +107,7 @@ class CustomCallParam(_Part):
 
 
 class CallOutputParam(_Part):
-    """What a call returned."""
+    """The result of a call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
@@ -298,7 +298,7 @@ class TextConfigParam(_Part):
 
 
 class ReasoningConfigParam(_Part):
-    """How much the model reasons, and whether its reasoning comes as a summary: whole, but in the summary's place."""
+    """The effort of reasoning. Asked for a summary, the server sends the whole reasoning in its place."""
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None

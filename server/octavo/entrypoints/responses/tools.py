@@ -28,7 +28,7 @@ _logged: set[str] = set()
 
 @dataclass(frozen=True)
 class ToolName:
-    """What the client calls a tool. ``custom``: its input is a text, not JSON."""
+    """The client's name of a tool. ``custom``: its input is a text, not JSON."""
 
     name: str
     namespace: str | None = None
@@ -104,7 +104,7 @@ def toolbox_of(tools: Iterable[ToolParam] | None, items: Iterable[Item], earlier
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """What the model calls a tool."""
+    """Return the model's name of a tool."""
     if not namespace:
         return name
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"

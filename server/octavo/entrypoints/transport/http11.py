@@ -61,7 +61,7 @@ class DirectBody:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the client is connected and has room."""
+        """The client is connected and has room."""
         return not (self._connection.flow.write_paused or self._cycle.disconnected)
 
     def when_writable(self, callback: Callable[[], None]) -> None:
@@ -289,7 +289,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the client may still send requests."""
+        """The client may still send requests."""
         return self.transport is not None and not self.transport.is_closing()
 
     def _cancel_idle_timer(self) -> None:

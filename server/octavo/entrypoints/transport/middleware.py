@@ -1,4 +1,4 @@
-"""What every request goes through before its route: request id, API key, counts."""
+"""Gives every request an id, checks its API key and counts it, before its route."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ DIRECT_BODY = "direct_body"  # key of a request's scope["state"]: the StreamBody
 
 
 class StreamBody(Protocol):
-    """Where a stream is written, once its head has been sent."""
+    """Takes what a stream writes, once its head has been sent."""
 
     num_bytes: int  # written past ASGI
 
@@ -45,7 +45,7 @@ class AsgiBody:
 
     @property
     def is_writable(self) -> bool:
-        """Whether the server has taken the last message."""
+        """The server has taken the last message."""
         return self._sending is None
 
     def when_writable(self, callback: Callable[[], None]) -> None:

@@ -9,8 +9,8 @@ from octavo.entrypoints.transport.responses import encode_json
 
 
 class Template:
-    """What ``make`` writes of ``holes`` strings, in the order in which they stand there: everything else is encoded
-    once, not for every token."""
+    """Writes what ``make`` makes of ``holes`` strings, in the order of their places: all else is encoded once, not for
+    every token."""
 
     def __init__(self, make: Callable[..., bytes], holes: int = 1) -> None:
         marks = [secrets.token_hex(16) for _ in range(holes)]
