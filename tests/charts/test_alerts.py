@@ -14,6 +14,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
 from clusterrig import binaries, prometheus
+from support.chart_values import published
 
 from octavo_operator.api.common import GATEWAY_LABEL
 
@@ -22,6 +23,7 @@ CHART = ROOT / "charts/octavo"
 RULES = CHART / "files/alerts.yaml"
 CASES = Path(__file__).with_name("alerts_test.yaml")
 RUNBOOKS = ROOT / "docs/runbooks"
+REPOSITORY = "https://github.com/octavo-dev/octavo"
 
 
 def alerts() -> dict[str, dict[str, Any]]:
@@ -100,7 +102,7 @@ def test_every_alert_says_what_it_means_and_leads_to_a_page(name: str) -> None:
     alert = alerts()[name]
     assert alert["labels"]["severity"] in ("critical", "warning")
     assert {"summary", "description", "runbook_url"} == set(alert["annotations"])
-    assert alert["annotations"]["runbook_url"].endswith(f"/{name}")
+    assert alert["annotations"]["runbook_url"] == f"{REPOSITORY}/blob/main/docs/runbooks/{name}.md"
     page = (RUNBOOKS / f"{name}.md").read_text()
     assert page.startswith(f"# {name}\n") and "\n## Look\n" in page and "\n## Do\n" in page
     assert f"[{name}]({name}.md) | {alert['labels']['severity']} |" in (RUNBOOKS / "README.md").read_text()
@@ -119,7 +121,7 @@ needs_helm = pytest.mark.skipif(not binaries.are_built(), reason="Helm is one of
 def rendered(*settings: str, operator_api: bool = True) -> list[dict[str, Any]]:
     flags = [flag for setting in settings for flag in ("--set", setting)]
     flags += ["--api-versions", "monitoring.coreos.com/v1"] if operator_api else []
-    command = [str(binaries.programs()["helm"]), "template", "release", str(CHART), "-n", "system", *flags]
+    command = [str(binaries.programs()["helm"]), "template", "release", str(published()), "-n", "system", *flags]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [one for one in yaml.safe_load_all(done.stdout) if one]
@@ -132,7 +134,7 @@ def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 @needs_helm
 def test_the_chart_brings_the_same_rules() -> None:
     (rule,) = of_kind(rendered(), "PrometheusRule")
-    assert rule["spec"] == yaml.safe_load(RULES.read_text())
+    assert rule["spec"] == yaml.safe_load((published() / "files/alerts.yaml").read_text())
     assert not of_kind(rendered("monitoring.rules.enabled=false"), "PrometheusRule")
     assert not of_kind(rendered(operator_api=False), "PrometheusRule")
 

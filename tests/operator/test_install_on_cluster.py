@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from clusterrig import settings
 from clusterrig.fixtures import Cluster, eventually, run_rig
+from support.chart_values import published
 from support.llmd import SESSION, toy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -54,7 +55,7 @@ def installed(
         flags = [
             flag for value in (*fixed, *values) for flag in ("--set-string" if ".tag=" in value else "--set", value)
         ]
-        chart = str(ROOT / "charts/octavo")
+        chart = str(published())
         helm("upgrade", "--install", "op", chart, "-n", namespace, *flags, "--wait", "--timeout=90s")
 
     install()

@@ -15,7 +15,7 @@ from clusterrig import binaries
 from clusterrig.fixtures import Cluster
 from hypothesis import HealthCheck, given, settings
 from support import foreign_crds
-from support.chart_values import MATRIX
+from support.chart_values import MATRIX, published
 from support.llmd import manifest, parsed
 from support.llmd_strategies import specs
 from support.openapi_schemas import file_name, write_schemas
@@ -82,7 +82,7 @@ def test_rendered_objects_match_their_schemas(conform: Check, spec: dict[str, An
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_chart(conform: Check, helm: Callable[..., str], cluster: Cluster, name: str) -> None:
     flags = [flag for setting in MATRIX[name] for flag in ("--set", setting)]
-    text = helm("template", "release", str(ROOT / "charts/octavo"), "-n", "default", *flags)
+    text = helm("template", "release", str(published()), "-n", "default", *flags)
     conform(text)
     objects = [one for one in yaml.safe_load_all(text) if one]
     for one in objects:

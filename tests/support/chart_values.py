@@ -1,6 +1,36 @@
-"""Values with which the chart is tested."""
+"""The chart as it is published, and values with which it is tested."""
 
 from __future__ import annotations
+
+import importlib.util
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+
+
+def release_chart() -> ModuleType:
+    """The program of `make chart`."""
+    spec = importlib.util.spec_from_file_location("release_chart", ROOT / "release/chart.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="octavo-chart-")
+
+
+@cache
+def published() -> Path:
+    """The folder of the chart that `make chart` packs: unlike the tree's it takes its default images."""
+    made: Path = release_chart().stage(Path(_folder().name))
+    return made
+
 
 MATRIX: dict[str, list[str]] = {
     "defaults": [],

@@ -63,6 +63,19 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end -}}
 
+{{- /* Fails where pods would wait for images that nobody has published. Without replicas none is pulled. */ -}}
+{{- define "octavo.checkImages" -}}
+{{- if and (index .Chart.Annotations "octavo.dev/unpublished") (gt (int .Values.replicas) 0) -}}
+{{- $values := list -}}
+{{- range $name, $image := dict "image" .Values.image "engine.image" .Values.engine.image "router.image" .Values.router.image -}}
+{{- if and (hasPrefix "ghcr.io/octavo-dev/" $image.repository) (not $image.digest) -}}{{- $values = append $values (printf "%s.repository" $name) -}}{{- end -}}
+{{- end -}}
+{{- if $values -}}
+{{- fail (printf "the default images of %s are not published: build and push yours (make image IMAGE_PREFIX=registry.example.com/octavo) and set %s, or install a published chart" .Chart.Version (join ", " $values)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The Service of the leader's metrics API. */ -}}
 {{- define "octavo.metricsService" -}}
 {{- printf "%s-metrics" (include "octavo.fullname" .) -}}
