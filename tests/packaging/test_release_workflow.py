@@ -1,4 +1,4 @@
-"""The release's workflow: what it runs is there, for both architectures, and nothing is published before it is tested."""
+"""The release's workflow: what it runs is there, for both architectures; nothing is published before it is tested."""
 
 from __future__ import annotations
 

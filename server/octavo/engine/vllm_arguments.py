@@ -57,6 +57,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 NO_EFFECT: dict[str, tuple[int | str, str]] = {
     "trust_remote_code": (0, "code from model repositories never runs"),
     "code_revision": (1, "code from model repositories never runs"),
+    "enable_reasoning": (0, "reasoning_parser alone turns it on"),
     "swap_space": (1, "preempted requests are recomputed"),
     "compilation_config": (1, "nothing is compiled at the start"),
     "optimization_level": (1, "nothing is compiled at the start"),

@@ -21,21 +21,41 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **options})
         self.takes_vllm_flags = False
         self.source = ""  # where the arguments come from, if not from the command line
+        self._refused: list[str] = []
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with status 2."""
-        if message.startswith("argument -"):
-            message = message.removeprefix("argument ")
-        print(f"octavo: error: {self.source}{message}", file=sys.stderr)
+        print(f"octavo: error: {'; '.join([*self._refused, self.source + _plain(message)])}", file=sys.stderr)
         sys.exit(2)
 
+    def refuse(self, problem: str) -> None:
+        """Go on reading, so that one error names this problem and those that come."""
+        if (problem := self.source + _plain(problem)) not in self._refused:
+            self._refused.append(problem)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            self.refuse(str(error))
+            return None
+
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse all arguments, or exit with an error that names every unknown flag."""
+        """Parse all arguments, or exit with an error that names every flag and value that cannot be taken."""
         known, unknown = self.parse_known_args(args, namespace)
-        problems = list(dict.fromkeys(self._problems(unknown)))
+        problems = [*self.refusals(), *self._problems(unknown)]
+        self._refused.clear()
         if problems:
-            self.error("; ".join(problems))
+            self.error("; ".join(dict.fromkeys(problems)))
         return known
+
+    def refusals(self) -> list[str]:
+        """What `refuse` was told of, here and in the parsers of subcommands."""
+        found = list(self._refused)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found += [one for parser in action.choices.values() for one in parser.refusals()]
+        return found
 
     def _problems(self, unknown: list[str]) -> Iterator[str]:
         flags = [argument.partition("=")[0] for argument in unknown if _is_flag(argument)]
@@ -55,6 +75,10 @@ class CommandParser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 found += [flag for parser in action.choices.values() for flag in parser.flags()]
         return found
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("argument ") if message.startswith("argument -") else message
 
 
 def _is_flag(argument: str) -> bool:

@@ -96,7 +96,7 @@ class _NoEffect(argparse.Action):
 
 class _NotSupported(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        parser.error(vllm.not_supported_yet(self.option_strings[0]))
+        parser.refuse(vllm.not_supported_yet(self.option_strings[0]))
 
 
 def _one_of(values: tuple[str, ...], reason: str) -> Callable[[str], str]:

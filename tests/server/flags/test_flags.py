@@ -23,7 +23,7 @@ CHOICES = engine_flags.CHOICES | server_flags.CHOICES
 
 
 def parse(*argv: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="octavo serve")
     serve.add_arguments(parser)
     return parser.parse_args(with_dashes(list(argv)))
 
@@ -208,6 +208,26 @@ def test_a_mistake_is_one_line(argv: list[str], says: str, capsys: pytest.Captur
     assert stopped.value.code == 2
     said = one_error(capsys)
     assert says in said or re.match(says, said), said
+
+
+@pytest.mark.parametrize("command", ["serve", "bench throughput"])
+def test_every_flag_and_value_that_cannot_be_taken_is_named_at_once(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "--kv-transfer-config {} --max-num-seqs many --cpu-offload-gb 10 --xyzzy --enable-sleep-mode --dtype half"
+    for _ in range(2):  # nothing is left from one command line to the next
+        with pytest.raises(SystemExit) as stopped:
+            main([*command.split(), *line.split()])
+        assert stopped.value.code == 2
+        said = one_error(capsys)
+        named = ["--kv-transfer-config is", "--max-num-seqs: must", "--cpu-offload-gb: 10 is", "--enable-sleep-mode is"]
+        assert all(said.count(one) == 1 for one in [*named, "unknown flag --xyzzy"]), said
+        assert "--dtype" not in said
+
+
+def test_reasoning_needs_no_switch_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    parse("--enable-reasoning", "--reasoning-parser", "qwen3")
+    assert "--enable-reasoning has no effect: reasoning_parser alone turns it on" in capsys.readouterr().err
 
 
 def test_flags_of_missing_features_may_be_switched_off(capsys):
