@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.config_checks import MAX_POSITIONS
@@ -11,7 +10,6 @@ from octavo.interface.model_config.declarations import choice, integer
 from octavo.interface.model_config.encoder import EncoderConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class BertConfig(EncoderConfig):
     """Learned positions."""
 
@@ -26,7 +24,6 @@ class BertConfig(EncoderConfig):
         return 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class RobertaConfig(BertConfig):
     """Positions are counted from behind the padding token's."""
 
@@ -43,12 +40,10 @@ class RobertaConfig(BertConfig):
         return max(1, self.max_position_embeddings - self.first_position)
 
 
-@dataclass(frozen=True, kw_only=True)
 class XLMRobertaConfig(RobertaConfig):
     """Fields of XLM-RoBERTa."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DistilBertConfig(BertConfig):
     """Fields of DistilBERT: other names, and no token types."""
 

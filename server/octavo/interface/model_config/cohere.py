@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.config_checks import MAX_FACTOR, MAX_LAYERS
 from octavo.interface.model_config.declarations import flag, integer, number
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class CohereConfig(TextConfig):
     """Scaled logits, layer norms."""
 
@@ -20,7 +17,6 @@ class CohereConfig(TextConfig):
     use_qk_norm: bool = flag(False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cohere2Config(CohereConfig):
     """Windows in all layers but every ``sliding_window_pattern``-th."""
 

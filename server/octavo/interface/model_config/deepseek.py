@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.config_checks import MAX_EXPERTS, MAX_WIDTH, Fields
@@ -11,7 +10,6 @@ from octavo.interface.model_config.declarations import choice, flag, integer
 from octavo.interface.model_config.experts import ExpertsConfig, GroupedExpertsConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeepseekConfig(GroupedExpertsConfig):
     """Latent attention: heads have several sizes; what is turned of one is ``head_dim``, as in transformers."""
 
@@ -26,7 +24,6 @@ class DeepseekConfig(GroupedExpertsConfig):
     moe_layer_freq: int = choice((1,), 1, "must be 1, as DeepSeek's models have it")
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeepseekV2Config(DeepseekConfig):
     """The chosen experts' scores are used as they are."""
 
@@ -50,7 +47,6 @@ class DeepseekV2Config(DeepseekConfig):
                 fields.integer(key, 1, MAX_EXPERTS)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeepseekV3Config(DeepseekConfig):
     """Experts are chosen within groups."""
 

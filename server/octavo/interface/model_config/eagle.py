@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 
 from octavo.interface.config_checks import MAX_FACTOR, MAX_VOCAB, MAX_WIDTH
 from octavo.interface.model_config.declarations import flag, integer, integers, number
@@ -10,7 +10,6 @@ from octavo.interface.model_config.llama import LlamaConfig
 from octavo.interface.model_config.qwen3 import Qwen3Config
 
 
-@dataclass(frozen=True, kw_only=True)
 class EagleConfig(LlamaConfig):
     """Fields of EAGLE."""
 
@@ -22,7 +21,6 @@ class EagleConfig(LlamaConfig):
     logit_scale: float = number(0.0, MAX_FACTOR, 1.0, above=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Eagle3Config(EagleConfig):
     """Fields of EAGLE-3; ``taps``: layers of the target whose inputs the head reads."""
 
@@ -34,6 +32,5 @@ class Eagle3Config(EagleConfig):
     norm_output: bool = flag(False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Eagle3Qwen3Config(Qwen3Config, Eagle3Config):
     """Fields of EAGLE-3, with Qwen3's layers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from octavo.interface.config_checks import MAX_VOCAB, Fields
@@ -10,7 +9,6 @@ from octavo.interface.model_config.declarations import declare, flag, integer, n
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TextConfig):
     """A model that reads whole texts, to both sides."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.config_checks import MAX_LAYERS, Fields
 from octavo.interface.model_config.declarations import declare
 from octavo.interface.model_config.text import TextConfig
@@ -16,7 +14,6 @@ def _pattern(fields: Fields, key: str) -> int | None:
     return every
 
 
-@dataclass(frozen=True, kw_only=True)
 class Exaone4Config(TextConfig):
     """Windows in all layers but every ``sliding_window_pattern``-th; where there are some, others see no positions."""
 

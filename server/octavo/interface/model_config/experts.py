@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from octavo.interface.config_checks import MAX_EXPERTS, MAX_FACTOR, MAX_LAYERS, MAX_WIDTH, Fields
@@ -11,7 +10,6 @@ from octavo.interface.model_config.declarations import declare, flag, integer, n
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExpertsConfig(TextConfig):
     """``num_experts`` 0: there are none (Gemma 4)."""
 
@@ -60,7 +58,6 @@ class ExpertsConfig(TextConfig):
             raise fields.error(f"{chosen} of {count} experts cannot be chosen from {kept} of n_group ({groups}) groups")
 
 
-@dataclass(frozen=True, kw_only=True)
 class GroupedExpertsConfig(ExpertsConfig):
     """Experts in groups, beside shared ones, behind some dense layers."""
 

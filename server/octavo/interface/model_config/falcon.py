@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from octavo.interface.model_config.declarations import declare, flag, fourfold, number
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class FalconConfig(TextConfig):
     """Old models have one key and value head with ``multi_query``, whatever ``num_kv_heads`` says."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from octavo.interface.config_checks import MAX_FACTOR, MAX_LAYERS, MAX_WIDTH, MAX_WINDOW, Fields
@@ -10,7 +9,6 @@ from octavo.interface.model_config.declarations import declare, integer, number,
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class GemmaConfig(TextConfig):
     """Fields of Gemma. In the first configurations, gelu in ``hidden_act`` means its approximation by tanh."""
 
@@ -32,7 +30,6 @@ class GemmaConfig(TextConfig):
             raise fields.error("use_bidirectional_attention is for encoders, which are not supported here")
 
 
-@dataclass(frozen=True, kw_only=True)
 class WindowedGemmaConfig(GemmaConfig):
     """Windows in all layers but every ``sliding_window_pattern``-th."""
 
@@ -61,7 +58,6 @@ class WindowedGemmaConfig(GemmaConfig):
             fields.integer("sliding_window", 1, MAX_WINDOW)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gemma2Config(WindowedGemmaConfig):
     """Capped scores and logits."""
 
@@ -70,7 +66,6 @@ class Gemma2Config(WindowedGemmaConfig):
     final_logit_softcapping: float | None = 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gemma3Config(WindowedGemmaConfig):
     """The released config.json of models that read images states of the text what differs from the 4B's."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from octavo.interface.config_checks import MAX_STREAMS, MAX_WIDTH, Fields
@@ -20,7 +19,6 @@ def _sparsity(fields: Fields, key: str) -> list[float]:
     return numbers
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gemma3nConfig(PerLayerGemmaConfig):
     """Several streams of hidden states (AltUp)."""
 

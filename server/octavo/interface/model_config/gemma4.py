@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 from octavo.interface.config_checks import (
@@ -20,7 +20,6 @@ from octavo.interface.model_config.experts import ExpertsConfig
 from octavo.interface.model_config.gemma import WindowedGemmaConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class PerLayerGemmaConfig(WindowedGemmaConfig):
     """Fields of Gemma 3n and 4: the last layers share others' keys and values, and each has embeddings of its own."""
 
@@ -53,7 +52,6 @@ class PerLayerGemmaConfig(WindowedGemmaConfig):
             raise fields.error(f"{name} ({shared}) leaves no layer of type {without.pop()} with keys and values")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gemma4Config(PerLayerGemmaConfig, ExpertsConfig):
     """Layers without a window have heads of another size; the last layer has none, whatever ``layer_types`` says."""
 
@@ -126,7 +124,6 @@ class Gemma4Config(PerLayerGemmaConfig, ExpertsConfig):
                 fields.refuse("per_layer_config", "must say the same of all layers of one type")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Gemma4UnifiedConfig(Gemma4Config):
     """The 12B."""
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.text import PartialRotaryConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class GlmConfig(PartialRotaryConfig):
     """Fields of the 9B model of 2024."""
 
@@ -18,6 +15,5 @@ class GlmConfig(PartialRotaryConfig):
     attention_bias: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
 class Glm4Config(GlmConfig):
     """Fields of the models of 2025."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.declarations import flag
 from octavo.interface.model_config.experts import GroupedExpertsConfig
 from octavo.interface.model_config.text import PartialRotaryConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class Glm4MoeConfig(PartialRotaryConfig, GroupedExpertsConfig):
     """Experts from layer ``first_k_dense_replace`` on."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from octavo.interface.config_checks import MAX_POSITIONS
@@ -11,7 +10,6 @@ from octavo.interface.model_config.declarations import flag, fourfold, integer, 
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class GPT2Config(TextConfig):
     """Learned positions, layer norms and biases everywhere."""
 

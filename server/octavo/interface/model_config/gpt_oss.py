@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from octavo.interface.config_checks import MAX_FACTOR
@@ -10,7 +9,6 @@ from octavo.interface.model_config.declarations import choice, number, table
 from octavo.interface.model_config.experts import ExpertsConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class GptOssConfig(ExpertsConfig):
     """A window in every other layer, where ``layer_types`` is not there."""
 

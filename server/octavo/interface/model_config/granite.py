@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.config_checks import MAX_EXPERTS, MAX_FACTOR, MAX_WIDTH
@@ -10,7 +9,6 @@ from octavo.interface.model_config.declarations import choice, integer, number
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraniteConfig(TextConfig):
     """Multipliers of embeddings, of what blocks add, of scores, and a divisor of logits."""
 
@@ -20,7 +18,6 @@ class GraniteConfig(TextConfig):
     logits_scaling: float = number(0.0, MAX_FACTOR, 1.0, above=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraniteMoeHybridConfig(GraniteConfig):
     """Granite 4."""
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.config_checks import MAX_WIDTH
 from octavo.interface.model_config.declarations import integer
 from octavo.interface.model_config.experts import ExpertsConfig
 from octavo.interface.model_config.granite import GraniteConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraniteMoeConfig(GraniteConfig, ExpertsConfig):
     """Experts in every layer, in some models beside a shared MLP."""
 
@@ -19,6 +16,5 @@ class GraniteMoeConfig(GraniteConfig, ExpertsConfig):
     shared_intermediate_size: int = integer(0, MAX_WIDTH * 4, 0)
 
 
-@dataclass(frozen=True, kw_only=True)
 class GraniteMoeSharedConfig(GraniteMoeConfig):
     """Fields of Granite's mixtures with a shared expert."""

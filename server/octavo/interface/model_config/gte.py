@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.declarations import choice
 from octavo.interface.model_config.encoder import EncoderConfig, only
 
 
-@dataclass(frozen=True, kw_only=True)
 class GteConfig(EncoderConfig):
     """Rotary positions."""
 
@@ -21,7 +18,6 @@ class GteConfig(EncoderConfig):
     logn_attention_clip1: bool = only(False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NewConfig(GteConfig):
     """Fields of GTE under its first name."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.config_checks import MAX_WIDTH
@@ -10,7 +9,6 @@ from octavo.interface.model_config.declarations import integer
 from octavo.interface.model_config.llama import LlamaConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class Idefics3Config(LlamaConfig):
     """Fields of Idefics3 with a Llama."""
 
@@ -25,6 +23,5 @@ class Idefics3Config(LlamaConfig):
     scale_factor: int = integer(1, MAX_WIDTH, 2)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SmolVLMConfig(Idefics3Config):
     """Fields of SmolVLM."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.declarations import flag
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class InternLM2Config(TextConfig):
     """One flag for the biases of attention."""
 
     bias: bool = flag(False)
 
 
-@dataclass(frozen=True, kw_only=True)
 class InternLM3Config(InternLM2Config):
     """Another one for those of queries, keys and values."""
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class LlamaConfig(TextConfig):
     """Fields of everything called LlamaForCausalLM."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class MistralConfig(TextConfig):
     """A window in every layer; null means none."""
 
@@ -31,7 +27,6 @@ class MistralConfig(TextConfig):
         return (length, beta) if length and beta else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class MinistralConfig(TextConfig):
     """A window in the layers that ``layer_types`` names, or in all."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.config_checks import MAX_FACTOR, MAX_LAYERS, MAX_WIDTH
@@ -10,7 +9,6 @@ from octavo.interface.model_config.declarations import flag, integer, integers, 
 from octavo.interface.model_config.experts import ExpertsConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class Llama4Config(ExpertsConfig):
     """Layers that turn and attend within chunks, and others; layers with experts, and others."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self, cast
 
 from octavo.interface.config_checks import Name
@@ -13,7 +12,6 @@ from octavo.interface.model_config.qwen2 import Qwen2Config
 from octavo.interface.model_config.text import TextConfig, unsupported_text
 
 
-@dataclass(frozen=True, kw_only=True)
 class LlavaConfig(TextConfig):
     """Fields beside the language model's: those of the projector of image features."""
 
@@ -29,7 +27,6 @@ class LlavaConfig(TextConfig):
         return cast("Self", super(LlavaConfig, TEXTS[kind]).parse(config, source, name))
 
 
-@dataclass(frozen=True, kw_only=True)
 class LlavaLlamaConfig(LlamaConfig, LlavaConfig):
     """Fields of LLaVA with a Llama."""
 
@@ -41,7 +38,6 @@ class LlavaLlamaConfig(LlamaConfig, LlavaConfig):
     max_position_embeddings: int | None = 2048
 
 
-@dataclass(frozen=True, kw_only=True)
 class LlavaMistralConfig(MistralConfig, LlavaConfig):
     """Fields of LLaVA with a Mistral."""
 
@@ -53,7 +49,6 @@ class LlavaMistralConfig(MistralConfig, LlavaConfig):
     max_position_embeddings: int | None = 131072
 
 
-@dataclass(frozen=True, kw_only=True)
 class LlavaQwen2Config(Qwen2Config, LlavaConfig):
     """Fields of LLaVA with a Qwen2."""
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.config_checks import MAX_FACTOR, MAX_HEADS, MAX_VOCAB
 from octavo.interface.model_config.declarations import flag, integer, number
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class MedusaConfig(TextConfig):
     """``num_hidden_layers``: residual blocks of a head."""
 

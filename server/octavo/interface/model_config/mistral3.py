@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.model_config.declarations import flag, text
 from octavo.interface.model_config.llama import MistralConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mistral3Config(MistralConfig):
     """Fields of Mistral 3, with one of Mistral's language models."""
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.experts import ExpertsConfig
 from octavo.interface.model_config.llama import MistralConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class MixtralConfig(MistralConfig, ExpertsConfig):
     """Experts in every layer."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.config_checks import MAX_WINDOW
@@ -11,7 +10,6 @@ from octavo.interface.model_config.declarations import choice, flag, integer, te
 from octavo.interface.model_config.encoder import EncoderConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModernBertConfig(EncoderConfig):
     """Every ``global_attn_every_n_layers``-th layer attends to whole texts, the others within ``local_attention``."""
 

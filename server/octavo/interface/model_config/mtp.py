@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.deepseek import DeepseekV3Config
 from octavo.interface.model_config.glm4_moe import Glm4MoeConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeepSeekMTPConfig(DeepseekV3Config):
     """DeepSeek V3's."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Glm4MoeMTPConfig(Glm4MoeConfig):
     """GLM-4.5's."""

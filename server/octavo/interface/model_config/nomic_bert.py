@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.model_config.declarations import choice
 from octavo.interface.model_config.encoder import EncoderConfig, only
 
 
-@dataclass(frozen=True, kw_only=True)
 class NomicBertConfig(EncoderConfig):
     """Fields as released; transformers renames them. Positions beyond those of its training are not supported."""
 

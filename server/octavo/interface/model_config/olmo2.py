@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class Olmo2Config(TextConfig):
     """Fields of OLMo 2, which has no windows."""
 
@@ -19,7 +18,6 @@ class Olmo2Config(TextConfig):
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Olmo3Config(TextConfig):
     """Windows in three of four layers, whose positions are not stretched to longer contexts."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from octavo.interface.model_config.declarations import declare
 from octavo.interface.model_config.experts import ExpertsConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class OlmoeConfig(ExpertsConfig):
     """Experts in every layer."""
 

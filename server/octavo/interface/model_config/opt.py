@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.config_checks import MAX_POSITIONS, MAX_WIDTH
@@ -11,7 +10,6 @@ from octavo.interface.model_config.declarations import flag, integer
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class OPTConfig(TextConfig):
     """Learned positions; norms before or behind blocks."""
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.text import PartialRotaryConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class Phi3Config(PartialRotaryConfig):
     """One window for all layers."""
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class Qwen2Config(TextConfig):
     """Fields of Qwen2. ``use_sliding_window`` gives windows to the layers that ``layer_types`` names, by default to
     those from ``max_window_layers`` on."""

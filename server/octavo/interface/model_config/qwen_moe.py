@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.config_checks import MAX_WIDTH
 from octavo.interface.model_config.declarations import flag, integer, integers
 from octavo.interface.model_config.experts import ExpertsConfig
@@ -11,7 +9,6 @@ from octavo.interface.model_config.qwen2 import Qwen2Config
 from octavo.interface.model_config.qwen3 import Qwen3Config
 
 
-@dataclass(frozen=True, kw_only=True)
 class QwenMoeConfig(Qwen2Config, ExpertsConfig):
     """Experts in the layers that ``mlp_only_layers`` does not name, in every ``decoder_sparse_step``-th of all."""
 
@@ -23,7 +20,6 @@ class QwenMoeConfig(Qwen2Config, ExpertsConfig):
         return layer not in (self.mlp_only_layers or []) and (layer + 1) % self.decoder_sparse_step == 0
 
 
-@dataclass(frozen=True, kw_only=True)
 class Qwen2MoeConfig(QwenMoeConfig):
     """Fields of Qwen2-MoE. Without ``layer_types``, every other layer below ``max_window_layers`` may have a window."""
 
@@ -39,7 +35,6 @@ class Qwen2MoeConfig(QwenMoeConfig):
         return layer % 2 == 0 and layer < self.max_window_layers
 
 
-@dataclass(frozen=True, kw_only=True)
 class Qwen3MoeConfig(QwenMoeConfig, Qwen3Config):
     """Fields of Qwen3-MoE. If there are windows, all layers have one."""
 

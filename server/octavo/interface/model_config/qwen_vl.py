@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.qwen2 import Qwen2Config
 from octavo.interface.model_config.qwen3 import Qwen3Config
 from octavo.interface.model_config.qwen_moe import Qwen3MoeConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class Qwen2VLConfig(Qwen2Config):
     """Fields of Qwen2-VL."""
 
@@ -19,19 +16,16 @@ class Qwen2VLConfig(Qwen2Config):
     max_window_layers: int = 80
 
 
-@dataclass(frozen=True, kw_only=True)
 class Qwen2_5_VLConfig(Qwen2VLConfig):  # noqa: N801
     """Fields of Qwen2.5-VL."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Qwen3VLConfig(Qwen3Config):
     """Fields of Qwen3-VL."""
 
     rope_theta: float = 5e5
 
 
-@dataclass(frozen=True, kw_only=True)
 class Qwen3VLMoeConfig(Qwen3MoeConfig):
     """Fields of Qwen3-VL's mixtures of experts."""
 

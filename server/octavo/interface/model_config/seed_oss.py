@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.model_config.declarations import flag
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeedOssConfig(TextConfig):
     """Biases of queries, keys and values, and of what becomes of them."""
 

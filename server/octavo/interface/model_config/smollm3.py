@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from octavo.interface.config_checks import MAX_LAYERS
 from octavo.interface.model_config.declarations import integer, turns
 from octavo.interface.model_config.text import TextConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class SmolLM3Config(TextConfig):
     """``no_rope_layers`` has a 1 for each layer that turns, in spite of its name; the others may have a window."""
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.model_config.declarations import flag, number
 from octavo.interface.model_config.text import PartialRotaryConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class StableLmConfig(PartialRotaryConfig):
     """Attention and MLP one behind the other or side by side."""
 

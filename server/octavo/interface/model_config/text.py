@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, dataclass_transform
 
 from octavo.errors import ModelError
 from octavo.interface.config_checks import (
@@ -44,9 +44,15 @@ def _window(fields: Fields, key: str) -> int | None:
     return window
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """A language model's fields, checked. A field without a default is one that config.json must have."""
+    """A language model's fields, checked. A field without a default is one that config.json must have. Subclasses are
+    frozen dataclasses without saying so."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        dataclass(frozen=True, kw_only=True)(cls)
 
     aliases: ClassVar[Mapping[str, str]] = {}  # the family's own name of a field -> the name here
     ignored: ClassVar[frozenset[str]] = frozenset()  # fields that the family does not have, whatever they say
@@ -289,7 +295,6 @@ def _check_rope(rope: Fields) -> None:
     rope.flag("truncate")
 
 
-@dataclass(frozen=True, kw_only=True)
 class PartialRotaryConfig(TextConfig):
     """Fields of families that rotate a part of each head."""
 
