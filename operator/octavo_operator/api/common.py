@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
-from octavo_operator.api.schema import spec_field
+from octavo_operator.api.schema import SpecError, spec_field
 
 GROUP = "octavo.dev"
 VERSION = "v1alpha1"
@@ -23,43 +24,50 @@ Key = tuple[str, str]  # namespace and name of an LLMDeployment; of an LLMGatewa
 Amount = int | str  # a Kubernetes quantity: 20Gi, 2, 500m
 
 
-class Owner(Protocol):
+_GATEWAY_PREFIX = "llmgateway/"  # no name has a slash
+
+
+@dataclass(frozen=True)
+class Owner:
     """An LLMDeployment or an LLMGateway, as the owner of the objects that are made for it."""
 
-    @property
-    def kind(self) -> str:
-        """Its kind."""
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    status: dict[str, Any] = field(compare=False)  # as it was observed
 
-    @property
-    def label(self) -> str:
-        """The label that its objects have, with its name."""
+    kind: ClassVar[str]
+    label: ClassVar[str]  # that its objects have, with its name
 
     @property
     def key(self) -> Key:
         """Its key in the queue and in the store."""
+        is_gateway = self.label == GATEWAY_LABEL
+        return gateway_key(self.namespace, self.name) if is_gateway else (self.namespace, self.name)
 
-    @property
-    def name(self) -> str:
-        """metadata.name."""
-
-    @property
-    def namespace(self) -> str:
-        """metadata.namespace."""
-
-    @property
-    def uid(self) -> str:
-        """metadata.uid."""
-
-    @property
-    def generation(self) -> int:
-        """metadata.generation."""
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """The status as it was observed."""
+    def owner_reference(self) -> dict[str, Any]:
+        """Return the entry for metadata.ownerReferences of its children."""
+        reference = {"apiVersion": API_VERSION, "kind": self.kind, "name": self.name, "uid": self.uid}
+        return {**reference, "controller": True, "blockOwnerDeletion": True}
 
 
-_GATEWAY_PREFIX = "llmgateway/"  # no name has a slash
+@dataclass(frozen=True)
+class InvalidOwner(Owner):
+    """An object whose stored spec is older than the CRD's current rules, and does not parse by them."""
+
+    error: str
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], error: SpecError) -> Self:
+        """Keep the identity of an object of the API whose spec does not parse, and the error."""
+        return cls(*identity(data), str(error))
+
+
+def identity(data: Mapping[str, Any]) -> tuple[str, str, str, int, dict[str, Any]]:
+    """Return the fields of `Owner` of an object of the API."""
+    meta = data["metadata"]
+    return meta["name"], meta["namespace"], meta["uid"], meta.get("generation", 1), data.get("status") or {}
 
 
 def gateway_key(namespace: str, name: str) -> Key:

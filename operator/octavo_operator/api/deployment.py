@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo_operator.api.common import API_VERSION, KIND, OWNER_LABEL, RESTARTED_AT, Key
-from octavo_operator.api.schema import SpecError, from_json
+from octavo_operator.api.common import KIND, OWNER_LABEL, RESTARTED_AT, InvalidOwner, Owner, identity
+from octavo_operator.api.schema import from_json
 from octavo_operator.api.spec import LLMDeploymentSpec
 
 
-class _Identity:
-    """Fields that tell one owner of objects from another."""
-
-    name: str
-    namespace: str
-    kind, label = KIND, OWNER_LABEL
-
-    @property
-    def key(self) -> Key:
-        """Its key in the queue and in the store."""
-        return self.namespace, self.name
-
-
 @dataclass(frozen=True)
-class LLMDeployment(_Identity):
+class LLMDeployment(Owner):
     """One object of the API, with its spec parsed."""
 
-    name: str
-    namespace: str
-    uid: str
-    generation: int
+    kind, label = KIND, OWNER_LABEL
+
     spec: LLMDeploymentSpec
     deleting: bool = False
-    status: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     restarted_at: str | None = None  # by the annotation RESTARTED_AT
     created: str = ""  # timestamp
 
@@ -45,13 +28,9 @@ class LLMDeployment(_Identity):
         """Parse an object of the API. Raises SpecError for a spec that does not fit the CRD's types."""
         meta = data["metadata"]
         return cls(
-            meta["name"],
-            meta["namespace"],
-            meta["uid"],
-            meta.get("generation", 1),
+            *identity(data),
             from_json(LLMDeploymentSpec, data.get("spec") or {}, "spec"),
             "deletionTimestamp" in meta,
-            data.get("status") or {},
             (meta.get("annotations") or {}).get(RESTARTED_AT) or None,
             meta.get("creationTimestamp") or "",
         )
@@ -91,38 +70,9 @@ class LLMDeployment(_Identity):
         """True if it is at zero, and a request brings it back."""
         return self.scales_to_zero and self.spec.replicas == 0 and not self.spec.suspend
 
-    def owner_reference(self) -> dict[str, Any]:
-        """Return the entry for metadata.ownerReferences of its children."""
-        return {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": self.name,
-            "uid": self.uid,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
-
 
 @dataclass(frozen=True)
-class InvalidLLMDeployment(_Identity):
-    """An LLMDeployment whose stored spec is older than the CRD's current rules, and does not parse by them."""
+class InvalidLLMDeployment(InvalidOwner):
+    """An LLMDeployment whose stored spec does not parse by the CRD's current rules."""
 
-    name: str
-    namespace: str
-    uid: str
-    generation: int
-    status: dict[str, Any]
-    error: str
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any], error: SpecError) -> InvalidLLMDeployment:
-        """Keep the identity of an object of the API whose spec does not parse, and the error."""
-        meta = data["metadata"]
-        return cls(
-            meta["name"],
-            meta["namespace"],
-            meta["uid"],
-            meta.get("generation", 1),
-            data.get("status") or {},
-            str(error),
-        )
+    kind, label = KIND, OWNER_LABEL

@@ -3,25 +3,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from octavo_operator.api import kubernetes_schemas as k8s
 from octavo_operator.api.common import (
-    API_VERSION,
     BY_NAME,
     GATEWAY_LABEL,
     MAP,
     RESTARTED_AT,
     SECRET_NAME,
     SET,
-    Key,
-    gateway_key,
+    InvalidOwner,
+    Owner,
+    identity,
 )
 from octavo_operator.api.network import Affinity, ApiKeySecret, Service
-from octavo_operator.api.schema import Rule, SpecError, from_json, spec_field
+from octavo_operator.api.schema import Rule, from_json, spec_field
 
 KIND = "LLMGateway"
 PLURAL = "llmgateways"
@@ -178,30 +177,14 @@ class LLMGatewaySpec:
     routing: Affinity = spec_field("Choice of a model's replica.", default=Affinity)
 
 
-class _Identity:
-    """Fields that tell one owner of objects from another."""
-
-    name: str
-    namespace: str
-    kind, label = KIND, GATEWAY_LABEL
-
-    @property
-    def key(self) -> Key:
-        """Its key in the queue and in the store."""
-        return gateway_key(self.namespace, self.name)
-
-
 @dataclass(frozen=True)
-class LLMGateway(_Identity):
+class LLMGateway(Owner):
     """One object of the API, with its spec parsed."""
 
-    name: str
-    namespace: str
-    uid: str
-    generation: int
+    kind, label = KIND, GATEWAY_LABEL
+
     spec: LLMGatewaySpec
     deleting: bool = False
-    status: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
     restarted_at: str | None = None  # by the annotation RESTARTED_AT
 
     @classmethod
@@ -209,13 +192,9 @@ class LLMGateway(_Identity):
         """Parse an object of the API. Raises SpecError for a spec that does not fit the CRD's types."""
         meta = data["metadata"]
         return cls(
-            meta["name"],
-            meta["namespace"],
-            meta["uid"],
-            meta.get("generation", 1),
+            *identity(data),
             from_json(LLMGatewaySpec, data.get("spec") or {}, "spec"),
             "deletionTimestamp" in meta,
-            data.get("status") or {},
             (meta.get("annotations") or {}).get(RESTARTED_AT) or None,
         )
 
@@ -226,41 +205,12 @@ class LLMGateway(_Identity):
         requirements = selector.get("matchExpressions") or []
         return wanted.items() <= labels.items() and all(_meets(labels, one) for one in requirements)
 
-    def owner_reference(self) -> dict[str, Any]:
-        """Return the entry for metadata.ownerReferences of its children."""
-        return {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": self.name,
-            "uid": self.uid,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
-
 
 @dataclass(frozen=True)
-class InvalidLLMGateway(_Identity):
+class InvalidLLMGateway(InvalidOwner):
     """An LLMGateway whose stored spec does not parse by the CRD's current rules."""
 
-    name: str
-    namespace: str
-    uid: str
-    generation: int
-    status: dict[str, Any]
-    error: str
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any], error: SpecError) -> InvalidLLMGateway:
-        """Keep the identity of an object of the API whose spec does not parse, and the error."""
-        meta = data["metadata"]
-        return cls(
-            meta["name"],
-            meta["namespace"],
-            meta["uid"],
-            meta.get("generation", 1),
-            data.get("status") or {},
-            str(error),
-        )
+    kind, label = KIND, GATEWAY_LABEL
 
 
 def _meets(labels: Mapping[str, str], requirement: Mapping[str, Any]) -> bool:
