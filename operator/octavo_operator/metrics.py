@@ -210,11 +210,51 @@ class _OperatorCollector(_LazyCollector):
         yield info
 
 
-def _add_conditions(condition: GaugeMetricFamily, reason: GaugeMetricFamily, key: Key, status: Json) -> None:
-    for entry in status.get("conditions") or []:
-        value = {"True": 1.0, "False": 0.0}.get(entry["status"], -1.0)
-        condition.add_metric([*key, entry["type"]], value)
-        reason.add_metric([*key, entry["type"], entry["reason"]], 1)
+_Rows = Mapping[str, tuple[str, tuple[str, ...]]]  # text and labels by name
+_CONDITIONS: _Rows = {
+    "condition": ("Status of a condition: 1 True, 0 False, -1 Unknown", ("type",)),
+    "condition_reason": ("Current reason of a condition: always 1", ("type", "reason")),
+}
+_FLEET: _Rows = {
+    **_CONDITIONS,
+    "replicas": ("Number of replicas, by state", ("state",)),
+    "replicas_limit": ("Limits of spec.autoscaling", ("limit",)),
+    "rollout_seconds": ("Seconds since the current rollout began; 0: all pods are of the latest spec", ()),
+    "pod_restarts": ("Container restarts of a pod", ("pod",)),
+    "requests": ("Requests in the pods, by state, as counted by autoscaling", ("state",)),
+    "replica_capacity": ("Requests that one replica handles at once, as observed by autoscaling", ()),
+    "wakes": ("Starts of the first replica for a request (minReplicas 0)", ()),
+    "start_seconds": (
+        "Seconds that the pod that became ready last took: image_pull, fetch, load; ready: all, from its creation",
+        ("phase",),
+    ),
+}
+_GATEWAYS: _Rows = {
+    **_CONDITIONS,
+    "models": ("Number of model names that it serves, by whether a replica is ready", ("ready",)),
+}
+_COUNTERS = ("pod_restarts", "wakes")
+
+
+class _Families:
+    """Metrics of all objects of a kind, while they are collected."""
+
+    def __init__(self, kind: str, rows: _Rows) -> None:
+        self.all = {
+            name: (CounterMetricFamily if name in _COUNTERS else GaugeMetricFamily)(
+                f"octavo_{kind}_{name}", text, labels=["namespace", kind, *labels]
+            )
+            for name, (text, labels) in rows.items()
+        }
+
+    def add(self, name: str, key: Key, value: float, *labels: str) -> None:
+        self.all[name].add_metric([*key, *labels], value)
+
+    def add_conditions(self, key: Key, status: Json) -> None:
+        for entry in status.get("conditions") or []:
+            value = {"True": 1.0, "False": 0.0}.get(entry["status"], -1.0)
+            self.add("condition", key, value, entry["type"])
+            self.add("condition_reason", key, 1, entry["type"], entry["reason"])
 
 
 def _rollout_seconds(status: Json, now: float) -> float | None:
@@ -238,62 +278,32 @@ class _FleetCollector(_LazyCollector):
         self.wakes: Mapping[Key, int] = {}
 
     def collect(self) -> Iterator[Metric]:
-        own = ["namespace", "llmdeployment"]
-        prefix = "octavo_llmdeployment_"
-        condition = GaugeMetricFamily(
-            f"{prefix}condition", "Status of a condition: 1 True, 0 False, -1 Unknown", labels=[*own, "type"]
-        )
-        reason = GaugeMetricFamily(
-            f"{prefix}condition_reason", "Current reason of a condition: always 1", labels=[*own, "type", "reason"]
-        )
-        replicas = GaugeMetricFamily(f"{prefix}replicas", "Number of replicas, by state", labels=[*own, "state"])
-        limits = GaugeMetricFamily(f"{prefix}replicas_limit", "Limits of spec.autoscaling", labels=[*own, "limit"])
-        rollout = GaugeMetricFamily(
-            f"{prefix}rollout_seconds",
-            "Seconds since the current rollout began; 0: all pods are of the latest spec",
-            labels=own,
-        )
-        restarts = CounterMetricFamily(f"{prefix}pod_restarts", "Container restarts of a pod", labels=[*own, "pod"])
-        requests = GaugeMetricFamily(
-            f"{prefix}requests", "Requests in the pods, by state, as counted by autoscaling", labels=[*own, "state"]
-        )
-        capacity = GaugeMetricFamily(
-            f"{prefix}replica_capacity",
-            "Requests that one replica handles at once, as observed by autoscaling",
-            labels=own,
-        )
-        wakes = CounterMetricFamily(
-            f"{prefix}wakes", "Starts of the first replica for a request (minReplicas 0)", labels=own
-        )
-        starts = GaugeMetricFamily(
-            f"{prefix}start_seconds",
-            "Seconds that the pod that became ready last took: image_pull, fetch, load; ready: all, from its creation",
-            labels=[*own, "phase"],
-        )
+        families = _Families("llmdeployment", _FLEET)
+        add = families.add
         for key, decision in self.decisions().items():
-            replicas.add_metric([*key, "needed"], decision.needed)
-            requests.add_metric([*key, "running"], decision.running)
-            requests.add_metric([*key, "waiting"], decision.waiting)
+            add("replicas", key, decision.needed, "needed")
+            add("requests", key, decision.running, "running")
+            add("requests", key, decision.waiting, "waiting")
             if decision.capacity is not None:
-                capacity.add_metric([*key], decision.capacity)
+                add("replica_capacity", key, decision.capacity)
         now = self._clock()
         for key, one in list(self._deployments.items()):
-            _add_conditions(condition, reason, key, one.status)
+            families.add_conditions(key, one.status)
             if (seconds := _rollout_seconds(one.status, now)) is not None:
-                rollout.add_metric([*key], seconds)
-            replicas.add_metric([*key, "desired"], one.desired)
+                add("rollout_seconds", key, seconds)
+            add("replicas", key, one.desired, "desired")
             for state, field in COUNTS.items():
-                replicas.add_metric([*key, state], one.status.get(field, 0))
+                add("replicas", key, one.status.get(field, 0), state)
             for limit, count in zip(("min", "max"), one.limits or (), strict=False):
-                limits.add_metric([*key, limit], count)
+                add("replicas_limit", key, count, limit)
             if key in self.wakes or (one.limits and one.limits[0] == 0):  # from the start, so that the first one counts
-                wakes.add_metric([*key], self.wakes.get(key, 0))
+                add("wakes", key, self.wakes.get(key, 0))
             for field, phase in PHASES.items():
                 if field in (one.status.get("start") or {}):
-                    starts.add_metric([*key, phase], one.status["start"][field])
+                    add("start_seconds", key, one.status["start"][field], phase)
             for pod, count in one.restarts:
-                restarts.add_metric([*key, pod], count)
-        yield from (condition, reason, replicas, limits, rollout, restarts, requests, capacity, wakes, starts)
+                add("pod_restarts", key, count, pod)
+        yield from families.all.values()
 
 
 class _GatewayCollector(_LazyCollector):
@@ -301,22 +311,10 @@ class _GatewayCollector(_LazyCollector):
         self._gateways = gateways
 
     def collect(self) -> Iterator[Metric]:
-        own = ["namespace", "llmgateway"]
-        prefix = "octavo_llmgateway_"
-        condition = GaugeMetricFamily(
-            f"{prefix}condition", "Status of a condition: 1 True, 0 False, -1 Unknown", labels=[*own, "type"]
-        )
-        reason = GaugeMetricFamily(
-            f"{prefix}condition_reason", "Current reason of a condition: always 1", labels=[*own, "type", "reason"]
-        )
-        models = GaugeMetricFamily(
-            f"{prefix}models",
-            "Number of model names that it serves, by whether a replica is ready",
-            labels=[*own, "ready"],
-        )
+        families = _Families("llmgateway", _GATEWAYS)
         for key, status in list(self._gateways.items()):
-            _add_conditions(condition, reason, key, status)
+            families.add_conditions(key, status)
             ready = [bool(one["ready"]) for one in status.get("models") or []]
             for word, state in (("true", True), ("false", False)):
-                models.add_metric([*key, word], ready.count(state))
-        yield from (condition, reason, models)
+                families.add("models", key, ready.count(state), word)
+        yield from families.all.values()

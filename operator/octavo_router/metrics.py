@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -11,6 +12,8 @@ from octavo_router.admission import Tenants
 from octavo_router.hold import Hold
 from octavo_router.pick import Picker
 
+_Kind = TypeVar("_Kind", Counter, Histogram)
+
 
 class Metrics:
     """Counted here, or, by `collect`, by those who know."""
@@ -18,57 +21,42 @@ class Metrics:
     def __init__(self, pools: dict[str, Picker], hold: Hold, tenants: Tenants) -> None:
         self.registry = CollectorRegistry()
         self._pools, self._hold, self._tenants = pools, hold, tenants
-        self.picks = Counter(
-            "octavo_router_picks",
-            "Requests by why their replica was picked.",
-            ["pool", "reason"],
-            registry=self.registry,
-        )
-        self.matched = Histogram(
-            "octavo_router_match_ratio",
+        self.picks = self._new(Counter, "picks", "Requests by why their replica was picked.", "pool", "reason")
+        self.matched = self._new(
+            Histogram,
+            "match_ratio",
             "Share of a prompt that its replica had seen.",
-            ["pool"],
+            "pool",
             buckets=[0.1 * i for i in range(10)],
-            registry=self.registry,
         )
-        self.seconds = Histogram(
-            "octavo_router_pick_seconds",
+        self.seconds = self._new(
+            Histogram,
+            "pick_seconds",
             "Time that a pick took, without the network.",
             buckets=[0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1],
-            registry=self.registry,
         )
-        self.errors = Counter(
-            "octavo_router_pick_errors", "Picks that failed; their requests went on without.", registry=self.registry
-        )
-        self.held_seconds = Histogram(
-            "octavo_router_hold_seconds",
+        self.errors = self._new(Counter, "pick_errors", "Picks that failed; their requests went on without.")
+        self.held_seconds = self._new(
+            Histogram,
+            "hold_seconds",
             "Seconds of waiting for a replica.",
-            ["pool"],
+            "pool",
             buckets=[1, 2, 5, 10, 30, 100, 300],
-            registry=self.registry,
         )
-        self.refused = Counter(
-            "octavo_router_hold_refused",
-            "Requests that could not wait (full), or did in vain.",
-            ["pool", "reason"],
-            registry=self.registry,
+        self.refused = self._new(
+            Counter, "hold_refused", "Requests that could not wait (full), or did in vain.", "pool", "reason"
         )
-        self.tenant_requests = Counter(
-            "octavo_router_tenant_requests", "Requests of tenants that may go on.", ["tenant"], registry=self.registry
+        self.tenant_requests = self._new(Counter, "tenant_requests", "Requests of tenants that may go on.", "tenant")
+        self.limited = self._new(
+            Counter, "tenant_refused", "Requests refused by a limit: tokens, requests, concurrent.", "tenant", "limit"
         )
-        self.limited = Counter(
-            "octavo_router_tenant_refused",
-            "Requests refused by a limit: tokens, requests, concurrent.",
-            ["tenant", "limit"],
-            registry=self.registry,
-        )
-        self._reads = Counter(
-            "octavo_router_usage_reads",
-            "Readings of what a replica's tenants have used: ok, error.",
-            ["outcome"],
-            registry=self.registry,
+        self._reads = self._new(
+            Counter, "usage_reads", "Readings of what a replica's tenants have used: ok, error.", "outcome"
         )
         self.registry.register(self)
+
+    def _new(self, kind: type[_Kind], name: str, text: str, *labels: str, **options: Any) -> _Kind:
+        return kind(f"octavo_router_{name}", text, labels, registry=self.registry, **options)
 
     def usage_read(self, has_succeeded: bool) -> None:
         """Count a reading of one replica."""
