@@ -34,6 +34,7 @@ from octavo.loader.checkpoint import linear_modules, stored_weights
 from octavo.loader.dummy import dummy_weights
 from octavo.models.base import CausalLM, Model
 from octavo.models.registry import model_class
+from octavo.models.stages import keep_stage
 from octavo.system.limits import large_memory_returned
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def build_model(
             model = cls(config, tp)
             if tp.stage.size > 1:
                 assert isinstance(model, CausalLM)
-                model.keep_stage()
+                keep_stage(model)
             if tp.replicas is not None:
                 assert isinstance(model, CausalLM)
                 model.share_experts()

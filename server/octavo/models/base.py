@@ -15,10 +15,9 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.kv_cache_layout import KVCacheGroup
 from octavo.interface.kv_cache_spec import KVCacheSpec
-from octavo.interface.ranks import split_layers
 from octavo.interface.state_spec import StateSpec
 from octavo.layers.attention import Attention, ForwardContext
-from octavo.layers.decoder import Decoder, DeferredHidden, Elsewhere
+from octavo.layers.decoder import Decoder, DeferredHidden
 from octavo.layers.embedding import PackedTable, ParallelLMHead
 from octavo.layers.latent_attention import LatentSelfAttention
 from octavo.layers.moe import FusedMoE
@@ -138,7 +137,7 @@ class Model(nn.Module):
 
     def kv_cache_specs(self) -> list[KVCacheSpec]:
         """The KV cache of each layer that has one, in the order of ``ForwardContext.kv_caches``; this rank's heads."""
-        return [attention.kv_cache_spec(self.config.dtype) for attention in self._attention_layers()]
+        return [attention.kv_cache_spec(self.config.dtype) for attention in self.attention_layers()]
 
     def state_spec(self) -> StateSpec | None:
         """Return what recurrent layers keep of a sequence, this rank's heads; None: there are no such layers."""
@@ -146,12 +145,12 @@ class Model(nn.Module):
 
     def set_groups(self, groups: Iterable[KVCacheGroup]) -> None:
         """Have the layers of each group use its block table."""
-        attention = self._attention_layers()
+        attention = self.attention_layers()
         for index, group in enumerate(groups):
             for layer in group.layers:
                 attention[layer].group = index
 
-    def _attention_layers(self) -> list[Attention | LatentSelfAttention]:
+    def attention_layers(self) -> list[Attention | LatentSelfAttention]:
         """The layers that keep something of a token."""
         kinds = (Attention, LatentSelfAttention)
         found = (m for m in self.modules() if isinstance(m, kinds) and m.has_cache)
@@ -163,42 +162,13 @@ class CausalLM(Model):
 
     model: Decoder
     lm_head: ParallelLMHead
-    # What all layers keep of a token in the model's dtype, and where this stage's begin; without stages: None.
+    # What all layers keep of a token in the model's dtype, and where this stage's begin (see stages.py); else None.
     specs_of_all: tuple[list[KVCacheSpec], int] | None = None
-
-    def keep_stage(self) -> None:
-        """Drop what other stages of the pipeline have: called before there are weights. Raises ConfigError."""
-        stage, decoder = self.tp.stage, self.model
-        whole, head = self.layers_of_one_stage(), self._head_in_layers()
-        layers = split_layers(len(decoder.layers), stage.size, whole, head)[stage.number]
-        first = sum(one.layer < layers.start for one in self._attention_layers())
-        self.specs_of_all = self.kv_cache_specs(), first
-        table, tied = decoder.embed_tokens, self.lm_head.is_tied
-        decoder.keep(stage, layers)
-        if not stage.is_last:
-            self.lm_head = Elsewhere()  # type: ignore[assignment]
-        elif tied and not stage.is_first:
-            decoder.embed_tokens = table
-            table.is_for_head = True
-        for number, one in enumerate(self._attention_layers()):
-            one.layer = number  # among the caches that are here
 
     def layers_of_one_stage(self) -> list[range]:
         """Neighbours that no two stages of a pipeline share: such that read the keys and values of earlier ones."""
         attention = [m for m in self.modules() if isinstance(m, Attention)]
         return [range(owner.layer, m.layer + 1) for m in attention if (owner := m.shares_kv_with) is not None]
-
-    def _head_in_layers(self) -> int:
-        """The number of layers that the head counts as: half of those with as many weights, since it is computed for
-        every row of steps that decode, and for one row of each prompt. The same on all ranks."""
-        modules, of_layers = list(self.model.layers.modules()), 0
-        for one in modules:
-            if isinstance(one, LinearBase):
-                of_layers += one.input_size * one.output_size * self.tp.size
-            elif isinstance(one, ExpertsBase):
-                of_layers += 3 * one.settings.num_experts * one.settings.hidden_size * one.settings.inner_size
-        of_head = self.config.vocab_size * self.config.hidden_size
-        return round(of_head * len(self.model.layers) / (2 * max(1, of_layers)))
 
     def share_experts(self) -> None:
         """Have every layer's experts see all rows of a step, as the other replicas expect: called before there are
