@@ -1,8 +1,8 @@
 """Publishes what the prefix cache gains and loses over ZeroMQ, so that subscribers of vLLM's events read it.
 
-A batch is three frames: topic, 8-byte big-endian sequence number, payload (see `kv_events_messages`). A subscriber that
-finds a gap between the numbers, or has just come, sends the first number it wants to the replay socket. It gets the
-batches that are kept, then number -1 with an empty payload.
+A batch is three frames: topic, 8-byte big-endian sequence number, payload: msgpack of an array of the time, the events
+(maps with a key ``type``) and the rank. A subscriber that finds a gap between the numbers, or has just come, sends the
+first number it wants to the replay socket. It gets the batches that are kept, then number -1 with an empty payload.
 
 Imported only where events are on: it needs pyzmq and msgspec, which `octavo.LLM` does without.
 """
@@ -15,15 +15,90 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 import zmq
 
-from octavo.core.kv_events import LogEntry
+from octavo.core.kv_events import BlockRemoved, BlockStored, KVEvent, LogEntry, merge_events
 from octavo.engine.kv_events.config import binds
-from octavo.engine.kv_events.messages import encode_batch
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import KVEventsConfig
+
+MEDIUM = "GPU"  # what vLLM calls the memory that the engine computes in, on CPUs as well
+
+
+class _Stored(msgspec.Struct, tag="BlockStored", omit_defaults=True, gc=False):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: None
+    medium: str
+    lora_name: str | None
+    extra_keys: list[tuple[str] | None] | None = None  # of each block; a cache_salt goes with a sequence's first block
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class _Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
+    block_hashes: list[int]
+    medium: str
+    group_idx: int
+
+
+class _Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    pass
+
+
+class _EventBatch(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[_Stored | _Removed | _Cleared]
+    data_parallel_rank: int = 0
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_batch(entries: Iterable[LogEntry], timestamp: float, windows: Sequence[int | None]) -> bytes:
+    """One batch. ``timestamp``: seconds since the epoch; ``windows``: of the groups of layers, in positions, None where
+    they see all."""
+    return _encode(_EventBatch(timestamp, [_message(event, windows) for event in merge_events(entries)]))
+
+
+def _message(event: KVEvent, windows: Sequence[int | None]) -> _Stored | _Removed | _Cleared:
+    if isinstance(event, BlockStored):
+        window = windows[event.group]
+        return _Stored(
+            block_hashes=[_number(block) for block in event.hashes],
+            parent_block_hash=None if event.parent is None else _number(event.parent),
+            token_ids=event.tokens,
+            block_size=len(event.tokens) // len(event.hashes),
+            lora_id=None,
+            medium=MEDIUM,
+            lora_name=None if event.adapter is None else event.adapter.rpartition("@")[0],
+            extra_keys=_extra_keys(event),
+            group_idx=event.group,
+            kv_cache_spec_kind="full_attention" if window is None else "sliding_window",
+            kv_cache_spec_sliding_window=window,
+        )
+    if isinstance(event, BlockRemoved):
+        return _Removed([_number(block) for block in event.hashes], MEDIUM, event.group)
+    return _Cleared()
+
+
+def _number(block_hash: bytes) -> int:
+    """A block's name: an unsigned number of 64 bits, which every subscriber takes. As vLLM makes it of a SHA-256."""
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+def _extra_keys(event: BlockStored) -> list[tuple[str] | None] | None:
+    if event.cache_salt is None:
+        return None
+    salt = event.cache_salt.encode("utf-8", "replace").decode()  # JSON may hold half of a surrogate pair
+    return [(salt,), *[None] * (len(event.hashes) - 1)]
+
 
 logger = logging.getLogger(__name__)
 
