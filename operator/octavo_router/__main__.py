@@ -77,25 +77,27 @@ def keep_memory() -> None:
 
 def main() -> None:
     """Parses the command line and serves."""
-    parser = argparse.ArgumentParser(prog="octavo_router", description="Name the replica of each request to Envoy.")
+    parser = argparse.ArgumentParser(prog="octavo_router", description="Choose the replica of each request for Envoy.")
     parser.add_argument("--port", type=int, default=9002, help="port for Envoy, on loopback")
     parser.add_argument("--admin-port", type=int, default=9901, help="port of Envoy's admin API, on loopback")
     parser.add_argument("--management-address", default="0.0.0.0", help="address of both ports")
-    parser.add_argument("--management-port", type=int, default=9001, help="port for metrics and what is held")
+    parser.add_argument(
+        "--management-port", type=int, default=9001, help="port for metrics and the numbers of held requests"
+    )
     parser.add_argument("--control-port", type=int, default=9003, help="port for the operator alone")
     parser.add_argument("--hold-requests", type=int, default=0, help="requests that may wait for a first replica")
     parser.add_argument("--hold-seconds", type=float, default=300, help="how long they may wait")
     parser.add_argument("--tenants", type=Path, help="file with the limits of a gateway's tenants")
-    parser.add_argument("--rejections", type=Path, help="file with what Envoy has said of updates that it rejected")
-    parser.add_argument("--peers", help="DNS name of the pods of all routers, which keep tenants' limits together")
-    parser.add_argument("--peer-address", help="address of this pod, for the others")
+    parser.add_argument("--rejections", type=Path, help="log file with the updates that Envoy rejected")
+    parser.add_argument("--peers", help="DNS name of the pods of all routers, which share tenants' limits")
+    parser.add_argument("--peer-address", help="address of this pod, for the other routers")
     parser.add_argument("--peer-port", type=int, default=9004, help="port for the pickers of other routers")
-    parser.add_argument("--engine-port", type=int, default=8001, help="port of replicas' management; 0: of their API")
+    parser.add_argument("--engine-port", type=int, default=8001, help="management port of replicas; 0: their API port")
     keep_memory()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     args = parser.parse_args()
     if args.peers and not args.peer_address:
-        parser.error("--peers needs --peer-address: the others have to know this one")
+        parser.error("--peers needs --peer-address, at which other routers reach this one")
     uvloop.run(serve(args))
 
 

@@ -174,7 +174,7 @@ class Tenants:
         most = limits.tokens_per_minute
         if most is None or not (seconds := self.usage.seconds_until_below(account, most, now)) > 0:
             return None
-        text = f"this API key has used its {most} tokens a minute: try again after the seconds of Retry-After"
+        text = f"this API key has used its {most} tokens a minute: retry after the number of seconds in Retry-After"
         return Refusal("tokens", text, max(1, math.ceil(seconds)))
 
     def _requests(self, tenant: str, limits: Limits, now: float, router: str | None) -> Refusal | None:
@@ -182,9 +182,13 @@ class Tenants:
         here = "" if router is None else " here"
         most, a_minute = limits.max_concurrent, limits.requests_per_minute
         if most is not None and self.ledger.under_way(tenant, router) >= most:
-            text = f"this API key has {most} requests under way{here}, as many as it may: try again when one has ended"
+            text = (
+                f"this API key has reached its limit of {most} concurrent requests{here}: try again when one has ended"
+            )
             return Refusal("concurrent", text, 1)
         if a_minute is None or not (seconds := self.ledger.seconds_until_below(tenant, a_minute, now, router)) > 0:
             return None
-        text = f"this API key has begun {a_minute} requests{here} within a minute, as many as it may"
-        return Refusal("requests", f"{text}: try again after the seconds of Retry-After", max(1, math.ceil(seconds)))
+        text = f"this API key has reached its limit of {a_minute} requests a minute{here}"
+        return Refusal(
+            "requests", f"{text}: retry after the number of seconds in Retry-After", max(1, math.ceil(seconds))
+        )

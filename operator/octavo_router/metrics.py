@@ -21,37 +21,45 @@ class Metrics:
     def __init__(self, pools: dict[str, Picker], hold: Hold, tenants: Tenants) -> None:
         self.registry = CollectorRegistry()
         self._pools, self._hold, self._tenants = pools, hold, tenants
-        self.picks = self._new(Counter, "picks", "Requests by why their replica was picked.", "pool", "reason")
+        self.picks = self._new(
+            Counter, "picks", "Requests, by the reason for the choice of their replica.", "pool", "reason"
+        )
         self.matched = self._new(
             Histogram,
             "match_ratio",
-            "Share of a prompt that its replica had seen.",
+            "Fraction of a prompt that its replica had processed before.",
             "pool",
             buckets=[0.1 * i for i in range(10)],
         )
         self.seconds = self._new(
             Histogram,
             "pick_seconds",
-            "Time that a pick took, without the network.",
+            "Duration of a pick in seconds, without the network.",
             buckets=[0.0001, 0.0003, 0.001, 0.003, 0.01, 0.1],
         )
-        self.errors = self._new(Counter, "pick_errors", "Picks that failed; their requests went on without.")
+        self.errors = self._new(Counter, "pick_errors", "Failed picks. Envoy chose the replica of their requests.")
         self.held_seconds = self._new(
             Histogram,
             "hold_seconds",
-            "Seconds of waiting for a replica.",
+            "Seconds that a request waited for a replica.",
             "pool",
             buckets=[1, 2, 5, 10, 30, 100, 300],
         )
         self.refused = self._new(
-            Counter, "hold_refused", "Requests that could not wait (full), or did in vain.", "pool", "reason"
+            Counter,
+            "hold_refused",
+            "Requests refused because too many waited (full), or no replica came in time.",
+            "pool",
+            "reason",
         )
-        self.tenant_requests = self._new(Counter, "tenant_requests", "Requests of tenants that may go on.", "tenant")
+        self.tenant_requests = self._new(
+            Counter, "tenant_requests", "Requests of tenants that were accepted.", "tenant"
+        )
         self.limited = self._new(
             Counter, "tenant_refused", "Requests refused by a limit: tokens, requests, concurrent.", "tenant", "limit"
         )
         self._reads = self._new(
-            Counter, "usage_reads", "Readings of what a replica's tenants have used: ok, error.", "outcome"
+            Counter, "usage_reads", "Reads of the usage of a replica's tenants, by outcome: ok, error.", "outcome"
         )
         self.registry.register(self)
 
@@ -64,8 +72,10 @@ class Metrics:
 
     def collect(self) -> list[Metric]:
         """Return the counts of the pickers themselves."""
-        load = GaugeMetricFamily("octavo_router_in_flight", "Requests under way.", labels=["pool", "replica"])
-        known = GaugeMetricFamily("octavo_router_index_blocks", "Blocks of prompts that are known.", labels=["pool"])
+        load = GaugeMetricFamily("octavo_router_in_flight", "Requests in progress.", labels=["pool", "replica"])
+        known = GaugeMetricFamily(
+            "octavo_router_index_blocks", "Prompt blocks in the index of replicas' caches.", labels=["pool"]
+        )
         held = GaugeMetricFamily("octavo_router_held_requests", "Requests that wait for a replica.", labels=["pool"])
         waiting = self._hold.held
         for name, picker in list(self._pools.items()):
@@ -73,9 +83,9 @@ class Metrics:
             held.add_metric([name], waiting.get(name, 0))
             for replica, many in picker.in_flight.items():
                 load.add_metric([name, replica], many)
-        under_way = GaugeMetricFamily("octavo_router_tenant_in_flight", "Requests under way.", labels=["tenant"])
+        under_way = GaugeMetricFamily("octavo_router_tenant_in_flight", "Requests in progress.", labels=["tenant"])
         used = GaugeMetricFamily(
-            "octavo_router_tenant_tokens", "Tokens of the last minute, where they are limited.", labels=["tenant"]
+            "octavo_router_tenant_tokens", "Tokens used in the last minute, of tenants with a limit.", labels=["tenant"]
         )
         tokens = self._tenants.usage.by_tenant(time.monotonic())
         for name, limits in self._tenants.limits.items():

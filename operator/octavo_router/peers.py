@@ -216,7 +216,7 @@ class Peers:
             self._changed()
             send({"beat": True})
         elif self._callers.get(name) is not writer:
-            raise ValueError("it has not said whose it is, or has another one")
+            raise ValueError("it has not named itself, or another connection has its name")
         elif "ask" in message:
             number, tenant = message["ask"]
             verdict = self._tenants.decide(name, tenant, now)

@@ -65,6 +65,6 @@ async def follow(port: int, on_change: Callable[[Replicas], None]) -> None:
                 seconds = _SETTLED_SECONDS
         except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
             if not failing:
-                logger.warning("Envoy does not tell its replicas: %s", error)
+                logger.warning("Envoy's list of replicas cannot be read: %s", error)
             failing = True
         await asyncio.sleep(max(seconds, _SHARE * (time.thread_time() - began)))

@@ -39,9 +39,9 @@ _STARTING_STATUS, _FAILED_STATUS = 425, 424  # Envoy makes a 503 of them, in the
 _LIMITED_STATUS = 423  # and a 429
 _GONE_STATUS, _PREVIOUS_GONE_STATUS, _PARTIAL_STATUS = 410, 409, 406  # a 404, and two of 400
 _GONE = (
-    "the pod that keeps what this request names is gone or not ready: responses, files and batches end with their pod"
+    "the pod that stores what this request names is gone or not ready: it stores its responses, files and batches alone"
 )
-_ELSEWHERE = "pods of another model, or of another backend of a split, keep what this request names"
+_ELSEWHERE = "what this request names is stored by pods of another model, or of another backend of a split"
 _MAX_REASON = 1024
 _TICK = 0.1  # seconds by which a timer may come early
 _KEY, _CLUSTER = "request.headers['x-octavo-key']", "xds.cluster_name"
@@ -218,7 +218,7 @@ class Processor:
 
     def _starting(self, pool: str) -> bytes:
         seconds = math.ceil(self._start_seconds.get(pool, _UNKNOWN_START_SECONDS))
-        text = "the model is starting: try again after the seconds of Retry-After"
+        text = "the model is starting: retry after the number of seconds in Retry-After"
         return answer(_STARTING_STATUS, {"retry-after": str(seconds)}, text)
 
     async def held(self, query: dict[str, str]) -> Answer:
@@ -233,7 +233,7 @@ class Processor:
         if "room" in query and (room := int(query["room"])) > 0:
             self._room[pool or ""] = room
         if self._found is None:
-            raise ValueError("Envoy has not told its clusters yet")  # so nothing can wait here
+            raise ValueError("Envoy has not reported its clusters yet")  # so nothing can wait here
         deadline = time.monotonic() + patience
         while self._hold.arrivals(pool) == since and (remaining := deadline - time.monotonic()) > 0:
             try:
@@ -360,7 +360,7 @@ class Request:
                 self._end(gone(path, keeper_of(name, self._processor.replicas()) is not None))
             return True
         if len(replicas) > 1 and (what := listed(said.get(_METHOD, ""), path)):
-            text = f"each of {len(replicas)} replicas knows its own {what} alone, so none can list all: keep the ids"
+            text = f"each of {len(replicas)} replicas stores its own {what}, and none can list all: keep the ids"
             self._end(answer(_PARTIAL_STATUS, {}, text))
             return True
         return False
@@ -398,7 +398,7 @@ class Request:
             self._found = self._processor.pick(self._pool, said, prompt, began, keeper)
         except Exception:
             self._processor.metrics.errors.inc()
-            logger.exception("a pick failed; its request goes on without")
+            logger.exception("a pick failed; Envoy chooses the replica")
             return self._stream.finish(INTERNAL)
         left = deadline - time.monotonic()
         retries = _RETRIES + int(_RETRIES_A_SECOND * left) if left > 0 else 0

@@ -223,7 +223,7 @@ def test_batches_are_polled_and_read_behind_a_router(served: Served) -> None:
         with pytest.raises(openai.NotFoundError, match="it may have expired"):
             client.files.retrieve(polled.input_file_id)
     for listing in (client.files.list, client.batches.list):
-        with pytest.raises(openai.BadRequestError, match="each of 2 replicas knows its own") as refused:
+        with pytest.raises(openai.BadRequestError, match="each of 2 replicas stores its own") as refused:
             listing()
         assert refused.value.code == "several_replicas"
 
@@ -241,7 +241,9 @@ def test_an_item_kept_by_a_pod_that_is_gone_is_an_error_that_says_so(served: Ser
         lambda: served.client.files.content(new_id("file-", gone)),
         lambda: served.client.batches.retrieve(new_id("batch_", gone)),
     ):
-        with pytest.raises(openai.NotFoundError, match="the pod that keeps what this request names is gone") as refused:
+        with pytest.raises(
+            openai.NotFoundError, match="the pod that stores what this request names is gone"
+        ) as refused:
             call()
         assert refused.value.code == "not_found" and refused.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError, match="send the whole conversation as input") as before:

@@ -217,11 +217,11 @@ def test_a_tenant_has_so_many_requests_at_once(limited: tuple[Gateway, PickerPro
             for n, name in enumerate(("m", "n"))
         ]
         within(30, lambda: in_flight() == 2)
-        refused_with(complete(gateway, "many", "y"), "2 requests under way")
+        refused_with(complete(gateway, "many", "y"), "its limit of 2 concurrent requests")
         refused = complete(gateway, "many", "y", "/v1/messages")
         assert (refused[0], refused[2]["error"]["type"]) == (429, "rate_limit_error")
         refused = complete(gateway, "many", "y", "/api/generate")
-        assert refused[0] == 429 and "under way" in refused[2]["error"]
+        assert refused[0] == 429 and "concurrent requests" in refused[2]["error"]
         assert complete(gateway, "blue", "y")[0] == 200
         assert [one.result()[0] for one in first] == [200, 200]
     assert complete(gateway, "many", "y")[0] == 200
@@ -229,7 +229,7 @@ def test_a_tenant_has_so_many_requests_at_once(limited: tuple[Gateway, PickerPro
     streams = [client.completions.create(model="m", prompt="z", max_tokens=3000, stream=True) for _ in range(2)]
     for one in streams:
         next(one)
-    refused_with(complete(gateway, "many", "y"), "2 requests under way")
+    refused_with(complete(gateway, "many", "y"), "its limit of 2 concurrent requests")
     for one in streams:
         one.close()
     within(30, lambda: in_flight() == 0)

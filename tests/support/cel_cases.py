@@ -182,12 +182,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("engine.maxModelLen", {"engine": {"maxModelLen": 0}}, {"engine": {"maxModelLen": 4096}}),
     ("engine.maxModelLen", {"engine": {"maxModelLen": "big"}}, {"engine": {"maxModelLen": "auto"}}),
     (
-        "engine.speculative.model is what guesses",
+        "engine.speculative.model is for methods",
         {"engine": {"speculative": {"method": "draft_model"}}},
         {"engine": {"speculative": {"method": "draft_model", "model": "hf://org/small"}}},
     ),
     (
-        "engine.speculative.tokens: method none",
+        "engine.speculative.tokens has no meaning",
         {"engine": {"speculative": {"method": "none", "tokens": 4}}},
         {"engine": {"speculative": {"method": "ngram", "tokens": 4}}},
     ),

@@ -21,11 +21,11 @@ class Speculative:
     RULES: ClassVar = (
         Rule(
             "has(self.model) == (self.method in ['draft_model', 'eagle', 'eagle3', 'medusa'])",
-            "engine.speculative.model is what guesses: of methods draft_model, eagle, eagle3 and medusa, which need it",
+            "engine.speculative.model is for methods draft_model, eagle, eagle3 and medusa, which need it",
         ),
         Rule(
             "self.method != 'none' || !has(self.tokens)",
-            "engine.speculative.tokens: method none guesses none; leave it out",
+            "engine.speculative.tokens has no meaning with method none; leave it out",
         ),
     )
     method: str = spec_field(

@@ -103,7 +103,7 @@ class Cache:
         ),
         Rule(
             "self.mode == 'emptyDir' || !has(self.sizeLimit)",
-            "cache.sizeLimit is for mode emptyDir; a claim has pvc.size, a node's folder node.maxSize",
+            "cache.sizeLimit is for mode emptyDir; a claim has pvc.size, a folder of a node has node.maxSize",
         ),
         Rule(
             "!self.prefetch || (has(self.pvc) && (has(self.pvc.existingClaim) || "

@@ -66,7 +66,7 @@ class Affinity:
     )
     load_factor: int | None = spec_field(
         "Maximum load of a replica, in percent of the mean: above it, requests go to the next one. Default: 125 by the "
-        "router's picker, 110 while Envoy is without it.",
+        "router's picker, 110 while the picker does not answer.",
         default=None,
         minimum=110,
         maximum=1000,
@@ -139,7 +139,7 @@ class InferencePool:
     """`spec.inferencePool`: for gateways of the Gateway API."""
 
     endpoint_picker_ref: EndpointPicker = spec_field(
-        "The endpoint picker that a gateway asks for a replica. While it does not answer, gateways choose themselves."
+        "Endpoint picker that a gateway asks for a replica. If it does not answer, the gateway chooses one itself."
     )
 
 

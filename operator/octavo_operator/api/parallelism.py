@@ -28,7 +28,7 @@ class Parallelism:
         maximum=MAX_RANKS,
     )
     pipeline: int = spec_field(
-        "Stages that share the model, each with some of its layers and as many ranks as tensor says.",
+        "Stages that share the model, each with some of its layers and `tensor` ranks.",
         default=1,
         minimum=1,
         maximum=MAX_RANKS,

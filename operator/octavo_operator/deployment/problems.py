@@ -93,7 +93,7 @@ def pool_problem(deployment: LLMDeployment, apis: frozenset[str]) -> Problem | N
     return Problem(
         "InferencePoolNotInstalled",
         "this cluster has no InferencePools (inference.networking.k8s.io/v1); install the Gateway API Inference "
-        "Extension, or remove spec.inferencePool. The Service serves all the same",
+        "Extension, or remove spec.inferencePool. The Service keeps serving",
     )
 
 

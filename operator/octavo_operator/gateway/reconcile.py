@@ -124,7 +124,7 @@ def _namesake(gateway: LLMGateway, world: GatewayWorld) -> Problem | None:
         return None
     return Problem(
         "NameConflict",
-        f"an LLMDeployment is named {gateway.name}, too, and both would name their Service so; rename one of them",
+        f"an LLMDeployment is named {gateway.name}, too, and both need a Service of that name; rename one of them",
     )
 
 
@@ -150,7 +150,7 @@ def _plan(gateway: LLMGateway, world: GatewayWorld, config: OperatorConfig) -> t
     if size > MAX_FILES_BYTES:
         text = (
             f"the configuration of its routers has {size} bytes, and a ConfigMap takes {MAX_FILES_BYTES}; select fewer "
-            "LLMDeployments and use several gateways. Routers go on with the last one that fitted"
+            "LLMDeployments and use several gateways. Routers keep the last configuration that fitted"
         )
         return Plan(), Problem("ConfigTooLarge", text)
     desired = [
@@ -255,7 +255,7 @@ def _unexposed(gateway: LLMGateway, world: GatewayWorld, config: OperatorConfig)
         return Problem(
             "GatewayAPINotInstalled",
             "this cluster has no HTTPRoutes (gateway.networking.k8s.io/v1); install the Gateway API, or remove "
-            "spec.httpRoute. The Service serves all the same",
+            "spec.httpRoute. The Service keeps serving",
         )
     if why := refusal(world.child("HTTPRoute", gateway.name)):
         return Problem("RouteNotAccepted", f"the HTTPRoute is not accepted; correct spec.httpRoute. {why}")

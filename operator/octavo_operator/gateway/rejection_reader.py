@@ -34,7 +34,7 @@ def parse_rejected(answer: Any) -> Rejected:
     try:
         return {kind: _sentence(answer[kind]) for kind in _KINDS if kind in answer}
     except (KeyError, TypeError, OverflowError, OSError) as error:
-        raise ValueError(f"no list of what Envoy rejected: {error!r}") from None
+        raise ValueError(f"the list of rejected updates is invalid: {error!r}") from None
 
 
 def _sentence(one: Json) -> str:
@@ -49,7 +49,7 @@ def rejection_problem(reports: Mapping[str, Rejected]) -> Problem | None:
     if not found:
         return None
     what = "; ".join(f"of {kind} {text}" for kind, text in found[0].items())
-    count = f"{len(found)} of {len(reports)} routers go on with the configuration of before"
+    count = f"{len(found)} of {len(reports)} routers keep their previous configuration"
     return Problem(
         CONFIG_REJECTED,
         f"{count}: Envoy rejected the last update {what}. The chart's router.image must be of the operator's release",
@@ -121,5 +121,5 @@ class RejectionReader:
         except ValueError as error:
             if isinstance(error, PodUnreadableError) and error.status == 404:
                 return {}
-            logger.debug("a router at %s does not say what Envoy rejected: %r", url, error)
+            logger.debug("the rejected updates of the router at %s cannot be read: %r", url, error)
             return None

@@ -189,7 +189,7 @@ def _given_up(held: HeldGroups) -> Problem:
     again = datetime.fromtimestamp(held.due, UTC).strftime("%H:%M:%S")
     return Problem(
         UNSCHEDULABLE,
-        f"{held.count} of {held.of} groups found places for some of their pods only, and gave them back until {again} "
+        f"{held.count} of {held.of} groups could place only some of their pods and released them until {again} "
         "UTC; free resources, add nodes, or lower replicas or parallelism.nodes",
     )
 

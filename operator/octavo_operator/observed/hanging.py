@@ -164,9 +164,9 @@ def silence_remark(subject: Subject, events: Sequence[Json], stamp: str, now: fl
     name = pod["metadata"].get("name", "")
     if (pod.get("spec") or {}).get("nodeName"):
         said = f"; its last event is {last.get('reason')}: {last.get('message', '')}" if last else ""
-        text = f"pod {name} has waited since {stamp} for its node to start it, and nothing says why{said}"
+        text = f"pod {name} has waited since {stamp} for its node to start it, and no event says why{said}"
     else:
         scheduler = (pod.get("spec") or {}).get("schedulerName", "default-scheduler")
-        text = f"no scheduler has looked at pod {name} since {stamp}; does {scheduler} run?"
+        text = f"no scheduler has considered pod {name} since {stamp}; check that {scheduler} runs"
     when: Json = {one: last[one] for one in ("lastTimestamp", "eventTime", "series") if last and one in last}
     return {"type": "Warning", "reason": "Waiting", "message": text, **when}

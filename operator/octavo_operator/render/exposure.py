@@ -25,7 +25,9 @@ def refused_ingress(gateway: LLMGateway, config: OperatorConfig) -> str | None:
     spec = gateway.spec.ingress
     if spec is None:
         return None
-    outcome = "Until then no Ingress is written, one that is there stays as it is, and the Service serves all the same"
+    outcome = (
+        "Until then the operator writes no Ingress, leaves an existing one as it is, and the Service keeps serving"
+    )
     return snippets.refusal("spec.ingress.annotations", spec.annotations, config, outcome)
 
 

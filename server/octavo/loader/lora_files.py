@@ -1,6 +1,6 @@
 """Reading LoRA adapters as PEFT saves them, adapter_config.json and adapter_model.safetensors in one folder, or from a
-GGUF file as llama.cpp's convert_lora_to_gguf.py writes it: ``blk.0.attn_q.weight.lora_a`` [R, K] and ``.lora_b`` [N, R],
-with the rows of B where the base model's file has those of its weight.
+GGUF file as llama.cpp's convert_lora_to_gguf.py writes it: ``blk.0.attn_q.weight.lora_a`` [R, K] and ``.lora_b`` [N,
+R], with the rows of B where the base model's file has those of its weight.
 
 What they hold was made elsewhere and is not trusted: sizes are checked before anything is read, and all that this
 engine does not compute is refused by its name.

@@ -46,7 +46,7 @@ class Stage(enum.Enum):
 
     NONE = "the engine's pods"
     STARTING = "the engine's pods, while the first router starts"
-    ROUTED = "routers; connections to pods from before still go on"
+    ROUTED = "routers; earlier connections to pods continue"
     CLOSED = "routers, and nobody reaches the pods but them"
     LEAVING = "routers, until the Service selects the pods again"
     DRAINING = "the engine's pods; routers finish what they have"

@@ -31,7 +31,7 @@ _ERRORS = {
         "rate_limit_error",
         "rate_limit_error",
         "rate_limit_exceeded",
-        "too many requests a minute for this API key: try again after the seconds of Retry-After",
+        "too many requests a minute for this API key: retry after the number of seconds in Retry-After",
     ),
     503: (
         "server_error",
@@ -43,9 +43,9 @@ _ERRORS = {
         "invalid_request_error",
         "invalid_request_error",
         "request_timeout",
-        "the request did not come to its end in time: send it within {body_seconds} s",
+        "the request was not complete in time: send it within {body_seconds} s",
     ),
-    504: ("server_error", "timeout_error", "timeout", "no part of an answer came for 600 s"),
+    504: ("server_error", "timeout_error", "timeout", "the replica sent nothing for 600 s"),
 }
 _OLLAMA = {"header_filter": {"header": {"name": ":path", "string_match": {"prefix": "/api/"}}}}
 _ANTHROPIC = {
