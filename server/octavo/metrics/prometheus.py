@@ -168,7 +168,7 @@ class EngineMetrics:
             self._record_adapters([], [])
         self._tenants = TenantTokens(self._labels)
         self.registry.register(self._tenants)
-        self.registry.register(_Aliases(self))
+        self.registry.register(_AtScrape(lambda: _aliases(self)))
 
     def _count_requests(self) -> None:
         """Create the metrics of requests, by source of their tokens and by how they end."""
@@ -316,11 +316,11 @@ class EngineMetrics:
 
     def watch_device_memory(self, read: Callable[[], tuple[int, int]]) -> None:
         """``read()`` gives the bytes in use on the engine's device and all there are; asked at every scrape."""
-        self.registry.register(_DeviceMemory(read, self._labels))
+        self.registry.register(_AtScrape(lambda: _device_memory(read, self._labels)))
 
     def watch_progress(self, read: Callable[[], Progress]) -> None:
         """``read()`` gives a `Progress`; asked at every scrape."""
-        self.registry.register(_Progress(read, self._labels))
+        self.registry.register(_AtScrape(lambda: _progress(read(), self._labels)))
 
     def watch_core_process(self, pid: int) -> None:
         """CPU and memory of the core process beside those of this one."""
@@ -331,93 +331,72 @@ class EngineMetrics:
         return generate_latest(self.registry.restricted_registry(names) if names else self.registry)
 
 
-class _DeviceMemory(Collector):
-    def __init__(self, read: Callable[[], tuple[int, int]], labels: dict[str, str]) -> None:
-        self._read, self._labels = read, labels
+class _AtScrape(Collector):
+    """Metrics that are computed when they are read."""
+
+    def __init__(self, compute: Callable[[], Iterable[Metric]]) -> None:
+        self._compute = compute
 
     def describe(self) -> Iterable[Metric]:
         return []
 
-    def collect(self) -> Iterator[Metric]:
-        for name, value in zip(("used", "total"), self._read(), strict=True):
-            metric = GaugeMetricFamily(
-                f"octavo:device_memory_{name}_bytes",
-                f"Device memory in bytes, {name}",
-                labels=list(self._labels),
-            )
-            metric.add_metric(list(self._labels.values()), value)
-            yield metric
+    def collect(self) -> Iterable[Metric]:
+        return self._compute()
 
 
-class _Progress(Collector):
+def _gauge(name: str, text: str, labels: Mapping[str, str], value: float) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=list(labels))
+    gauge.add_metric(list(labels.values()), value)
+    return gauge
+
+
+def _device_memory(read: Callable[[], tuple[int, int]], labels: dict[str, str]) -> Iterator[Metric]:
+    for name, value in zip(("used", "total"), read(), strict=True):
+        yield _gauge(f"octavo:device_memory_{name}_bytes", f"Device memory in bytes, {name}", labels, value)
+
+
+def _progress(now: Progress, labels: dict[str, str]) -> Iterator[Metric]:
     """The values behind the health routes, so that a scrape shows a stall whatever the probes do."""
-
-    def __init__(self, read: Callable[[], Progress], labels: dict[str, str]) -> None:
-        self._read, self._labels = read, labels
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        now = self._read()
-        labels, values = list(self._labels), list(self._labels.values())
-        for name, text, value in (
-            ("alive", "1 while the engine is live (/livez)", now.alive),
-            ("ready", "1 while the engine is ready for requests (/readyz)", now.ready),
-            ("heartbeat_age_seconds", "Seconds since the last heartbeat of the engine core", now.heartbeat_age),
-            ("stalled_seconds", "Seconds since the engine core last finished a step, while it has work", now.stalled),
-        ):
-            gauge = GaugeMetricFamily(f"octavo:engine_{name}", text, labels=labels)
-            gauge.add_metric(values, value)
-            yield gauge
-        steps = CounterMetricFamily("octavo:engine_steps", "Number of finished engine steps", labels=labels)
-        steps.add_metric(values, now.num_steps)
-        yield steps
-        labels = [*labels, "rank"]
-        age = GaugeMetricFamily(
-            "octavo:rank_heartbeat_age_seconds", "Seconds since the last heartbeat of a rank", labels=labels
-        )
-        done = CounterMetricFamily("octavo:rank_steps", "Number of steps that a rank has finished", labels=labels)
-        for rank, (seconds, num_steps) in enumerate(now.ranks):
-            age.add_metric([*values, str(rank)], seconds)
-            done.add_metric([*values, str(rank)], num_steps)
-        yield from (age, done)
+    for name, text, value in (
+        ("alive", "1 while the engine is live (/livez)", now.alive),
+        ("ready", "1 while the engine is ready for requests (/readyz)", now.ready),
+        ("heartbeat_age_seconds", "Seconds since the last heartbeat of the engine core", now.heartbeat_age),
+        ("stalled_seconds", "Seconds since the engine core last finished a step, while it has work", now.stalled),
+    ):
+        yield _gauge(f"octavo:engine_{name}", text, labels, value)
+    names, values = list(labels), list(labels.values())
+    steps = CounterMetricFamily("octavo:engine_steps", "Number of finished engine steps", labels=names)
+    steps.add_metric(values, now.num_steps)
+    yield steps
+    names = [*names, "rank"]
+    age = GaugeMetricFamily(
+        "octavo:rank_heartbeat_age_seconds", "Seconds since the last heartbeat of a rank", labels=names
+    )
+    done = CounterMetricFamily("octavo:rank_steps", "Number of steps that a rank has finished", labels=names)
+    for rank, (seconds, num_steps) in enumerate(now.ranks):
+        age.add_metric([*values, str(rank)], seconds)
+        done.add_metric([*values, str(rank)], num_steps)
+    yield from (age, done)
 
 
-class _Aliases(Collector):
+def _aliases(metrics: EngineMetrics) -> Iterator[Metric]:
     """Deprecated metric names that dashboards still read."""
-
-    def __init__(self, metrics: EngineMetrics) -> None:
-        self._metrics = metrics
-
-    def describe(self) -> Iterable[Metric]:
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        metrics = self._metrics
-        queries, hits = (_value(metrics._step_counters[f"prefix_cache_{what}"]) for what in ("queries", "hits"))
-        rate = hits / queries if queries else 0.0
-        labels = list(metrics._labels)
-        for name, text, value in (
-            (
-                "vllm:gpu_cache_usage_perc",
-                "Deprecated name of vllm:kv_cache_usage_perc",
-                _value(metrics._step_gauges["kv_cache_usage"]),
-            ),
-            ("vllm:gpu_prefix_cache_hit_rate", "Prefix cache hit rate since the start, from 0 to 1", rate),
-            ("vllm:cpu_prefix_cache_hit_rate", "Prefix cache hit rate since the start, from 0 to 1", rate),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=labels)
-            gauge.add_metric(list(metrics._labels.values()), value)
-            yield gauge
-        old = Metric(
-            "vllm:time_per_output_token_seconds", "Deprecated name of vllm:inter_token_latency_seconds", "histogram"
-        )
-        for family in metrics._token_histograms["inter_token_seconds"].collect():
-            for sample in family.samples:
-                suffix = sample.name.removeprefix("vllm:inter_token_latency_seconds")
-                old.add_sample(old.name + suffix, sample.labels, sample.value)
-        yield old
+    counters, latencies = metrics._step_counters, metrics._token_histograms["inter_token_seconds"]
+    queries, hits = (_value(counters[f"prefix_cache_{what}"]) for what in ("queries", "hits"))
+    rate, usage = hits / queries if queries else 0.0, _value(metrics._step_gauges["kv_cache_usage"])
+    for name, text, value in (
+        ("vllm:gpu_cache_usage_perc", "Deprecated name of vllm:kv_cache_usage_perc", usage),
+        ("vllm:gpu_prefix_cache_hit_rate", "Prefix cache hit rate since the start, from 0 to 1", rate),
+        ("vllm:cpu_prefix_cache_hit_rate", "Prefix cache hit rate since the start, from 0 to 1", rate),
+    ):
+        yield _gauge(name, text, metrics._labels, value)
+    text = "Deprecated name of vllm:inter_token_latency_seconds"
+    old = Metric("vllm:time_per_output_token_seconds", text, "histogram")
+    for family in latencies.collect():
+        for sample in family.samples:
+            suffix = sample.name.removeprefix("vllm:inter_token_latency_seconds")
+            old.add_sample(old.name + suffix, sample.labels, sample.value)
+    yield old
 
 
 def _value(instrument: Counter | Gauge) -> float:
