@@ -52,12 +52,7 @@ def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
 
 
 def rms_norm_quantize(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    residual: Tensor | None = None,
-    terms: int = 1,
-    plain: Tensor | None = None,
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1, plain: Tensor | None = None
 ) -> tuple[QuantizedRows, Tensor]:
     """See `octavo_kernels.rms_norm_quantize`."""
     library = get_library()

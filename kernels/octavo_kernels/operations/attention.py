@@ -74,11 +74,7 @@ def rope_and_cache(
 
 
 def paged_attention(
-    q: Tensor,
-    kv_cache: Tensor,
-    metadata: AttentionMetadata,
-    options: AttentionOptions,
-    limit: Tensor | None = None,
+    q: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions, limit: Tensor | None = None
 ) -> Tensor:
     """Causal attention of every row of ``q [T, Hq, D]`` over its sequence's blocks; returns ``[T, Hq, D]`` in q.dtype.
 

@@ -16,12 +16,7 @@ def quantize_rows(x: Tensor, terms: int = 1) -> QuantizedRows:
 
 
 def rms_norm_quantize(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    residual: Tensor | None = None,
-    terms: int = 1,
-    plain: Tensor | None = None,
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1, plain: Tensor | None = None
 ) -> tuple[QuantizedRows, Tensor]:
     """`rms_norm` or, with ``residual``, `fused_add_rms_norm`, then `quantize_rows`, in one pass.
 

@@ -71,11 +71,7 @@ def write_kv(
 
 
 def paged_attention(
-    q: Tensor,
-    kv_cache: Tensor,
-    metadata: AttentionMetadata,
-    options: AttentionOptions,
-    limit: Tensor | None = None,
+    q: Tensor, kv_cache: Tensor, metadata: AttentionMetadata, options: AttentionOptions, limit: Tensor | None = None
 ) -> Tensor:
     """See `octavo_kernels.paged_attention`."""
     num_heads = q.shape[1]

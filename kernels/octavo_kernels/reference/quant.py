@@ -115,12 +115,7 @@ def unpack_rows(rows: QuantizedRows) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rms_norm_quantize(
-    x: Tensor,
-    weight: Tensor,
-    eps: float,
-    residual: Tensor | None = None,
-    terms: int = 1,
-    plain: Tensor | None = None,
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, terms: int = 1, plain: Tensor | None = None
 ) -> tuple[QuantizedRows, Tensor]:
     """See `octavo_kernels.rms_norm_quantize`."""
     normed, total = (rms_norm(x, weight, eps), x) if residual is None else fused_add_rms_norm(x, residual, weight, eps)

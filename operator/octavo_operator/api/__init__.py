@@ -6,17 +6,7 @@ of Kubernetes' own API. Pure data, no Kubernetes client.
 
 from __future__ import annotations
 
-from octavo_operator.api.common import (
-    API_VERSION,
-    FIELD_MANAGER,
-    GROUP,
-    KIND,
-    OWNER_LABEL,
-    PLURAL,
-    VERSION,
-    Key,
-    Owner,
-)
+from octavo_operator.api.common import API_VERSION, FIELD_MANAGER, GROUP, KIND, OWNER_LABEL, PLURAL, VERSION, Key, Owner
 from octavo_operator.api.deployment import InvalidLLMDeployment, LLMDeployment
 from octavo_operator.api.schema import SpecError, stable_json, to_json
 from octavo_operator.api.spec import LLMDeploymentSpec

@@ -25,8 +25,7 @@ class Autoscaling:
 
     RULES: ClassVar = (
         Rule(
-            "self.minReplicas <= self.maxReplicas",
-            "autoscaling.minReplicas must not be above autoscaling.maxReplicas",
+            "self.minReplicas <= self.maxReplicas", "autoscaling.minReplicas must not be above autoscaling.maxReplicas"
         ),
     )
     min_replicas: int = spec_field(

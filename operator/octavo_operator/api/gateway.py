@@ -138,8 +138,7 @@ class Tenant:
         **SET,
     )
     isolate_cache: bool = spec_field(
-        "Do not share the prefix cache with other tenants. Prevents timing side channels.",
-        default=False,
+        "Do not share the prefix cache with other tenants. Prevents timing side channels.", default=False
     )
 
 

@@ -177,10 +177,7 @@ NETWORK_PEER = obj(
     podSelector=LABEL_SELECTOR,
     namespaceSelector=LABEL_SELECTOR,
     ipBlock=obj(
-        "IP block.",
-        ("cidr",),
-        cidr=text("Such as 10.0.0.0/8.", limit=64),
-        **{"except": strings("Excluded ranges.")},
+        "IP block.", ("cidr",), cidr=text("Such as 10.0.0.0/8.", limit=64), **{"except": strings("Excluded ranges.")}
     ),
 )
 EGRESS_RULE = obj("", to=listing("Destinations. Default: all.", NETWORK_PEER), ports=_PORTS)

@@ -202,10 +202,7 @@ class Model:
         maxLength=512,
     )
     name: str | None = spec_field(
-        "Model name in requests. Default: the name of the LLMDeployment.",
-        default=None,
-        minLength=1,
-        maxLength=253,
+        "Model name in requests. Default: the name of the LLMDeployment.", default=None, minLength=1, maxLength=253
     )
     aliases: tuple[str, ...] = spec_field(
         "Additional model names in requests.",

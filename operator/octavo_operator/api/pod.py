@@ -13,9 +13,7 @@ _ANYTHING = {"x-kubernetes-preserve-unknown-fields": True}
 VOLUME: dict[str, Any] = {
     "type": "object",
     "required": ["name"],
-    "properties": {
-        "name": {"type": "string", "description": "Name of the volume.", "minLength": 1, "maxLength": 63},
-    },
+    "properties": {"name": {"type": "string", "description": "Name of the volume.", "minLength": 1, "maxLength": 63}},
     **_ANYTHING,
 }
 VOLUME_MOUNT: dict[str, Any] = {
@@ -53,7 +51,7 @@ class PodPatch:
 
     # Rules cannot see a value of any type, so this one is plain OpenAPI.
     EXTRA_SCHEMA: ClassVar = {
-        "anyOf": [{"properties": {"op": {"enum": ["remove", "move", "copy"]}}}, {"required": ["value"]}],
+        "anyOf": [{"properties": {"op": {"enum": ["remove", "move", "copy"]}}}, {"required": ["value"]}]
     }
     RULES: ClassVar = (Rule("!(self.op in ['move', 'copy']) || has(self.from)", "podPatches: move and copy need from"),)
     op: str = spec_field("Operation.", enum=["add", "remove", "replace", "move", "copy", "test"])

@@ -10,11 +10,7 @@ from octavo_operator.api import kubernetes_schemas as k8s
 from octavo_operator.api.common import MAP, Amount
 from octavo_operator.api.schema import BYTES, QUANTITY, Rule, spec_field
 
-RESOURCE_MAP: dict[str, Any] = {
-    "type": "object",
-    "maxProperties": 16,
-    "additionalProperties": dict(QUANTITY),
-}
+RESOURCE_MAP: dict[str, Any] = {"type": "object", "maxProperties": 16, "additionalProperties": dict(QUANTITY)}
 WHOLE_BYTES = Rule(
     "!('memory' in self) || type(self['memory']) == int || !self['memory'].matches('[num]$')",
     "resources: memory is counted in bytes, of which m is a thousandth; write 500M or 500Mi, not 500m",

@@ -180,8 +180,7 @@ class LLMDeploymentSpec:
         maximum=1000,
     )
     autoscaling: Autoscaling | None = spec_field(
-        "Scale by the number of waiting requests. Leave replicas out then.",
-        default=None,
+        "Scale by the number of waiting requests. Leave replicas out then.", default=None
     )
     rollout: Rollout = spec_field("Rollout strategy.", default=Rollout)
     lifecycle: Lifecycle = spec_field("Graceful termination.", default=Lifecycle)

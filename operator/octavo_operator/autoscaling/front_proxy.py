@@ -92,13 +92,7 @@ class Reviews:
 
     async def allows(self, user: Json, group: str, version: str, namespace: str, resource: str) -> bool:
         """True if `user` may list the resource. Raises ApiError and TRANSPORT_ERRORS."""
-        attributes = {
-            "namespace": namespace,
-            "verb": "list",
-            "group": group,
-            "version": version,
-            "resource": resource,
-        }
+        attributes = {"namespace": namespace, "verb": "list", "group": group, "version": version, "resource": resource}
         spec = {**user, "resourceAttributes": attributes}
         key = json.dumps(spec, sort_keys=True)
         now = self._clock()

@@ -10,14 +10,7 @@ from octavo_operator.deployment.decisions import Decisions
 from octavo_operator.deployment.routing import NOT_READY, Routers
 from octavo_operator.deployment.world import DeploymentWorld
 from octavo_operator.groups.endings import ending
-from octavo_operator.observed.diagnosis import (
-    NO_PLACE,
-    Problem,
-    diagnose,
-    eviction_problem,
-    is_finished,
-    most_severe,
-)
+from octavo_operator.observed.diagnosis import NO_PLACE, Problem, diagnose, eviction_problem, is_finished, most_severe
 from octavo_operator.observed.hanging import events_of_controllers
 from octavo_operator.observed.refusals import refused_in_events, refused_pods
 from octavo_operator.observed.workload import Workload

@@ -20,12 +20,7 @@ from octavo_operator.deployment.conditions import (
     set_times,
 )
 from octavo_operator.deployment.decisions import Decisions
-from octavo_operator.deployment.problems import (
-    find_problem,
-    pool_problem,
-    refused_annotations,
-    router_pods_problem,
-)
+from octavo_operator.deployment.problems import find_problem, pool_problem, refused_annotations, router_pods_problem
 from octavo_operator.deployment.routing import KIND as ROUTER_READY
 from octavo_operator.deployment.routing import router_ready
 from octavo_operator.deployment.world import DeploymentWorld

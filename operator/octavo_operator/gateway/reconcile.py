@@ -153,10 +153,7 @@ def _plan(gateway: LLMGateway, world: GatewayWorld, config: OperatorConfig) -> t
             "LLMDeployments and use several gateways. Routers keep the last configuration that fitted"
         )
         return Plan(), Problem("ConfigTooLarge", text)
-    desired = [
-        *render_gateway(gateway, world.candidates, config, pods),
-        *render_exposure(gateway, config, world.apis),
-    ]
+    desired = [*render_gateway(gateway, world.candidates, config, pods), *render_exposure(gateway, config, world.apis)]
     plan = compute_plan(gateway, desired, world.children)
     if refused_ingress(gateway, config):
         plan.actions[:] = [one for one in plan.actions if not _deletes(one, "Ingress")]

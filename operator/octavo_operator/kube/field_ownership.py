@@ -15,10 +15,7 @@ from typing import Any
 Json = Any
 Path = tuple[str, ...]
 
-_SHARED = (
-    ("f:spec", "f:template", "f:metadata", "f:annotations"),
-    ("f:spec", "f:template", "f:metadata", "f:labels"),
-)
+_SHARED = (("f:spec", "f:template", "f:metadata", "f:annotations"), ("f:spec", "f:template", "f:metadata", "f:labels"))
 
 
 def foreign_additions(live: Json, manager: str) -> list[str]:

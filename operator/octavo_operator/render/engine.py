@@ -195,11 +195,7 @@ def _get(path: str) -> Json:
 
 
 def _security_context() -> Json:
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def _resources(deployment: LLMDeployment) -> Json:

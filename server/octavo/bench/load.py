@@ -28,15 +28,7 @@ from octavo.fetch.sources import resolve_model
 from octavo.text.tokenizer import Tokenizer
 
 _MODELS_TIMEOUT = 2.5  # seconds for GET /v1/models
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "min_p",
-    "top_k",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-)
+_SAMPLING = ("temperature", "top_p", "min_p", "top_k", "frequency_penalty", "presence_penalty", "repetition_penalty")
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:

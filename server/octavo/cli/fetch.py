@@ -83,11 +83,7 @@ def _fetch_adapter(args: argparse.Namespace) -> int:
     if args.model is None:
         raise ConfigError("--adapter: say where the adapter is, as hf://org/name")
     folder = fetch_adapter(
-        args.model,
-        revision=args.revision,
-        digest=args.digest,
-        download_dir=args.download_dir,
-        progress=not args.quiet,
+        args.model, revision=args.revision, digest=args.digest, download_dir=args.download_dir, progress=not args.quiet
     )
     print(json.dumps({"adapter": args.model, "directory": str(folder)}) if args.json else folder)
     return 0

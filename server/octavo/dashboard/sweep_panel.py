@@ -36,15 +36,7 @@ class SweepPanel:
             self._stop = gr.Button("Stop", interactive=False, scale=0, min_width=120)
         self._progress, self._table, self._plot = gr.HTML(), gr.HTML(), gr.HTML()
         self._files, self._command = gr.HTML(), gr.HTML()
-        self._outputs = [
-            self._run,
-            self._stop,
-            self._progress,
-            self._table,
-            self._plot,
-            self._files,
-            self._command,
-        ]
+        self._outputs = [self._run, self._stop, self._progress, self._table, self._plot, self._files, self._command]
 
     def connect(self, words: Callable[..., Sequence[str]], inputs: list[Any]) -> None:
         """``words`` makes flags of `octavo bench sweep` of the values of ``inputs``; it may raise OctavoError."""

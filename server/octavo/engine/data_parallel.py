@@ -80,10 +80,7 @@ class CoreClients:
     """A `CoreClient` for several cores. ``on_exit`` is called once, when the first of them has ended."""
 
     def __init__(
-        self,
-        processes: CoreProcesses,
-        on_outputs: Callable[[EngineCoreOutputs], None],
-        on_exit: Callable[[int], None],
+        self, processes: CoreProcesses, on_outputs: Callable[[EngineCoreOutputs], None], on_exit: Callable[[int], None]
     ) -> None:
         self.process = processes
         self._clients = [

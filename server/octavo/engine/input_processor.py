@@ -33,11 +33,7 @@ class InputProcessor:
     caches tokens, which saves time and nothing else)."""
 
     def __init__(
-        self,
-        config: EngineConfig,
-        tokenizer: Tokenizer | None,
-        max_logprobs: int = -1,
-        strict_json_schema: bool = True,
+        self, config: EngineConfig, tokenizer: Tokenizer | None, max_logprobs: int = -1, strict_json_schema: bool = True
     ) -> None:
         """``max_logprobs``: maximum number of alternatives per token, -1: the vocabulary size.
         ``strict_json_schema``: as for `to_grammar`."""

@@ -169,11 +169,7 @@ def _characters(meta: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
         "pre_tokenizer": lines,
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}]},
         "model": _bpe(
-            vocab,
-            meta.get("tokenizer.ggml.merges") or [],
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=True,
+            vocab, meta.get("tokenizer.ggml.merges") or [], unk_token=unknown, fuse_unk=True, byte_fallback=True
         ),
     }
 

@@ -35,19 +35,7 @@ _UNHELD: dict[str, tuple[Any, ...]] = {
 }
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"})
 _FORMATS = frozenset(
-    {
-        "date-time",
-        "time",
-        "date",
-        "duration",
-        "email",
-        "hostname",
-        "ipv4",
-        "ipv6",
-        "uuid",
-        "uri",
-        "unknown",
-    }
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"}
 )
 _OTHERS = ("allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "dependentSchemas")  # what may evaluate items
 

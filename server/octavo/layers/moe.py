@@ -103,15 +103,7 @@ class FusedMoE(nn.Module):
         how, gate = self.routing, self.gate
         correction, scales = gate.e_score_correction_bias, gate.per_expert_scale
         return octavo_kernels.topk_route(
-            gate(x),
-            how.top_k,
-            how.kind,
-            correction,
-            how.groups,
-            how.renormalise,
-            how.scale,
-            scales,
-            self.experts.first,
+            gate(x), how.top_k, how.kind, correction, how.groups, how.renormalise, how.scale, scales, self.experts.first
         )
 
 

@@ -131,10 +131,7 @@ class TorchGroup(GatheringGroup):
     part of larger ones, and gathers the others'."""
 
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        device: torch.device = torch.device("cpu"),
-        one_shot_bytes: int = ONE_SHOT_BYTES,
+        self, group: dist.ProcessGroup, device: torch.device = torch.device("cpu"), one_shot_bytes: int = ONE_SHOT_BYTES
     ) -> None:
         self._group, self.rank, self.ranks = group, group.rank(), group.size()
         self.device, self.one_shot_bytes, self._stopped = device, one_shot_bytes, False

@@ -48,10 +48,7 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.")
 
 
 def load_model(
-    config: ModelConfig,
-    load_format: str = "auto",
-    device: torch.device | str = "cpu",
-    tp: TensorParallel | None = None,
+    config: ModelConfig, load_format: str = "auto", device: torch.device | str = "cpu", tp: TensorParallel | None = None
 ) -> Model:
     """The model of ``config`` with its weights, ready to run. ``load_format`` "dummy" fills it with random numbers.
 

@@ -60,11 +60,7 @@ _TOKEN_COUNTERS = {  # of IterationStats
 }
 _TOKEN_HISTOGRAMS = {  # of IterationStats
     "step_tokens": ("vllm:iteration_tokens_total", "Tokens per engine step", _STEP_TOKENS),
-    "first_token_seconds": (
-        "vllm:time_to_first_token_seconds",
-        "Time to first token in seconds",
-        _FIRST_TOKEN_SECONDS,
-    ),
+    "first_token_seconds": ("vllm:time_to_first_token_seconds", "Time to first token in seconds", _FIRST_TOKEN_SECONDS),
     "inter_token_seconds": ("vllm:inter_token_latency_seconds", "Inter-token latency in seconds", _TOKEN_SECONDS),
 }
 _SEQUENCE_HISTOGRAMS = {  # of FinishedSample
@@ -83,11 +79,7 @@ _SEQUENCE_HISTOGRAMS = {  # of FinishedSample
         "Time in the queue, from arrival to the first step, in seconds",
         _REQUEST_SECONDS,
     ),
-    "inference": (
-        "vllm:request_inference_time_seconds",
-        "Time of prefill and decode in seconds",
-        _REQUEST_SECONDS,
-    ),
+    "inference": ("vllm:request_inference_time_seconds", "Time of prefill and decode in seconds", _REQUEST_SECONDS),
     "prefill": (
         "vllm:request_prefill_time_seconds",
         "Time from the first step to the first token in seconds",

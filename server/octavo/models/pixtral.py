@@ -13,7 +13,7 @@ from octavo.layers.decoder import Elsewhere
 from octavo.layers.vision import PatchEmbedding, TowerAttention, TowerGatedMLP, TowerRMSNorm, equal_starts
 
 PIXTRAL_NAMES: list[tuple[str, str | None]] = [
-    (r"^(model\.)?vision_tower\.(.*)\.attention\.o_proj\.", r"model.vision.tower.\2.attention.out_proj."),
+    (r"^(model\.)?vision_tower\.(.*)\.attention\.o_proj\.", r"model.vision.tower.\2.attention.out_proj.")
 ]
 _EPS = 1e-5  # whatever config.json says
 

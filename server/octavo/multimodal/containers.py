@@ -20,20 +20,7 @@ _COLOURS: dict[int, Literal["RGB", "RGBA", ""]] = {2: "RGB", 6: "RGBA"}
 # Chunks of a PNG that change no pixel as Pillow reads them, and of text those that say how it is turned. Text that is
 # compressed is Pillow's, which bounds what comes of it.
 _PLAIN = frozenset(
-    {
-        b"IHDR",
-        b"IDAT",
-        b"IEND",
-        b"bKGD",
-        b"cHRM",
-        b"gAMA",
-        b"iCCP",
-        b"pHYs",
-        b"sBIT",
-        b"sRGB",
-        b"tEXt",
-        b"tIME",
-    }
+    {b"IHDR", b"IDAT", b"IEND", b"bKGD", b"cHRM", b"gAMA", b"iCCP", b"pHYs", b"sBIT", b"sRGB", b"tEXt", b"tIME"}
 )
 _TURNED = (b"tEXtRaw profile type exif\0", b"tEXtXML:com.adobe.xmp\0")
 

@@ -77,12 +77,7 @@ def deployment(plan: Plan, args: EngineArgs, cpus: int, server: Any = None) -> d
         host = _quantity(-(-(HOST_BYTES + plan.memory.weights // 4) // GIB) * GIB)
         spec["resources"] = {"requests": {"cpu": str(min(cpus, 4)), "memory": host}, "limits": {"memory": host}}
     name = _name(args.model or "")
-    return {
-        "apiVersion": "octavo.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    return {"apiVersion": "octavo.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name}, "spec": spec}
 
 
 def as_yaml(value: Any, indent: int = 0) -> str:

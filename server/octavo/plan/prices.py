@@ -32,11 +32,7 @@ class Cost:
     def as_json(self) -> dict[str, Any]:
         """The cost as `octavo plan --json` has it."""
         million = None if self.per_million is None else round(self.per_million, 4)
-        return {
-            "per_hour": round(self.per_hour, 4),
-            "per_million_output_tokens": million,
-            "currency": self.currency,
-        }
+        return {"per_hour": round(self.per_hour, 4), "per_million_output_tokens": million, "currency": self.currency}
 
 
 def read_price(path: str, device: str) -> Price:

@@ -137,12 +137,7 @@ def bootstrap(spec: RouterSpec) -> Json:
                 }
             ],
             "clusters": [
-                {
-                    "name": ADMIN,
-                    "type": "STATIC",
-                    "connect_timeout": "1s",
-                    "load_assignment": _at(ADMIN, admin),
-                },
+                {"name": ADMIN, "type": "STATIC", "connect_timeout": "1s", "load_assignment": _at(ADMIN, admin)},
                 *([_picker_cluster(spec)] if spec.picker_port else []),
             ],
         },
@@ -408,7 +403,7 @@ def _picker_cluster(spec: RouterSpec) -> Json:
             _UPSTREAM: {
                 "@type": f"type.googleapis.com/{_UPSTREAM}",
                 "explicit_http_config": {"http2_protocol_options": {}},
-            },
+            }
         },
         "load_assignment": _at(_PICKER, address),
     }

@@ -214,10 +214,7 @@ def _limit(gateway: GatewaySpec) -> Json:
                 {"actions": [{"request_headers": {"header_name": TENANT_HEADER, "descriptor_key": "tenant"}}]}
             ],
             "descriptors": [
-                {
-                    "entries": [{"key": "tenant", "value": one.name}],
-                    "token_bucket": bucket(one.requests_per_minute),
-                }
+                {"entries": [{"key": "tenant", "value": one.name}], "token_bucket": bucket(one.requests_per_minute)}
                 for one in gateway.tenants
                 if one.requests_per_minute
             ],
@@ -246,10 +243,7 @@ def _tls(gateway: GatewaySpec) -> Json:
     secret = {"name": "tls", "sds_config": {"resource_api_version": "V3", "path_config_source": source}}
     context = {"alpn_protocols": ["h2", "http/1.1"], "tls_certificate_sds_secret_configs": [secret]}
     kind = f"{_TLS}.DownstreamTlsContext"
-    return {
-        "name": "envoy.transport_sockets.tls",
-        "typed_config": {"@type": kind, "common_tls_context": context},
-    }
+    return {"name": "envoy.transport_sockets.tls", "typed_config": {"@type": kind, "common_tls_context": context}}
 
 
 def certificate(gateway: GatewaySpec) -> Json:

@@ -375,11 +375,7 @@ def expected_router_budget(deployment: LLMDeployment) -> Json | None:
 
 def budget_spec(selector: dict[str, str]) -> Json:
     """The spec of a PodDisruptionBudget of several routers."""
-    return {
-        "selector": {"matchLabels": selector},
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "maxUnavailable": 1,
-    }
+    return {"selector": {"matchLabels": selector}, "unhealthyPodEvictionPolicy": "AlwaysAllow", "maxUnavailable": 1}
 
 
 def _manifest(deployment: LLMDeployment, api_version: str, kind: str, body: Json) -> Json:

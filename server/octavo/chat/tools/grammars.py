@@ -121,10 +121,7 @@ def _python_calls(functions: list[dict[str, Any]], more: str) -> CallGrammar:
             firsts.append('""')
         rules.append(f"args{i}: " + " | ".join(firsts))
     if not names:
-        raise FieldError(
-            "tools must have Python identifiers as names for this model; rename them",
-            "tools",
-        )
+        raise FieldError("tools must have Python identifiers as names for this model; rename them", "tools")
     rules.append("call: " + " | ".join(names))
     repeated = '(", " call)*' if more else ""
     return CallGrammar(f'"[" call {repeated} "]"', {}, "\n".join(rules))

@@ -44,11 +44,7 @@ def lark_of(text: str, token_id: TokenId) -> str:
 
 
 def tagged_calls(
-    tags: Tags,
-    functions: list[dict[str, Any]],
-    more: str,
-    token_id: TokenId,
-    grammar: Callable[[dict[str, Any]], str],
+    tags: Tags, functions: list[dict[str, Any]], more: str, token_id: TokenId, grammar: Callable[[dict[str, Any]], str]
 ) -> CallGrammar:
     """Calls with the arguments in the order of the schema. ``more`` is "+" where several may follow one another.
     Raises FieldError for required arguments whose names cannot stand in a tag."""

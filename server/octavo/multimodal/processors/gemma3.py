@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from octavo.errors import ConfigError
 from octavo.interface.vision_config import GEMMA3_TOWERS
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import (
-    COMMON,
-    Expansion,
-    ImageProcessor,
-    no_pixels,
-    placeholder_id,
-    token_id,
-)
+from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, no_pixels, placeholder_id, token_id
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,10 +67,7 @@ class Gemma3Processor(ImageProcessor):
     def expansion(self, width: int, height: int) -> Expansion:
         """See `ImageProcessor`. The line breaks are not in it: they may become one token with their neighbours."""
         count = self.image_seq_length
-        return (
-            (self.placeholder, *(self.image_token,) * count, self.end),
-            (False, *(True,) * count, False),
-        )
+        return ((self.placeholder, *(self.image_token,) * count, self.end), (False, *(True,) * count, False))
 
     def insert(self, ids: list[int], image: ImageFeatures) -> int:
         """See `ImageProcessor`."""

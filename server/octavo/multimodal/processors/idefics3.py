@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from octavo.interface.vision_config import IDEFICS3_TOWERS
 from octavo.multimodal.items import ImageFeatures
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import (
-    COMMON,
-    Expansion,
-    ImageProcessor,
-    between,
-    no_pixels,
-    placeholder_id,
-)
+from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, between, no_pixels, placeholder_id
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.interface.vision_config import LLAVA_TOWERS, feature_layers
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import (
-    COMMON,
-    Expansion,
-    ImageProcessor,
-    no_pixels,
-    placeholder_id,
-    repeated,
-)
+from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, no_pixels, placeholder_id, repeated
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.interface.vision_config import PIXTRAL_TOWERS, merge_size
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import (
-    COMMON,
-    Expansion,
-    ImageProcessor,
-    no_pixels,
-    placeholder_id,
-    token_id,
-)
+from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, no_pixels, placeholder_id, token_id
 
 if TYPE_CHECKING:
     import numpy as np

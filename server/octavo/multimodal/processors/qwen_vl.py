@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.multimodal.processors import pixels
-from octavo.multimodal.processors.base import (
-    COMMON,
-    Expansion,
-    ImageProcessor,
-    no_pixels,
-    placeholder_id,
-    repeated,
-)
+from octavo.multimodal.processors.base import COMMON, Expansion, ImageProcessor, no_pixels, placeholder_id, repeated
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,7 +21,7 @@ _BY_TYPE: Mapping[str, Mapping[str, Any]] = {
         "image_std": (0.5,) * 3,
         "size": {"height": 224, "width": 224},
         "do_center_crop": False,
-    },
+    }
 }
 
 

@@ -114,12 +114,7 @@ class Grammar:
                 seconds.append(round(time.process_time() - began, 6))
         allowed = [(slot, self._follow(slot, tokens, seconds)) for slot, tokens in draft]
         signal.setitimer(signal.ITIMER_PROF, 0)
-        return {
-            "errors": errors,
-            "seconds": seconds,
-            "allowed": allowed,
-            "memory": _memory() - self._memory_before,
-        }
+        return {"errors": errors, "seconds": seconds, "allowed": allowed, "memory": _memory() - self._memory_before}
 
     def _follow(self, slot: int, tokens: list[int], seconds: list[float]) -> int:
         """Fill the masks after each guessed token, as far as these are allowed and quick, and go back. Returns how many

@@ -16,14 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from octavo.chat.tools.parsers.reader import (
-    SCALAR,
-    CutOffError,
-    NotACallError,
-    Steps,
-    TextReader,
-    as_unicode,
-)
+from octavo.chat.tools.parsers.reader import SCALAR, CutOffError, NotACallError, Steps, TextReader, as_unicode
 
 _NUMBER_BEGIN = re.compile(r"-?((0|[1-9][0-9]*)(\.([0-9]+([eE][+-]?[0-9]*)?)?|[eE][+-]?[0-9]*)?)?")
 _CALL_BEGIN = re.compile(r'\{\s*("(n(a(m(e("\s*(:\s*"?)?)?)?)?)?)?)?')
