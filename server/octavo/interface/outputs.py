@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
     import torch
+
+Pooled = TypeVar("Pooled")
 
 
 @dataclass(slots=True)
@@ -129,20 +131,24 @@ class RequestOutput:
 
 
 @dataclass(slots=True)
+class PooledRequestOutput(Generic[Pooled]):
+    """A prompt's result of a method that pools."""
+
+    request_id: str
+    outputs: Pooled
+    prompt_token_ids: list[int]
+    finished: bool = True
+
+
+@dataclass(slots=True)
 class PoolingOutput:
     """``data``: float32 [hidden_size]."""
 
     data: torch.Tensor
 
 
-@dataclass(slots=True)
-class PoolingRequestOutput:
+class PoolingRequestOutput(PooledRequestOutput[PoolingOutput]):
     """The result of `LLM.encode` for a prompt."""
-
-    request_id: str
-    outputs: PoolingOutput
-    prompt_token_ids: list[int]
-    finished: bool = True
 
 
 @dataclass(slots=True)
@@ -157,15 +163,9 @@ class EmbeddingOutput:
         return len(self.embedding)
 
 
-@dataclass(slots=True, eq=False)
-class EmbeddingRequestOutput(Sequence[float]):
+class EmbeddingRequestOutput(PooledRequestOutput[EmbeddingOutput], Sequence[float]):
     """The result of `LLM.embed` for a prompt: vLLM's object, and a sequence of the vector's numbers, so that numpy and
     torch read a list of them as a matrix."""
-
-    request_id: str
-    outputs: EmbeddingOutput
-    prompt_token_ids: list[int]
-    finished: bool = True
 
     def __len__(self) -> int:
         return len(self.outputs.embedding)
@@ -197,14 +197,8 @@ class ClassificationOutput:
         return len(self.probs)
 
 
-@dataclass(slots=True)
-class ClassificationRequestOutput:
+class ClassificationRequestOutput(PooledRequestOutput[ClassificationOutput]):
     """The result of `LLM.classify` for a prompt."""
-
-    request_id: str
-    outputs: ClassificationOutput
-    prompt_token_ids: list[int]
-    finished: bool = True
 
 
 @dataclass(slots=True)
@@ -214,11 +208,5 @@ class ScoringOutput:
     score: float
 
 
-@dataclass(slots=True)
-class ScoringRequestOutput:
+class ScoringRequestOutput(PooledRequestOutput[ScoringOutput]):
     """The result of `LLM.score` for a pair."""
-
-    request_id: str
-    outputs: ScoringOutput
-    prompt_token_ids: list[int]
-    finished: bool = True
