@@ -214,39 +214,30 @@ def _escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+_FUNCTION_TAGS = Tags(
+    call="<function=",
+    name_end=">",
+    key="<parameter=",
+    key_end=">",
+    value_end="</parameter>",
+    call_end="</function>",
+    each=True,
+    newline="\n",
+)
+
+
 class Qwen3XmlParser(TaggedParser):
     """``<tool_call><function=f><parameter=k>value</parameter></function></tool_call>``: Qwen3-Coder, Qwen3.5,
     Nemotron 3, Step 3.5."""
 
-    TAGS = Tags(
-        section=("<tool_call>", "</tool_call>"),
-        call="<function=",
-        name_end=">",
-        key="<parameter=",
-        key_end=">",
-        value_end="</parameter>",
-        call_end="</function>",
-        each=True,
-        newline="\n",
-        trims=True,
-    )
+    TAGS = replace(_FUNCTION_TAGS, section=("<tool_call>", "</tool_call>"), trims=True)
     MARKERS = ("<tool_call>", "<function=")  # models forget the first
 
 
 class SeedOssParser(TaggedParser):
     """Parses calls within ``<seed:tool_call>``, with values to the letter: Seed-OSS."""
 
-    TAGS = Tags(
-        section=("<seed:tool_call>", "</seed:tool_call>"),
-        call="<function=",
-        name_end=">",
-        key="<parameter=",
-        key_end=">",
-        value_end="</parameter>",
-        call_end="</function>",
-        each=True,
-        newline="\n",
-    )
+    TAGS = replace(_FUNCTION_TAGS, section=("<seed:tool_call>", "</seed:tool_call>"))
     MARKERS = ("<seed:tool_call>",)
 
 
