@@ -39,6 +39,8 @@ class FourBitWeight(WeightFormat):
 
     kind: str
 
+    packed_kind = Kind(4, table=True)  # blocks have whole groups of 32; the library has none smaller than that
+
     @property
     def _state(self) -> str:
         return f"weight.quant_state.bitsandbytes__{self.kind}"
@@ -75,11 +77,6 @@ class FourBitWeight(WeightFormat):
         codes = halves(swapped >> 4 | swapped << 4)
         return TableCodes(codes, scales.float().reshape(rows, -1), block, sources["weight.quant_map"].load())
 
-    @property
-    def packed_kind(self) -> Kind:
-        """See `WeightFormat`. Blocks have whole groups of 32; the library has none smaller than that."""
-        return Kind(4, table=True)
-
 
 def _nested(sources: Sources, codes: Tensor, state: dict[str, Any]) -> Tensor:
     """Scales float32 out of their 8 bits."""
@@ -112,6 +109,9 @@ def _read_state(source: WeightSource) -> dict[str, Any]:
 class EightBitWeight(WeightFormat):
     """See the module."""
 
+    has_row_scales = True
+    device_codes = DeviceCodes(8, 0, 4)
+
     def leaves(self, rows: int, columns: int) -> list[Leaf]:
         """See `WeightFormat`."""
         return [
@@ -125,16 +125,6 @@ class EightBitWeight(WeightFormat):
         codes = sources["weight"].load().view(torch.uint8) ^ 128
         scales = sources["SCB"].load().reshape(rows, 1) / 127
         return GroupCodes(codes, scales, columns, None, None, 8)
-
-    @property
-    def has_row_scales(self) -> bool:
-        """See `WeightFormat`."""
-        return True
-
-    @property
-    def device_codes(self) -> DeviceCodes:
-        """See `WeightFormat`."""
-        return DeviceCodes(8, 0, 4)
 
 
 class BitsAndBytes(CheckpointFormat):

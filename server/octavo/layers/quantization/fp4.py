@@ -36,6 +36,9 @@ E2M1 = torch.tensor(_POSITIVE + [-number for number in _POSITIVE])
 class MXFP4Weight(WeightFormat):
     """``codes`` U8 [N, K / 2], or [N, K / 32, 16] as gpt-oss has it, and ``scales`` U8 [N, K / 32]."""
 
+    device_codes = DeviceCodes(4, 32, 1)
+    packed_kind = Kind(4, table=True)
+
     codes: str = "weight_packed"
     scales: str = "weight_scale"
 
@@ -53,21 +56,14 @@ class MXFP4Weight(WeightFormat):
         codes = halves(sources[self.codes].load()).reshape(rows, columns)
         return TableCodes(codes, read_exponents(sources[self.scales]), 32, E2M1)
 
-    @property
-    def packed_kind(self) -> Kind:
-        """See `WeightFormat`."""
-        return Kind(4, table=True)
-
-    @property
-    def device_codes(self) -> DeviceCodes:
-        """See `WeightFormat`."""
-        return DeviceCodes(4, 32, 1)
-
 
 @dataclass(frozen=True)
 class NVFP4Weight(WeightFormat):
     """``codes`` U8 [N, K / 2], ``weight_scale`` F8_E4M3 [N, K / 16] and the tensor's own, ``of_tensor`` F32, by which
     scales are multiplied, or divided where it is a ``reciprocal``."""
+
+    device_codes = DeviceCodes(4, 16, 4)
+    packed_kind = Kind(4, halves=True, table=True)
 
     codes: str
     of_tensor: str
@@ -91,16 +87,6 @@ class NVFP4Weight(WeightFormat):
         scales = read_e4m3(sources["weight_scale"]).float()
         scales = scales / of_tensor if self.reciprocal else scales * of_tensor
         return TableCodes(halves(sources[self.codes].load()), scales, 16, E2M1)
-
-    @property
-    def packed_kind(self) -> Kind:
-        """See `WeightFormat`."""
-        return Kind(4, halves=True, table=True)
-
-    @property
-    def device_codes(self) -> DeviceCodes:
-        """See `WeightFormat`."""
-        return DeviceCodes(4, 16, 4)
 
 
 class MXFP4(CheckpointFormat):

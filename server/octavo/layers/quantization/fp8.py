@@ -44,6 +44,8 @@ _INVERSE = "weight_scale_inv"
 class FP8Weight(WeightFormat):
     """See the module. ``block``: rows and columns of a scale; None: one for the tensor or one a row."""
 
+    activations = "fp8"
+
     scale: str = "weight_scale"
     block: tuple[int, int] | None = None
 
@@ -55,11 +57,6 @@ class FP8Weight(WeightFormat):
             shape = (-(-rows // self.block[0]), -(-columns // self.block[1]))
             scale = Leaf(self.scale, (shape,), (*FLOATS, "U8", "F8_E8M0"))
         return [Leaf("weight", ((rows, columns),), ("F8_E4M3",)), scale, *unread(ACTIVATION_LEAVES)]
-
-    @property
-    def activations(self) -> str:
-        """See `WeightFormat`."""
-        return "fp8"
 
     @property
     def device_codes(self) -> DeviceCodes:
