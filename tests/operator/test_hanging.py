@@ -107,7 +107,7 @@ def test_a_pod_that_is_ending_in_time_or_whose_node_answers_is_no_fault_of_a_nod
             "Pulled: there",
         ),
         (waiting(at(100), conditions=[]), [], "PodNotStarted", "check that default-scheduler runs"),
-        ({**waiting(at(100), conditions=[]), "spec": {"schedulerName": "mine"}}, [], "PodNotStarted", "does mine run?"),
+        ({**waiting(at(100), conditions=[]), "spec": {"schedulerName": "mine"}}, [], "PodNotStarted", "that mine runs"),
         (
             lost(
                 conditions=[

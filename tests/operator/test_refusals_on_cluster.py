@@ -108,7 +108,7 @@ def test_a_policy_that_denies_pods_is_told_of_routers_and_engines(
 def test_a_pod_whose_scheduler_does_not_run_is_told(cluster: Cluster, namespace: str) -> None:
     patch = {"op": "add", "path": "/spec/schedulerName", "value": "none-such"}
     cluster.apply(toy(IMAGE, podPatches=[patch]), namespace=namespace)
-    assert "does none-such run?" in told(cluster, namespace, "llmd/toy", "PodNotStarted", 60)
+    assert "check that none-such runs" in told(cluster, namespace, "llmd/toy", "PodNotStarted", 60)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from octavo.interface.config_checks import MAX_HEADS, MAX_LAYERS, Fields
@@ -14,7 +13,6 @@ _MAX_HEAD_SIZE, _MAX_TAPS = 256, 8  # of recurrent layers, as kernels take them
 _LINEAR = "linear_attention"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Qwen3_5Config(PartialRotaryConfig):  # noqa: N801
     """Layers with a gated delta net and, every few ones, with attention whose results are gated."""
 
