@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from support import dashboards
+from support.chart_values import published
 from support.dashboards import BOARDS, metric_names, panels, queries
 from support.serving import Engine
 
@@ -98,7 +99,7 @@ def test_metric_names_are_found_in_expressions() -> None:
 def test_the_chart_brings_them_for_the_sidecar() -> None:
     def config_maps(*settings: str) -> list[dict[str, Any]]:
         flags = [flag for setting in settings for flag in ("--set", setting)]
-        command = [str(binaries.programs()["helm"]), "template", "release", str(CHART), "-n", "system", *flags]
+        command = [str(binaries.programs()["helm"]), "template", "release", str(published()), "-n", "system", *flags]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "ConfigMap"]

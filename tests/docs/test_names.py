@@ -48,6 +48,7 @@ FOREIGN_FLAGS = {
     "--strict",
     "--take-ownership",
     "--target",
+    "--vocabulary",
 }
 
 

@@ -350,7 +350,7 @@ def test_a_gateway_holds_requests_of_one_model_while_others_serve(tmp_path: Path
 def test_a_gateway_without_models_holds_nothing_and_is_ready() -> None:
     async def scene() -> None:
         picker = Processor(Hold(4, 60.0))
-        with pytest.raises(ValueError, match="has not told"):
+        with pytest.raises(ValueError, match="has not reported"):
             await picker.held({})
         picker.set_replicas({})
         assert json.loads((await picker.held({}))[2]) == {"arrivals": 0, "held": {}, "in_flight": {}}

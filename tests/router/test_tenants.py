@@ -261,14 +261,14 @@ def test_a_limit_is_said_before_the_body_is_sent(limited: tuple[Gateway, PickerP
     assert [complete(gateway, "few", "x")[0] for _ in range(2)] == [200, 200], "its share of one router of two"
     for _ in range(2):
         told = only_the_head("sk-few")
-        assert told.startswith(b"HTTP/1.1 429 ") and b"begun 2 requests here" in told
+        assert told.startswith(b"HTTP/1.1 429 ") and b"2 requests a minute here" in told
     assert only_the_head("sk-nobody").startswith(b"HTTP/1.1 401 ")
     client = gateway.openai("sk-many")
     streams = [client.completions.create(model="m", prompt="z", max_tokens=3000, stream=True) for _ in range(2)]
     for one in streams:
         next(one)
     told = only_the_head("sk-many")
-    assert told.startswith(b"HTTP/1.1 429 ") and b"2 requests under way" in told
+    assert told.startswith(b"HTTP/1.1 429 ") and b"2 concurrent requests here" in told
     for one in streams:
         one.close()
     within(30, lambda: in_flight() == 0)
@@ -316,7 +316,7 @@ def test_two_routers_keep_one_limit(tmp_path: Path) -> None:
         for one in streams:
             next(one)
         for made, _ in routers:
-            refused_with(complete(made, "many", "y"), "3 requests under way")
+            refused_with(complete(made, "many", "y"), "3 concurrent requests")
         streams[1].close()
         within(10, lambda: complete(routers[0][0], "many", "y")[0] == 200)
         for made, _ in routers:  # one after the other, each when the one before has ended

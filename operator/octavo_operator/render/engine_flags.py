@@ -55,6 +55,7 @@ FLAGS = (
     "--enable-offline-docs",
     "--enable-prefix-caching",
     "--enable-prompt-tokens-details",
+    "--enable-reasoning",
     "--enable-request-id-headers",
     "--enable-server-load-tracking",
     "--enforce-eager",

@@ -50,7 +50,7 @@ class CommandParser(argparse.ArgumentParser):
         return known
 
     def refusals(self) -> list[str]:
-        """What `refuse` was told of, here and in the parsers of subcommands."""
+        """Return the refusals that `refuse` was told of, here and in the parsers of subcommands."""
         found = list(self._refused)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
