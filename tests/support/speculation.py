@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,17 @@ from octavo import LLM
 from octavo.core.scheduler import Scheduler
 from octavo.core.spec_decode.drafts import Drafts
 from octavo.interface.outputs import RequestOutput
+
+
+def alike(some: Any, others: Any) -> bool:
+    """True if both are equal but for the last bits of numbers: samplers of CPUs and of GPUs add in other orders."""
+    if isinstance(some, float) and isinstance(others, float):
+        return some == others or math.isclose(some, others, rel_tol=1e-4, abs_tol=1e-4)
+    if isinstance(some, list | tuple) and isinstance(others, list | tuple):
+        return len(some) == len(others) and all(map(alike, some, others))
+    if isinstance(some, dict) and isinstance(others, dict):
+        return some.keys() == others.keys() and all(alike(value, others[key]) for key, value in some.items())
+    return bool(some == others)
 
 
 def all_of(outputs: list[RequestOutput]) -> list[Any]:

@@ -19,7 +19,7 @@ from support.draft_heads import MIDDLE, Head, MedusaHeads, not_adapting, with_he
 from support.examples import examples_of
 from support.family_cases import FAMILY_CASES
 from support.overlapped import PARAMS, overlapped, prompts_of, tiny
-from support.speculation import all_of
+from support.speculation import alike, all_of
 from support.tiny_models import FAMILIES, make_model
 from torch import Tensor
 
@@ -74,7 +74,8 @@ def test_requests_of_every_kind_get_what_they_get_without(
     for make in (lambda llm: llm, overlapped):
         llm = not_adapting(make(with_head(path, config, k, adapting=True, **changes)))
         for answers in expected[case]:
-            assert all_of(llm.generate(prompts, params, use_tqdm=False)) == answers
+            made = all_of(llm.generate(prompts, params, use_tqdm=False))
+            assert alike(made, answers) if make is overlapped else made == answers
         llm.engine.check_integrity()
         assert llm.totals.spec_decode.num_draft_tokens > 0
         assert case != "preempted" or llm.totals.num_preemptions > 0

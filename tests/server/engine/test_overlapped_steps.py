@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 from support.overlapped import CASES, PARAMS, answers, overlapped, prompts_of, tiny
+from support.speculation import alike
 
 from octavo import SamplingParams
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_overlapping_changes_no_bit(case: str, tiny_checkpoints: dict[str, Path]) -> None:
+def test_overlapping_changes_no_token(case: str, tiny_checkpoints: dict[str, Path]) -> None:
     family, changes = CASES[case]
     path, prompts = tiny_checkpoints[family], prompts_of(family, len(PARAMS))
     params = [SamplingParams(**values) for values in PARAMS]
     one, two = tiny(path, **changes), overlapped(tiny(path, **changes))
     for _ in range(2):  # the second time prompts are found in the cache
-        assert answers(two.generate(prompts, params, use_tqdm=False)) == answers(
-            one.generate(prompts, params, use_tqdm=False)
-        )
+        made = answers(two.generate(prompts, params, use_tqdm=False))
+        assert alike(made, answers(one.generate(prompts, params, use_tqdm=False)))
         two.engine.check_integrity()
         assert not two.engine.has_unfinished_requests() and not two.engine.scheduler.num_in_flight
 
