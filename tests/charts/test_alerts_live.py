@@ -84,7 +84,7 @@ def test_a_long_queue(engine: Engine, watching: Prometheus) -> None:
 
 def test_a_stalled_engine(engine: Engine, watching: Prometheus) -> None:
     assert not watching.alerts("OctavoEngineStalled")
-    engine.crowd(1, max_tokens=1000)
+    engine.crowd(50, max_tokens=1000)  # one after the other: one alone may have ended when the signal comes
     time.sleep(0.3)
     os.kill(engine.core_pid, signal.SIGUSR1)
     words = fires(watching, "OctavoEngineStalled")

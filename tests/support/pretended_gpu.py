@@ -235,12 +235,18 @@ class PretendedGpu(TorchDispatchMode):
             "empty_cache": lambda: None,
             "synchronize": lambda device=None: None,
             "current_stream": lambda device=None: stream,
-            "Stream": lambda: stream,
             "stream": use,
-            "Event": lambda **options: SimpleNamespace(record=lambda: None, synchronize=lambda: None),
             "graph_pool_handle": lambda: (0, 0),
-            "CUDAGraph": lambda: _Graph(self),
+            # Classes, as annotations of libraries that are imported meanwhile combine them with others.
+            "Stream": _class_of("Stream", lambda: stream),
+            "Event": _class_of("Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)),
+            "CUDAGraph": _class_of("CUDAGraph", lambda: _Graph(self)),
         }
+
+
+def _class_of(name: str, make: Callable[[], Any]) -> type:
+    """A class of which an instance is whatever ``make`` returns."""
+    return type(name, (), {"__new__": lambda cls, **options: make()})
 
 
 class _Fake(FakeTensorMode):
