@@ -47,7 +47,7 @@ class AdapterTable:
 class RowTiles(NamedTuple):
     """The rows of a step that have an adapter, sorted by slot, in tiles of one slot each."""
 
-    # On a GPU; on a CPU see `lora_tiles` in csrc/ops.h
+    # On a GPU; on a CPU see `lora_tiles` in csrc/lora_ops.h
     rows: Tensor  # int32 [tiles * rows of a tile]; -1: none
     slots: Tensor  # int32 [tiles]; -1: an empty tile
 

@@ -47,7 +47,7 @@ def hadamard(x: Tensor) -> Tensor:
 
 
 def dequantize(cache: Tensor, head_size: int) -> Tensor:
-    """What a cache holds, float32 [2, blocks, kv heads, block size, head size], by the layout of csrc/ops.h."""
+    """Values of a cache, float32 [2, blocks, kv heads, block size, head size]; csrc/attention_ops.h has its layout."""
     shape, codes_size = (*cache.shape[1:4], head_size), head_size * CHUNK
     keys, values = cache.unflatten(3, (-1, CHUNK)).flatten(-2)  # [blocks, heads, chunks, bytes]
     codes = keys[..., :codes_size].view(torch.uint8).float() - 128

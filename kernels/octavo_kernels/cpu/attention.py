@@ -11,7 +11,7 @@ from octavo_kernels.attention_options import AttentionOptions
 from octavo_kernels.cpu.library import DTYPES, PAIR_ISAS, as_contiguous, get_library, threads_for
 
 MAX_HEAD_SIZE = 576  # csrc/attention.c
-_BF16_PAIRS, _INT8, _CHUNK, _KV_GROUP = 2, 3, 16, 32  # csrc/ops.h, which describes the layouts
+_BF16_PAIRS, _INT8, _CHUNK, _KV_GROUP = 2, 3, 16, 32  # csrc/attention_ops.h, which describes the layouts
 
 
 def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
@@ -43,7 +43,7 @@ def has_dense_blocks(kv_cache: Tensor) -> bool:
 
 
 def has_pair_layout(kv_cache: Tensor) -> bool:
-    """Whether the library in use keeps this bfloat16 cache in pairs (csrc/ops.h: BF16_PAIRS), unlike `reference`."""
+    """Return True if the library keeps this bfloat16 cache in pairs (csrc/attention_ops.h), unlike `reference`."""
     library, (block_size, head_size) = get_library(), kv_cache.shape[3:]
     return (
         library is not None
@@ -74,7 +74,7 @@ def from_pair_layout(pair_layout: Tensor) -> Tensor:
 
 
 def _kv_dtype_code(kv_cache: Tensor, dtype: torch.dtype, head_size: int) -> int | None:
-    """The code of csrc/ops.h; None for a dtype that the library does not know.
+    """The code of csrc/attention_ops.h; None for a dtype that the library does not know.
 
     Raises ValueError for an int8 cache that the library cannot read: the reference backend cannot read it either.
     """

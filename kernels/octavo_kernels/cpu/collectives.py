@@ -18,7 +18,7 @@ from torch import Tensor
 
 from octavo_kernels.cpu.library import DTYPES, as_contiguous, get_library, threads_for
 
-MAX_RANKS = 48  # csrc/ops.h
+MAX_RANKS = 48  # csrc/collectives_ops.h
 _HEADER = 4096
 _RANK = 64  # bytes of the header for the whole, and for each rank
 _SLOT = 2 << 20

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo_kernels.cpu.library import get_library, threads_for
 
-# csrc/ops.h: struct draw_request
+# csrc/drawing_ops.h: struct draw_request
 REQUEST = np.dtype(
     [(name, np.float64) for name in ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")]
     + [("top_k", np.int64), ("stream", np.uint64)]

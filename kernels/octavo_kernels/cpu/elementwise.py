@@ -87,7 +87,8 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return out
 
 
-ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "none": 5, "sigmoid": 6}  # csrc/ops.h: enum activation
+# csrc/elementwise_ops.h: enum activation
+ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "none": 5, "sigmoid": 6}
 
 
 def activate(x: Tensor, kind: str, gated: bool = False, up: Tensor | None = None) -> Tensor:

@@ -26,7 +26,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/simd.h: enum dtype
 WEIGHT_DTYPES = {**DTYPES, torch.float16: 2}  # weights may have one more
 PAIR_ISAS = (compiler.AMX, "avx512bf16")  # whose attention multiplies pairs of bfloat16
 
-# Operation -> opcode and argument layout, as in csrc/thread_team.c and csrc/ops.h: "P" address, "K" address of what
+# Operation -> opcode and argument layout, as in csrc/thread_team.c and csrc/*_ops.h: "P" address, "K" address of what
 # says how many items other operations have, "R" number of rows of the step, "S" number of sequences of the step, "q"
 # another integer, "d" float.
 _STATE = "P" * 8 + "Sqqqqq"  # state_args

@@ -11,7 +11,7 @@ from octavo_kernels.lora import AdapterTable, RowTiles
 
 
 def lora_tiles(slots: Tensor, num_slots: int) -> RowTiles | None:
-    """See `octavo_kernels.lora_tiles`; see csrc/ops.h for what the tensors hold."""
+    """See `octavo_kernels.lora_tiles`; see csrc/lora_ops.h for what the tensors hold."""
     library = get_library()
     if library is None:
         return None

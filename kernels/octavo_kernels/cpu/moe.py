@@ -13,8 +13,8 @@ from octavo_kernels.dense import DenseWeight
 from octavo_kernels.moe import Experts, ExpertTable, check_route
 from octavo_kernels.quant import PackedLinear, empty_rows
 
-_ROUTINGS = {"softmax": 0, "sigmoid": 1}  # csrc/ops.h: enum routing
-_ACTIVATIONS = {**ACTIVATIONS, "clamped_swiglu": 4}  # csrc/ops.h: enum activation
+_ROUTINGS = {"softmax": 0, "sigmoid": 1}  # csrc/moe_ops.h: enum routing
+_ACTIVATIONS = {**ACTIVATIONS, "clamped_swiglu": 4}  # csrc/elementwise_ops.h: enum activation
 _TILE_WIDTH = 32  # packed rows are padded to whole tiles where there are any: csrc/dense_tiles.h
 
 

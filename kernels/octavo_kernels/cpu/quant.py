@@ -10,8 +10,8 @@ from octavo_kernels import reference
 from octavo_kernels.cpu.library import DTYPES, Library, as_contiguous, get_library, norm_dtype, threads_for
 from octavo_kernels.quant import GROUP, Kind, PackedLinear, QuantizedRows, empty_rows, num_groups
 
-_PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/ops.h: quantize_args.kind
-# GGUF type that `pack_gguf` reads: pack_gguf_args.type in csrc/ops.h.
+_PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/linear_ops.h: quantize_args.kind
+# GGUF type that `pack_gguf` reads: pack_gguf_args.type in csrc/linear_ops.h.
 PACKED_TYPES = {
     name: number
     for number, name in enumerate(

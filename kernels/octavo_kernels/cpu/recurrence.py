@@ -20,7 +20,7 @@ def _library(state: LayerState, metadata: StateMetadata) -> Library | None:
 
 
 def _arguments(state: LayerState, metadata: StateMetadata) -> tuple[list[int], list[int]]:
-    """Addresses and numbers of csrc/ops.h: state_args."""
+    """Addresses and numbers of csrc/recurrence_ops.h: state_args."""
     m = metadata
     tensors = (
         state.pool,

@@ -1,4 +1,4 @@
-// Attention over an int8 cache (int8_cache.h, ops.h). Both products are integer products, so a tile takes half the memory of a
+// Attention over an int8 cache (int8_cache.h). Both products are integer products, so a tile takes half the memory of a
 // bfloat16 one and nothing has to be unpacked.
 //
 // Scores are sums of KV_GROUP exact integer products, scaled, in order of the groups. The factor of a value's integers is

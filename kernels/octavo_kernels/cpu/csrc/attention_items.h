@@ -1,6 +1,6 @@
 // The work items of attention and their order: tiles of a sequence's query tokens, for each kv head, possibly split by position
 #pragma once
-#include "ops.h"
+#include "attention_ops.h"
 #include "simd.h"
 
 #define SPLIT 256

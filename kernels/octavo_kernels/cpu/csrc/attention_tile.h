@@ -2,11 +2,11 @@
 //
 // There are three kinds: keys and values in float32, in bfloat16, or as BF16_PAIRS: bfloat16 on a machine that multiplies pairs
 // of them. Then queries and weights are rounded to bfloat16 too, as in attention kernels on GPUs, whether the cache is laid out
-// in pairs (ops.h) or its rows are packed into pairs first.
+// in pairs (attention_ops.h) or its rows are packed into pairs first.
 #pragma once
 #include <float.h>
 
-#include "ops.h"
+#include "attention_ops.h"
 #include "simd.h"
 
 #define TILE 64

@@ -11,7 +11,7 @@
 #include <unistd.h>
 #endif
 
-#include "ops.h"
+#include "collectives_ops.h"
 #include "simd.h"
 
 #if defined(__x86_64__)

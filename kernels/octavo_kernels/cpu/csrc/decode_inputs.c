@@ -1,7 +1,7 @@
 // The inputs of a decoding step, from the arrays of a batch.
 #include <string.h>
 
-#include "ops.h"
+#include "attention_ops.h"
 #include "simd.h"
 
 void op_decode_inputs(const struct decode_inputs_args *a, struct team_member *m) {

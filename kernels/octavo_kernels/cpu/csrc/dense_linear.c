@@ -7,7 +7,7 @@
 // tiling or the threads.
 #include "amx.h"
 #include "moe.h"
-#include "ops.h"
+#include "linear_ops.h"
 #include "simd.h"
 #include "transpose.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "drawing.h"
-#include "ops.h"
+#include "drawing_ops.h"
 
 enum { PART = 128 };  // tokens whose maximum is kept
 

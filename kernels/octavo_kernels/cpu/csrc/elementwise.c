@@ -1,5 +1,6 @@
 // Norms, activation functions, sums, products with a number, embedding and argmax. A row stays in the first-level cache.
-#include "ops.h"
+#include "elementwise_ops.h"
+#include "linear_ops.h"
 #include "rows.h"
 #include "simd.h"
 

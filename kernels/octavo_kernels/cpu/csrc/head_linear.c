@@ -2,7 +2,7 @@
 //
 // A weight is [width, channels] of each head: vectors of channels, one term after the other in one register, so that the bits of
 // a sum depend on its row alone.
-#include "ops.h"
+#include "attention_ops.h"
 #include "simd.h"
 #include "head_tiles.h"
 

@@ -1,11 +1,11 @@
-// Keys, values and queries as int8: how one head of one token is quantised for the cache (ops.h has its layout) and for
-// products.
+// Keys, values and queries as int8: how one head of one token is quantised for products and for the cache, whose layout
+// attention_ops.h describes.
 //
 // An outlier among the elements of a key would leave few of the 255 steps to the others. Multiplying keys and queries with one
 // orthogonal matrix changes no score and spreads outliers over all elements (QuaRot, Ashkboos et al. 2024). The matrix is a
 // Hadamard matrix, applied to KV_GROUP elements at a time. Values have no such outliers.
 #pragma once
-#include "ops.h"
+#include "attention_ops.h"
 #include "rows.h"
 
 // x [KV_GROUP] times the Hadamard matrix, not normalised. Each round adds and subtracts elements half the vector apart and

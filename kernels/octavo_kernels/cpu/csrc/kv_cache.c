@@ -1,8 +1,8 @@
 // From the qkv projection to attention in one pass (per-head norm, rotary embedding, cache write); copies of KV blocks
 #include <stdlib.h>
 
+#include "attention_ops.h"
 #include "int8_cache.h"
-#include "ops.h"
 #include "simd.h"
 
 // One head as float32 in `head`: normalised (rounded where the reference rounds), then rotated
@@ -52,7 +52,7 @@ INLINE void store_head(void *out, const float *head, int64_t size, int round_dty
 }
 
 #if defined(__AVX512BF16__)
-// Write the key and value of one position into their chunks of bfloat16 pairs (ops.h). The store of a value must not touch the
+// Write the key and value of one position into their chunks of bfloat16 pairs (attention_ops.h). The store of a value must not touch the
 // neighbouring position's bytes: another thread may be writing them.
 INLINE void store_key_pairs(uint16_t *chunk, int64_t chunk_index, const float *head, int64_t size, int round_dtype) {
     for (int64_t i = 0; i < size; i += VW) {
@@ -75,7 +75,7 @@ INLINE void store_key_pairs(uint16_t *chunk, int64_t chunk_index, const float *h
 #define store_value_pairs store_key_pairs
 #endif
 
-// Write the key and value of one position into their int8 chunks (ops.h). If they are not finite, attention to it gives NaN.
+// Write the key and value of one position into their int8 chunks (attention_ops.h). If they are not finite, attention to it gives NaN.
 INLINE void store_key_int8(uint8_t *chunk, int64_t chunk_index, float *head, int64_t size, int round_dtype) {
     uint16_t *scales = (uint16_t *)(chunk + size * CHUNK);
     int8_t codes[KV_GROUP];

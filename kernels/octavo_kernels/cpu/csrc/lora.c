@@ -3,7 +3,7 @@
 // Rows are taken in tiles of one slot, so that a matrix is read once for all of them. The order of each sum depends on widths
 // and ranks alone, not on who else is in the tile. What is needed next is fetched ahead: rows of A and of blocks of B are too
 // short for the processor to notice by itself, and adapters are read from memory in every step.
-#include "ops.h"
+#include "lora_ops.h"
 #include "simd.h"
 #include "lora_tiles.h"
 

@@ -5,7 +5,7 @@
 //     number of experts that have rows; these experts [experts]; place of each expert's first choice [experts + 1]; choices.
 // Choices of experts that are not held here (of another rank: their ids are below 0, or `experts` and above) are left out.
 #pragma once
-#include "ops.h"
+#include "moe_ops.h"
 #include "rows.h"
 
 struct plan {

@@ -1,5 +1,5 @@
 // Packs GGUF tensors into the layout of quant.h. The formats are those of ggml (ggml-common.h).
-#include "ops.h"
+#include "linear_ops.h"
 #include "simd.h"
 
 // In the order of octavo_kernels/cpu/quant.py

@@ -9,7 +9,7 @@
 // No working thread may wait for this one: it runs when a core is idle and may be preempted anywhere. It pauses every few
 // pages, because a scheduler may otherwise leave it a core for tens of milliseconds.
 #define _GNU_SOURCE
-#include "ops.h"
+#include "attention_ops.h"
 
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // Quantises activations to int8, fused with what produces them: RMS norm (with residual) or SiLU times up.
-#include "ops.h"
+#include "linear_ops.h"
 #include "rows.h"
 
 INLINE void load_float_row(const struct quantize_args *a, int64_t r, float *row, int dtype, int weight_dtype) {

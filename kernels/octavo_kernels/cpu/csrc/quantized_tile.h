@@ -4,7 +4,7 @@
 #pragma once
 #include "amx.h"
 #include "dot.h"
-#include "ops.h"
+#include "linear_ops.h"
 
 #if VW == 16
 #define QMR 7  // rows of a tile: for each, two integer sums (one per group) and a total stay in registers

@@ -1,6 +1,6 @@
 // Recurrent layers: a causal convolution, the gated delta rule and the norm behind it. Rows are computed one after the other, so
 // that no bit depends on how steps are cut; a column of a state depends on no other one, nor does a channel.
-#include "ops.h"
+#include "recurrence_ops.h"
 #include "rows.h"
 #include "simd.h"
 

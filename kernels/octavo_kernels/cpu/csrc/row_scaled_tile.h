@@ -2,7 +2,7 @@
 // become float32 once. The few steps with large activations are multiplied a second time.
 #pragma once
 #include "dot.h"
-#include "ops.h"
+#include "linear_ops.h"
 
 #if VW == 16
 #define SCALED_ROWS 12  // of a tile: ROWS * ACROSS sums stay in registers

@@ -1,6 +1,6 @@
 // Arithmetic on one row, shared by the plain and the quantising operations so that their results have the same bits.
 #pragma once
-#include "ops.h"
+#include "elementwise_ops.h"
 #include "quant.h"
 #include "simd.h"
 

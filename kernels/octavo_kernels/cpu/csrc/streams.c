@@ -1,5 +1,5 @@
 // Several streams of hidden states a token, side by side in its row, and gates of which only the largest count (Gemma 3n).
-#include "ops.h"
+#include "elementwise_ops.h"
 #include "rows.h"
 #include "simd.h"
 
