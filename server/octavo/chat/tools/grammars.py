@@ -9,17 +9,12 @@ from typing import Any
 
 from octavo.chat.structured import CallGrammar, Constraint, quoted
 from octavo.chat.tools.parsers import ToolParser
-from octavo.chat.tools.parsers.formats import (
-    CohereParser,
-    GraniteParser,
-    HermesParser,
-    HunyuanParser,
-    Llama3JsonParser,
-    MarkedJsonParser,
-    MistralParser,
-    NemotronV2Parser,
-)
+from octavo.chat.tools.parsers.cohere import CohereParser
+from octavo.chat.tools.parsers.deepseek import MarkedJsonParser
 from octavo.chat.tools.parsers.harmony import HarmonyParser
+from octavo.chat.tools.parsers.hermes import GraniteParser, HermesParser, HunyuanParser, NemotronV2Parser
+from octavo.chat.tools.parsers.llama3 import Llama3JsonParser
+from octavo.chat.tools.parsers.mistral import MistralParser
 from octavo.chat.tools.parsers.pythonic import Lfm2Parser
 from octavo.chat.tools.parsers.tagged import TaggedParser
 from octavo.chat.tools.tagged_grammar import lark_of, parameters_of, tagged_calls

@@ -15,7 +15,7 @@ from octavo.chat.tools.choice import format_of
 from octavo.chat.tools.grammars import any_call, call_grammar, constraint_of
 from octavo.chat.tools.harmony import speaks_harmony
 from octavo.chat.tools.parsers import TOOL_PARSERS, HarmonyParser, JsonListParser, NamedCallParser, ToolParser
-from octavo.chat.tools.parsers.formats import MistralParser
+from octavo.chat.tools.parsers.mistral import MistralParser
 from octavo.chat.tools.tagged_grammar import parameters_of
 from octavo.errors import FieldError
 from octavo.interface.json_schema import closed, sets_engine_options

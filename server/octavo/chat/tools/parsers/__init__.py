@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from octavo.chat.tools.parsers.cohere import CohereParser
 from octavo.chat.tools.parsers.core import CallPiece, Piece, Reasoning, ToolParser, overlap
-from octavo.chat.tools.parsers.formats import (
-    CohereParser,
-    DeepseekV3Parser,
-    DeepseekV31Parser,
-    GraniteParser,
-    HermesParser,
-    HunyuanParser,
-    JsonListParser,
-    Llama3JsonParser,
-    MistralParser,
-    NamedCallParser,
-    NemotronV2Parser,
-)
+from octavo.chat.tools.parsers.deepseek import DeepseekV3Parser, DeepseekV31Parser
+from octavo.chat.tools.parsers.forced import JsonListParser, NamedCallParser
 from octavo.chat.tools.parsers.harmony import HarmonyParser
+from octavo.chat.tools.parsers.hermes import GraniteParser, HermesParser, HunyuanParser, NemotronV2Parser
+from octavo.chat.tools.parsers.llama3 import Llama3JsonParser
+from octavo.chat.tools.parsers.mistral import MistralParser
 from octavo.chat.tools.parsers.pythonic import Lfm2Parser, PythonicParser
 from octavo.chat.tools.parsers.tagged import (
     DeepseekV4Parser,
