@@ -17,8 +17,8 @@ from dataclasses import replace
 from octavo.bench.calibrate import Bench, calibrate, server_blocks
 from octavo.bench.local_server import local_server
 from octavo.engine.args import EngineArgs
+from octavo.memory.dry_run import Plan, make_plan
 from octavo.memory.ledger import this_machine
-from octavo.memory.plan import Plan, make_plan
 from octavo.plan.model import planned_model
 from octavo.plan.speed import Speed
 from octavo.plan.workload import Workload, outlook

@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 
 from octavo import LLM, SamplingParams
 from octavo.core.scheduler import Scheduler
+from octavo.memory.dry_run import make_plan
 from octavo.memory.ledger import this_machine
-from octavo.memory.plan import make_plan
 from octavo.plan.measure import measure
 from octavo.worker.gpu.runner import GPURunner
 from octavo.worker.model_runner import ModelRunner

@@ -46,8 +46,8 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.loader.load_model import load_model
 from octavo.loader.safetensors_reader import SafetensorsFile
+from octavo.memory.dry_run import make_plan
 from octavo.memory.ledger import MemoryLedger
-from octavo.memory.plan import make_plan
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
 from octavo.worker.worker import Worker

@@ -20,7 +20,7 @@ from octavo.executor.places import Place
 from octavo.executor.ranks import Ranks
 from octavo.interface.engine_config import EngineConfig
 from octavo.layers.parallel import TensorParallel
-from octavo.memory.plan import make_plan
+from octavo.memory.dry_run import make_plan
 from octavo.plan.measure import measure
 from octavo.system.channel import Kind
 from octavo.worker.grammars.shared_masks import FollowingGrammars

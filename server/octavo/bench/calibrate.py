@@ -16,7 +16,7 @@ from octavo.bench.client import RequestResult
 from octavo.bench.datasets import load_dataset
 from octavo.bench.load import find_model, find_tokenizer, measure
 from octavo.errors import ConfigError
-from octavo.memory.plan import Plan
+from octavo.memory.dry_run import Plan
 from octavo.plan.speed import Point, Speed, fit_speed
 
 SECONDS = 60.0  # about, in all

@@ -20,7 +20,7 @@ from octavo.flags.server_flags import add_server_flags
 from octavo.flags.vllm_flags import add_vllm_flags
 from octavo.interface.engine_config import EngineConfig
 from octavo.memory.advice import refusal, suggestions
-from octavo.memory.plan import Plan, make_plan
+from octavo.memory.dry_run import Plan, make_plan
 from octavo.plan.calibration import load_speed, save_speed
 from octavo.plan.deployment import as_yaml, deployment, left_out
 from octavo.plan.device import PlannedDevice, planned_device

@@ -13,8 +13,9 @@ from typing import Any
 from octavo.errors import OctavoError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.ranks import ONE_STAGE, Stage
-from octavo.memory.ledger import DeviceMemory, ModelMemory, available_on, gib, with_token_budget
-from octavo.memory.plan import Measure, Plan, make_plan
+from octavo.memory.dry_run import Measure, Plan, make_plan
+from octavo.memory.ledger import DeviceMemory, ModelMemory, gib
+from octavo.memory.plan import available_on, with_token_budget
 
 MAX_UTILIZATION = 0.95  # of the memory; drivers, kernels loaded later and others on the machine take some
 SHORT_MODEL_LEN = 8192  # below most models' limits

@@ -9,10 +9,8 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.kv_cache_spec import DTYPE_BYTES
 from octavo.interface.ranks import ONE_STAGE, Stage, split_layers
-from octavo.memory.ledger import (
-    DeviceMemory,
-    MemoryLedger,
-    ModelMemory,
+from octavo.memory.ledger import DeviceMemory, MemoryLedger, ModelMemory
+from octavo.memory.plan import (
     check_fits,
     device_communication_bytes,
     kv_cache_layout,

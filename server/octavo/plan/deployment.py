@@ -13,8 +13,8 @@ from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.fetch.model_names import ALIASES, hub_address, looks_local
 from octavo.fetch.object_store import SCHEMES
+from octavo.memory.dry_run import Plan
 from octavo.memory.ledger import GIB, MIB
-from octavo.memory.plan import Plan
 
 # Fields of EngineArgs that are fields of the kind, or that the operator sets.
 _OWN = {

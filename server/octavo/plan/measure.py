@@ -34,7 +34,7 @@ _UNMEASURED = ("model", "files", "generation_config", "seed")  # fields of a mod
 
 
 def measure(config: EngineConfig, ranks: int, stage: Stage = ONE_STAGE) -> ModelMemory:
-    """See `octavo.memory.plan.Measure`. Raises ModelError, and ConfigError also where torch is not installed."""
+    """See `octavo.memory.dry_run.Measure`. Raises ModelError, and ConfigError also where torch is not installed."""
     path = cache_dir() / "plans" / f"{_digest([_code(), *map(_model_key, _models(config))])}.json"
     key, kept = _way_to_run(config, ranks, stage), _read(path)
     if (known := _loaded(kept.get(key), config)) is not None:

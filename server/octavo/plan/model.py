@@ -21,8 +21,8 @@ from octavo.interface.architectures import MODELS, has_recurrent_layers
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.interface.ranks import ONE_STAGE, Stage
+from octavo.memory.dry_run import Measure
 from octavo.memory.ledger import ModelMemory
-from octavo.memory.plan import Measure
 from octavo.plan.measure import measure
 from octavo.system.file_reading import read_json
 

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from octavo.memory.advice import Suggestion
+from octavo.memory.dry_run import Plan
 from octavo.memory.ledger import ModelMemory, gib
-from octavo.memory.plan import Plan
 from octavo.plan.prices import Cost
 from octavo.plan.speed import Speed, step_seconds
 from octavo.plan.workload import Outlook

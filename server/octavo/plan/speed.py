@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from octavo.interface.model_config.experts import ExpertsConfig
-from octavo.memory.plan import Plan
+from octavo.memory.dry_run import Plan
 from octavo.plan.gpus import GPU
 
 # Shares of the peak that engines reach on large models; a calibration replaces them.

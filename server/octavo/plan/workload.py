@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from octavo.memory.plan import Plan
+from octavo.memory.dry_run import Plan
 from octavo.plan.speed import Pace, Speed, pace
 
 

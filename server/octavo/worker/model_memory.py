@@ -20,7 +20,7 @@ from octavo.worker.kv_cache import kv_cache_specs
 
 
 def measure_built(config: EngineConfig, ranks: int, stage: Stage = Stage(), is_described: bool = False) -> ModelMemory:
-    """See `octavo.memory.plan.Measure`: by building the model, or a stage of it, without memory. ``is_described``:
+    """See `octavo.memory.dry_run.Measure`: by building the model, or a stage of it, without memory. ``is_described``:
     weights that are not here are taken to be stored as config.json says. Raises ModelError and ConfigError."""
     device = torch.device(config.device)
     config = resolve_dtype(config, device)

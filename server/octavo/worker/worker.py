@@ -20,17 +20,9 @@ from octavo.layers.parallel import TensorParallel
 from octavo.loader.load_model import load_model
 from octavo.memory.advice import out_of_memory, refusal, remembered
 from octavo.memory.capture_sizes import history_bytes
-from octavo.memory.ledger import (
-    DeviceMemory,
-    MemoryLedger,
-    check_fits,
-    kv_cache_layout,
-    plan_memory,
-    plan_without_cache,
-    this_machine,
-    with_step_limits,
-)
-from octavo.memory.plan import make_plan
+from octavo.memory.dry_run import make_plan
+from octavo.memory.ledger import DeviceMemory, MemoryLedger, this_machine
+from octavo.memory.plan import check_fits, kv_cache_layout, plan_memory, plan_without_cache, with_step_limits
 from octavo.memory.states import check_recurrent_on, pending_rows
 from octavo.models.base import CausalLM, Model
 from octavo.models.encoder import Encoder
@@ -264,7 +256,7 @@ class Worker:
         return self._agree((own,))[0] if self.tp.stage.size > 1 else own
 
     def _check_fits(self, config: EngineConfig) -> int:
-        """See `octavo.memory.ledger.check_fits`."""
+        """See `octavo.memory.plan.check_fits`."""
         measure, device = remembered(partial(measure_built, stage=self.tp.stage)), self._device_memory()
         memory = measure(config, self.tp.size)
         try:

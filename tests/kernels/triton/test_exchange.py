@@ -12,7 +12,7 @@ import torch
 from support.examples import IS_LONG
 
 from octavo.layers.parallel import best_in_order, sum_in_order
-from octavo.memory.ledger import MAPPED_BYTES
+from octavo.memory.plan import MAPPED_BYTES
 from octavo_kernels import triton as backend
 from octavo_kernels.triton.exchange import Exchange, all_gather, all_reduce_, best_of_ranks, region_bytes
 

@@ -20,8 +20,8 @@ from octavo.core.scheduler import Scheduler
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.structured_output import StructuredOutputsParams
+from octavo.memory.dry_run import make_plan
 from octavo.memory.ledger import this_machine
-from octavo.memory.plan import make_plan
 from octavo.plan.measure import measure
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.worker import Worker

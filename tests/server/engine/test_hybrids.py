@@ -14,8 +14,8 @@ from support.tiny_models import VOCAB_SIZE, make_model
 from octavo import LLM, SamplingParams
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
+from octavo.memory.dry_run import make_plan
 from octavo.memory.ledger import DeviceMemory
-from octavo.memory.plan import make_plan
 from octavo.worker.model_memory import measure_built
 
 LENGTH, MIB = 200, 1 << 20

@@ -17,8 +17,8 @@ from octavo.cli.main import main
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.memory.advice import refusal, suggestions
+from octavo.memory.dry_run import Plan, make_plan
 from octavo.memory.ledger import DeviceMemory
-from octavo.memory.plan import Plan, make_plan
 from octavo.plan.gpus import GPUS
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model

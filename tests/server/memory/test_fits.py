@@ -33,10 +33,11 @@ from octavo.layers.quantization.checkpoint import CodesLinearMethod
 from octavo.loader.checkpoint import stored_weights
 from octavo.loader.load_model import load_model
 from octavo.loader.weight_bytes import model_without_memory, weight_size
-from octavo.memory import ledger
+from octavo.memory import plan
 from octavo.memory.advice import refusal as refusal_of
-from octavo.memory.ledger import PROCESS_BYTES, DeviceMemory, MemoryLedger, plan_cpu_memory, this_machine
-from octavo.memory.plan import make_plan
+from octavo.memory.dry_run import make_plan
+from octavo.memory.ledger import DeviceMemory, MemoryLedger, this_machine
+from octavo.memory.plan import PROCESS_BYTES, plan_cpu_memory
 from octavo.system import limits
 from octavo.worker import worker
 from octavo.worker.model_memory import measure_built, model_memory
@@ -196,7 +197,7 @@ def test_prefixes_of_ended_requests_take_no_more_than_their_share(
     """One after the other touches no further memory of the cache than that, many at once what they need."""
     del tiny["num_gpu_blocks_override"]
     monkeypatch.setattr(limits, "memory_limit", lambda: GIB)
-    monkeypatch.setattr(ledger, "PREFIX_CACHE_SHARE", 400_000 / GIB)
+    monkeypatch.setattr(plan, "PREFIX_CACHE_SHARE", 400_000 / GIB)
     llm = LLM(**tiny, max_model_len=128)
     batch = llm.engine.executor.worker.runner.requests.batch  # type: ignore[attr-defined]
     most = llm.engine.executor.prefix_cache_blocks

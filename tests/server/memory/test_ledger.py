@@ -21,8 +21,9 @@ from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.flags.fields import parse_int
 from octavo.layers.parallel import Replicas, TensorParallel
-from octavo.memory.ledger import EXCHANGED_BYTES, DeviceMemory
-from octavo.memory.plan import make_plan
+from octavo.memory.dry_run import make_plan
+from octavo.memory.ledger import DeviceMemory
+from octavo.memory.plan import EXCHANGED_BYTES
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
 from octavo.worker.worker import Worker

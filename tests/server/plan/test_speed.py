@@ -16,8 +16,8 @@ from octavo.engine.args import EngineArgs
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import ModelRunnerOutput
+from octavo.memory.dry_run import Plan, make_plan
 from octavo.memory.ledger import DeviceMemory
-from octavo.memory.plan import Plan, make_plan
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
 from octavo.plan.speed import Speed, pace, step_seconds

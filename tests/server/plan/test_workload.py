@@ -24,7 +24,7 @@ from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
 from octavo.flags.fields import from_flags
 from octavo.flags.parser import CommandParser
-from octavo.memory.plan import Plan, make_plan
+from octavo.memory.dry_run import Plan, make_plan
 from octavo.plan.gpus import CONTEXT_BYTES, GPUS, find_gpu
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model

@@ -17,8 +17,9 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig
 from octavo.interface.kv_cache_layout import make_layout
 from octavo.interface.kv_cache_spec import KVCacheSpec
-from octavo.memory import ledger
 from octavo.memory.capture_sizes import history_bytes, result_bytes
+from octavo.memory.ledger import MemoryLedger
+from octavo.memory.plan import plan_device_memory
 from octavo.sample.token_pool import TokenPool
 from octavo.worker.gpu.memory_profile import DummySteps
 
@@ -45,9 +46,9 @@ def test_token_histories_stay_below_their_bound(max_slots: int) -> None:
 def test_the_cache_gets_what_the_rest_leaves() -> None:
     spec = KVCacheSpec(num_kv_heads=1, head_size=64, dtype="float16")
 
-    def plan(**given: int) -> ledger.MemoryLedger:
+    def plan(**given: int) -> MemoryLedger:
         parts = {"device_total": 4096 * MIB, "in_use": 1024 * MIB, "activations": 0, "graphs": 0} | given
-        return ledger.plan_device_memory(CacheConfig(), make_layout([spec], 64, 16, 8), 1000 * MIB, 64, False, **parts)
+        return plan_device_memory(CacheConfig(), make_layout([spec], 64, 16, 8), 1000 * MIB, 64, False, **parts)
 
     whole = plan()
     for part in ("activations", "graphs", "histories"):
@@ -65,8 +66,7 @@ def test_a_cache_of_bytes_has_twice_the_blocks() -> None:
     cache = CacheConfig(kv_cache_memory_bytes=MIB)
     device = {"device_total": 64 * MIB, "in_use": 0, "activations": 0, "graphs": 0}
     blocks = [
-        ledger.plan_device_memory(cache, make_layout([spec], 64, 16, 8), 0, 64, False, **device)
-        for spec in (plain, fp8)
+        plan_device_memory(cache, make_layout([spec], 64, 16, 8), 0, 64, False, **device) for spec in (plain, fp8)
     ]
     assert blocks[1].num_blocks == 2 * blocks[0].num_blocks and blocks[0].kv_cache == blocks[1].kv_cache == MIB
 
