@@ -10,6 +10,8 @@ from typing import Any
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("text", "json")
+_MOST_ONCE = 1_000
+_logged_once: set[tuple[str, ...]] = set()
 _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 
 
@@ -63,3 +65,14 @@ def setup_logging(level: str, log_format: str, process: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.captureWarnings(True)  # warnings of libraries take the same form
+
+
+def log_once(logger: logging.Logger, level: int, message: str, *values: str) -> None:
+    """Log ``message`` at most once for the same ``values`` in this process.
+
+    Clients choose the values, so only the first _MOST_ONCE pairs of a message and its values are logged.
+    """
+    key = (message, *values)
+    if key not in _logged_once and len(_logged_once) < _MOST_ONCE:
+        _logged_once.add(key)
+        logger.log(level, message, *values)

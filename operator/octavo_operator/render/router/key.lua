@@ -197,8 +197,8 @@ local function affinity(handle)
   if text then handle:headers():add("x-octavo-key", hash(text)) end
 end
 
--- Bytes of bodies of the requests that this thread has under way, whole or not: what Envoy keeps of them has to fit into
--- its memory, or all streams end. A handle lives as long as its stream; that it is gone the garbage collector tells.
+-- The bytes of the bodies of this thread's requests in progress, complete or not. Envoy buffers them: if they exceed its
+-- memory, all streams end. A handle lives as long as its stream, and the garbage collector drops it from this weak table.
 local claims, claimed, swept, grown = setmetatable({}, {__mode = "k"}), 0, 0, 0
 local shares = {}  -- bytes by tenant, where there are several
 
@@ -207,20 +207,20 @@ local function claim(handle, tenant, bytes)
   if tenant then shares[tenant] = (shares[tenant] or 0) + bytes end
 end
 
--- Once a second, and whenever so much has come that what has gone since the last time may be in its way.
+-- Collect the handles of streams that have ended: once a second, and after every eighth of ALL_BYTES that was claimed.
 local function sweep()
   if os.time() == swept and grown < ALL_BYTES / 8 then return end
   swept = os.time()
   collectgarbage()
-  collectgarbage()  -- what has a finalizer leaves a table in the second cycle
+  collectgarbage()  -- objects with a finalizer leave a weak table in the second cycle
   local left = claims
   claims, claimed, shares = setmetatable({}, {__mode = "k"}), 0, {}
   for handle, one in pairs(left) do claim(handle, one[2], one[1]) end
   grown = 0
 end
 
--- Why there is no room for so many more; nil: there is. No tenant has more than it leaves free: one alone half of all,
--- two of them a third each. So each that comes finds room, whatever the others send.
+-- Return whose requests leave no room for so many more bytes; nil if there is room. A tenant never takes more than it
+-- leaves free: one alone takes up to half, two up to a third each. So a new tenant finds room, whatever the others send.
 local function without_room(bytes, tenant)
   local free, share = ALL_BYTES - claimed, tenant and shares[tenant] or 0
   if share > 0 and share + bytes > free then return "of this API key's requests" end
@@ -233,8 +233,8 @@ local function too_large(handle, most, who)
     " takes (--max-request-bytes): send less")
 end
 
--- Whether the body of a request may be so long, as its head announces it; otherwise it has been refused. `most`: bytes
--- that the models which it may name take.
+-- Return true if the announced length of a request's body is allowed; otherwise refuse the request. `most`: the largest
+-- number of bytes that any model which the request may name accepts.
 local function is_short_enough(handle, most)
   local length = tonumber(handle:headers():get("content-length") or "")
   if not length or length <= math.min(most, MOST_BYTES) then return true end
@@ -242,8 +242,8 @@ local function is_short_enough(handle, most)
   return false
 end
 
--- Whether there is room for the body of a request, as its head announces it; otherwise it has been refused. `tenant`:
--- whose request it is, where there are several.
+-- Return true and claim the bytes if there is room for a request's body; otherwise refuse the request. `tenant`: the one
+-- that sends it, where there are several.
 local function has_room(handle, tenant, most)
   local headers = handle:headers()
   local length = tonumber(headers:get("content-length") or "")
@@ -260,7 +260,7 @@ local function has_room(handle, tenant, most)
   end
   claim(handle, tenant, bytes)
   if length then return true end
-  local body = handle:body()  -- without a length it counts as the largest one until it is here
+  local body = handle:body()  -- a body without a Content-Length counts as MOST_BYTES until it has arrived
   claim(handle, tenant, -bytes)
   claim(handle, tenant, body and body:length() or 0)
   return true

@@ -15,11 +15,9 @@ from octavo.entrypoints.fields import schemas
 from octavo.entrypoints.fields.unsupported import HARMLESS, UnsupportedFields
 from octavo.interface import sampling_params as limits
 from octavo.multimodal.pieces import Pieces
+from octavo.system.logging_setup import log_once
 
 logger = logging.getLogger(__name__)
-
-_logged: set[str] = set()
-_MAX_LOGGED = 1_000
 
 
 def integral(value: Any) -> Any:
@@ -119,9 +117,8 @@ class RequestBody(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if why := self.UNSUPPORTED.why_not(name, value):
                 raise bad_request(why, name)
-            if value is not None and name not in HARMLESS and name not in _logged and len(_logged) < _MAX_LOGGED:
-                _logged.add(name)
-                logger.warning("ignoring unknown request field %r", name[:100])
+            if value is not None and name not in HARMLESS:
+                log_once(logger, logging.WARNING, "ignoring unknown request field %r", name[:100])
         for name, (other, needed) in self.NEEDS.items():
             value = getattr(self, other)
             if getattr(self, name) is not None and (value is None or needed not in (None, value)):

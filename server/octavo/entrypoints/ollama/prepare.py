@@ -31,10 +31,10 @@ from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
 from octavo.multimodal.items import ImagePart
 from octavo.multimodal.pieces import Pieces
+from octavo.system.logging_setup import log_once
 
 logger = logging.getLogger(__name__)
 
-_said: set[str] = set()  # what has been logged once
 _Ready = tuple[EngineCoreRequest, Rendered]
 _OF_IDS = {"prompt_token_ids": "context"}  # where the client's tokens are
 _SAMPLING = {
@@ -111,9 +111,10 @@ def _check(state: ServerState, body: ChatRequest | GenerateRequest) -> None:
         )
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs: true; set it or drop top_logprobs", "top_logprobs")
-    if body.keep_alive is not None and "keep_alive" not in _said:
-        _said.add("keep_alive")
-        logger.info("keep_alive in requests has no effect: the model stays as long as the server runs")
+    if body.keep_alive is not None:
+        log_once(
+            logger, logging.INFO, "keep_alive in requests has no effect: the model stays as long as the server runs"
+        )
 
 
 async def _render(state: ServerState, body: ChatRequest | GenerateRequest, conversation: Conversation) -> _Ready:

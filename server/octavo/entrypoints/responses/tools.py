@@ -18,12 +18,12 @@ from octavo.entrypoints.responses.protocol import (
     NamespaceToolParam,
     ToolParam,
 )
+from octavo.system.logging_setup import log_once
 from octavo.text.messages import object_of
 
 logger = logging.getLogger(__name__)
 
 _INPUT = "input"  # the parameter of the function that a custom tool becomes
-_logged: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,8 @@ class Toolbox:
                 f"{where}.type",
             )
         for _, kind in self._hosted:
-            if kind not in _logged:
-                _logged.add(kind)
-                logger.warning("leaving out tools of type %s: this server does not run tools", kind)
+            message = "leaving out tools of type %s: this server does not run tools"
+            log_once(logger, logging.WARNING, message, kind)
 
     def function_of(self, name: str) -> str:
         """The function of a tool that the client names, with or without its namespace."""
