@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import num_queued
 from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.operation import Operation
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.responses import JSON
 from octavo.interface.block_map import count_blocks
@@ -174,3 +175,15 @@ async def load(request: Request) -> Response:
     """Requests in progress, and their sequences that wait to be scheduled."""
     state = state_of(request)
     return JSON(Load(state.num_responding, num_queued(state)))
+
+
+OPERATIONS = (
+    Operation("GET", "/health", health, "Check that the server is alive and ready", open=True),
+    Operation("GET", "/livez", livez, "Check that the engine makes progress or is idle", open=True),
+    Operation("GET", "/readyz", readyz, "Check that the model is loaded and requests are accepted", open=True),
+    Operation("GET", "/ping", ping, "Check that the server is alive and ready"),
+    Operation("GET", "/metrics", metrics, "Get metrics in Prometheus' text format"),
+    Operation("GET", "/load", load, "Get the number of requests in progress", answer=Load),
+    Operation("GET", "/version", version, "Get the server's version", answer=Version),
+)
+BLOCKS = Operation("GET", "/octavo/blocks", blocks, "Show the blocks of the KV cache", answer=Blocks)

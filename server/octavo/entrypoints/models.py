@@ -12,8 +12,10 @@ from starlette.responses import PlainTextResponse, Response
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.anthropic.models import AnthropicModel, anthropic_model, page_of
 from octavo.entrypoints.errors import APIError, bad_request, is_anthropic
+from octavo.entrypoints.lora.listed import AdapterReport
 from octavo.entrypoints.lora.served import ServedAdapter
 from octavo.entrypoints.openai.answers import ModelCard, ModelList
+from octavo.entrypoints.operation import Operation
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import read_body
 from octavo.entrypoints.transport.responses import JSON
@@ -150,3 +152,34 @@ async def retrieve_model(request: Request) -> Response:
         return JSON(_anthropic_card(state, name))
     served = state.adapters[name]
     return JSON(_card(state, name) if served is None else _adapter_card(state, served))
+
+
+OPERATIONS = (
+    Operation("GET", "/props", props, "Get server properties (llama.cpp format)", answer=Props),
+    Operation("GET", "/v1/models", list_models, "List models", answer=ModelList),
+    Operation("GET", "/v1/models/{model_id:path}", retrieve_model, "Retrieve a model", answer=ModelCard),
+    Operation(
+        "POST",
+        "/v1/load_lora_adapter",
+        load_adapter,
+        "Load a LoRA adapter, if the server allows it",
+        body=LoadAdapterRequest,
+    ),
+    Operation(
+        "POST",
+        "/v1/unload_lora_adapter",
+        unload_adapter,
+        "Unload a LoRA adapter",
+        body=UnloadAdapterRequest,
+    ),
+)
+ADAPTER_OPERATIONS = (  # of the management port alone
+    Operation(
+        "GET",
+        "/v1/adapters",
+        adapters,
+        "List LoRA adapters with their states",
+        answer=AdapterReport,
+    ),
+    Operation("POST", "/v1/adapters/reload", reload_adapters, "Read --lora-list again", answer=AdapterReport),
+)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from octavo.entrypoints.dialect import Dialect, respond
-from octavo.entrypoints.errors import ErrorResponse
 from octavo.entrypoints.generation.pooled import MAX_INPUTS
 from octavo.entrypoints.openai.protocol import MAX_PROMPTS
+from octavo.entrypoints.operation import Operation
 from octavo.entrypoints.state import ServerState
-from octavo.entrypoints.transport.responses import Handler
 from octavo.version import __version__
 
 _REF = "#/components/schemas/"
@@ -26,43 +21,6 @@ _KEYS = {
     "apiKeyHeader": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
     "azureKeyHeader": {"type": "apiKey", "in": "header", "name": "Api-Key"},
 }
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One method of one path."""
-
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    body: type[BaseModel] | None = None
-    answer: type[msgspec.Struct] | str = "text/plain"  # body of a 200: a struct as JSON, or a media type
-    streams: str = ""  # the media type of a streamed response, where there is one
-    error: type[msgspec.Struct] = ErrorResponse
-    form: dict[str, Any] | None = None  # the schema of a form that is uploaded
-    query: dict[str, dict[str, Any]] | None = None  # schemas of the query's parameters, none of them required
-    open: bool = False  # needs no API key
-    name: str = ""  # the operationId, where a handler has several paths
-
-    @property
-    def id(self) -> str:
-        """The operationId."""
-        return self.name or self.handler.__name__
-
-
-def answering(
-    path: str,
-    dialect: Dialect[Any, Any],
-    summary: str,
-    answer: type[msgspec.Struct],
-    error: type[msgspec.Struct] = ErrorResponse,
-    name: str = "",
-) -> Operation:
-    """Describe a route that a dialect answers."""
-    streams = dialect.media_type.partition(";")[0] if dialect.events is not None else ""
-    handler = partial(respond, dialect=dialect)
-    return Operation("POST", path, handler, summary, dialect.body, answer, streams, error, name=name or dialect.name)
 
 
 def document(operations: Sequence[Operation], state: ServerState, title: str, root_path: str) -> dict[str, Any]:

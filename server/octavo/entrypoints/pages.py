@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.operation import Operation
 from octavo.entrypoints.state import state_of
 from octavo.version import __version__
 
@@ -78,3 +79,6 @@ async def icon(request: Request) -> Response:
 def _root(request: Request) -> str:
     """Return what precedes the server's own paths: --root-path."""
     return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+OPERATIONS = (Operation("GET", "/", index, "Show an overview of this server", answer="text/html"),)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.entrypoints.anthropic.answers import TokenCount, whole
+from octavo.entrypoints.anthropic.answers import AnthropicMessage, TokenCount, whole
 from octavo.entrypoints.anthropic.events import MessageEvents
 from octavo.entrypoints.anthropic.prepare import count_tokens, prepare
 from octavo.entrypoints.anthropic.protocol import IMAGES, CountTokensRequest, MessagesRequest
 from octavo.entrypoints.dialect import Dialect, read_request
+from octavo.entrypoints.errors import AnthropicErrorResponse
+from octavo.entrypoints.operation import Operation, answering
 from octavo.entrypoints.transport.responses import JSON
 
 MESSAGES = Dialect("create_message", MessagesRequest, prepare, whole, MessageEvents, IMAGES)
@@ -18,3 +20,23 @@ MESSAGES = Dialect("create_message", MessagesRequest, prepare, whole, MessageEve
 async def count_message_tokens(request: Request) -> Response:
     """Handle POST /v1/messages/count_tokens."""
     return JSON(TokenCount(await count_tokens(await read_request(request, CountTokensRequest, IMAGES))))
+
+
+OPERATIONS = (
+    answering(
+        "/v1/messages",
+        MESSAGES,
+        "Create a message (Anthropic format)",
+        AnthropicMessage,
+        error=AnthropicErrorResponse,
+    ),
+    Operation(
+        "POST",
+        "/v1/messages/count_tokens",
+        count_message_tokens,
+        "Count input tokens (Anthropic format)",
+        body=CountTokensRequest,
+        answer=TokenCount,
+        error=AnthropicErrorResponse,
+    ),
+)

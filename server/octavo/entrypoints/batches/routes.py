@@ -17,6 +17,7 @@ from octavo.entrypoints.batches.store import LIFETIME
 from octavo.entrypoints.errors import APIError, bad_request, shown
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
 from octavo.entrypoints.fields.values import RequestBody
+from octavo.entrypoints.operation import Operation
 from octavo.entrypoints.state import state_of
 from octavo.entrypoints.transport.multipart import Part, parse_form
 from octavo.entrypoints.transport.request_body import read_body, read_bytes
@@ -194,3 +195,30 @@ def _page(request: Request, entries: Sequence[Entry], default: int) -> tuple[lis
 
 def _ends(page: Sequence[Any]) -> tuple[str | None, str | None]:
     return (page[0].id, page[-1].id) if page else (None, None)
+
+
+OPERATIONS = (
+    Operation("POST", "/v1/files", upload_file, "Upload a file", form=FORM, answer=FileAnswer),
+    Operation(
+        "GET",
+        "/v1/files",
+        list_files,
+        "List files",
+        answer=FileList,
+        query=FILES_QUERY,
+    ),
+    Operation("GET", "/v1/files/{file_id}", retrieve_file, "Retrieve a file's metadata", answer=FileAnswer),
+    Operation("GET", "/v1/files/{file_id}/content", file_content, "Download a file", answer="application/octet-stream"),
+    Operation("DELETE", "/v1/files/{file_id}", delete_file, "Delete a file", answer=FileDeleted),
+    Operation(
+        "POST",
+        "/v1/batches",
+        create_batch,
+        "Create a batch",
+        body=BatchRequest,
+        answer=BatchAnswer,
+    ),
+    Operation("GET", "/v1/batches", list_batches, "List batches", answer=BatchList, query=BATCHES_QUERY),
+    Operation("GET", "/v1/batches/{batch_id}", retrieve_batch, "Retrieve a batch", answer=BatchAnswer),
+    Operation("POST", "/v1/batches/{batch_id}/cancel", cancel_batch, "Cancel a batch", answer=BatchAnswer),
+)

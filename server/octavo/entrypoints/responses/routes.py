@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from octavo.entrypoints.dialect import Dialect, read_request
 from octavo.entrypoints.errors import APIError, bad_request, shown
+from octavo.entrypoints.operation import Operation, answering
 from octavo.entrypoints.replica import elsewhere
 from octavo.entrypoints.responses.answers import whole
 from octavo.entrypoints.responses.events import ResponseEvents
-from octavo.entrypoints.responses.items import DeletedResponse, InputTokenCount, ResponseItems, listed
+from octavo.entrypoints.responses.items import DeletedResponse, InputTokenCount, ResponseItems, ResponseObject, listed
 from octavo.entrypoints.responses.prepare import count_tokens, prepare, store_of
 from octavo.entrypoints.responses.protocol import InputTokensRequest, ResponsesRequest
 from octavo.entrypoints.responses.store import StoredResponse
@@ -95,3 +96,52 @@ def _stored(request: Request) -> StoredResponse:
             404, f"response {shown(response_id)} is not found: {why}", param="response_id", code="response_not_found"
         )
     return entry
+
+
+OPERATIONS = (
+    answering("/v1/responses", RESPONSES, "Create a response", ResponseObject),
+    Operation(
+        "POST",
+        "/v1/responses/input_tokens",
+        count_input_tokens,
+        "Count a response's input tokens",
+        body=InputTokensRequest,
+        answer=InputTokenCount,
+    ),
+    Operation(
+        "POST",
+        "/v1/responses/compact",
+        compact_response,
+        "Not supported: compaction is refused",
+        answer=ResponseObject,
+    ),
+    Operation(
+        "GET",
+        "/v1/responses/{response_id}",
+        retrieve_response,
+        "Retrieve a stored response",
+        answer=ResponseObject,
+    ),
+    Operation(
+        "DELETE",
+        "/v1/responses/{response_id}",
+        delete_response,
+        "Delete a stored response",
+        answer=DeletedResponse,
+    ),
+    Operation(
+        "POST",
+        "/v1/responses/{response_id}/cancel",
+        cancel_response,
+        "Not supported: there are no background responses",
+        answer=ResponseObject,
+    ),
+    Operation(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        list_input_items,
+        "List a response's input items",
+        answer=ResponseItems,
+        query=ITEMS_QUERY,
+    ),
+)
