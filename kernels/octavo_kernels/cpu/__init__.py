@@ -66,5 +66,5 @@ CAPTURABLE = False
 
 
 def unsupported_device_reason(device: torch.device) -> str | None:
-    """Why this backend cannot serve tensors on ``device``, None if it can."""
+    """Return why this backend cannot serve tensors on ``device``; None if it can."""
     return None if device.type == "cpu" else f"reads host memory, which tensors on {device.type!r} do not lie in"

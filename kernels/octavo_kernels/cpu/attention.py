@@ -15,7 +15,7 @@ _BF16_PAIRS, _INT8, _CHUNK, _KV_GROUP = 2, 3, 16, 32  # csrc/attention_ops.h, wh
 
 
 def attention_problem(block_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> str | None:
-    """Why these shapes and dtypes are not supported, beginning with the name of one; None if they are."""
+    """Return why these shapes and dtypes are not supported, beginning with the option to change; None if they are."""
     if kv_dtype == torch.float8_e4m3fn:
         return "kv_cache_dtype: an fp8 cache is for GPUs; int8 takes as little memory on a CPU"
     if kv_dtype != torch.int8:
@@ -37,7 +37,7 @@ def kv_scale_bytes(kv_dtype: torch.dtype, head_size: int) -> int:
 
 
 def has_dense_blocks(kv_cache: Tensor) -> bool:
-    """Whether a block's keys, and its values, lie beside each other. Blocks may lie anywhere."""
+    """Return True if a block's keys are contiguous, and its values too. Blocks may lie anywhere."""
     _, _, heads, block_size, width = kv_cache.shape
     return kv_cache.stride()[2:] == (block_size * width, width, 1) or heads * block_size * width == 0
 

@@ -1,4 +1,4 @@
-"""What the processes that hold parts of one model exchange on a CPU, through shared memory (csrc/collectives.c).
+"""Exchange between the processes that hold parts of one model on a CPU, through shared memory (csrc/collectives.c).
 
 Every rank makes the same calls in the same order, with tensors of the same sizes. Sums are made in the order of ranks
 and in float32, rounded once, so that no row depends on how many there are. A recorded step may have these operations.
@@ -27,7 +27,7 @@ _STOPPED = ("", "a rank did not come", "told to stop")
 
 
 def shared_memory_bytes(ranks: int) -> int:
-    """Of one group of so many ranks, all together."""
+    """Return the bytes of shared memory for one group of ``ranks``, all ranks together."""
     return _HEADER + 2 * ranks * _SLOT
 
 
@@ -62,7 +62,7 @@ class SharedMemory:
 
     @property
     def stopped(self) -> str:
-        """Why results have been meaningless since some call; "" while they are not."""
+        """The reason why results have been invalid since some call; "" while they are valid."""
         return _STOPPED[struct.unpack_from("=I", self._memory)[0]]
 
     @property
@@ -157,8 +157,11 @@ class SharedMemory:
     def sum_rows(
         self, parts: Tensor, counts: Tensor, like: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
     ) -> Tensor:
-        """Of every rank's ``parts`` float32 [sum of counts, H], the sum of this rank's rows, in the order of ranks, and
-        ``sigmoid(gate) * shared`` of it alone: as ``like [>= own, H]``, whose rows beyond its own are padding."""
+        """Sum this rank's rows of every rank's ``parts``, float32 [sum of counts, H], in the order of ranks.
+
+        Adds this rank's own ``sigmoid(gate) * shared``. The result has the shape and dtype of ``like`` [>= own, H];
+        rows beyond its own are zeros. Raises ValueError for another dtype than float32 and bfloat16.
+        """
         if like.dtype not in DTYPES:
             raise ValueError(f"like: must be float32 or bfloat16, not {like.dtype}")
         shared = None if shared is None else as_contiguous(shared, like.dtype)

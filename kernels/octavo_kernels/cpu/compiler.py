@@ -79,13 +79,13 @@ def flags(isa: str, architecture: str | None = None) -> list[str]:
 
 
 def supported_isas() -> list[str]:
-    """Those of `all_isas` that this CPU supports and that the system permits, best first. Asks for that permission."""
+    """Return those of `all_isas` that this CPU has and the system permits, best first; requests that permission."""
     isas = _isas_of_cpu()
     return [isa for isa in isas if isa != AMX or _refusal() is None]
 
 
 def amx_refusal() -> str | None:
-    """Why the system does not permit this process what the CPU has, its matrix tiles; None: it does, or there are none.
+    """Return why the system does not permit this process to use the CPU's matrix tiles; None if it may or has none.
 
     The permission holds for the process, with all of its threads, and is inherited by its children.
     """

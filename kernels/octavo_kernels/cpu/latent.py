@@ -21,7 +21,7 @@ def _library(x: Tensor, weight: Tensor, kv_cache: Tensor) -> Library | None:
 
 
 def _head_linear(library: Library, x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """Of ``x [T, heads, width or more]`` into the first columns of ``out``."""
+    """Multiply ``x [T, heads, width or more]`` head by head; results go into the first columns of ``out``."""
     heads, width, channels = weight.shape
     op = library.pack(
         "head_linear",

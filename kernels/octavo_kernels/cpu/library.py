@@ -97,7 +97,7 @@ ADDRESSES, KEPT, ROWS, SEQUENCES = _arguments("PK"), _arguments("K"), _arguments
 
 
 def packers() -> dict[str, tuple[struct.Struct, int, int]]:
-    """How each operation is packed: its words, opcode and number of arguments."""
+    """Return each operation's layout: its words, opcode and number of arguments."""
     return {
         name: (struct.Struct("=qq" + re.sub("[PKRS]", "q", layout)), code, len(layout))
         for name, (code, layout) in _OPS.items()
@@ -225,7 +225,7 @@ def use_library(chosen: Library | None) -> None:
 
 
 def unavailable_reason() -> str | None:
-    """Why the C kernels cannot run here, or None."""
+    """Return why the C kernels cannot run here; None if they can."""
     return None if get_library() is not None else load_best()[1] or "switched off"
 
 

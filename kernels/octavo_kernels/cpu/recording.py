@@ -169,7 +169,7 @@ class _RecordingMode(TorchDispatchMode):
 
 
 def _may_be_view(schema: Any) -> bool:
-    """Whether an operation with this schema may return views of its arguments and cannot change them.
+    """Return True if an operation with this schema may return views of its arguments and cannot change them.
 
     It may still copy: `to`, `contiguous` and `reshape` return a view or a copy, depending on the argument.
     """

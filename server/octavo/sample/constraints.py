@@ -1,4 +1,4 @@
-"""Which tokens a request may use: grammar and allowed-token bitmasks, bad words, min_tokens, logit_bias.
+"""Constraints on tokens: grammar and allowed-token bitmasks, bad words, min_tokens, logit_bias.
 
 All functions change the logits (float32 [R, V]) in place; a forbidden token's logit becomes -inf.
 """

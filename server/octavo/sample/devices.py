@@ -1,4 +1,4 @@
-"""Where numpy's vectorised argmax, sort and partition stand in for torch's; how arrays get to a device."""
+"""Select numpy's vectorised argmax, sort and partition on CPUs instead of torch's; copy arrays to a device."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class LogprobsTensors:
     ranks: Tensor  # int64 [R], of the chosen token, from 1
 
     def take(self, rows: Tensor) -> LogprobsTensors:
-        """Those of ``rows`` int64 [N] alone."""
+        """Return only ``rows``, int64 [N]."""
         return LogprobsTensors(self.token_ids[rows], self.logprobs[rows], self.ranks[rows])
 
     @classmethod
@@ -40,7 +40,7 @@ class LogprobsTensors:
 
 
 def gather_logprobs(logprobs: Tensor, token_ids: Tensor, k: int) -> LogprobsTensors:
-    """Of log-probabilities [N, V]: the chosen tokens' [N], their ranks and the ``k`` best."""
+    """Take from ``logprobs`` [N, V] those of the chosen tokens ``token_ids`` [N], their ranks and the ``k`` best."""
     chosen = token_ids[:, None]
     value = logprobs.gather(1, chosen)
     better = torch.gt(logprobs, value, out=torch.empty_like(logprobs))  # summed as floats: exact, 5 times faster

@@ -1,4 +1,4 @@
-"""What one sampling step needs, gathered by `SamplingStates.make_metadata`. A feature that no row uses is None and
+"""Inputs of one sampling step, gathered by `SamplingStates.make_metadata`. A feature that no row uses is None and
 costs nothing. ``rows`` are always positions in the batch (0..R-1), int64, on the logits' device."""
 
 from __future__ import annotations

@@ -26,7 +26,10 @@ from octavo_kernels import cpu
 
 
 def apply_penalties(logits: Tensor, penalties: Penalties, pool: TokenPool) -> None:
-    """In place on float32 [R, V]. Repetition counts prompt and output tokens, the other two the output alone."""
+    """Apply penalties in place to float32 [R, V].
+
+    The repetition penalty counts prompt and output tokens, the other two count output tokens only.
+    """
     seen = pool.history[penalties.slots, : penalties.max_position].long()
     columns = torch.arange(penalties.max_position, device=logits.device)
     # Beyond a row's own length: its first token again, which changes nothing.
@@ -135,7 +138,7 @@ class Sampler:
 
 
 def _spread(found: LogprobsTensors, metadata: SamplingMetadata) -> LogprobsTensors:
-    """From the rows that asked for log-probabilities to all rows."""
+    """Spread the rows that asked for log-probabilities over all rows; the others are padding."""
     rows = metadata.logprobs_rows
     assert rows is not None
     if len(rows) == metadata.num_rows:

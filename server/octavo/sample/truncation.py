@@ -64,7 +64,7 @@ class Cuts:
 
     @classmethod
     def of(cls, scores: Tensor, rows: RandomRows) -> Cuts:
-        """From ``scores`` float32 [N, V] and the parameters of the same rows."""
+        """Make the cuts of ``scores`` float32 [N, V] from the parameters of the same rows."""
         assert rows.top_k is not None and rows.top_p is not None and rows.min_p is not None
         best = scores.amax(-1, keepdim=True)
         top_k, top_p, min_p = rows.top_k[:, None], rows.top_p[:, None], rows.min_p[:, None]
@@ -72,7 +72,7 @@ class Cuts:
         return cls(best, top_k, top_p, line, (top_k < scores.shape[1]) | (min_p > 0), top_p < 1)
 
     def of_rows(self, index: Tensor) -> Cuts:
-        """Those of rows ``index`` int64 [M], in ascending order."""
+        """Return the cuts of the rows ``index``, int64 [M], in ascending order."""
         if len(index) == len(self.best):
             return self
         parts = (self.best, self.top_k, self.top_p, self.min_p_line, self.by_rank, self.by_mass)
@@ -81,8 +81,8 @@ class Cuts:
 
 
 def kept_tokens(values: Tensor, cuts: Cuts, floor: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Which of ``values`` [N, C], by ascending id, stay (bool [N, C]), and for which rows [N] that is the answer for
-    the whole vocabulary. ``floor`` [N]: values holds every token at or above it; None: it holds every token."""
+    """Return which of ``values`` [N, C], by ascending id, stay (bool [N, C]), and for which rows (bool [N]) the answer
+    holds for the whole vocabulary. ``floor`` [N]: values holds every token at or above it; None: every token."""
     columns = values.shape[1]
     ordered = _sort_descending(values)
     kth = ordered.gather(1, cuts.top_k.clamp(max=columns) - 1)

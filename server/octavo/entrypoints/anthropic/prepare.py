@@ -1,4 +1,4 @@
-"""From a body of the Messages API to the conversation that every dialect becomes, and to a request for the engine."""
+"""Turn a body of the Messages API into the conversation of all dialects, and into a request for the engine."""
 
 from __future__ import annotations
 

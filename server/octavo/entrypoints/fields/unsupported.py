@@ -378,7 +378,7 @@ class UnsupportedFields:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """As JSON Schema's enum compares: 1 is 1.0, but neither is true."""
+    """Compare as JSON Schema's enum does: 1 equals 1.0, but neither equals true."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 

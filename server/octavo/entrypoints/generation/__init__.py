@@ -1,1 +1,1 @@
-"""From requests to generated output, for every dialect: nothing here knows OpenAI's models."""
+"""Requests become generated output here, for every dialect; nothing here imports a dialect's types."""

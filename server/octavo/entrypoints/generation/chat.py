@@ -1,4 +1,4 @@
-"""From a conversation to a request for the engine: images, the prompt, then the request."""
+"""Turn a conversation into a request for the engine: images, the prompt, then the request."""
 
 from __future__ import annotations
 

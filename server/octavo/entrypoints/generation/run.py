@@ -1,4 +1,4 @@
-"""From checked fields to outputs of the engine: sampling parameters, requests and their generation."""
+"""Turn checked fields into outputs of the engine: sampling parameters, requests and their generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From Ollama's bodies to the conversation that every dialect becomes, and to a request for the engine."""
+"""Turn Ollama's bodies into the conversation of all dialects, and into a request for the engine."""
 
 from __future__ import annotations
 

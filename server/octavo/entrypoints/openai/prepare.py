@@ -1,4 +1,4 @@
-"""From bodies of completions and chat completions to requests for the engine."""
+"""Turn bodies of completions and chat completions into requests for the engine."""
 
 from __future__ import annotations
 

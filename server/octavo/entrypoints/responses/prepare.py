@@ -1,4 +1,4 @@
-"""From items of the Responses API to the conversation that every dialect becomes, and to a request for the engine."""
+"""Turn items of the Responses API into the conversation of all dialects, and into a request for the engine."""
 
 from __future__ import annotations
 

@@ -165,9 +165,11 @@ def _decode_json(body: bytes) -> Any:
 
 
 def _decode_large(received: _Received, images: Collection[Path] = ()) -> Any:
-    """As `_decode_json`, in a thread. A decoder stops all other threads until it is done, which with megabytes of
-    images takes long: pieces that are nothing but base64 are cut out before, and put back one text at a time. Texts at
-    one of the paths in ``images`` become `Pieces`."""
+    """Decode as `_decode_json` does, but in a thread.
+
+    A decoder holds the GIL until it is done, which is long for megabytes of images. So pieces that are nothing but
+    base64 are cut out before, and put back one text at a time. Texts at a path in ``images`` become `Pieces`.
+    """
     mark = secrets.token_hex(16)  # which no client can guess
     kept: list[bytes] = []
     cut: list[list[bytes]] = []

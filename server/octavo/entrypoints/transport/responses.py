@@ -1,4 +1,4 @@
-"""From a handler to a response: errors as JSON, and work that stops when the client leaves."""
+"""Run handlers as responses: errors become JSON, and work stops when the client disconnects."""
 
 from __future__ import annotations
 
