@@ -62,7 +62,7 @@ def test_the_tree_takes_images_that_are_there(settings: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_is_published_has_what_artifacthub_shows(tmp_path: Path) -> None:
+def test_published_chart_has_all_fields_that_artifacthub_shows(tmp_path: Path) -> None:
     chart = release_chart().stage(tmp_path, DIGESTS)
     described = yaml.safe_load((chart / "Chart.yaml").read_text())
     notes, version = described["annotations"], described["version"]

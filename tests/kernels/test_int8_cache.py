@@ -170,7 +170,7 @@ def test_a_sink_takes_nothing_from_the_others(isa, sequence_type, lay_out):
 
 @pytest.mark.parametrize("what", ["k", "v"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_seen_by_all_that_look_at_it_and_by_nobody_else(isa, sequence_type, lay_out, what, bad):
+def test_non_finite_positions_give_nan_to_the_rows_that_attend_to_them_alone(isa, sequence_type, lay_out, what, bad):
     sequence = sequence_type.random(100, 4, 2, 64, seed=2)
     getattr(sequence, what)[70, 1, 5] = bad
     q, cache, metadata = lay_out_int8(lay_out, [(sequence, 0, 100)], 16)

@@ -334,7 +334,7 @@ def test_the_order_of_pairs_is_undone(blocks, heads, chunks, width):
 
 
 @pytest.mark.parametrize("isa", C_ISAS, indirect=True)
-def test_what_only_plain_torch_can_do_reads_and_writes_the_same_cache(isa, sequence_type, lay_out):
+def test_fallbacks_to_plain_torch_read_and_write_the_same_cache(isa, sequence_type, lay_out):
     """Scales of a cache are not the C kernels' business: written and read by plain torch, in their order."""
     sequence = sequence_type.random(40, 4, 2, 64, 0, torch.bfloat16)
     q, kv_cache, metadata = lay_out([(sequence, 30, 10)], 16)

@@ -194,7 +194,7 @@ def test_foreign_operations_are_refused_by_name():
 
 
 @torch.inference_mode()  # as the engine runs: elsewhere torch takes these operations apart first
-def test_what_may_be_a_view_or_a_copy_is_judged_by_where_it_lies():
+def test_views_are_told_from_copies_by_their_storage():
     """`to`, `contiguous` and `reshape` have the schemas of views: a copy would be left out of the program."""
     plain, ones = torch.randn(ROWS, 64), torch.ones(64)
 

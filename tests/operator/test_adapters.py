@@ -86,9 +86,7 @@ steps = st.lists(
 
 
 @given(steps, st.sets(names, max_size=2), st.integers(1, 4))
-def test_whatever_happens_all_pods_come_to_have_what_is_wanted(
-    history: list[tuple[str, Any]], broken: set[str], count: int
-) -> None:
+def test_all_pods_converge_to_the_wanted_adapters(history: list[tuple[str, Any]], broken: set[str], count: int) -> None:
     """Lists change, pods restart and are replaced; then nothing happens any more but what the plan asks for. Each pod
     then has all adapters but the broken ones, and never were two asked while one of them loaded."""
     pods = [Pod(f"p{number}", frozenset(broken)) for number in range(count)]
@@ -151,7 +149,7 @@ def test_a_pod_that_is_silent_or_never_gets_its_list_holds_up_nobody() -> None:
     assert next_to_ask(list_digest(deployment), ["a", "b", "c"], reports, {"b": 0}, PATIENCE_SECONDS) == "c"
 
 
-def test_what_is_told() -> None:
+def test_status_counts_adapters_by_pod_and_names_failures() -> None:
     deployment = parsed(adapters=[SQL, RHYME, {"name": "lost", "uri": "pvc://claim/x"}])
     pods = [Pod("a"), Pod("b", frozenset({"sql"}))]
     for pod in pods:
@@ -186,7 +184,7 @@ def test_what_is_told() -> None:
         ),
     )
 )
-def test_whatever_a_pod_answers_is_read_or_refused(answer: Any) -> None:
+def test_any_answer_of_a_pod_is_read_or_refused(answer: Any) -> None:
     try:
         parse_report(answer)
     except ValueError:

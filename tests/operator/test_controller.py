@@ -235,7 +235,7 @@ def test_a_patch_that_does_not_fit_is_not_called_served() -> None:
     assert found["Progressing"] == found["Ready"] == ("False", "InvalidPodPatch")
 
 
-def test_what_is_not_about_pods_is_done_though_the_spec_makes_none() -> None:
+def test_service_and_autoscaler_are_applied_though_the_spec_makes_no_pods() -> None:
     """Or an autoscaler, or a Service that somebody deleted, would wait for whoever corrects a patch."""
     bad = [{"op": "add", "path": "/spec/hostNetwork", "value": True}]
     controller, cluster = changed(serving=True, podPatches=bad, service={"port": 81}, replicas=3)

@@ -89,7 +89,7 @@ def test_a_replica_that_is_added_later_is_not_missing_for_an_eviction_that_is_ov
     assert found["Degraded"]["status"] == "False"
 
 
-def test_what_was_there_before_the_eviction_does_not_replace_what_was_lost() -> None:
+def test_older_pods_do_not_replace_an_evicted_one() -> None:
     others = running(True, "2026-01-01T00:00:00Z")
     assert told([evicted(LOW), others, running(False)], available=1, replicas=2)["Degraded"]["reason"] == "Evicted"
 
@@ -147,7 +147,7 @@ def of(uri: str, **model: Any) -> LLMDeployment:
 
 
 @pytest.mark.parametrize("other", [of("hf://a/c"), of("hf://a/b", revision="v2"), of("hf://a/b-2")])
-def test_what_pods_of_the_spec_before_have_fetched_is_another_model(other: LLMDeployment) -> None:
+def test_fetched_models_of_the_previous_spec_do_not_count_as_cached(other: LLMDeployment) -> None:
     old = of("hf://a/b")
     assert cached(old, fetching(old, **DONE)) == ("True", "Fetched")
     assert cached(other, fetching(old, **DONE)) == ("Unknown", "NotFetchedYet")

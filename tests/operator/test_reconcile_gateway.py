@@ -335,7 +335,7 @@ def test_a_route_that_cannot_be_is_told_while_the_service_serves() -> None:
     assert refused.status is not None and refused.status["url"] == "http://all.default.svc.cluster.local/v1"
 
 
-def test_what_leads_in_from_outside_names_the_service_and_never_cuts_a_stream() -> None:
+def test_ingresses_and_routes_name_the_service_and_never_cut_a_stream() -> None:
     spec = {
         "service": {"port": 81},
         "ingress": {

@@ -7,7 +7,7 @@ import itertools
 from octavo_operator.kube.rejected_writes import RejectedWrites
 
 
-def test_what_was_refused_is_asked_for_later_and_later_unless_it_has_changed() -> None:
+def test_rejected_writes_are_retried_with_back_off_unless_they_have_changed() -> None:
     now = 0.0
     rejected = RejectedWrites(lambda: now, base_delay=1, max_delay=4)
     key, place = ("n", "toy"), ("Service", "toy")
@@ -33,7 +33,7 @@ def test_what_was_refused_is_asked_for_later_and_later_unless_it_has_changed() -
     assert rejected.retry_after(key) is None
 
 
-def test_what_may_pass_is_told_after_a_moment_and_asked_for_every_half_minute() -> None:
+def test_temporary_rejections_are_reported_after_a_moment_and_retried_every_half_minute() -> None:
     now = 0.0
     rejected = RejectedWrites(lambda: now)
     key, place = ("n", "toy"), ("Deployment", "toy")

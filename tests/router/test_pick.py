@@ -86,7 +86,7 @@ STEPS = st.lists(REQUEST | st.sets(st.sampled_from("abcde")), max_size=40)
 
 
 @given(STEPS)
-def test_whatever_comes_the_order_is_of_replicas_and_the_counts_are_right(steps: list[object]) -> None:
+def test_any_sequence_of_requests_gives_an_order_of_replicas_and_right_counts(steps: list[object]) -> None:
     made, there, under_way = Picker(), set[str](), list[Pick]()
     for now, step in enumerate(steps):
         if isinstance(step, set):

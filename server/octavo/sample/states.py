@@ -364,7 +364,7 @@ class SamplingStates:
         return devices.put(array, self.device)
 
     def _checked(self, ids: Sequence[int], name: str, keep_known: bool = False) -> NDArray[np.int64]:
-        """Return ``ids`` as an array. Ids outside the vocabulary raise ValueError, or are dropped with ``keep_known``."""
+        """Return ``ids`` as an array. Raises ValueError for ids outside the vocabulary; ``keep_known`` drops them."""
         array = np.asarray(ids, np.int64)
         known = (array >= 0) & (array < self.vocab_size)
         if keep_known:

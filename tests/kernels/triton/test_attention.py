@@ -401,7 +401,7 @@ def test_a_float32_row_does_not_depend_on_its_company(device, sequence_type, lay
 # ---------------------------------------------------------------- refused, and graphs
 
 
-def test_what_cannot_run_is_refused_by_name(sequence_type, lay_out):
+def test_unsupported_shapes_are_refused_by_name(sequence_type, lay_out):
     (part,) = make_parts(sequence_type, [(3, 1)], 2, 1, 16, torch.float32)
     q, kv_cache, metadata = lay_out([part], 24)
     with pytest.raises(ValueError, match="block_size=24 is not a multiple of 16"):

@@ -60,7 +60,7 @@ def test_inputs_of_a_step(device, data, monkeypatch):
         assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
 
-def test_what_a_step_is(device):
+def test_reference_makes_a_steps_inputs_as_written_out(device):
     """In numbers: the plain version is what the other one is held against."""
     tokens, computed, written = (torch.tensor(x, device=device) for x in ([5, 6, 7, 8], [3, 4, 9, 2], [0, 5, 0, 0]))
     table = torch.tensor([[1, 0, 0], [2, 3, 0], [4, 5, 6], [9, 9, 9]], dtype=torch.int32, device=device)

@@ -204,7 +204,7 @@ def test_a_damaged_list_changes_nothing(served: Served) -> None:
         '{"adapters": [{"name": "a", "uri": "x"}, {"name": "a", "uri": "y"}]}',
     ],
 )
-def test_what_is_no_list_is_refused_in_one_line(text: str) -> None:
+def test_invalid_lists_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(ConfigError) as found:
         parse_list(text.encode())
     assert str(found.value).startswith("lora_list: ") and "\n" not in str(found.value)

@@ -144,7 +144,7 @@ def test_adapters_come_and_go_while_the_server_runs(server, folder):
         ("", "a2", "letters"),
     ],
 )
-def test_what_may_not_be_loaded_is_a_400_of_one_line(server, name, path, says):
+def test_adapters_that_cannot_be_loaded_give_400_and_one_line(server, name, path, says):
     status, answer = ask(server, "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
     assert status == 400 and says in answer["error"]["message"] and "\n" not in answer["error"]["message"]
     assert [card["id"] for card in ask(server, "/v1/models")[1]["data"]] == ["tiny", "own"]

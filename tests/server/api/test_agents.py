@@ -327,7 +327,7 @@ def test_an_agents_request_is_answered_by_a_call(scripted, agent):
     assert reasoning.strip() == ("" if agent == "Continue by Ollama" else "I need the time.")
 
 
-def test_what_claude_code_sends_besides(scripted):
+def test_claude_codes_headers_and_token_counts_are_accepted(scripted):
     headers = {
         "anthropic-version": "2023-06-01",
         "x-app": "cli",
@@ -415,7 +415,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("field", REFUSED)
-def test_what_an_agent_sends_in_vain_is_named(scripted, field):
+def test_unsupported_fields_of_agents_are_named(scripted, field):
     path, body = REFUSED[field]
     answer = scripted.post(path, body)
     error = answer.json()["error"]

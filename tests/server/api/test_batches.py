@@ -105,7 +105,7 @@ def test_a_batch_is_cancelled(shared_server):
         client.batches.cancel(batch.id)
 
 
-def test_what_is_no_batch_is_refused(shared_server):
+def test_invalid_batches_are_refused(shared_server):
     client = shared_server.client()
     empty = client.files.create(file=b"\n\n", purpose="batch")
     batch = client.batches.create(input_file_id=empty.id, endpoint=URL, completion_window="24h")

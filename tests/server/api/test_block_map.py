@@ -125,7 +125,7 @@ def told(endpoint: str) -> set[int]:
     return known
 
 
-def test_whoever_reads_kv_events_knows_what_is_cached(server, blocks, events):
+def test_kv_events_tell_their_reader_which_blocks_are_cached(server, blocks, events):
     """After requests side by side, samples that fork and one that is left."""
     prompt = [3 + i % 50 for i in range(200)]
     left = stream(server, prompt, 300)

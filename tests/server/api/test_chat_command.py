@@ -168,7 +168,7 @@ def test_keys_of_a_terminal(terminal):
         ("other", {}, {"repetition_penalty": 1.1}, CHAT_SAMPLING),
     ],
 )
-def test_what_chat_sends_of_its_own(model, said, settings, sent):
+def test_chat_adds_sampling_only_where_the_model_recommends_none(model, said, settings, sent):
     """What a model's files recommend is left as it is."""
     client = SimpleNamespace()
     conversation = Conversation(client, Model(model, None, said), settings, None, False, print)
@@ -248,7 +248,7 @@ def test_settings_and_commands(shared_server):
 
 
 @pytest.mark.slow
-def test_what_is_pasted_or_piped_is_whole(start, tmp_path):
+def test_pasted_and_piped_texts_arrive_whole(start, tmp_path):
     """The template says what it was given: how many lines were one message, what came before, what was appended."""
     template = "{{ raise_exception('given: ' + messages | map(attribute='content') | list | tojson) }}"
     (tmp_path / "template").write_text(template)
@@ -291,7 +291,7 @@ def test_a_quick_answer_is_all_that_is_printed(shared_server):
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_one_line(guarded, shared_server):
+def test_errors_are_one_line(guarded, shared_server):
     nobody = run("http://127.0.0.1:9/v1", text="Hello\n")
     assert nobody.returncode == 1 and "no server at http://127.0.0.1:9/v1/" in nobody.stderr
     other = run(shared_server.url + "/v1", "--model-name", "no-such", "-q", "Hello")

@@ -338,7 +338,7 @@ def test_a_stream_tells_prompt_logprobs_though_its_first_text_is_held_back(clien
     assert told == [whole.choices[0].prompt_logprobs]
 
 
-def test_what_is_echoed_is_what_was_computed(client, backend):
+def test_echoed_prompts_are_the_ones_that_were_computed(client, backend):
     kept = backend.decode(backend.encode(PROMPT).ids[-3:])
     options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 1, "echo": True, "temperature": 0}
     answer = client.completions.create(**options, extra_body={"truncate_prompt_tokens": 3})

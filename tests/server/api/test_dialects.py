@@ -54,7 +54,7 @@ SAID: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 
 
 @pytest.mark.parametrize("dialect", PATHS)
-def test_what_unicode_takes_for_a_line_end_ends_no_line(scripted, dialect):
+def test_unicode_line_separators_end_no_line_of_a_stream(scripted, dialect):
     """httpx's `iter_lines`, with which Ollama's client reads, ends lines where `str.splitlines` does."""
     body = body_for(dialect, "[lines]", 8, [], None) | {"stream": True}
     with httpx.stream("POST", scripted.url + PATHS[dialect], json=body, timeout=30) as answer:
@@ -66,7 +66,7 @@ def test_what_unicode_takes_for_a_line_end_ends_no_line(scripted, dialect):
 
 
 @pytest.mark.parametrize("script", SAID)
-def test_what_a_model_does_fits_the_types(scripted, script):
+def test_answers_of_any_script_fit_the_types(scripted, script):
     tool = NOW if script in ("[call]", "[cut]") else None
     for dialect in PATHS:
         body = body_for(dialect, script, 8, [], tool)

@@ -190,7 +190,7 @@ def _sendable(value: Any) -> bool:
 @pytest.mark.sampled(share=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "name"), FIELDS)
-def test_what_the_schema_allows_is_accepted(post, schema_of, path, name):
+def test_bodies_that_the_schema_allows_are_accepted(post, schema_of, path, name):
     schema = schema_of(path, name)
 
     @given(value=values_of(schema))
@@ -213,7 +213,7 @@ def test_what_the_schema_allows_is_accepted(post, schema_of, path, name):
 @pytest.mark.sampled(share=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("path", "name"), FIELDS)
-def test_what_the_schema_forbids_is_refused_by_name(post, schema_of, path, name):
+def test_fields_that_the_schema_forbids_are_refused_by_name(post, schema_of, path, name):
     validator = jsonschema_rs.validator_for(schema_of(path, name))
 
     @given(value=ANYTHING)
@@ -330,7 +330,7 @@ def test_constraints_in_other_dialects_are_kept(post, path, asked):
     ],
     ids=str,
 )
-def test_what_would_change_the_text_is_never_ignored(post, path, asked):
+def test_fields_that_would_change_the_text_are_never_ignored(post, path, asked):
     answer = post(path, {**BODIES[path], **asked})
     assert answer.status_code == 400 and next(iter(asked)) in answer.json()["error"]["message"]
 

@@ -61,7 +61,7 @@ def test_a_large_body_is_decoded_as_any(value: Any, is_ascii: bool, data: st.Dat
         request_body._LEAST_CUT = least
 
 
-def test_what_is_no_json_is_refused_with_its_base64_cut_out() -> None:
+def test_invalid_json_is_refused_with_its_base64_cut_out() -> None:
     run = b"A" * 40_000
     for body in ([b'{"a": 123', run], [b'{"a": "abcdef', run], [b'{"a": "abcdef', run, b'" x}'], [b"[[[[[[", run]):
         with pytest.raises(APIError, match="not valid JSON"):

@@ -328,7 +328,7 @@ def test_while_the_model_loads_the_server_is_alive_but_not_ready(launch):
         (["--kv-cache-memory-bytes", "1"], ["kv"]),
     ],
 )
-def test_what_cannot_work_is_one_line_and_exit_code_1(launch, flags, words):
+def test_impossible_flags_give_one_line_and_exit_code_1(launch, flags, words):
     server = launch(*flags)
     assert server.process.wait(120) == 1
     lines = [line for line in server.log.splitlines() if "octavo: error:" in line]

@@ -242,7 +242,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named_in_anthropics_form(shared_server, name):
+def test_errors_have_anthropics_form_and_name_the_field(shared_server, name):
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         if path.endswith("tokens") and name in ("max_tokens", "prompt is too long"):
             continue
@@ -261,7 +261,7 @@ def test_every_error_has_a_type_that_the_sdk_knows(status):
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/api/chat"])
-def test_who_leaves_stops_the_work_and_harms_no_other(shared_server, path):
+def test_clients_that_leave_stop_their_work_and_harm_no_other(shared_server, path):
     def body(limit: int, stream: bool) -> dict[str, Any]:
         shared = {"stream": stream, "temperature": 0 if limit < 100 else 1}
         if path == "/api/chat":

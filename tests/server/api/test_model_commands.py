@@ -117,7 +117,7 @@ def test_rm_asks_and_no_is_no(hub):
 
 
 @pytest.mark.slow
-def test_what_is_served_is_not_removed(hub):
+def test_served_models_are_not_removed(hub):
     assert octavo("pull", "org/quants-GGUF:Q8_0").returncode == 0
     path = find_installed("org/quants-GGUF:Q8_0").path
     serve = [*OCTAVO, "serve", "org/quants-GGUF:Q8_0", "--host", "127.0.0.1", "--port", "0"]

@@ -41,7 +41,7 @@ def client(shared_server):
     return ollama.Client(shared_server.url)
 
 
-def test_what_is_served(client, shared_server):
+def test_models_are_listed_and_shown_as_they_are_served(client, shared_server):
     assert [model.model for model in client.list().models] == ["tiny:latest", "also-tiny:latest"]
     (running,) = client.ps().models
     assert running.name == "tiny:latest" and running.context_length == 1024 and running.size_vram == 0
@@ -118,7 +118,7 @@ def test_answers_and_lines_fit_the_types(scripted, path):
             assert all({"role", "content"} <= json.loads(raw)["message"].keys() for raw in (whole, *lines))
 
 
-def test_what_is_told_of_models_fits_the_types(shared_server):
+def test_model_listings_fit_the_types(shared_server):
     for path, body, kind, required in (
         ("tags", None, ollama.ListResponse, {"name", "model", "modified_at", "size", "digest", "details"}),
         ("ps", None, ollama.ProcessResponse, {"name", "model", "size", "digest", "details", "expires_at", "size_vram"}),
@@ -193,7 +193,7 @@ def test_format_gives_json(client, stream):
     assert text("json").lstrip().startswith("{")
 
 
-def test_what_loads_a_model_elsewhere_is_answered(client, shared_server):
+def test_requests_that_load_a_model_in_ollama_are_answered(client, shared_server):
     assert [client.generate("tiny", keep_alive=keep).done_reason for keep in (None, 0, "5m")] == [
         "load",
         "unload",

@@ -44,6 +44,6 @@ def test_an_address_has_one_name_however_it_is_written(address: str, port: int) 
 
 
 @pytest.mark.parametrize("wrong", ["tiny-0", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:²", "[::1]", ":80"])
-def test_what_is_no_address_is_refused_by_name(wrong: str) -> None:
+def test_invalid_addresses_are_refused_by_name(wrong: str) -> None:
     with pytest.raises(ConfigError, match="replica_address"):
         ServerArgs(replica_address=wrong).check()

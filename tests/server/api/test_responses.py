@@ -213,7 +213,7 @@ def test_conversations_that_are_kept(shared_server):
     assert client.responses.create(**asked, input="x", previous_response_id=second.id).status  # stands on its own
 
 
-def test_what_a_tenant_of_a_gateway_has_stored_is_no_other_tenants(shared_server):
+def test_stored_responses_of_a_gateways_tenant_are_no_other_tenants(shared_server):
     """Whoever reaches the engine beside the gateway needs the id, which nobody can guess."""
     client = shared_server.client()
     one, other = ({"x-octavo-tenant": name, "x-octavo-tenant-id": f"{name}'s secret"} for name in ("one", "other"))
@@ -324,7 +324,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(shared_server, name):
+def test_errors_name_the_field(shared_server, name):
     for stream in (False, True):
         answer = shared_server.post("/v1/responses", {"model": "tiny", "input": "x", "stream": stream, **WRONG[name]})
         error = answer.json()["error"]

@@ -137,7 +137,7 @@ def test_a_run_that_was_killed_goes_on(tiny_model, tmp_path):
         (["-i", "{tmp}/in.jsonl", "-o", "{tmp}/out", "--concurrency", "0"], "--concurrency"),
     ],
 )
-def test_what_cannot_start_is_refused_in_one_line(flags, word, tmp_path, capsys):
+def test_impossible_runs_are_refused_in_one_line(flags, word, tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text(line("a", "/v1/completions", {"prompt": "x"}))
     assert main(["run-batch", *(flag.format(tmp=tmp_path) for flag in flags)]) == 1
     said = capsys.readouterr().err
@@ -204,7 +204,7 @@ def test_every_line_is_read_once(raws, end):
 
 
 @given(st.binary(max_size=60) | st.text("a\n", max_size=60).map(str.encode), st.integers(1, 8))
-def test_of_a_long_line_the_beginning_is_kept(data, most):
+def test_long_lines_keep_their_beginning(data, most):
     whole = data.split(b"\n")
     lines = [line + b"\n" for line in whole[:-1]] + whole[-1:]
     assert list(split_lines(io.BytesIO(data), most)) == [line[: most + 1] for line in lines if line]

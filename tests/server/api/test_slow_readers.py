@@ -115,7 +115,7 @@ def neighbour(server) -> str:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_who_goes_away_frees_the_blocks(server, port, name):
+def test_clients_that_disconnect_free_their_blocks(server, port, name):
     with unread(server, [name]):
         deadline = time.monotonic() + 20
         while not used_blocks(port):
@@ -140,7 +140,7 @@ def test_a_response_that_was_left_is_not_stored(server, port):
 
 
 @pytest.mark.slow
-def test_who_stops_reading_costs_little_and_harms_no_other(server, port):
+def test_clients_that_stop_reading_cost_little_and_harm_no_other(server, port):
     alone = neighbour(server)
     with unread(server, list(STREAMS)):
         time.sleep(2)  # the buffers of the sockets are full

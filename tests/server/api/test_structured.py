@@ -151,7 +151,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("says", ["guided_regex is not valid", "guided_choice allows no token"])
-def test_what_the_engine_finds_out_is_an_answer_with_a_status_of_its_own(shared_server, says, stream):
+def test_errors_that_the_engine_finds_have_a_status_of_their_own(shared_server, says, stream):
     body = {"messages": USER, "max_tokens": 5, "stream": stream, **BROKEN[says]}
     answer = shared_server.post("/v1/chat/completions", body)
     assert answer.status_code == 400 and says in answer.json()["error"]["message"]

@@ -71,7 +71,7 @@ def test_every_dialect_takes_instructions_in_the_middle(strict):
         assert used == len(tokens)
 
 
-def test_what_a_template_refuses_for_other_reasons_is_said_in_its_words(strict):
+def test_other_refusals_of_a_template_are_reported_in_its_words(strict):
     server, prompt = strict
     two = [{"role": "assistant", "content": "x"}, *MESSAGES]
     answer = server.post("/v1/chat/completions", {"messages": two, "max_tokens": 2})

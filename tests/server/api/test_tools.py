@@ -399,7 +399,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_what_no_grammar_holds_refuses_no_tool(server, choice):
+def test_schemas_beyond_grammars_refuse_no_tool(server, choice):
     body = {"messages": USER, "tools": [{"type": "function", "function": MAIL}], "tool_choice": choice, "seed": 1}
     answer = server.post("/v1/chat/completions", {**body, "max_tokens": 60})
     assert answer.status_code == 200, answer.text
@@ -408,7 +408,7 @@ def test_what_no_grammar_holds_refuses_no_tool(server, choice):
 
 
 @pytest.mark.parametrize("choice", CHOICES[1:])
-def test_what_no_grammar_holds_is_refused_by_name_where_a_demanded_tool_is_strict(server, choice):
+def test_schemas_beyond_grammars_are_refused_by_name_where_a_demanded_tool_is_strict(server, choice):
     tools = [NOW, {"type": "function", "function": {**MAIL, "strict": True}}]
     answer = server.post("/v1/chat/completions", {"messages": USER, "tools": tools, "tool_choice": choice})
     error = answer.json()["error"]

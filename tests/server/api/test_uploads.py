@@ -114,7 +114,7 @@ def test_uploads_are_counted_while_they_arrive():
     service.files.close()
 
 
-def test_what_is_kept_of_files_and_batches_is_bounded(shared_server):
+def test_stored_files_and_batches_are_bounded(shared_server):
     client = shared_server.client()
     assert client.files.create(file=("n" * 255, LINE), purpose="batch").filename == "n" * 255
     with pytest.raises(openai.BadRequestError, match="256 characters, more than 255"):

@@ -358,7 +358,9 @@ def test_the_token_after_a_stop_never_appears() -> None:
         ({"max_tokens": None}, [1] * 40, "length", None),  # as far as the model goes
     ],
 )
-def test_what_ends_a_sequence(params: dict, tokens: list[int], reason: str, stop_reason: int | None) -> None:
+def test_sequences_end_by_stop_length_or_eos(
+    params: dict, tokens: list[int], reason: str, stop_reason: int | None
+) -> None:
     scheduler = make_scheduler(max_model_len=42)
     scheduler.add_request(core_request("r", [1, 2], **params))
     outputs = [run_step(scheduler, token)[1][0] for token in tokens]

@@ -261,7 +261,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_what_is_not_computed_is_refused_by_name(made, llm, tmp_path, case):
+def test_uncomputed_parts_of_adapters_are_refused_by_name(made, llm, tmp_path, case):
     changes, word = HOSTILE[case]
     path = shutil.copytree(made["folder"] / "all", tmp_path / "bad")
     config = json.loads((path / "adapter_config.json").read_text())

@@ -279,7 +279,7 @@ FIELDS = [
 
 @settings(max_examples=examples_of(120), deadline=None)
 @given(st.sampled_from([*METHODS]), st.booleans(), st.dictionaries(st.sampled_from(FIELDS), JUNK, max_size=3))
-def test_whatever_a_config_says_there_is_a_model_or_a_line(
+def test_any_config_gives_a_model_or_a_line_of_error(
     some_heads: dict[str, Path], method: str, stored: bool, changes: dict[str, Any]
 ) -> None:
     folder = some_heads[method]

@@ -254,7 +254,7 @@ def test_the_plan_is_the_ledger(six_layers: Path) -> None:
     assert any(line.startswith("drafter ") for line in worker.ledger.lines({}))
 
 
-def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
+def test_unsuitable_drafters_are_refused_in_a_line(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
     path = str(tiny_checkpoints["llama"])
     config, settings = FAMILIES["llama"]
     make_model(config, settings | {"vocab_size": 300}).save_pretrained(tmp_path / "small")

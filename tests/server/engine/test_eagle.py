@@ -45,7 +45,7 @@ def test_heads_guess_as_described_and_change_nothing(
     check_head(family, tiny_checkpoints[family], head.save(tmp_path, form), head.guesses, monkeypatch)
 
 
-def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
+def test_unsuitable_heads_are_refused_in_a_line(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
     kind, fields = FAMILIES["llama"]
     path, gemma = str(tiny_checkpoints["llama"]), tmp_path / "gemma"
     config = Head(make_model(kind, fields), (0, 1), draft_vocab=99).save(tmp_path / "head")

@@ -252,7 +252,7 @@ def test_requests_that_an_encoder_cannot_serve_are_refused(tmp_path: Path) -> No
         ({"type_vocab_size": -1}, "type_vocab_size"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_unsupported_encoders_are_refused_by_name(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     make_encoder("bert", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))

@@ -120,6 +120,6 @@ def test_weights_arrive_as_they_are_stored(stored: torch.dtype, tmp_path: Path) 
         assert torch.equal(target.cpu(), made[source.name].to(torch.bfloat16))
 
 
-def test_what_does_not_fit_names_the_flag(tiny_checkpoints: dict[str, Path]) -> None:
+def test_memory_that_is_too_small_names_the_flag(tiny_checkpoints: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="gpu_memory_utilization"):
         LLM(str(tiny_checkpoints["llama"]), skip_tokenizer_init=True, device="cuda", gpu_memory_utilization=0.001)

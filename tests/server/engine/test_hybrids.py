@@ -118,7 +118,7 @@ def test_log_probabilities_of_prompts_are_those_of_answers(model: str) -> None:
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size 2"),
     ],
 )
-def test_what_does_not_go_with_states_yet_is_refused_by_name(model: str, flags: dict[str, Any], named: str) -> None:
+def test_options_that_do_not_go_with_states_are_refused_by_name(model: str, flags: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=f"{named}.* recurrent layers"):
         EngineArgs(model=model, skip_tokenizer_init=True, **flags).create_engine_config(progress=False)
 

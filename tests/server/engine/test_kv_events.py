@@ -214,7 +214,7 @@ def test_an_offline_engine_publishes_and_ends(endpoints, context, tiny_checkpoin
         LLM(str(tiny_checkpoints["llama"]), kv_events_config={**endpoints, "endpoint": f"tcp://127.0.0.1:{port}"})
 
 
-def test_who_binds_and_who_connects() -> None:
+def test_publishers_bind_wildcards_and_connect_to_hosts() -> None:
     """As vLLM, so that one that connects to a subscriber still does; and loopback can be bound to."""
     assert parse_kv_events_config({"enable_kv_cache_events": True}).endpoint == "tcp://127.0.0.1:5557"
     for endpoint in ("*:1", "[::]:1", "[::1]:1", "0.0.0.0:1", "127.0.0.1:1", "localhost:1"):

@@ -34,7 +34,7 @@ def test_heads_guess_as_described_and_change_nothing(
     check_head(family, tiny_checkpoints[family], heads.save(tmp_path, form), heads.guesses, monkeypatch)
 
 
-def test_what_does_not_fit_is_refused_in_a_line(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
+def test_unsuitable_heads_are_refused_in_a_line(tmp_path: Path, tiny_checkpoints: dict[str, Path]) -> None:
     kind, fields = FAMILIES["llama"]
     path = tiny_checkpoints["llama"]
     config = MedusaHeads(make_model(kind, fields), draft_vocab=80).save(tmp_path)

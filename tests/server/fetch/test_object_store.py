@@ -176,7 +176,7 @@ def test_the_error_without_keys_names_them(store: Web) -> None:
         fetch("s3://models/tiny")
 
 
-def test_what_is_not_there(store: Web, keys: S3Judge) -> None:
+def test_missing_objects_are_named_in_the_error(store: Web, keys: S3Judge) -> None:
     with pytest.raises(ModelError, match=r"there is no model at s3://models/none \(HTTP 404\) \(a folder needs"):
         fetch("s3://models/none")
     check_model_name("s3://models/none"), check_model_name("gs://models/none")

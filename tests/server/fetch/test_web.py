@@ -161,7 +161,7 @@ def test_a_page_is_no_model(web: Web) -> None:
         ("/m/none", r"HTTP 404\) \(a folder needs config\.json and model\.safetensors"),
     ],
 )
-def test_what_is_not_there(web: Web, path: str, message: str) -> None:
+def test_missing_files_are_named_in_the_error(web: Web, path: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         fetch(web, path)
 

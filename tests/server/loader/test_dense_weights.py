@@ -105,7 +105,7 @@ def test_tensors_of_floats_beside_quantised_ones_keep_their_bits(
     assert told == model.num_weight_bytes()
 
 
-def test_what_dtype_rounds_and_what_it_leaves_alone(tmp_path: Path) -> None:
+def test_dtype_rounds_weights_and_leaves_the_exact_ones_alone(tmp_path: Path) -> None:
     """A merged layer of three types, beside what --dtype makes of them."""
     model = make_model(*FAMILIES["llama"])
     model.save_pretrained(tmp_path)

@@ -110,7 +110,7 @@ def test_tables_that_follow_from_the_config_and_a_tied_head_are_left_alone(llama
         ({"quantization_config": {"quant_method": "hqq"}}, r"quantised with 'hqq'.*not supported"),
     ],
 )
-def test_what_is_not_supported_is_refused(changes: dict[str, Any], said: str, llama: Path) -> None:
+def test_unsupported_configs_are_refused(changes: dict[str, Any], said: str, llama: Path) -> None:
     change_config(llama, **changes)
     with pytest.raises(ModelError, match=said):
         load(llama)

@@ -148,6 +148,6 @@ def test_partial_rotary_factor_means_nothing_to_llama(factor: float) -> None:
         ({"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}, "differ"),
     ],
 )
-def test_what_is_not_supported_is_refused(scaling: dict[str, Any], named: str) -> None:
+def test_invalid_rope_scaling_is_refused(scaling: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         table(rope_scaling=scaling, max_position_embeddings=4096)

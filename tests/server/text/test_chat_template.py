@@ -120,7 +120,7 @@ def test_the_same_prompt_as_transformers(
 
 @settings(max_examples=50, deadline=None)
 @given(content=st.text(max_size=60), continued=st.booleans())
-def test_whatever_the_user_writes_stays_text(content: str, continued: bool) -> None:
+def test_any_content_renders_as_in_transformers(content: str, continued: bool) -> None:
     for template in (HEADERS, NAMESPACES):
         ours, reference = pair(template)
         messages = [{"role": "user", "content": content}]

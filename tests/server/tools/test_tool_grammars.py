@@ -123,7 +123,7 @@ def test_one_call_when_more_are_not_wanted(kind):
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_whatever_the_grammar_lets_through_are_calls_that_keep_to_the_schemas(kind):
+def test_texts_of_the_grammar_are_calls_that_keep_to_the_schemas(kind):
     rng = random.Random(kind)
     finished = 0
     for _ in range(40):

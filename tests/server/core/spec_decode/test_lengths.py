@@ -99,7 +99,7 @@ def weighed(seed: int, users: int, chances: list[float], each: float, jump: floa
     st.floats(0, 0.4),
     st.integers(1, 7),
 )
-def test_whatever_guesses_are_worth_they_cost_next_to_nothing(
+def test_drafts_cost_next_to_nothing_however_often_they_are_right(
     seed: int, users: int, chances: list[float], each: float, jump: float, most: int
 ) -> None:
     assert weighed(seed, users, chances, each, jump, most)[0] >= 0.975
