@@ -16,7 +16,6 @@ ENGINE, FETCH = "engine", "fetch"  # the containers
 ROUTER = "router"  # component and container
 PREFETCH = "prefetch"  # component of a Job and its pod
 WORKER = "worker"  # component of the pods of a group but its leader, whose is the engine's
-ROUTER_METRICS_PORT = 8002
 GROUP_PORT = 29501  # of a leader, where the other pods of its group come
 TOKEN_KEY = "token"  # in the Secret of a group's pods
 PICKER = "picker"  # container beside the router

@@ -17,7 +17,6 @@ Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
-_OBJECT: Schema = {"type": "object"}
 
 # messages
 

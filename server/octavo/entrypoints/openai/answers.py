@@ -7,7 +7,7 @@ of streams have what they bring.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -22,8 +22,6 @@ from octavo.entrypoints.generation.run import encode_choices, encoding_cost
 from octavo.entrypoints.openai.prepare import PreparedChatCompletion, PreparedCompletion
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.detokenizer import TextOffsets, prompt_offsets
-
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class PromptTokensDetails(Struct):
