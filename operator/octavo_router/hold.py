@@ -31,11 +31,11 @@ class Hold:
 
     @property
     def held(self) -> dict[str, int]:
-        """Waiting requests by pool."""
+        """The numbers of waiting requests by pool."""
         return {pool: many for pool, many in self._held.items() if many}
 
     def waiting(self, pool: str) -> int:
-        """Requests of one pool."""
+        """Return the number of requests that wait in one pool."""
         return self._held[pool]
 
     @property

@@ -244,8 +244,10 @@ class Processor:
         return json_answer({"arrivals": self._hold.arrivals(pool), "held": self._hold.held, "in_flight": under_way})
 
     async def refuse(self, query: dict[str, str]) -> Answer:
-        """POST /refuse?pool=NAME&reason=TEXT: no replica can start, so nobody is to wait for one any longer. Who comes
-        later waits again."""
+        """POST /refuse?pool=NAME&reason=TEXT: reject all waiting requests, because no replica can start.
+
+        Later requests wait again.
+        """
         why = query.get("reason", "").strip()[:_MAX_REASON] or "see the LLMDeployment's status"
         tickets = self._hold.release(query.get("pool", ""))
         for ticket in tickets:

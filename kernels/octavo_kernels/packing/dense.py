@@ -20,9 +20,9 @@ def pack_dense(*parts: Tensor) -> DenseWeight:
 
 
 def fill_dense(weight: DenseWeight, first: int, rows: Tensor) -> None:
-    """Put ``rows [n, K]``, in the dtype of the part that they belong to, at channels ``first`` ... of ``weight``.
+    """Write ``rows [n, K]`` to the channels from ``first`` on of ``weight``; they have the dtype of the channels' part.
 
-    Several threads may fill different channels at once. Raises ValueError for rows that are not those of one part.
+    Several threads may fill different channels at once. Raises ValueError if the rows do not fit into one part.
     """
     at = first
     for part in weight.parts:

@@ -124,7 +124,7 @@ def _read_q2_k(blocks: Tensor) -> _Read:
 
 
 def _read_q3_k(blocks: Tensor) -> _Read:
-    """256 values: sixteen halves of groups with 6-bit scales."""
+    """Read blocks of 256 values: 16 half groups with a 6-bit scale each."""
     six = _planes(blocks[:, :, 96:104], 4, 8) | _planes(blocks[:, :, 104:108], 2, 4) << 4
     codes = _planes(blocks[:, :, 32:96], 2, 32) | _planes(blocks[:, :, :32], 1, 32) << 2
     return codes + 4, _by_halves(blocks, 108, six.float() - 32), None

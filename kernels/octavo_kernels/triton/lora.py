@@ -280,5 +280,5 @@ def lora_expand_(y: Tensor, h: Tensor, table: AdapterTable, slots: Tensor, tiles
 
 
 def _tiles(slots: Tensor, tiles: RowTiles | None) -> tuple[Tensor, Tensor]:
-    """The slot of each tile, and the rows of all."""
+    """Return the slot of each tile and the rows of all tiles."""
     return (slots, slots) if tiles is None else (tiles.slots, tiles.rows)

@@ -87,7 +87,7 @@ class Rendered:
         return self.plan is None and not self.harmony and self.options.reasoning_parser is None
 
     def new_parser(self, show_reasoning: bool = True) -> AnswerParser:
-        """A parser of one answer."""
+        """Return a new parser for one answer."""
         if self.harmony:
             names = self.plan.names if self.plan is not None else ()
             harmony = HarmonyParser(names, self.plan is not None, self.continues)

@@ -51,7 +51,7 @@ class Terminal:
 
     @property
     def typed(self) -> str:
-        """Return the text of the line when it was given up."""
+        """The text that stood on the line when Ctrl-C abandoned it."""
         return self._session.default_buffer.text
 
     def _line(self, first: bool) -> str | None:

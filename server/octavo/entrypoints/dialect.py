@@ -72,9 +72,10 @@ Run = TypeVar("Run", bound=Prepared[Any])
 class Dialect(Generic[Body, Run]):
     """A route that the engine answers. ``name``: the operationId.
 
-    ``prepare`` says what the engine runs, or gives the response where it runs nothing. ``whole`` makes the body of a
-    response from the requests' final outputs; ``events`` writes a stream. A dialect without ``events`` pools: ``whole``
-    gets vectors. ``images`` are the places of images in a body; ``any_type``: any Content-Type will do.
+    ``prepare`` turns a checked body into what the engine runs, or into a response if nothing has to run. ``whole``
+    makes the body of a response from the requests' final outputs; ``events`` writes a stream. A dialect without
+    ``events`` pools: ``whole`` gets vectors. ``images`` are the paths of images in a body; ``any_type`` accepts any
+    Content-Type.
     """
 
     name: str

@@ -111,7 +111,7 @@ def in_ollama_form(error: APIError) -> OllamaErrorResponse:
 
 
 def is_anthropic(scope: Scope) -> bool:
-    """Tell whether a client of Anthropic's asks: by the path, or the header that all of them send."""
+    """Return True for a client of Anthropic's API, by the path or by the header that all of them send."""
     if _path(scope).startswith("/v1/messages"):
         return True
     return any(name == b"anthropic-version" for name, _ in scope["headers"])

@@ -23,7 +23,7 @@ _START_SECONDS = 600.0  # that stages wait for one another at start
 
 @dataclass(frozen=True)
 class Place:
-    """The position of one rank. ``world``: all ranks, which agree at start."""
+    """The position of one rank. ``world``: the group of all ranks, by which they agree on sizes at start."""
 
     rank: int
     world: Group

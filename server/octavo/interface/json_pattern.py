@@ -31,8 +31,11 @@ class _Group:
 
 
 def translated(pattern: str) -> str:
-    """The expression for the engine. Raises UnheldPatternError for what no grammar can hold (look-around,
-    back-references, word boundaries, anchors inside), ValueError for what is no expression."""
+    """Translate ``pattern`` for the grammar engine.
+
+    Raises UnheldPatternError if no grammar can express it (look-around, back-references, word boundaries, anchors
+    inside), ValueError if it is not a regular expression.
+    """
     return _Translation(pattern).run()
 
 

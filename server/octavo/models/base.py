@@ -209,5 +209,6 @@ class CausalLM(Model):
         return logits
 
     def sample(self, hidden: Tensor, rows: SamplingRows) -> SampledRows:
-        """`octavo_kernels.sample` of the logits of ``hidden [R, H]``, which may be on several ranks."""
+        """Sample a token for each row of ``hidden [R, H]``; ranks may hold parts of the logits. See
+        `octavo_kernels.sample`."""
         return self.lm_head.sample(hidden, rows)

@@ -44,7 +44,7 @@ _BERT: Names = [
 
 
 class BertModel(Encoder):
-    """Learned positions and kinds of text, layers with norms behind their blocks."""
+    """BERT: learned embeddings of positions and token types, layers with a norm behind each block."""
 
     text: EncoderConfig
 

@@ -21,7 +21,7 @@ class HostCopy:
         self._event.record()
 
     def wait(self) -> list[Tensor]:
-        """The tensors on the host, in the order given."""
+        """Wait for the copy; return the tensors on the host, in the order given."""
         if self._event is not None:
             self._event.synchronize()
         return self._host

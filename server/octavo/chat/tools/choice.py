@@ -202,7 +202,7 @@ def with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _calls_in(kind: type[ToolParser], text: str) -> list[Call] | None:
-    """The calls that a parser finds; None where their arguments are no JSON."""
+    """Return the calls that a parser finds in ``text``; None if their arguments are not JSON."""
     parser = kind(_SCHEMAS)
     found: list[tuple[str, str]] = []
     for piece in [*parser.feed(text), *parser.finish()]:

@@ -193,7 +193,7 @@ class ThinkingParam(_Part):
 
 
 class JsonFormat(_Part):
-    """The form of the answer."""
+    """The JSON schema that the answer must match."""
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]

@@ -38,7 +38,7 @@ class SkippedModules:
         return any(pattern.search(name) for pattern in self._patterns)
 
     def choose(self, module: StoredModule, codes: str, quantized: WeightFormat) -> WeightFormat | None:
-        """``quantized`` if the module has a tensor ``codes``, None if it has a plain weight or, if tied, nothing.
+        """Return ``quantized`` if the module has a tensor ``codes``; None for a plain or a tied weight.
 
         Raises ModelError where it is listed as plain and has ``codes``.
         """
