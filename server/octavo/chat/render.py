@@ -119,7 +119,7 @@ def render(
     conversation, token_id = with_allowed_tools(conversation), tokenizer.backend.token_to_id
     template = _template(conversation, options, tokenizer)
     plan = None
-    if conversation.tools or conversation.tool_choice:
+    if conversation.tools or conversation.tool_choice is not None:
         plan = plan_tools(conversation, options, template)
     if plan is not None:
         constraint = combine_constraints(constraint, plan, token_id)

@@ -234,6 +234,7 @@ def function(**fields) -> dict:
             ["tool_choice.function.name", "then", "now"],
         ),
         ({"tool_choice": "required"}, ["tool_choice needs tools"]),
+        ({"tool_choice": {}}, ["tool_choice needs tools"]),
         ({"tools": [], "tool_choice": "required"}, ["tool_choice needs tools"]),
         ({**function(name="f", parameters={"type": "nonsense"}), "tool_choice": "required"}, ["tools", "nonsense"]),
         (
