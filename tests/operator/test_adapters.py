@@ -32,7 +32,7 @@ from octavo_operator.lora.summary import (
     wanted_entries,
 )
 from octavo_operator.render import expected_template, render
-from octavo_operator.render.adapters import LISTED, adapter_list, list_digest, listed
+from octavo_operator.render.lora import LISTED, adapter_list, list_digest, listed
 from octavo_operator.writes.plan import Annotate, Apply, pod_spec_digest
 
 CONFIG = OperatorConfig(engine_image="example.com/engine:1")

@@ -21,8 +21,8 @@ from octavo_operator.observed.children import pods_of
 from octavo_operator.observed.diagnosis import Problem, claim_pending
 from octavo_operator.observed.workload import Workload, live_of
 from octavo_operator.render import names, render
-from octavo_operator.render.adapters import LISTED, list_digest
 from octavo_operator.render.group_token import expected_token, needs_token
+from octavo_operator.render.lora import LISTED, list_digest
 from octavo_operator.render.router.objects import RouterPods, expected_files, expected_router_template, unchanged_files
 from octavo_operator.writes.plan import (
     Action,

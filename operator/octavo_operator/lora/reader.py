@@ -17,7 +17,7 @@ from octavo_operator.kube.pod_client import PodClient
 from octavo_operator.kube.store import Key, Store
 from octavo_operator.lora.summary import AdapterReports, PodAdapters, is_behind, next_to_ask, parse_report, serving_uids
 from octavo_operator.observed.children import pods_of
-from octavo_operator.render.adapters import list_digest
+from octavo_operator.render.lora import list_digest
 
 Json = dict[str, Any]
 

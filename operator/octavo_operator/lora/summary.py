@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo_operator.api import LLMDeployment
 from octavo_operator.observed.diagnosis import is_finished
-from octavo_operator.render.adapters import listed
+from octavo_operator.render.lora import listed
 
 Json = dict[str, Any]
 Entry = tuple[str, str, str]  # uri, revision and pinned digest of an adapter

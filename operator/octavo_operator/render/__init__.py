@@ -7,9 +7,9 @@ from typing import Any
 
 from octavo_operator.api import LLMDeployment
 from octavo_operator.config import OperatorConfig
-from octavo_operator.render.adapters import expected_adapters
 from octavo_operator.render.autoscaling import expected_autoscaler
 from octavo_operator.render.group_policy import expected_group_policy
+from octavo_operator.render.lora import expected_adapters
 from octavo_operator.render.network import (
     expected_network_policy,
     expected_router_policy,

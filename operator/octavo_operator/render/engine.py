@@ -11,7 +11,7 @@ from octavo_operator.api.engine import Speculative
 from octavo_operator.api.multimodal import Multimodal
 from octavo_operator.diff import quantity
 from octavo_operator.render import names
-from octavo_operator.render.adapters import adapter_arguments, adapter_mounts
+from octavo_operator.render.lora import adapter_arguments, adapter_mounts
 
 Json = dict[str, Any]
 _TOKENS = {"ngram": 7, "draft_model": 4, "eagle": 3, "eagle3": 3, "medusa": 3}  # guessed in one step, by method

@@ -8,8 +8,8 @@ from octavo_operator.api import LLMDeployment
 from octavo_operator.api.common import RESTARTED_AT
 from octavo_operator.config import OperatorConfig
 from octavo_operator.render import names
-from octavo_operator.render.adapters import LISTED, adapter_volumes
 from octavo_operator.render.engine import expected_engine, expected_fetch
+from octavo_operator.render.lora import LISTED, adapter_volumes
 from octavo_operator.render.pod_patches import patched
 from octavo_operator.render.restricted import violations
 from octavo_operator.render.template_checks import (
