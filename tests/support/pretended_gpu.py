@@ -1,9 +1,10 @@
 """A Hopper GPU that computes nothing: real code runs on it, and what it would be asked to do is noted and checked.
 
-Tensors on it are torch's fake ones, with a shape and a device and no memory; Triton's kernels are compiled for sm_90
-and not run. Tokens that come back are all 0. What a CPU cannot show becomes an error here: tensors of both sides in one
-operation; in a captured step a copy between the two; while `strict`, anything for which the host would wait: a value
-that is read back, a copy from or to memory that is not pinned.
+Tensors on it are torch's fake ones, with a shape and a device and no memory; Triton's kernels pass its front end for
+sm_90 and are not run (tests/kernels/triton/test_compile_ahead.py makes machine code of them). Tokens that come back are
+all 0. What a CPU cannot show becomes an error here: tensors of both sides in one operation; in a captured step a copy
+between the two; while `strict`, anything for which the host would wait: a value that is read back, a copy from or to
+memory that is not pinned.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -176,6 +178,7 @@ class PretendedGpu(TorchDispatchMode):
             stack.enter_context(patch(FakeTensor, "data_ptr", lambda tensor: self.address(tensor), create=True))
             stack.enter_context(patch(Tensor, "pin_memory", lambda tensor: self._pin(tensor)))
             stack.enter_context(patch(driver, "_active", _Hopper()))
+            stack.enter_context(patch(knobs.runtime, "add_stages_inspection_hook", _without_machine_code))
             # Other threads know nothing of this mode: files are read by this one, dummy weights by none.
             stack.enter_context(patch(load_model, "ThreadPoolExecutor", _ThisThread))
             stack.enter_context(patch(lora, "ThreadPoolExecutor", _ThisThread))
@@ -242,6 +245,26 @@ class PretendedGpu(TorchDispatchMode):
             "Event": _class_of("Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)),
             "CUDAGraph": _class_of("CUDAGraph", lambda: _Graph(self)),
         }
+
+
+def _without_machine_code(
+    backend: Any = None, stages: dict[str, Any] | None = None, options: Any = None, *about: Any
+) -> tuple[str, str] | None:
+    """End Triton's stages before LLVM and ptxas, which take three quarters of a compilation.
+
+    Triton calls it with a backend's stages, and without arguments for what tells such a kernel from a whole one in its
+    caches.
+    """
+    if stages is None:
+        return ("without machine code",) * 2
+
+    def named(module: Any, metadata: dict[str, Any]) -> bytes:
+        metadata.update(name=module.get_entry_func_name(), shared=0)
+        return b""
+
+    del stages["llir"], stages["ptx"]
+    stages["cubin"] = named
+    return None
 
 
 def _class_of(name: str, make: Callable[[], Any]) -> type:
