@@ -52,8 +52,10 @@ def _reserve(nbytes: int) -> mmap.mmap:
 
 
 def empty_weight(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """``torch.empty``, for what lives as long as the model: on a CPU, small tensors share memory that is freed with the
-    last of them."""
+    """Allocate like ``torch.empty``, for tensors that live as long as the model.
+
+    On a CPU, small tensors share memory that is freed with the last of them.
+    """
     global _region
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes or torch.get_default_device().type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):

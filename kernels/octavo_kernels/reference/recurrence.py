@@ -30,7 +30,7 @@ def _matrices(state: LayerState, pages: Tensor) -> tuple[Tensor, tuple[Tensor, T
 
 
 def read_matrices(state: LayerState, pages: Tensor) -> Tensor:
-    """``[value_heads, key_size, value_size]`` of the sequence whose state has these ``pages``."""
+    """Read the matrices ``[value_heads, key_size, value_size]`` of the sequence whose state has these ``pages``."""
     heads, size = state.updates.shape[2:]
     pool, index, parts = _matrices(state, pages)
     found = pool[index].view(heads, parts, -1, state.columns).transpose(1, 2).flatten(2)

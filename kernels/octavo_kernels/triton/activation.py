@@ -15,7 +15,7 @@ BLOCK = 1024  # elements of a program: 8 a thread, and many programs for a singl
 
 @triton.jit
 def activation_of(x, KIND: tl.constexpr):
-    """``f(x)`` of float32."""
+    """Compute the activation KIND of ``x``, float32."""
     if KIND == "silu":
         out = x / (1.0 + tl.exp(-x))
     elif KIND == "gelu":

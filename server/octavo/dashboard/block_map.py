@@ -71,7 +71,7 @@ class CacheView:
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> CacheView:
-        """``answer``: the JSON object."""
+        """Make the view from ``answer``, the JSON object of the server's route."""
         return cls(
             **{name: answer[name] for name in ("block_size", "free", "used", "shared", "cached", "unfilled")},
             cells=b64decode(answer["cells"]),

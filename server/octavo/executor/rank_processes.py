@@ -79,10 +79,10 @@ class RankProcess:
 
 
 class RankProcesses(Ranks):
-    """``python -m octavo.executor.worker_proc RANK SOCKET HEARTBEATS INDEX`` each.
+    """Processes ``python -m octavo.executor.worker_proc RANK SOCKET HEARTBEATS INDEX``, one for each rank.
 
-    They read one line of JSON from their stdin and end when stdin does, or this process, or, on Linux, the thread here
-    that has started them.
+    A process reads one line of JSON from its stdin. It ends when its stdin closes, when this process ends or, on Linux,
+    when the thread that started it ends.
     """
 
     def __init__(self, numbers: range, heartbeats: int | None = None) -> None:

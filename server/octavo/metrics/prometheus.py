@@ -307,11 +307,11 @@ class EngineMetrics:
         self._set("phase", phase, seconds)
 
     def watch_device_memory(self, read: Callable[[], tuple[int, int]]) -> None:
-        """``read()`` gives the bytes in use on the engine's device and all there are; asked at every scrape."""
+        """Export the used and the total bytes of the engine's device; every scrape calls ``read()`` for both."""
         self.registry.register(_AtScrape(lambda: _device_memory(read, self._labels)))
 
     def watch_progress(self, read: Callable[[], Progress]) -> None:
-        """``read()`` gives a `Progress`; asked at every scrape."""
+        """Export the progress that ``read()`` returns; every scrape calls it."""
         self.registry.register(_AtScrape(lambda: _progress(read(), self._labels)))
 
     def watch_core_process(self, pid: int) -> None:

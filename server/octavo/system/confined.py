@@ -59,8 +59,10 @@ _REFUSED = {  # numbers of system calls on x86-64 and aarch64
 
 
 def refuse_calls() -> None:
-    """Have the kernel refuse this thread, and all that it starts, to start programs, to make connections, and to reach
-    other processes. Only after no_new_privs; without effect where the kernel or the machine is unknown."""
+    """Forbid this thread, and all that it starts, to start programs, open connections and reach other processes.
+
+    Needs no_new_privs. Has no effect on a kernel or a machine that is unknown.
+    """
     if platform.machine() not in _MACHINES:
         return
     code = _program(*_MACHINES[platform.machine()])

@@ -117,11 +117,14 @@ class DeviceRunner(Protocol):
     states: Tensor | None  # what a drafter on the host reads of the step that ran last, ``[T, H]`` or more rows
 
     def guess(self, step: SchedulerOutput) -> None:
-        """Have a drafter on the device guess, once all of ``step`` is under way."""
+        """Let the drafter on the device guess, once all of ``step`` has been launched."""
 
     def verify(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
-        """Draw a token after each right draft, too. ``logits`` has the rows of ``drafts``; the next step of a sequence
-        that has some may be made once its tokens are read back."""
+        """Draw a token for each sequence and after each draft that is right.
+
+        ``logits`` has the rows of ``drafts``. The next step of a sequence with drafts may be made once its tokens are
+        read back.
+        """
 
 
 def pad_indices(indices: np.ndarray, multiple: int) -> np.ndarray:

@@ -10,7 +10,7 @@ class WorkerDrafts:
         self._drafts: dict[str, list[int]] = {}
 
     def receive(self, drafts: dict[str, list[int]]) -> None:
-        """Keep the drafts of the step whose results are taken in, instead of those of the step before."""
+        """Replace the drafts of the previous step by those of the step whose results have arrived."""
         self._drafts = drafts
 
     def start(self, req_id: str, scope: bytes, num_prompt_tokens: int) -> None:

@@ -148,7 +148,7 @@ class TextConfig:
 
     @property
     def deferred_size(self) -> int:
-        """Numbers of a token that the first half of the last layer leaves for the second one, beside attention's."""
+        """Values per token that the first half of the last layer hands to the second, beside attention's output."""
         return self.hidden_size
 
     @property

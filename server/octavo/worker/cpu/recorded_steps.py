@@ -120,7 +120,7 @@ class RecordedSteps:
         return self._replay_layers(total, sequences)
 
     def run_decode(self, rows: np.ndarray) -> DeferredHidden | None:
-        """`run` for a step in which each of the sequences ``rows`` int64 [R] computes one token."""
+        """Do what `run` does, for a step in which each of the sequences ``rows`` int64 [R] computes one token."""
         if not self.can_record:
             return None
         self._inputs.fill_rows(rows)

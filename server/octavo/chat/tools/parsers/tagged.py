@@ -72,7 +72,7 @@ class TaggedParser(ToolParser):
             self._at = self._settled + begin
 
     def _ends_in(self, tag: str) -> bool:
-        """True if the text ended inside ``tag``, which is then read."""
+        """Return True if the text ends inside ``tag``, and skip its rest."""
         if self._ended and tag.startswith(self._text[self._at :]):
             self._at = len(self._text)
             return True
