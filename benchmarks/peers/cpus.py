@@ -12,14 +12,15 @@ from octavo.system.limits import cpu_count, memory_limit
 
 def cpu_flags() -> list[str]:
     """Those of the instruction sets that kernels of language models choose by."""
-    known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16", "asimddp")
+    x86 = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
+    known = (*x86, "asimddp", "i8mm", "bf16")
     present = set(_cpuinfo().get("flags", _cpuinfo().get("Features", "")).split())
     return [name for name in known if name in present]
 
 
 def better_dtype() -> str:
     """bfloat16 where the processor multiplies it, float32 where it would be emulated."""
-    return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(cpu_flags()) else "float32"
+    return "bfloat16" if {"avx512_bf16", "amx_bf16", "bf16"} & set(cpu_flags()) else "float32"
 
 
 def cpu_kind() -> str:

@@ -26,8 +26,10 @@ def all_libraries() -> None:
 
 
 @pytest.fixture(params=[*emulated_kernels.all_parameters(), "torch"])
-def isa(request, all_libraries):
+def isa(request):
     """Every instruction set this machine runs or emulates, and plain torch as if there were no library."""
+    if request.param in compiler.all_isas():
+        request.getfixturevalue("all_libraries")
     loads = library.load if request.param in compiler.all_isas() else emulated_kernels.load
     try:
         chosen = None if request.param == "torch" else loads(request.param)

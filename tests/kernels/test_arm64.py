@@ -1,4 +1,4 @@
-"""The kernels for 64-bit ARM: they compile with and without the dot product, and run as the reference does.
+"""The kernels for 64-bit ARM: they compile for each instruction set, and run as the reference does.
 
 Where an emulator is installed, too, all tests of kernels that go through the instruction sets run these as well (``-m
 slow``, see `support.emulated_kernels`); the few here are the ones to begin with.

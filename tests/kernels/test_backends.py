@@ -189,6 +189,20 @@ def test_matrix_tiles_are_used_where_cpu_and_system_have_them(monkeypatch):
     assert len(asked) == 4, "asked for tiles that the CPU has not"
 
 
+@pytest.mark.parametrize("missing", [None, "i8mm", "bf16"])
+def test_matrix_instructions_of_arm_are_used_where_a_cpu_has_both_kinds(monkeypatch, missing):
+    shown = {"fp", "asimd", "asimddp", "i8mm", "bf16"} - {missing}
+    monkeypatch.setattr(compiler, "machine", lambda: "aarch64")
+    monkeypatch.setattr(compiler, "_cpu_flags", lambda: frozenset(shown))
+    assert compiler.supported_isas() == (["dotprod", "baseline"] if missing else ["i8mm", "dotprod", "baseline"])
+
+
+def test_a_mac_says_which_of_them_it_has(monkeypatch):
+    """It has no /proc: the system answers by name, 1 or an error."""
+    monkeypatch.setattr(compiler, "_sysctl", lambda name: name == b"hw.optional.arm.FEAT_BF16")
+    assert compiler._flags_of_mac() == {"asimddp", "bf16"}
+
+
 @pytest.mark.skipif(compiler.find_compiler() is None or not compiler.all_isas(), reason="needs a C compiler")
 def test_several_builds_at_once_leave_one_whole_library(tmp_path, monkeypatch):
     sources = tmp_path.parent / f"{tmp_path.name}.csrc"  # small ones: the kernels themselves take half a minute

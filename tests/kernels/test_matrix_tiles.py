@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support import emulated_amx
+from support.bf16_values import assert_same, spread
 
 from octavo_kernels import cpu, packing
 from octavo_kernels.cpu import compiler, latent, library
@@ -18,23 +19,6 @@ pytestmark = [
     pytest.mark.skipif(not TILE_ISAS, reason="neither an x86-64 compiler nor matrix tiles are here"),
     pytest.mark.parametrize("isa", TILE_ISAS, indirect=True),
 ]
-
-
-def spread(shape, seed, exponents=60):
-    """bfloat16 of very unlike sizes, denormals and zeros among them."""
-    g = torch.Generator().manual_seed(seed)
-    powers = torch.randint(-exponents, exponents // 3 + 1, shape, generator=g)
-    values = torch.ldexp(torch.randn(shape, generator=g), powers)
-    denormal = torch.rand(shape, generator=g)
-    values = torch.where(denormal < 0.03, values.sign() * 1e-39, values)
-    return torch.where(denormal > 0.97, 0.0, values).bfloat16()
-
-
-def assert_same(out, expected):
-    """The same bits, any NaN for a NaN."""
-    assert torch.equal(out.isnan(), expected.isnan())
-    equal = out.view(torch.int32) == expected.view(torch.int32)
-    assert (equal | out.isnan()).all(), f"{(~equal).sum()} of {equal.numel()} differ"
 
 
 @given(

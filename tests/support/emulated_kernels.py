@@ -26,7 +26,7 @@ from octavo_kernels.cpu import compiler, library
 
 DRIVER = Path(__file__).with_suffix(".c")
 ARM64 = "aarch64"
-ISAS = compiler.all_isas(ARM64)  # with and without the dot product
+ISAS = compiler.all_isas(ARM64)  # with matrix instructions, the dot product, neither
 
 
 def cross_compiler() -> list[str] | None:

@@ -52,6 +52,8 @@ _TARGETS: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
         "baseline": ("-march=x86-64-v2", frozenset({"ssse3", "sse4_1"})),
     },
     "aarch64": {
+        # The matrix instructions of both: Graviton 3, Ampere One, Axion, Apple's M2 and newer.
+        "i8mm": ("-march=armv8.2-a+dotprod+i8mm+bf16", frozenset({"asimddp", "i8mm", "bf16"})),
         "dotprod": ("-march=armv8.2-a+dotprod", frozenset({"asimddp"})),
         "baseline": ("-march=armv8-a", frozenset()),
     },
@@ -127,8 +129,22 @@ def _cpu_flags() -> frozenset[str]:
                 return frozenset(line.partition(":")[2].split())
     except OSError:
         pass
-    # No /proc (macOS): every arm64 Mac has the dot product; nothing is known of others.
-    return frozenset({"asimddp"}) if machine() == "aarch64" and sys.platform == "darwin" else frozenset()
+    # No /proc: macOS answers by name, under which Linux has other words; nothing is known of others.
+    return _flags_of_mac() if machine() == "aarch64" and sys.platform == "darwin" else frozenset()
+
+
+def _flags_of_mac() -> frozenset[str]:
+    """Every arm64 Mac has the dot product; the system says what else it has."""
+    asked = {"i8mm": b"hw.optional.arm.FEAT_I8MM", "bf16": b"hw.optional.arm.FEAT_BF16"}
+    return frozenset({"asimddp"} | {flag for flag, name in asked.items() if _sysctl(name)})
+
+
+def _sysctl(name: bytes) -> int:
+    """An integer that the system (macOS) has under ``name``; 0 if it has none."""
+    value = ctypes.c_int()
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    failed = ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return 0 if failed else value.value
 
 
 def source_hash(architecture: str | None = None) -> str:

@@ -31,14 +31,14 @@
 #define CHUNK_BYTES (HAS_AMX ? 1024 << 10 : 300 << 10)
 #define FETCH_BYTES (HAS_AMX ? 8192 : 4096)
 
-// How a weight is multiplied: pairs of bfloat16 with pairs of bfloat16 (in matrix tiles where there are any: dense_tiles.h), or as
-// float32 with float32
+// How a weight is multiplied: pairs of bfloat16 with pairs of bfloat16 (in matrix tiles or by matrix instructions where there are
+// any: dense_tiles.h, dense_mmla.h), or as float32 with float32
 enum product { PAIRS, WIDE_BF16, WIDE_HALF, WIDE_FLOAT };
 
 static enum product product_of(const struct dense_linear_args *a) {
     if (a->weight_dtype == FLOAT16) return WIDE_HALF;
     if (a->weight_dtype == FLOAT32) return WIDE_FLOAT;
-#if HAS_AMX || defined(__AVX512BF16__)
+#if HAS_AMX || defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
     if (a->x_dtype == BFLOAT16) return PAIRS;
 #endif
     return WIDE_BF16;
@@ -65,6 +65,7 @@ struct prefetch {
     int64_t lines;
 };
 
+#include "dense_mmla.h"
 #include "dense_tiles.h"
 
 // sums[vectors][rows] = rows of x, packed by pack_rows(), times `vectors` x VW channels
@@ -141,6 +142,8 @@ typedef void (*tile_fn)(const uint8_t *, const void *, int64_t, struct prefetch,
     }
 #if HAS_AMX
 #define tile_pairs tile_matrix
+#elif HAS_BF16_MMLA
+#define tile_pairs tile_mmla
 #elif defined(__AVX512BF16__)
 TILE(tile_pairs, PAIRS)
 #else
@@ -153,16 +156,28 @@ static tile_fn tile_function(enum product product) {
     return product == PAIRS ? tile_pairs : product == WIDE_BF16 ? tile_bf16 : product == WIDE_HALF ? tile_half : tile_float;
 }
 
-// Tiles have even sizes, 2 x 10 for 20 rows instead of 12 + 8; but matrix tiles are filled up.
+// Tiles have even sizes, 2 x 10 for 20 rows instead of 12 + 8; but matrix tiles are filled up, and matrix instructions take two
+// rows.
 #define IS_MATRIX(product) (HAS_AMX && (product) == PAIRS)
+#if HAS_BF16_MMLA
+#define TILE_ROWS_OF(product) ((product) == PAIRS ? MMLA_ROWS : TILE_ROWS)
+#else
 #define TILE_ROWS_OF(product) (IS_MATRIX(product) ? AMX_ROWS : TILE_ROWS)
+#endif
 static int64_t num_tiles(enum product product, int64_t rows) { return CEIL_DIV(rows, TILE_ROWS_OF(product)); }
 static int64_t tile_begin(enum product product, int64_t rows, int64_t i) {
+#if HAS_BF16_MMLA
+    if (product == PAIRS) return mmla_begin(rows, i);
+#endif
     return IS_MATRIX(product) ? MIN(rows, i * AMX_ROWS) : rows * i / num_tiles(product, rows);
 }
 // Bytes of a packed row
+#if HAS_BF16_MMLA
+#define ROW_BYTES(product, steps) ((product) == PAIRS ? CEIL_DIV(steps, 2) * 8 : (steps) * 8)
+#else
 #define ROW_BYTES(product, steps) \
     (IS_MATRIX(product) ? CEIL_DIV(steps, B_STEPS) * TILE_ROW : (steps) * ((product) == PAIRS ? 4 : 8))
+#endif
 
 // Steps [first, end) of row `row` of x, as row i of a tile, in the order in which tile() reads them: pairs [steps][rows], or
 // float32 [steps][2][rows].
@@ -201,6 +216,8 @@ static const void *packed_rows(const struct dense_linear_args *a, enum product p
     const int pairs = product == PAIRS;
 #if HAS_AMX
     if (pairs) return packed_tiles(a, m);
+#elif HAS_BF16_MMLA
+    if (pairs) return packed_fours(a, m);
 #endif
     if (a->rows == 1 && a->width % 2 == 0 && (pairs || a->x_dtype == FLOAT32)) return a->x;
     const int64_t step = pairs ? 4 : 8, tiles = num_tiles(product, a->rows), parts = CEIL_DIV(steps, PART);
@@ -392,6 +409,8 @@ static void pack_sorted_rows(const struct dense_linear_args *a, const struct pla
                 char *to = packed + row * row_bytes;
 #if HAS_AMX
                 if (pairs) pack_tile_row(a, (uint8_t *)to, from, i, rows, 0, tiles_across(a->width));
+#elif HAS_BF16_MMLA
+                if (pairs) pack_mmla_row(a, (uint8_t *)to, from, i, rows, 0, CEIL_DIV(a->width, 4));
 #else
                 if (pairs) pack_row(a, to, from, i, rows, 0, steps, 1, BFLOAT16);
 #endif

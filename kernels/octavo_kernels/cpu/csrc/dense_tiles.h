@@ -99,6 +99,6 @@ static void __attribute__((noinline)) tile_matrix(const uint8_t *weight, const v
         for (int64_t i = 0; i < rows; i++) sums[v][i] = vload(c[i] + v * VW);
 #endif
 }
-#else
+#elif !HAS_BF16_MMLA
 #define SUM_ROWS TILE_ROWS
 #endif

@@ -4,6 +4,7 @@
 // a sum depend on its row alone.
 #include "attention_ops.h"
 #include "simd.h"
+#include "head_mmla.h"
 #include "head_tiles.h"
 
 enum { ROW_TILE = 4, VECTORS = 4, CHANNELS = VECTORS * VW };
@@ -69,6 +70,11 @@ void op_head_linear(const struct head_linear_args *a, struct team_member *m) {
         if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) {
             for (int64_t c = first; c < MIN(first + CHANNELS, a->channels); c += HEAD_BLOCK)
                 head_block(a, head, c, MIN(HEAD_BLOCK, MIN(first + CHANNELS, a->channels) - c));
+            continue;
+        }
+#elif HAS_HEAD_MMLA
+        if (a->dtype == BFLOAT16 && a->weight_dtype == BFLOAT16) {
+            head_mmla(a, head, first, MIN(CHANNELS, a->channels - first));
             continue;
         }
 #endif

@@ -208,6 +208,9 @@ INLINE vf widen(vh h) {
 #if defined(__AVX512BF16__)
 INLINE vh narrow(vf x) { return (vh)_mm512_cvtneps_pbh((__m512)x); }
 INLINE vf round_bf16(vf x) { return widen(narrow(x)); }
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+INLINE vh narrow(vf x) { return (vh)vcvt_bf16_f32((float32x4_t)x); }
+INLINE vf round_bf16(vf x) { return widen(narrow(x)); }
 #else
 INLINE vh narrow(vf x) {
     vu u = (vu)x;
