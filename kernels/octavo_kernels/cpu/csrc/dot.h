@@ -16,6 +16,12 @@ INLINE vbytes load_bytes(const uint8_t *p) { return *(const vbytes_unaligned *)p
 #elif defined(__AVX512VNNI__) && defined(__AVX512VL__) && VW == 8
 #define DPBUSD(acc, a, b) (vi)_mm256_dpbusd_epi32((__m256i)(acc), (__m256i)(a), (__m256i)(b))
 #define DPWSSD(acc, a, b) (vi)_mm256_dpwssd_epi32((__m256i)(acc), (__m256i)(a), (__m256i)(b))
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8)  // USDOT does what vpdpbusd does
+#define DPBUSD(acc, a, b) (vi)vusdotq_s32((int32x4_t)(acc), (uint8x16_t)(a), (int8x16_t)(b))
+#define HAS_INT8_MMLA 1
+#endif
+#if !defined(HAS_INT8_MMLA)
+#define HAS_INT8_MMLA 0
 #endif
 
 // 16-bit sums of pairs of products of uint8 and int8, saturating, and neighbours of these added up to 32 bits

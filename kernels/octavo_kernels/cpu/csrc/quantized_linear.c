@@ -65,6 +65,7 @@ static int64_t row_tiles(const struct quantized_linear_args *a, int64_t begin, i
     return CEIL_DIV(end - begin, a->flags & BY_ROW ? SCALED_ROWS : QMR);
 }
 static int64_t tile_begin(int64_t begin, int64_t end, int64_t i, int64_t num_tiles) {
+    if (HAS_INT8_MMLA) return MIN(end, begin + CEIL_DIV(end - begin, 2) * i / num_tiles * 2);  // whose instructions take two rows
     return begin + (end - begin) * i / num_tiles;
 }
 

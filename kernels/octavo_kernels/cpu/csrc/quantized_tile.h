@@ -52,6 +52,7 @@ struct activations {
 
 #include "row_scaled_tile.h"
 #include "row_scaled_matrix.h"
+#include "scaled_mmla.h"
 
 // Codes of two steps, s (low) and s + 4 (high), for lane `n` of a pair of groups that starts at `codes`; of HALVES only one.
 INLINE void load_codes(const uint8_t *codes, int step, int n, vbytes table, const int kind, vbytes *low, vbytes *high) {
@@ -73,6 +74,8 @@ INLINE void load_codes(const uint8_t *codes, int step, int n, vbytes table, cons
         *low = look_up(table, *low), *high = look_up(table, *high);
     }
 }
+
+#include "quantized_mmla.h"
 
 // The factors of the offsets of a pair's first halves: as row_pair.scaled_sum, of which it is a part, but from integers alone.
 // `first`: the row's sums of first halves
@@ -99,6 +102,12 @@ INLINE void dots(vi (*acc)[2 * ACROSS], const uint8_t *codes, const struct row_p
 #pragma GCC unroll 8
         for (int n = 0; n < 2 * across; n++) acc[i][n] = start + (shift ? 1 << (shift - 1) : 0);  // rounds
     }
+#if HAS_INT8_MMLA
+    if (mr > 1) {
+        mmla_dots(acc, codes, x, stride, half, table, kind, mr);
+        return;
+    }
+#endif
 #pragma GCC unroll 4
     for (int step = 0; step < 4; step++) {
         vbytes low[2 * ACROSS], high[2 * ACROSS];
@@ -201,6 +210,12 @@ INLINE void tile(const struct weight_block *b, const struct activations *x, int6
 INLINE void dots_float(vi (*acc)[2], const uint8_t *codes, const struct row_pair *x, int64_t stride, vbytes table,
                        const int kind, const int from, const int to) {
     const int packed = kind_bits(kind) == 4, steps = packed ? 4 : 8;  // two steps in a byte
+#if HAS_INT8_MMLA
+    if (to - from > 1) {
+        mmla_dots_float(acc, codes, x, stride, table, kind, from, to);
+        return;
+    }
+#endif
 #pragma GCC unroll 8
     for (int step = 0; step < steps; step++) {
         vbytes low[2], high[2];
@@ -320,6 +335,8 @@ TILE(tile_8bit_two_terms, tile_two_terms, KIND(8, 0))
 #if SCALED_ROWS == 12
 #define ROWS(t, k) \
     ROWS7(t, k) CASE(t, k, 8) CASE(t, k, 9) CASE(t, k, 10) CASE(t, k, 11) CASE(t, k, 12)
+#elif SCALED_ROWS == 8
+#define ROWS(t, k) ROWS7(t, k) CASE(t, k, 8)
 #elif SCALED_ROWS == 4
 #define ROWS ROWS4
 #elif SCALED_ROWS == 3
@@ -334,6 +351,8 @@ static void tile_8bit_by_row(const struct weight_block *b, const struct activati
     if (mr > FEW_ROWS) matrix_by_row(b, x, row, sums, mr);
     else tile_of_few_rows(b, x, row, sums, mr);
 }
+#elif HAS_INT8_MMLA
+TILE(tile_8bit_by_row, mmla_by_row, KIND(8, BY_ROW))
 #else
 TILE(tile_8bit_by_row, tile_by_row, KIND(8, BY_ROW))
 #endif

@@ -7,6 +7,9 @@
 #if VW == 16
 #define SCALED_ROWS 12  // of a tile: ROWS * ACROSS sums stay in registers
 #define SCALED_ACROSS 2
+#elif HAS_INT8_MMLA  // scaled_mmla.h
+#define SCALED_ROWS 8
+#define SCALED_ACROSS 4
 #elif defined(__aarch64__)
 #define SCALED_ROWS 4
 #define SCALED_ACROSS 4
