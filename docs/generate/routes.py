@@ -10,6 +10,7 @@ from generate.source import SERVER, module_defining
 _ASIDE = (
     ("GET", "/docs", "Swagger UI of the main or the management port, with assets of our own"),
     ("GET", "/openapi.json", "Schema of all routes, with the limits of the running server"),
+    ("GET", "/octavo/blocks", "Show the blocks of the KV cache; on the main port where there is no management port"),
 )
 _OPERATOR = (
     ("GET", "8080", "/healthz", "200 while its knowledge of the cluster is fresh, else 503 with the reason"),
@@ -26,7 +27,7 @@ def page() -> str:
         "HTTP routes",
         "Every GET route answers HEAD, too. Fields of bodies and answers are in `/openapi.json` of a running server.",
         "## Engine: main port only",
-        "With `--api-key` they ask for a key.",
+        "With `--api-key` they ask for a key. `/` needs none where a browser asks: its page asks the visitor for one.",
         _table(module.WORK_OPERATIONS),
         "## Engine: main port and management port",
         "The management port (`--management-port`, 8001 in pods) asks for no key. On the main port the health routes "

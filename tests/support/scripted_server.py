@@ -1,4 +1,5 @@
-"""An OpenAI-compatible server whose answers a test writes: what no real model can be made to say on request."""
+"""An OpenAI-compatible server whose answers a test writes: what no real model can be made to say on request. At / is
+the page of a real one."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from octavo.entrypoints.chat_page import chat_page
+
 API_KEY = "scripted-secret-key"
 
 
 class ScriptedServer:
     """``answers``: by the text of the last message, pieces of the answer; a number among them is a pause in seconds, a
-    pair is reasoning and text. ``refusals``: by the same, why there is none. ``reads_images``: the model does.
-    ``requests``: what was asked. ``first_token_sent``: `time.time` of the last answer's begin.
-    ``most_messages``: a longer conversation does not fit."""
+    pair is reasoning and text, a dict is a delta; at None the server is gone. ``refusals``: by the same, why there is
+    none. ``reads_images``: the model does. ``requests``: what was asked. ``first_token_sent``: `time.time` of the last
+    answer's begin. ``most_messages``: a longer conversation does not fit."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[Any]] = {}
@@ -50,6 +53,13 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        if self.path == "/":
+            page, headers = chat_page()
+            self._send(page, {"Content-Type": "text/html; charset=utf-8", **headers})
+            return
+        if self.path == "/readyz":
+            self._send(b"ok", {})
+            return
         sampling = {"temperature": 0.35, "top_p": 0.8}
         card = {"id": "scripted", "max_model_len": 8192, "default_sampling_params": sampling}
         if self._script.reads_images:
@@ -58,6 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "messages" not in body:
+            self._json({})
+            return
         self._script.requests.append(body)
         said = body["messages"][-1]["content"]
         text = said if isinstance(said, str) else "".join(part.get("text", "") for part in said)
@@ -82,11 +95,14 @@ class _Handler(BaseHTTPRequestHandler):
             if isinstance(piece, float):
                 time.sleep(piece)
                 continue
+            if piece is None:
+                return
             thought, text = piece if isinstance(piece, tuple) else ("", piece)
+            delta = piece if isinstance(piece, dict) else {"content": text, "reasoning_content": thought}
             count += 1
             if count == 1:
                 self._script.first_token_sent = time.time()
-            self._event({"choices": [{"delta": {"content": text, "reasoning_content": thought}}]})
+            self._event({"id": "chatcmpl-x", "choices": [{"delta": delta}]})
         cached = {"cached_tokens": 48}
         usage = {"prompt_tokens": 64, "completion_tokens": count, "prompt_tokens_details": cached}
         self._event({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": usage})
@@ -104,8 +120,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _json(self, body: dict[str, Any], status: int = 200) -> None:
         if status == 200 and not self._may():
             return
-        content = json.dumps(body).encode()
+        self._send(json.dumps(body).encode(), {}, status)
+
+    def _send(self, content: bytes, headers: dict[str, str], status: int = 200) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)

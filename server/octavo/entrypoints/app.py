@@ -40,8 +40,11 @@ WORK_OPERATIONS = (
 
 
 def build_app(state: ServerState) -> Starlette:
-    """The ASGI application of the main port."""
-    return _build(state, "Octavo", (*WORK_OPERATIONS, *STATE_OPERATIONS), state.args.api_key, state.args.root_path)
+    """The ASGI application of the main port. Where operators have a port of their own, the map of blocks is only there:
+    it tells how busy others are."""
+    maps = () if state.args.management_port is not None else (health.BLOCKS_ALONE,)
+    operations = (*WORK_OPERATIONS, *STATE_OPERATIONS, *maps)
+    return _build(state, "Octavo", operations, state.args.api_key, state.args.root_path)
 
 
 def build_management_app(state: ServerState) -> Starlette:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Protocol
 
 import msgspec
@@ -134,6 +134,17 @@ async def metrics(request: Request) -> Response:
 
 async def blocks(request: Request) -> Response:
     """The KV cache's blocks: how many are what, a byte for each, and with ``request_id`` those that a request holds."""
+    return JSON(await _blocks(request))
+
+
+async def blocks_alone(request: Request) -> Response:
+    """Answer as `blocks`, without the requests that run: by its id one gets at another's stored response."""
+    found = await _blocks(request)
+    found.running = []
+    return JSON(found)
+
+
+async def _blocks(request: Request) -> Blocks:
     state = state_of(request)
     ready, block_size = state.engine.ready, state.engine.config.cache.block_size
     if ready is None:
@@ -146,16 +157,14 @@ async def blocks(request: Request) -> Response:
         RunningRequest(known_as, [count for name in engine_ids for count in num_tokens.get(name, ())])
         for known_as, engine_ids in state.engine_ids.items()
     ]
-    return JSON(
-        Blocks(
-            block_size,
-            **asdict(counts),
-            unfilled=min(unfilled, counts.used * block_size),
-            cells=b64encode(cells).decode(),
-            running=[one for one in running if one.num_tokens],
-            request_id=request_id,
-            block_ids=samples,
-        )
+    return Blocks(
+        block_size,
+        **asdict(counts),
+        unfilled=min(unfilled, counts.used * block_size),
+        cells=b64encode(cells).decode(),
+        running=[one for one in running if one.num_tokens],
+        request_id=request_id,
+        block_ids=samples,
     )
 
 
@@ -187,3 +196,4 @@ OPERATIONS = (
     Operation("GET", "/version", version, "Get the server's version", answer=Version),
 )
 BLOCKS = Operation("GET", "/octavo/blocks", blocks, "Show the blocks of the KV cache", answer=Blocks)
+BLOCKS_ALONE = replace(BLOCKS, handler=blocks_alone, name="blocks")  # of the main port

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 
+from octavo.entrypoints.chat_page import chat_page, wants_page
 from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.operation import Operation
 from octavo.entrypoints.state import state_of
-from octavo.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -29,21 +29,22 @@ _HEADERS = {
 
 
 async def index(request: Request) -> Response:
-    """Show what is served here, whether it is ready, and how to ask it something."""
+    """The chat page to a browser; to other clients, which look whether somebody is there, a few lines of text."""
+    if wants_page(request.scope, "/"):
+        page, headers = chat_page()
+        return HTMLResponse(page, headers=headers)
     state = state_of(request)
-    tokenizer = state.engine.tokenizer
-    page = _template("index.html").render(
-        version=__version__,
-        root=_root(request),
-        address=str(request.base_url).rstrip("/"),
-        models=state.model_names,
-        max_model_len=state.engine.config.scheduler.max_model_len,
-        problem=state.why_not_alive() or state.why_not_ready(),
-        chats=tokenizer is not None and bool(state.chat_options.chat_template or tokenizer.chat_templates),
-        has_key=bool(state.args.api_key),
-        has_docs=not state.args.disable_fastapi_docs,
-    )
-    return HTMLResponse(page, headers=_HEADERS)
+    problem = state.why_not_alive() or state.why_not_ready()
+    address = str(request.base_url).rstrip("/")
+    lines = [
+        f"Octavo serves {', '.join(state.model_names)}.",
+        f"Not ready: {problem}" if problem else "Ready.",
+        f"Chat: {address}/ in a browser",
+        f"OpenAI clients: base URL {address}/v1",
+    ]
+    if not state.args.disable_fastapi_docs:
+        lines.append(f"Routes: {address}/docs")
+    return PlainTextResponse("\n".join(lines) + "\n", headers={"vary": "accept", "x-content-type-options": "nosniff"})
 
 
 @lru_cache
@@ -81,4 +82,4 @@ def _root(request: Request) -> str:
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
-OPERATIONS = (Operation("GET", "/", index, "Show an overview of this server", answer="text/html"),)
+OPERATIONS = (Operation("GET", "/", index, "Show the chat page to a browser, an overview to other clients"),)

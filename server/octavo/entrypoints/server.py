@@ -85,6 +85,8 @@ async def serve(
         metrics.record_startup("ready", time.perf_counter() - started.at)
         _find_call_format(state)
         logger.info("serving %s at %s", ", ".join(state.model_names), _address(sockets[0], args))
+        if not args.uds and "generate" in config.model.pooler.tasks:
+            logger.info("chat in a browser: %s", _page_address(sockets[0], args))
         frozen = asyncio.create_task(_fail_frozen(engine))
         core_exit = asyncio.create_task(engine.core_exited.wait())
         await _first_of(core_exit, stop.first)
@@ -192,3 +194,9 @@ def _address(sock: socket.socket, args: ServerArgs) -> str:
         return args.uds
     host, port = sock.getsockname()[:2]
     return f"http{'s' if args.ssl_certfile else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _page_address(sock: socket.socket, args: ServerArgs) -> str:
+    """Return the page's address for a browser on this machine, where that of all interfaces may lead nowhere."""
+    address = _address(sock, args).replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    return f"{address}{args.root_path.rstrip('/')}/"

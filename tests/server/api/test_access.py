@@ -49,6 +49,18 @@ def test_each_way_to_send_a_key_that_is_named_is_one(guarded):
         assert guarded.get("/v1/models", headers={header: f"{scheme}secret-key"}).status_code == 200, header
 
 
+def test_the_page_needs_no_key_and_tells_nothing(guarded):
+    """It asks its visitor for the key. Where operators have a port of their own, the map of blocks is there alone."""
+    for prefix in ("", "/llm"):
+        page = guarded.get(prefix + "/", headers={"accept": "text/html,*/*;q=0.8"})
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        assert "tiny" not in page.text and "accept" in page.headers["vary"]
+    for path in ("/v1/models", "/docs", "/load"):
+        assert guarded.get(path, headers={"accept": "text/html"}).status_code == 401
+    assert guarded.post("/", headers={"accept": "text/html"}).status_code == 401
+    assert guarded.get("/octavo/blocks", headers={"x-api-key": "secret-key"}).status_code == 404
+
+
 @pytest.mark.parametrize("path", PROBES)
 def test_probes_need_no_key(guarded, path):
     assert guarded.get(path).status_code == 200
@@ -83,7 +95,7 @@ def test_root_path_is_understood_with_and_without_a_stripping_proxy(guarded):
     assert guarded.get("/v1/models", headers=key).status_code == 200
     assert guarded.get("/openapi.json", headers=key).json()["servers"] == [{"url": "/llm"}]
     for prefix in ("", "/llm"):
-        assert 'href="/llm/docs"' in guarded.get(prefix + "/", headers=key).text
+        assert f"{guarded.url}/llm/docs" in guarded.get(prefix + "/", headers=key).text
         assert '"/llm/docs/swagger-ui.css"' in guarded.get(prefix + "/docs", headers=key).text
         assert guarded.get(prefix + "/docs/swagger-ui.css", headers=key).status_code == 200
 
@@ -133,7 +145,7 @@ def test_options_that_vllms_users_know(start, tmp_path):
         usages = [json.loads(event.removeprefix("data: "))["usage"] for event in events[:-2]]
         assert all(usages) and usages[-1]["total_tokens"] >= 4, "on every chunk, as in vLLM"
     assert server.get("/docs").status_code == server.get("/openapi.json").status_code == 404
-    assert "/metrics" in server.get("/").text and "/docs" not in server.get("/").text
+    assert "/llm/v1" in server.get("/").text and "/docs" not in server.get("/").text
     assert server.get("/llm/v1/models").status_code == server.get("/v1/models").status_code == 200
     body = {"prompt": "my secret", "stop": ["my secret"], "bad_words": ["my secret"], "max_tokens": 1}
     for constraint in ({}, {"choice": ["my secret"]}, {"regex": "my secret"}, {"json": {"title": "my secret"}}):

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.entrypoints.admission import before_drain, was_retried
+from octavo.entrypoints.chat_page import wants_page
 from octavo.entrypoints.errors import APIError
 from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState
 from octavo.entrypoints.tenants import read_headers
@@ -75,7 +76,9 @@ class RequestMiddleware:
         is_post = scope["method"] == "POST"
         self.state.num_responding += is_post
         try:
-            if self._key_hashes and _path(scope) not in OPEN_PATHS and not self._has_key(headers):
+            path = _path(scope)
+            is_open = path in OPEN_PATHS or wants_page(scope, path)
+            if self._key_hashes and not is_open and not self._has_key(headers):
                 error = APIError(
                     401,
                     "Send a valid API key: Authorization: Bearer KEY, X-Api-Key: KEY or Api-Key: KEY",
