@@ -1,12 +1,14 @@
 """What drawing costs: tokens a second of every kind of sampling, as a share of greedy's.
 
     python -m benchmarks drawing                                # the embedded model, about 6 minutes on two cores
-    python -m benchmarks drawing --vocabulary 150000            # its shape with random weights and a larger head
+    python -m benchmarks drawing --vocabulary 151936            # random weights in the shape of Qwen3's head
     python -m benchmarks drawing --users 1 --kinds "top-k;min-p" --rounds 9
+    python -m benchmarks drawing --peers                        # then every server that `make peers` has installed
 
 One engine in this process answers all requests. In every round each kind comes between two runs of greedy, and its
 share is its tokens a second over the mean of these two: a machine that turns slower slows both. Shares are medians of
-the rounds. The exit status is 1 where one misses its goal.
+the rounds. A kind that is refused has no share; the others are measured all the same. The exit status is 1 where one
+misses its goal.
 """
 
 from __future__ import annotations
@@ -19,12 +21,18 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from benchmarks.peers.random_models import QWEN3_0_6B, write_checkpoint
 from octavo import LLM, SamplingParams
+from octavo.fetch.sources import resolve_model
 from octavo.interface.structured_output import StructuredOutputsParams
 
+if TYPE_CHECKING:
+    from benchmarks.peers.drawn import PeerShare
+
 PROMPT_TOKENS, OUTPUT_TOKENS = 16, 96
+LAYERS = 8  # of a model with a larger vocabulary
 SCHEMA = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 50}
 KINDS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.0},
@@ -55,13 +63,16 @@ class Share:
     share: float  # the median of the rounds'
     lowest: float
     highest: float
+    problem: str = ""  # why it was refused
 
     @property
     def is_met(self) -> bool:
-        return self.share >= GOALS.get(self.kind, GOAL)
+        return not self.problem and self.share >= GOALS.get(self.kind, GOAL)
 
     def __str__(self) -> str:
         verdict = "met" if self.is_met else "MISSED"
+        if self.problem:
+            return f"{self.kind:<32}{self.users:>5}   REFUSED: {self.problem}"
         return (
             f"{self.kind:<32}{self.users:>5}{self.greedy:>9.0f}{self.tokens_a_second:>9.0f}{self.share:>8.3f}"
             f"   ({self.lowest:.3f} - {self.highest:.3f})  >= {GOALS.get(self.kind, GOAL):g} {verdict}"
@@ -73,6 +84,10 @@ def params_of(kind: str) -> SamplingParams:
     return SamplingParams(**(told | KINDS.get(kind, {})))
 
 
+class RefusedError(Exception):
+    """An answer ended with an error."""
+
+
 def run(llm: LLM, kind: str, users: int) -> float:
     """Tokens a second of one answer to each user."""
     prompts = [{"prompt_token_ids": [5 + user, *range(100, 100 + PROMPT_TOKENS - 1)]} for user in range(users)]
@@ -80,7 +95,7 @@ def run(llm: LLM, kind: str, users: int) -> float:
     outputs = llm.generate(prompts, params_of(kind), use_tqdm=False)
     seconds = time.perf_counter() - started
     if problem := next((o.error for o in outputs if o.error), None):
-        raise SystemExit(f"{kind}: {problem}")
+        raise RefusedError(problem)
     return sum(len(o.outputs[0].token_ids) for o in outputs) / seconds
 
 
@@ -88,44 +103,38 @@ def shares_of(llm: LLM, kinds: list[str], users: int, rounds: int) -> list[Share
     """Every kind between two runs of greedy, in each round."""
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     shares: dict[str, list[float]] = {kind: [] for kind in kinds}
-    all_greedy = []
-    for kind in ("greedy", *kinds):  # warm: grammars are compiled, memory is there
-        run(llm, kind, users)
-    for _ in range(rounds):
+    all_greedy, refused = [], dict[str, str]()
+    for number in range(-1, rounds):  # the first warms: grammars are compiled, memory is there
         before = run(llm, "greedy", users)
-        for kind in kinds:
-            rate, after = run(llm, kind, users), run(llm, "greedy", users)
+        all_greedy.append(before)
+        for kind in (kind for kind in kinds if kind not in refused):
+            try:
+                rate = run(llm, kind, users)
+            except RefusedError as error:
+                refused[kind] = str(error)
+                continue
+            after = run(llm, "greedy", users)
+            if number < 0:
+                continue
             rates[kind].append(rate)
             shares[kind].append(2 * rate / (before + after))
             all_greedy.append(after)
             before = after
     greedy = statistics.median(all_greedy)
     return [
-        Share(kind, users, greedy, statistics.median(rates[kind]), statistics.median(of), min(of), max(of))
+        Share(kind, users, greedy, 0, 0, 0, 0, refused[kind])
+        if kind in refused
+        else Share(kind, users, greedy, statistics.median(rates[kind]), statistics.median(of), min(of), max(of))
         for kind, of in shares.items()
     ]
 
 
 def with_vocabulary(folder: Path, vocabulary: int) -> dict[str, Any]:
-    """Arguments of an engine with the embedded model's shape, so many tokens and random weights of 8 bits."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": vocabulary,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 100000,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return {"model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True, "quantization": "int8"}
+    """Arguments of an engine for a checkpoint written to ``folder``: some layers of Qwen3 0.6B's shape, so many tokens,
+    random weights, which are loaded as 8 bits."""
+    shape = QWEN3_0_6B | {"vocab_size": vocabulary, "num_hidden_layers": LAYERS}
+    write_checkpoint(shape, Path(resolve_model(None, progress=False).directory), folder)
+    return {"model": str(folder), "quantization": "int8"}
 
 
 def main() -> int:
@@ -133,13 +142,12 @@ def main() -> int:
     parser.add_argument("--users", default="1,8,20", help="numbers of users (default: %(default)s)")
     parser.add_argument("--kinds", help="some of: " + "; ".join(KINDS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--vocabulary", type=int, help="random weights with a head of so many tokens")
+    parser.add_argument("--vocabulary", type=int, help="random weights with a head of so many tokens, Qwen3's: 151936")
+    parser.add_argument("--peers", action="store_true", help="servers over HTTP, too: ours and those installed")
     parser.add_argument("--output-json", type=Path, help="write the figures there")
     args = parser.parse_args()
     levels = [int(n) for n in args.users.split(",")]
     kinds = [kind for kind in KINDS if args.kinds is None or kind in args.kinds.split(";")]
-    if args.vocabulary is not None:  # without a tokenizer there are no grammars
-        kinds = [kind for kind in kinds if kind != "schema"]
     with tempfile.TemporaryDirectory() as folder:
         told = {} if args.vocabulary is None else with_vocabulary(Path(folder), args.vocabulary)
         llm = LLM(max_model_len=512, max_num_seqs=max(levels), **told)
@@ -149,8 +157,20 @@ def main() -> int:
         for share in shares_of(llm, kinds, users, args.rounds):
             found.append(share)
             print(share, flush=True)
+    peers = list[PeerShare]()
+    if args.peers:
+        from benchmarks.peers.drawn import shares_of_peers
+
+        del llm
+        print(
+            "\nserver                  kind                            users  tok/s  share of its own greedy",
+            flush=True,
+        )
+        for peer in shares_of_peers({kind: KINDS[kind] for kind in kinds}, SCHEMA, levels, args.rounds, OUTPUT_TOKENS):
+            peers.append(peer)
+            print(peer, flush=True)
     if args.output_json:
-        args.output_json.write_text(json.dumps([asdict(share) for share in found], indent=1) + "\n")
+        args.output_json.write_text(json.dumps([asdict(share) for share in (*found, *peers)], indent=1) + "\n")
     return int(not all(share.is_met for share in found))
 
 

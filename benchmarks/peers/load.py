@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import uvloop
 
@@ -70,11 +71,18 @@ class Level:
 
 
 def run_level(
-    port: int, model: str, prompts: Sequence[str], users: int, output_tokens: int, timeout: float = 240
+    port: int,
+    model: str,
+    prompts: Sequence[str],
+    users: int,
+    output_tokens: int,
+    timeout: float = 240,
+    options: Mapping[str, Any] | None = None,
 ) -> Level:
-    """Each user sends its share of ``prompts``, one after the other. Greedy, always the full length."""
+    """Each user sends its share of ``prompts``, one after the other. Greedy unless ``options``, fields of the requests,
+    say otherwise; always the full length."""
 
-    options = {"temperature": 0, "ignore_eos": True}
+    options = {"temperature": 0, "ignore_eos": True} | dict(options or {})
     client = HTTPClient(f"http://127.0.0.1:{port}", {})
 
     async def user(mine: Sequence[str]) -> list[Exchange]:

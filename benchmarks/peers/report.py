@@ -19,6 +19,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 README = Path(__file__).parents[2] / "README.md"
 DOCS = README.parent / "docs"
 OURS = "Octavo"
+DRAWN = "20, drawn"  # temperature 0.7, top-p 0.9
 
 
 @dataclass
@@ -37,6 +38,14 @@ class Engine:
     def figure(self, key: str) -> float | None:
         values = [run[key] for run in self.runs if key in run]
         return statistics.mean(values) if values else None
+
+    @property
+    def drawn(self) -> float | None:
+        """Tokens a second of 20 users whose tokens are drawn."""
+        levels = [
+            run["drawn"] for run in self.runs if "tok_s" in run.get("drawn", {}) and not run["drawn"].get("errors")
+        ]
+        return statistics.mean(level["tok_s"] for level in levels) if levels else None
 
     @property
     def ready(self) -> float | None:
@@ -145,16 +154,30 @@ def _number(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
+def _rate(value: float | None) -> str:
+    return _number(value, 1 if (value or 0) < 100 else 0)
+
+
 def _rows(engines: list[Engine]) -> tuple[list[str], list[list[str]]]:
     counts = sorted({users for engine in engines for users in engine.users})
-    head = ["tok/s at users:", *map(str, counts), "TTFT 20 users", "800 cold", "800 warm", "ready", "memory"]
+    has_drawn = any(e.drawn for e in engines)
+    head = [
+        "tok/s at users:",
+        *map(str, counts),
+        *([DRAWN] if has_drawn else []),
+        "TTFT 20 users",
+        "800 cold",
+        "800 warm",
+        "ready",
+        "memory",
+    ]
     rows = []
     for e in engines:
         memory, ready = e.figure("pss_bytes"), e.ready
         served = e.name != "Hugging Face"
         ttft, cold, warm = e.level(20, "ttft_p50"), e.figure("cold_ttft_ms"), e.figure("warm_ttft_ms")
         rows.append(
-            [e.label, *(_number(e.level(users), 1 if (e.level(users) or 0) < 100 else 0) for users in counts)]
+            [e.label, *(_rate(e.level(users)) for users in counts), *([_rate(e.drawn)] if has_drawn else [])]
             + ["–" if ms is None else f"{ms:,.0f} ms" for ms in (ttft, cold, warm)]
             + [f"{ready:.1f} s" if ready and served else "–", f"{memory / 1e9:.2f} GB" if memory else "–"]
         )
@@ -197,7 +220,8 @@ def markdown(kinds: dict[str, Any]) -> str:
     workload = latest(kinds)[1]["workload"]
     lines = [
         f"{workload['model']}, {workload['input']} tokens in and {workload['output']} out, a closed loop of users, "
-        f"output tokens a second; TTFT is the median. {PRECISION} One run of `make bench` on each kind of processor; "
+        "output tokens a second, greedy or, where it says so, drawn (temperature 0.7, top-p 0.9); TTFT is the median. "
+        f"{PRECISION} One run of `make bench` on each kind of processor; "
         "ratios are taken within a run.",
         "",
         "![throughput and time to first token over users](comparison.png)",
@@ -248,9 +272,8 @@ def summary(kinds: dict[str, Any]) -> str:
         for engine in sorted(engines, key=lambda engine: engine.level(20) or 0):
             best[engine.label if engine.name == OURS else engine.name] = engine
         head, rows = _rows([engine for engine in engines if engine in best.values()])
-        shown = [
-            head.index(name) for name in (head[0], "1", "20", "64", "TTFT 20 users", "800 warm", "ready", "memory")
-        ]
+        wanted = (head[0], "1", "20", DRAWN, "64", "TTFT 20 users", "800 warm", "ready", "memory")
+        shown = [head.index(name) for name in wanted if name in head]
         lines += [
             f"{kind}, {results['date'][:10]}:",
             "",
