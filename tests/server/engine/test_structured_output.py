@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,18 @@ def test_every_kind_of_grammar_is_kept_beside_free_neighbours(llm: LLM) -> None:
     assert re.fullmatch(r"\d{3}-\d{4}", outputs[2].text)
     assert outputs[3].text in ("river", "mountain")
     assert outputs[4].text in ("yes", "no") and outputs[5].text in ("up", "down")
+
+
+def test_ended_processes_give_back_the_slots_of_masks_that_nobody_waited_for(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that ends at max_tokens has one more mask on its way; its grammar may be idle until it is ended."""
+    monkeypatch.setattr(GrammarProcess, "is_stale", property(lambda process: process.is_idle))
+    pool = llm.engine.executor.worker.runner.requests.grammar_pool  # type: ignore[attr-defined]
+    few, free = replace(params(regex=r"\d{9}"), max_tokens=2), len(pool.free_slots)
+    for _ in range(5):
+        assert llm.generate(["Answer:"], few, use_tqdm=False)[0].outputs[0].text
+    assert len(pool.free_slots) >= free - 2
 
 
 def test_samples_and_preemption_keep_to_the_grammar() -> None:

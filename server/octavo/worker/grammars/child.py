@@ -50,7 +50,8 @@ class Grammar:
         self._matchers: dict[int, LLMatcher] = {}  # by slot
         self._compiling = True
         self._idle_since: float | None = None
-        self._memory_before = _memory()
+        self._memory = _Memory()
+        self._memory_before = self._memory.in_use()
 
     def serve(self, tokenizer: LLTokenizer) -> None:
         """Serve until the other end is closed."""
@@ -83,8 +84,11 @@ class Grammar:
         if root.is_error():
             self._send({"compiled": _error_of(root), "seconds": [seconds]})
             return None
-        self._send({"compiled": None, "seconds": [seconds], "memory": _memory() - self._memory_before})
+        self._send({"compiled": None, "seconds": [seconds], "memory": self._memory_taken()})
         return root
+
+    def _memory_taken(self) -> int:
+        return self._memory.in_use() - self._memory_before
 
     def _work(
         self, root: LLMatcher, start: list[Any], advance: list[Any], draft: list[Any], end: list[int]
@@ -114,7 +118,7 @@ class Grammar:
                 seconds.append(round(time.process_time() - began, 6))
         allowed = [(slot, self._follow(slot, tokens, seconds)) for slot, tokens in draft]
         signal.setitimer(signal.ITIMER_PROF, 0)
-        return {"errors": errors, "seconds": seconds, "allowed": allowed, "memory": _memory() - self._memory_before}
+        return {"errors": errors, "seconds": seconds, "allowed": allowed, "memory": self._memory_taken()}
 
     def _follow(self, slot: int, tokens: list[int], seconds: list[float]) -> int:
         """Fill the masks after each guessed token, as far as these are allowed and quick, and go back. Returns how many
@@ -203,10 +207,17 @@ _IN_OUR_WORDS = [
 ]
 
 
-def _memory() -> int:
-    """Bytes of anonymous memory in use."""
-    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-    return (resident - shared) * resource.getpagesize()
+class _Memory:
+    """Tells a process its memory: often, and opening a file would take more time than a mask."""
+
+    def __init__(self) -> None:
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._page = resource.getpagesize()
+
+    def in_use(self) -> int:
+        """Bytes of anonymous memory in use."""
+        _, resident, shared, *_ = map(int, os.pread(self._statm, 128, 0).split())
+        return (resident - shared) * self._page
 
 
 def _limit_memory() -> None:

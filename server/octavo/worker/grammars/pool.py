@@ -207,6 +207,8 @@ class GrammarPool:
             del self._by_descriptor[process.socket.fileno()]
             process.socket.close()
             process.socket = None
+            for sequence in list(process.sequences.values()):
+                self.forget(sequence)  # no mask is to come any more
         elif process in self._queue:
             self._queue.remove(process)
 
