@@ -29,6 +29,9 @@ def test_it_draws_as_the_reference(isa: str, vocab: int, scale: float) -> None:
     requests["stream"] = np.arange(count) * 12345
     rows, positions = np.arange(count), np.arange(count) + 3
     drawn = cpu.draw(logits.clone(), requests, rows, positions, columns=6)
+    padded = torch.nn.functional.pad(logits, (0, -vocab % 32), value=-torch.inf)
+    best = cpu.Best(*cpu.argmax(logits), padded.view(count, -1, 32).amax(-1))
+    assert cpu.draw(logits.clone(), requests, rows, positions, best, columns=6)[:2] == drawn[:2]
     table = SamplingTable(
         temperature=torch.from_numpy(requests["temperature"].astype(np.float32)),
         top_k=torch.from_numpy(requests["top_k"].copy()),

@@ -365,8 +365,11 @@ def test_the_best_of_a_head_without_its_logits(isa, kind, channels):
     found = cpu.quantized_head(x, head, wants)
     if found is None:  # plain torch
         return
-    logits, index, best = found
+    logits, index, best, maxima = found
     assert torch.equal(logits.nan_to_num(9e9), cpu.quantized_linear(x, head).nan_to_num(9e9))
+    numbers = [i for i in range(11) if i != 3]
+    for block, largest in enumerate(maxima[numbers].unbind(1)):
+        assert torch.equal(largest, logits[numbers, block * 32 : (block + 1) * 32].amax(1))
     expected = cpu.argmax(logits)
     assert torch.equal(index, expected[0]) and torch.equal(best.nan_to_num(9e9), expected[1].nan_to_num(9e9))
     assert index[2] == 0 and best[3].isnan() and index[4] == index[1]

@@ -249,3 +249,20 @@ cpu.record(lambda: cpu.rms_norm(x, weight, 1e-5))
 assert not {"torch._dynamo", "sympy"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_follows_is_run_once(threads):
+    """Operations given to one replay read what the program has filled; the next replay does without them."""
+    x, out = torch.randn(5, 40), torch.zeros(2, 5)
+    index = torch.zeros(5, dtype=torch.int64)
+    program = cpu.record(lambda: cpu.scale(x, 2.0))
+    library = get_library()
+    largest = [
+        library.pack("argmax", program.outputs.data_ptr(), index.data_ptr(), row.data_ptr(), 5, 40, 40) for row in out
+    ]
+    program.replay(then=largest[0] + largest[1])
+    assert torch.equal(out, (2 * x).amax(1).expand(2, 5)) and torch.equal(index, x.argmax(1))
+    out.zero_()
+    program.replay(then=largest[1])
+    program.replay()
+    assert not out[0].any() and out[1].all() and program.kinds == ["scale"]

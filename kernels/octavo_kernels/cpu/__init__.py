@@ -14,7 +14,7 @@ from octavo_kernels.cpu.attention import (
 from octavo_kernels.cpu.collectives import SharedMemory, create_shared_memory, shared_memory_bytes
 from octavo_kernels.cpu.decode_step import DecodeInputs
 from octavo_kernels.cpu.dense import dense_embedding, dense_linear, fill_dense
-from octavo_kernels.cpu.drawing import REQUEST, Drawn, draw
+from octavo_kernels.cpu.drawing import REQUEST, Best, Drawing, Drawn, draw
 from octavo_kernels.cpu.elementwise import (
     activate,
     add,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo_kernels import reference
 from octavo_kernels.cpu.library import DTYPES, Library, as_contiguous, get_library, norm_dtype, threads_for
-from octavo_kernels.quant import GROUP, Kind, PackedLinear, QuantizedRows, empty_rows, num_groups
+from octavo_kernels.quant import BLOCK, GROUP, Kind, PackedLinear, QuantizedRows, empty_rows, num_groups
 
 _PLAIN, _NORM, _SILU = 0, 1, 2  # csrc/linear_ops.h: quantize_args.kind
 # GGUF type that `pack_gguf` reads: pack_gguf_args.type in csrc/linear_ops.h.
@@ -111,8 +111,11 @@ def quantized_linear(x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tens
     return out
 
 
-def quantized_head(x: Tensor, packed: PackedLinear, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Logits float32 [T, N] of ``x`` float32 or bfloat16 [T, K], and their `argmax`; None without a kernel for that.
+def quantized_head(
+    x: Tensor, packed: PackedLinear, wants_logits: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Logits float32 [T, N] of ``x`` float32 or bfloat16 [T, K], their `argmax`, and the largest of each `BLOCK` of
+    them float32 [T, ceil(N / BLOCK)] (undefined in a row with a NaN); None without a kernel for that.
 
     ``packed`` has a margin. The logits are undefined where ``wants_logits`` int64 [1] is 0 when the operation runs:
     writing them takes a fifth of its time.
@@ -125,11 +128,12 @@ def quantized_head(x: Tensor, packed: PackedLinear, wants_logits: Tensor) -> tup
 
 def _head(
     library: Library, x: Tensor | QuantizedRows, packed: PackedLinear, bias: Tensor | None, wants_logits: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, program, _keep = _rows(library, x, packed)
     (part,), count = packed.parts, len(rows.pairs)
     out = torch.empty((count, part.channels))
     index, best = torch.empty(count, dtype=torch.int64), torch.empty(count)
+    maxima = torch.empty(count, -(-part.channels // BLOCK))
     if bias is not None:
         bias = as_contiguous(bias, torch.float32)
     program += library.pack(
@@ -142,6 +146,7 @@ def _head(
         0 if wants_logits is None else wants_logits.data_ptr(),
         index.data_ptr(),
         best.data_ptr(),
+        maxima.data_ptr(),
         count,
         part.channels,
         packed.groups,
@@ -150,7 +155,7 @@ def _head(
         packed.margin,
     )
     library.run(program)
-    return out, index, best
+    return out, index, best, maxima
 
 
 def _rows(library: Library, x: Tensor | QuantizedRows, packed: PackedLinear) -> tuple[QuantizedRows, bytes, object]:

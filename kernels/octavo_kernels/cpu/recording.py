@@ -38,14 +38,15 @@ class Program(Generic[T]):
     def __init__(self, library: Library, words: np.ndarray, outputs: T, memory: tuple[Tensor, ...]) -> None:
         """``words`` int64: the packed operations. ``memory``: tensors that must live as long as the program."""
         self._library, self._words, self._memory = library, words, memory
-        self._address = words.ctypes.data
+        self._address, self._length = words.ctypes.data, len(words)  # without those that follow once
         indices, self._sequences = _argument_indices(words, ROWS), _argument_indices(words, SEQUENCES)
         row_counts = words[indices]
         self._rows = [indices[row_counts == row_count] for row_count in dict.fromkeys(row_counts.tolist())]
         self.outputs = outputs
 
-    def replay(self, *rows: int, sequences: int | None = None, threads: int | None = None) -> None:
-        """Run the step on what its inputs hold now. The tensors it was recorded with must still be alive.
+    def replay(self, *rows: int, sequences: int | None = None, threads: int | None = None, then: bytes = b"") -> None:
+        """Run the step on what its inputs hold now, and ``then`` these packed operations. The tensors it was recorded
+        with must still be alive.
 
         ``rows`` and ``sequences`` limit the step to so many of those that were recorded; without them the numbers of
         the last replay hold. If operations of the step have different numbers of rows, give one number for each, in the
@@ -60,12 +61,20 @@ class Program(Generic[T]):
                 self._words[indices] = count
         if sequences is not None:
             self._words[self._sequences] = sequences
-        self._library.run_at(self._address, len(self._words), threads)
+        end = self._length
+        if then:
+            more = np.frombuffer(then, dtype=np.int64)
+            end += len(more)
+            if end > len(self._words):
+                self._words = np.concatenate((self._words[: self._length], more))
+                self._address = self._words.ctypes.data
+            self._words[self._length : end] = more
+        self._library.run_at(self._address, end, threads)
 
     @property
     def kinds(self) -> list[str]:
         """The names of all operations, in their order."""
-        return [NAMES[int(self._words[at])] for at, _ in _operations(self._words)]
+        return [NAMES[int(self._words[at])] for at, _ in _operations(self._words[: self._length])]
 
     def by_kind(self, label: Callable[[str, int], str] = lambda kind, number: kind) -> dict[str, Program[None]]:
         """The operations of each kind as a program of its own, for profiling. Their results are meaningless.
@@ -74,7 +83,7 @@ class Program(Generic[T]):
         """
         kinds: dict[str, list[np.ndarray]] = {}
         seen: Counter[str] = Counter()
-        for at, end in _operations(self._words):
+        for at, end in _operations(self._words[: self._length]):
             name = NAMES[int(self._words[at])]
             kinds.setdefault(label(name, seen[name]), []).append(self._words[at:end])
             seen[name] += 1

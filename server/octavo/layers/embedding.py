@@ -17,7 +17,7 @@ from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
 from octavo.layers.unregistered import set_unregistered
 from octavo.layers.weights import WeightSlot, WeightSource, fill_tensor, unread_slot
 from octavo_kernels import SampledRows, SamplingRows
-from octavo_kernels.cpu import argmax
+from octavo_kernels.cpu import Best, argmax
 
 
 def _vocab_shard(vocab_size: int, hidden_size: int, tp: TensorParallel) -> Shard:
@@ -143,24 +143,26 @@ class ParallelLMHead(LinearBase):
         """A tied head reads no weight, but accepts one, as it is often stored all the same."""
         return iter([unread_slot("weight")]) if self.is_tied else super().weight_slots()
 
-    def find_best(self, hidden: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The logits, undefined unless ``wants_logits`` int64 [1] is set when they are computed, and their `argmax`."""
+    def find_best(self, hidden: Tensor, wants_logits: Tensor) -> tuple[Tensor, Best]:
+        """The logits, undefined unless ``wants_logits`` int64 [1] is set when they are computed, and the best ones."""
         is_plain = self.scale == 1.0 and self.bias is None and not (self.adapters and self.adapters.are_in_use)
         if is_plain and isinstance(self.method, QuantizedRowsMethod):
             found = self.method.find_best(hidden, wants_logits) if self.shards[0].num_rows else None
             if found is not None:
-                logits, index, best = found
+                logits, index, best, maxima = found
+                if self.tp.size == 1 and self.softcap is None:
+                    return logits, Best(index, best, maxima)
                 if self.tp.size > 1:
                     logits = self.tp.all_gather(logits, self.vocab_size, wants_logits)
                     index, best = self.tp.best_of_ranks(index, best, self.shards[0].rows.start, len(index))
-                return self._capped(logits), index, self._capped(best[:, None])[:, 0]
+                return self._capped(logits), Best(index, self._capped(best[:, None])[:, 0])
         if self.tp.size == 1 or hidden.device.type != "cpu":
             logits = self(hidden)
-            return logits, *argmax(logits)
+            return logits, Best(*argmax(logits))
         part = self._part(hidden).float()
         logits = self.tp.all_gather(part, self.vocab_size, wants_logits)
         index, best = self.tp.find_best(part, self.vocab_size)
-        return self._capped(logits), index, self._capped(best[:, None])[:, 0]
+        return self._capped(logits), Best(index, self._capped(best[:, None])[:, 0])
 
     def sample(self, hidden: Tensor, rows: SamplingRows) -> SampledRows:
         """`octavo_kernels.sample` of the logits, which are not gathered where each rank can draw from its own."""

@@ -62,15 +62,13 @@ class Sampler:
     def __init__(self) -> None:
         self._noise: GumbelNoise | None = None
 
-    def __call__(
-        self, logits: Tensor, metadata: SamplingMetadata, best: tuple[Tensor, Tensor] | None = None
-    ) -> SamplerOutput:
+    def __call__(self, logits: Tensor, metadata: SamplingMetadata, best: cpu.Best | None = None) -> SamplerOutput:
         """``logits`` [R, V], overwritten when float32 on a CPU; row i belongs to row i of ``metadata``. ``best``: their
         best ids and logits, as `cpu.argmax` has them, where they are known."""
         with torch.inference_mode():
             return self._forward(logits, metadata, best)
 
-    def _forward(self, logits: Tensor, metadata: SamplingMetadata, best: tuple[Tensor, Tensor] | None) -> SamplerOutput:
+    def _forward(self, logits: Tensor, metadata: SamplingMetadata, best: cpu.Best | None) -> SamplerOutput:
         if metadata.kernel_rows is not None:
             return self._forward_kernels(logits, metadata)
         logits = logits.float().contiguous()
@@ -81,7 +79,7 @@ class Sampler:
             self._process(logits, metadata)
             best = None
         if metadata.plain is None and metadata.truncated is None:
-            sampled, highest = best or _argmax(logits)
+            sampled, highest = best[:2] if best else _argmax(logits)
         else:
             sampled, highest = self._sample(logits, metadata), best[1] if best else logits.amax(-1)
         invalid = ~torch.isfinite(highest)

@@ -42,6 +42,31 @@ class _Row:
     kept: tuple[NDArray[np.generic], ...] = ()  # what the C kernel reads by address
 
 
+class RowsDraw:
+    """A draw of given rows, whose logits are still to come."""
+
+    def __init__(
+        self,
+        drawing: cpu.Drawing,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        pool: tuple[Tensor, Tensor, Tensor] | None,
+        columns: int,
+        known: NDArray[np.int64] | None,
+    ) -> None:
+        """For the arguments see `octavo_kernels.cpu.Drawing.pack`."""
+        self._drawing, self._rows, self._rest = drawing, rows, (None, pool, columns, known)
+        self._positions = positions
+
+    def pack(self, logits: Tensor, best: cpu.Best) -> bytes:
+        """The operation that draws, to follow on those that fill the first rows of ``logits`` and ``best``."""
+        return self._drawing.pack(logits, self._rows, self._positions, best, *self._rest)
+
+    def read(self) -> cpu.Drawn:
+        """The tokens, once the operation has run."""
+        return self._drawing.read()
+
+
 class SamplingStates:
     """``max_num_reqs`` rows for a vocabulary. A request keeps its row from `add_request` to `remove_request`."""
 
@@ -56,6 +81,8 @@ class SamplingStates:
         # True: `draw` may be called.
         self.draws = not self.uses_kernels and octavo_kernels.backend_name(self.device) == "cpu"
         self.draws &= cpu.unavailable_reason() is None
+        self._requests = np.zeros(max_num_reqs, cpu.REQUEST)
+        self._drawing = cpu.Drawing(self._requests, max_num_reqs) if self.draws else None
         self.pool = TokenPool(max_num_reqs, vocab_size, self.device, keep_seen=self.uses_kernels or self.draws)
         n = max_num_reqs
         # What the kernels read of a request, as one array, so that it is brought to the device in one copy.
@@ -77,7 +104,6 @@ class SamplingStates:
         self._slot = np.full(n, -1, np.int64)
         self._count_slot = np.full(n, -1, np.int64)
         self._rows: list[_Row | None] = [None] * n
-        self._requests = np.zeros(n, cpu.REQUEST)
         self._beyond_best = np.zeros(n, np.int64)  # below that position, sampling is more than taking the best token
         self._any_beyond_best, self._any_history, self._most_logprobs = False, False, -1  # of all requests here
         self._cached_rows: list[int] = []
@@ -189,16 +215,31 @@ class SamplingStates:
         logits: Tensor,
         rows: NDArray[np.int64],
         positions: NDArray[np.int64],
-        best: tuple[Tensor, Tensor] | None = None,
+        best: cpu.Best | None = None,
         bitmask: Tensor | None = None,
+        known: NDArray[np.int64] | None = None,
     ) -> cpu.Drawn:
-        """Draw the tokens of `Sampler` for these rows, in one call; see `octavo_kernels.cpu.draw`."""
+        """Draw the tokens of `Sampler` for these rows, in one call; see `octavo_kernels.cpu.Drawing`."""
+        assert self._drawing is not None
+        return self._drawing.draw(logits, rows, positions, best, bitmask, *self._wanted(rows, positions, known))
+
+    def step_draw(
+        self, rows: NDArray[np.int64], positions: NDArray[np.int64], known: NDArray[np.int64] | None = None
+    ) -> RowsDraw:
+        """`draw` as a part of the program of these rows' step, which is to be replayed next."""
+        assert self._drawing is not None
+        return RowsDraw(self._drawing, rows, positions, *self._wanted(rows, positions, known))
+
+    def _wanted(
+        self, rows: NDArray[np.int64], positions: NDArray[np.int64], known: NDArray[np.int64] | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor] | None, int, NDArray[np.int64] | None]:
         pool, in_use = self.pool, None
         if self._any_history:
-            pool.reserve(int(positions[self._slot[rows] >= 0].max(initial=0)) + 1)
+            if known is None:
+                pool.reserve(int(positions[self._slot[rows] >= 0].max(initial=0)) + 1)
             assert pool.seen is not None
             in_use = pool.history, pool.seen, pool.counts
-        return cpu.draw(logits, self._requests, rows, positions, best, bitmask, in_use, self._most_logprobs + 1)
+        return in_use, self._most_logprobs + 1 if known is None else 0, known
 
     def remove_request(self, row: int) -> None:
         """Free a row; a free one stays as it is."""

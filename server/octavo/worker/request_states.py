@@ -13,7 +13,6 @@ from octavo.interface.messages import LogprobsLists
 from octavo.interface.sampling_params import SamplingParams
 from octavo.interface.step import ModelRunnerOutput, NewRequestData
 from octavo.sample import devices
-from octavo.sample.logprobs import LogprobsTensors
 from octavo.sample.metadata import SamplingMetadata
 from octavo.sample.states import SamplingStates
 from octavo.worker.grammars.pool import GrammarPool
@@ -22,7 +21,8 @@ from octavo.worker.grammars.shared_masks import MakeGrammars
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.pooler import Pooler, PoolingHead
 from octavo.worker.prompt_logprobs import PromptLogprobs
-from octavo.worker.step import Logits, SampledRows, SampledTokens
+from octavo.worker.step import Logits, SampledRows, SampledTokens, StepDraw
+from octavo_kernels.cpu import Drawn
 
 NOTHING_TO_SAMPLE = (
     "no token could be sampled: the logits hold NaN or infinity (damaged weights, or a dtype too narrow: try float32), "
@@ -104,15 +104,18 @@ class RequestStates:
             return True
         return not self.sampling.is_greedy_only(sampled.rows, sampled.positions)
 
-    def draw(self, logits: Logits, sampled: SampledRows) -> SampledTokens | None:
+    def draw(self, logits: Logits, sampled: SampledRows) -> Drawn | None:
         """The tokens of these rows, by the C kernel; waits for the grammars' bitmask. None: only `Sampler` can."""
         if not self.sampling.draws or logits.values.dtype != torch.float32:
             return None
-        drawn = self.sampling.draw(
-            logits.values, sampled.rows, sampled.positions, logits.best, sampled.grammar_bitmask()
-        )
-        logprobs = drawn.logprobs and LogprobsTensors(*map(torch.from_numpy, drawn.logprobs))
-        return SampledTokens(drawn.token_ids, drawn.invalid, logprobs)
+        bitmask = sampled.grammar_bitmask()
+        return self.sampling.draw(logits.values, sampled.rows, sampled.positions, logits.best, bitmask)
+
+    def step_draw(self, sampled: SampledRows) -> StepDraw | None:
+        """A draw of the tokens of these rows in their step's program. None: `draw` may, once the step has run."""
+        if not self.sampling.draws or len(self.grammars):
+            return None
+        return self.sampling.step_draw(sampled.rows, sampled.positions)
 
     def wanted_logprobs(self, req_ids: list[str]) -> list[int | None] | None:
         """The number of alternatives that each sequence asked for (-1: all, None: no log-probabilities); None: nobody

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from octavo.interface.step import SchedulerOutput
 from octavo.layers.decoder import DeferredHidden
 from octavo.sample.logprobs import LogprobsTensors
 from octavo.worker.input_batch import StepInputs
+from octavo_kernels.cpu import Best, Drawn
 
 
 @dataclass(slots=True)
@@ -67,9 +69,20 @@ class DraftRows:
 class Logits(NamedTuple):
     """Logits of R rows. Valid until the device's next step."""
 
-    values: Tensor  # [R, V]; undefined where ``best_only`` is there
-    best: tuple[Tensor, Tensor] | None = None  # token int64 [R] and value float32 [R] of each row's maximum, if known
+    values: Tensor  # [R, V]; undefined where ``best_only`` or ``drawn`` is there
+    best: Best | None = None  # of each row, if known
     best_only: tuple[list[int], list[float]] | None = None  # the same on the host, where that was all that is wanted
+    drawn: Drawn | None = None  # the tokens, where they were drawn in the step's own program
+
+
+class StepDraw(Protocol):
+    """Draws a step's tokens in the program that computes its logits."""
+
+    def pack(self, logits: Tensor, best: Best) -> bytes:
+        """The operations that follow on those that fill the first R rows of ``logits [>= R, V]`` and ``best``."""
+
+    def read(self) -> Drawn:
+        """The tokens, once the operations have run."""
 
 
 class SampledTokens(NamedTuple):
@@ -80,6 +93,12 @@ class SampledTokens(NamedTuple):
     logprobs: LogprobsTensors | None = None
     same_sequence: list[bool] | None = None  # False: another one has the row since, maybe by that id; None: all True
     later_rounds: Sequence[tuple[list[str], SampledTokens]] = ()  # after accepted drafts: of some of the sequences
+
+    @classmethod
+    def from_drawn(cls, drawn: Drawn) -> SampledTokens:
+        """The tokens that the C kernel has drawn."""
+        logprobs = drawn.logprobs and LogprobsTensors(*map(torch.from_numpy, drawn.logprobs))
+        return cls(drawn.token_ids, drawn.invalid, logprobs)
 
 
 PendingTokens = Callable[[], SampledTokens]  # reads the tokens back; call once, in the order of the steps

@@ -116,5 +116,4 @@ def append_round(
 
 def _take(logits: Logits, indices: np.ndarray) -> Logits:
     rows = torch.from_numpy(indices)
-    best = None if logits.best is None else (logits.best[0][rows], logits.best[1][rows])
-    return Logits(logits.values[rows], best)
+    return Logits(logits.values[rows], None if logits.best is None else logits.best.take(rows))

@@ -106,7 +106,7 @@ def test_the_best_token_is_found_without_gathering_logits(quantization: str, tmp
         def run(model: Any) -> None:
             logits = model.compute_logits(hidden)
             for wanted in (1, 0):
-                found, index, best = model.lm_head.find_best(hidden, torch.tensor([wanted]))
+                found, (index, best, _) = model.lm_head.find_best(hidden, torch.tensor([wanted]))
                 assert torch.equal(index, argmax(logits)[0]) and torch.allclose(best, argmax(logits)[1])
                 assert not wanted or torch.equal(found.argmax(-1), index)
 

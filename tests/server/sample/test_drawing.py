@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from octavo_kernels import cpu
 
 pytestmark = pytest.mark.skipif(cpu.unavailable_reason() is not None, reason="there are no C kernels")
 STOPS = frozenset({3})
+KNOWN = ["nothing", "best", "maxima"]  # of the logits
 
 
 def states_of(params: Sequence[SamplingParams], vocab: int, outputs: Sequence[Sequence[int]]) -> SamplingStates:
@@ -41,15 +43,22 @@ def draw(
     outputs: Sequence[Sequence[int]] | None = None,
     bitmask: Tensor | None = None,
     states: SamplingStates | None = None,
-    knows_best: bool = False,
+    knows: str = "nothing",
 ) -> cpu.Drawn:
     """One step in C; the logits stay as they are."""
     outputs = outputs or [[]] * len(params)
     states = states or states_of(params, logits.shape[1], outputs)
     assert states.draws
-    best = cpu.argmax(logits) if knows_best else None
+    best = None if knows == "nothing" else cpu.Best(*cpu.argmax(logits), largest(logits) if knows == "maxima" else None)
     rows = np.arange(len(params))
     return states.draw(logits.clone(), rows, np.array(positions_of(outputs)), best, bitmask)
+
+
+def largest(logits: Tensor) -> Tensor:
+    """Of each 32, as a head tells them."""
+    count, vocab = logits.shape
+    padded = torch.nn.functional.pad(logits, (0, -vocab % 32), value=-torch.inf)
+    return padded.view(count, -1, 32).amax(-1)
 
 
 def draw_in_torch(
@@ -96,7 +105,7 @@ def test_it_draws_the_tokens_of_the_torch_path(seed: int, vocab: int) -> None:
         allowed = [torch.randperm(vocab)[: rng.choice([2, vocab // 2, vocab])] for _ in range(count)]
         bitmask = torch.stack([pack_bitmask(ids, vocab) for ids in allowed])
     ours, theirs = (states_of(params, vocab, outputs) for _ in range(2))
-    drawn = draw(logits, params, outputs, bitmask, ours, knows_best=rng.random() < 0.5)
+    drawn = draw(logits, params, outputs, bitmask, ours, knows=rng.choice(KNOWN))
     wanted = draw_in_torch(logits, params, outputs, bitmask, theirs)
     assert_same(drawn, wanted, params)
     if not any(drawn.invalid):
@@ -108,10 +117,28 @@ def test_it_draws_the_tokens_of_the_torch_path(seed: int, vocab: int) -> None:
 
 @settings(max_examples=10)
 @given(seed=st.integers(0, 2**31))
+def test_guesses_are_drawn_behind_what_is_known_and_leave_nothing(seed: int) -> None:
+    """As by the torch path with the histories of the known tokens, the noise and the shortest answer of the guess."""
+    rng = random.Random(seed)
+    logits, params = normal_logits(9, 500, seed, 2.0), [any_params(rng) for _ in range(9)]
+    outputs = [[rng.randrange(500) for _ in range(rng.randrange(6))] for _ in range(9)]
+    states, rows, known = states_of(params, 500, outputs), np.arange(9), np.array(positions_of(outputs))
+    positions = known + rng.randrange(4)
+    now, then = (states.make_metadata(range(9), at.tolist()) for at in (known, positions))
+    wanted = replace(then, penalties=now.penalties, bad_words=now.bad_words, append=None, logprobs_rows=None)
+    expected = Sampler()(logits.clone(), replace(wanted, num_logprobs=None))
+    before = states.pool.history.clone(), states.pool.counts.clone()
+    drawn = states.draw(logits.clone(), rows, positions, known=known)
+    assert drawn == (expected.sampled_token_ids.tolist(), expected.invalid.tolist(), None)
+    assert torch.equal(states.pool.history, before[0]) and torch.equal(states.pool.counts, before[1])
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**31))
 def test_alone_or_in_a_crowd_the_tokens_are_the_same(seed: int) -> None:
     rng = random.Random(seed)
     logits, params = normal_logits(9, 4999, seed, 2.0), [any_params(rng) for _ in range(9)]
-    crowd = draw(logits, params).token_ids
+    crowd = draw(logits, params, knows="maxima").token_ids
     assert crowd == [draw(logits[i : i + 1], params[i : i + 1]).token_ids[0] for i in range(9)]
 
 
@@ -172,13 +199,14 @@ EDGES = [
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, 1e38])
 @pytest.mark.parametrize("shape", ["as they are", "few left", "one left"])
-def test_edges_are_as_in_the_torch_path(scale: float, shape: str) -> None:
+@pytest.mark.parametrize("knows", ["nothing", "maxima"])
+def test_edges_are_as_in_the_torch_path(scale: float, shape: str, knows: str) -> None:
     logits = normal_logits(1, 4999, 2, 1.0).clamp(-3, 3) * scale
     if shape != "as they are":
         logits[:, 5 if shape == "one left" else 40 :] = -torch.inf
         logits[:, :4] = -torch.inf
     rows, outputs = logits.repeat(len(EDGES), 1), [[]] * len(EDGES)
-    ours, theirs = draw(rows, EDGES), draw_in_torch(rows, EDGES, outputs)
+    ours, theirs = draw(rows, EDGES, knows=knows), draw_in_torch(rows, EDGES, outputs)
     assert ours.invalid == theirs.invalid.tolist()
     for params, mine, other in zip(EDGES, ours.token_ids, theirs.sampled_token_ids.tolist(), strict=True):
         # The mass of a tail is a sum of thousands: where that of the cut is next to 1, its rounding decides.
@@ -187,12 +215,12 @@ def test_edges_are_as_in_the_torch_path(scale: float, shape: str) -> None:
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
 @pytest.mark.parametrize("at", [0, 77, 4998])
-@pytest.mark.parametrize("knows_best", [False, True])
-def test_broken_rows_are_told_and_harm_no_other(broken: float, at: int, knows_best: bool) -> None:
+@pytest.mark.parametrize("knows", KNOWN)
+def test_broken_rows_are_told_and_harm_no_other(broken: float, at: int, knows: str) -> None:
     logits = normal_logits(2 * len(EDGES), 4999, 2, 1.0)
-    whole = draw(logits, EDGES * 2, knows_best=knows_best).token_ids
+    whole = draw(logits, EDGES * 2, knows=knows).token_ids
     logits[: len(EDGES), at] = broken
-    tokens, invalid, _ = draw(logits, EDGES * 2, knows_best=knows_best)
+    tokens, invalid, _ = draw(logits, EDGES * 2, knows=knows)
     assert invalid == [True] * len(EDGES) + [False] * len(EDGES)
     assert tokens == [0] * len(EDGES) + whole[len(EDGES) :]
 
@@ -204,14 +232,15 @@ def test_rows_with_nothing_allowed_are_told() -> None:
 
 @pytest.mark.parametrize("told", [0, 1, 5, 300, -1])
 @pytest.mark.parametrize("constrained", [False, True])
-def test_log_probabilities_are_those_of_the_model(told: int, constrained: bool) -> None:
+@pytest.mark.parametrize("knows", ["nothing", "maxima"])
+def test_log_probabilities_are_those_of_the_model(told: int, constrained: bool, knows: str) -> None:
     logits = (normal_logits(6, 1000, 3) * 4).round() / 4  # full of ties
     logits[3:, 100:] = -torch.inf
     params = [SamplingParams(seed=i, logprobs=told, frequency_penalty=0.5 * constrained) for i in range(6)]
     outputs = [[5, 5, 9]] * 6
     params[0].logprobs = None
     width = 1000 if told < 0 else told
-    ours, theirs = draw(logits, params, outputs), draw_in_torch(logits, params, outputs)
+    ours, theirs = draw(logits, params, outputs, knows=knows), draw_in_torch(logits, params, outputs)
     for one in params:
         one.logprobs = None if one.logprobs is None else width
     assert_same(ours, theirs, params)

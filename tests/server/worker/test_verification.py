@@ -13,6 +13,7 @@ from octavo.sample.sampler import Sampler
 from octavo.sample.states import SamplingStates
 from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens
 from octavo.worker.verification import verify, verify_best
+from octavo_kernels import cpu
 
 VOCAB, DRAWS = 64, 20_000
 
@@ -93,7 +94,7 @@ def test_best_tokens_are_taken_as_they_are_in_rounds(data: st.DataObject) -> Non
     class Best:
         def sample(self, logits: Logits, sampled: SampledRows) -> PendingTokens:
             assert logits.best is not None
-            ids, found = (tensor.tolist() for tensor in logits.best)
+            ids, found = logits.best.token_ids.tolist(), logits.best.values.tolist()
             taken.extend(zip(sampled.rows.tolist(), sampled.positions.tolist(), ids, strict=True))
             return lambda: SampledTokens(ids, [value != value for value in found])
 
@@ -106,7 +107,7 @@ def test_best_tokens_are_taken_as_they_are_in_rounds(data: st.DataObject) -> Non
             logits = Logits(torch.zeros(total, 1), None, (best.tolist(), values.tolist()))
             result = verify_best(rows, logits, sampled, written)
         else:
-            logits = Logits(torch.zeros(total, 1), (best, values))
+            logits = Logits(torch.zeros(total, 1), cpu.Best(best, values))
             result = verify(rows, Best(), logits, sampled, lambda _ids, _depth: None)  # type: ignore[arg-type]
         results.append((result, list(np.array(rows.num_rejected))))
     assert results[0] == results[1]

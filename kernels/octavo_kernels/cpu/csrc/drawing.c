@@ -2,14 +2,15 @@
 //
 // What a pass over the row can rule out is not looked at again. Tokens that no noise lifts to the best one are not hashed; of a
 // row that is cut, only those that may be inside the cut become candidates: above the line of min-p, the k-th best, or so likely
-// that not all of them and all below together could be the tail that top-p leaves out. No row is sorted, no softmax written.
+// that not all of them and all below together could be the tail that top-p leaves out. No row is sorted, no softmax written. Where
+// the head tells the maxima of a row's parts, parts that cannot matter are not read, and an edit costs the parts that it touches.
 #include <float.h>
 #include <stdlib.h>
 
 #include "drawing.h"
 #include "drawing_ops.h"
 
-enum { PART = 128 };  // tokens whose maximum is kept
+enum { PART = 128, LEAST_PART = 32 };  // tokens whose maximum is kept
 
 // A row under way. Scores are logits / temperature.
 struct row {
@@ -18,48 +19,79 @@ struct row {
     const struct draw_request *request;
     struct draw_key key;
     float temperature, best;  // the largest logit
-    float *maxima;            // of the parts
+    float *maxima;            // of the parts, NaN: not known any more; NULL: of none
+    int64_t part;             // tokens of one; without maxima there is one part
     const float *raw;         // the logits as they came
     float *copy, *work;       // room for all logits
+    float *room;              // for maxima
     float *scores;            // of the candidates, by ascending id
     int32_t *ids;
     int64_t candidates;
 };
 
 static size_t row_bytes(int64_t vocab) {
-    return (size_t)(4 * (vocab + VW) + CEIL_DIV(vocab, PART) + VW) * 4;
+    return (size_t)(4 * (vocab + VW) + CEIL_DIV(vocab, LEAST_PART)) * 4;
 }
 static void place_row(struct row *r, float *memory) {
     r->work = memory, memory += r->vocab + VW;
     r->copy = memory, memory += r->vocab + VW;
     r->scores = memory, memory += r->vocab + VW;
     r->ids = (int32_t *)memory, memory += r->vocab + VW;
-    r->maxima = memory;
+    r->room = memory;
+}
+
+// The largest logits of a part, lane by lane; `numbers` loses the lanes in which there is a NaN
+INLINE vf best_of_part(const struct row *r, int64_t part, uint32_t *numbers) {
+    const int64_t end = MIN(r->vocab, (part + 1) * r->part);
+    vf top = splat(-INFINITY);
+    for (int64_t i = part * r->part; i < end; i += VW) {
+        const vf x = i + VW <= end ? vload(r->logits + i) : load_end(r->logits + i, end - i);
+        top = vmax(x, top);
+        *numbers &= lanes_at_least(x, x);
+    }
+    return top;
 }
 
 // The largest logit, NaN if there is one, and those of the parts
 static void find_best(struct row *r) {
     vf highest = splat(-INFINITY);
     uint32_t numbers = ~0u;
-    for (int64_t part = 0; part < r->vocab; part += PART) {
-        const int64_t end = MIN(r->vocab, part + PART);
-        vf top = splat(-INFINITY);
-        for (int64_t i = part; i < end; i += VW) {
-            const vf x = i + VW <= end ? vload(r->logits + i) : load_end(r->logits + i, end - i);
-            top = vmax(x, top);
-            numbers &= lanes_at_least(x, x);
-        }
-        r->maxima[part / PART] = vmax_all(top);
+    r->part = PART, r->maxima = r->room;
+    for (int64_t part = 0; part < CEIL_DIV(r->vocab, PART); part++) {
+        const vf top = best_of_part(r, part, &numbers);
+        r->maxima[part] = vmax_all(top);
         highest = vmax(top, highest);
     }
     r->best = numbers == lanes_at_least(highest, highest) ? vmax_all(highest) : NAN;
 }
 
+// The same where only edited parts may have others than before
+static void find_best_again(struct row *r) {
+    const uint32_t all = lanes_at_least(splat(0.0f), splat(0.0f));
+    uint32_t numbers = all;
+    r->best = -INFINITY;
+    for (int64_t part = 0; part < CEIL_DIV(r->vocab, r->part); part++) {
+        if (isnan(r->maxima[part])) r->maxima[part] = vmax_all(best_of_part(r, part, &numbers));
+        r->best = MAX(r->best, r->maxima[part]);
+    }
+    if (numbers != all) r->best = NAN;
+}
+
+static void edit(struct row *r, int64_t token, float logit) {
+    r->logits[token] = logit;
+    if (r->maxima) r->maxima[token / r->part] = NAN;
+}
+
+// The first part from `part` on that has a logit of at least `line`, or the number of parts
+INLINE int64_t next_part(const struct row *r, int64_t part, float line) {
+    const int64_t parts = CEIL_DIV(r->vocab, r->part);
+    while (r->maxima && part < parts && !(r->maxima[part] >= line)) part++;
+    return part;
+}
+
 // The lowest token of the largest logit
 static int64_t best_token(const struct row *r) {
-    int64_t part = 0;
-    while (r->maxima[part] < r->best) part++;
-    int64_t i = part * PART;
+    int64_t i = next_part(r, 0, r->best) * r->part;
     while (r->logits[i] != r->best) i++;
     return i;
 }
@@ -81,7 +113,7 @@ static void apply_mask(float *x, const uint32_t *mask, int64_t vocab) {
     }
 }
 
-static void apply_bad_words(const struct draw_args *a, struct row *r, int64_t position) {
+static void apply_bad_words(const struct draw_args *a, struct row *r, int64_t position) {  // of the token after the known ones
     const struct draw_request *q = r->request;
     const int32_t *history = a->history + MAX(q->slot, 0) * a->history_width, *word = q->bad_words, *end = word + q->bad_words_size;
     for (; word < end; word += 1 + word[0]) {
@@ -89,7 +121,7 @@ static void apply_bad_words(const struct draw_args *a, struct row *r, int64_t po
         int64_t same = 0;
         if (position - q->num_prompt < prefix) continue;
         while (same < prefix && history[position - prefix + same] == word[1 + same]) same++;
-        if (same == prefix) r->logits[word[1 + prefix]] = -INFINITY;
+        if (same == prefix) edit(r, word[1 + prefix], -INFINITY);
     }
 }
 
@@ -101,12 +133,11 @@ static void apply_penalties(const struct draw_args *a, struct row *r) {
     const float repetition = (float)q->repetition, frequency = (float)q->frequency, presence = (float)q->presence;
     for (int64_t w = 0; w < words; w++) {
         for (uint32_t bits = seen[w]; bits; bits &= bits - 1) {
-            float *x = r->logits + w * 32 + __builtin_ctz(bits), y = *x > 0 ? *x / repetition : *x * repetition;
-            if (counts) {
-                const int32_t count = counts[x - r->logits];
-                y = y - frequency * (float)count - presence * (float)(count > 0);
-            }
-            *x = y;
+            const int64_t token = w * 32 + __builtin_ctz(bits);
+            const float x = r->logits[token];
+            float y = x > 0 ? x / repetition : x * repetition;
+            if (counts) y = y - frequency * (float)counts[token] - presence * (float)(counts[token] > 0);
+            edit(r, token, y);
         }
     }
 }
@@ -116,14 +147,14 @@ static int is_constrained(const struct draw_request *q, const uint32_t *mask, in
            q->count_slot >= 0;
 }
 
-static void constrain(const struct draw_args *a, struct row *r, const uint32_t *mask, int64_t position) {
+static void constrain(const struct draw_args *a, struct row *r, const uint32_t *mask, int64_t position, int64_t known) {
     const struct draw_request *q = r->request;
     const int is_early = position < q->min_position, is_punished = q->repetition != 1 || q->count_slot >= 0;
     if (mask) apply_mask(r->logits, mask, r->vocab);
     if (q->allowed) apply_mask(r->logits, q->allowed, r->vocab);
-    if (q->bad_words_size) apply_bad_words(a, r, position);
-    for (int64_t i = 0; is_early && i < q->num_stops; i++) r->logits[q->stops[i]] = -INFINITY;
-    for (int64_t i = 0; i < q->num_bias; i++) r->logits[q->bias_ids[i]] += q->bias_values[i];
+    if (q->bad_words_size) apply_bad_words(a, r, known);
+    for (int64_t i = 0; is_early && i < q->num_stops; i++) edit(r, q->stops[i], -INFINITY);
+    for (int64_t i = 0; i < q->num_bias; i++) edit(r, q->bias_ids[i], r->logits[q->bias_ids[i]] + q->bias_values[i]);
     if (is_punished) apply_penalties(a, r);
 }
 
@@ -144,24 +175,28 @@ INLINE float near_to(double best) { return (float)(best - (1e-3 + 1e-6 * fabs(be
 // index in x
 INLINE int64_t noisy_best(const struct row *r, const float *x, int64_t n, const int32_t *ids, float temperature) {
     const float inverse = 1.0f / temperature, top = r->best / r->temperature;
+    const int64_t size = ids ? n : r->part;
     double best = -INFINITY;
     int64_t at = 0;
     // By less than its rounding, inverse * x may be below the score: near_to() has room for that.
     float line = ids ? -INFINITY : near_to(top + LEAST_NOISE);
-    for (int64_t i = 0; i < n; i += VW) {
-        const int64_t count = MIN(VW, n - i);
-        const vf v = (count == VW ? vload(x + i) : load_end(x + i, count)) * inverse;
-        if (!lanes_at_least(v + MOST_NOISE, splat(line))) continue;
-        vu tokens = (vu)(lane_index() + splat_int((int32_t)i));
-        if (ids) memcpy(&tokens, ids + i, VW * 4);  // there is room behind the last
-        const vi bits = noise_bits(tokens, r->key);
-        for (uint32_t near = lanes_at_least(v + noise_bound(bits), splat(line)); near; near &= near - 1) {
-            const int lane = __builtin_ctz(near);
-            if (lane >= count) break;
-            const double value = (double)(x[i + lane] / temperature) + noise_of(bits[lane]);
-            if (value > best) {
-                best = value, at = i + lane;
-                line = MAX(line, near_to(best));
+    for (int64_t part = 0; part * size < n; part++) {
+        if (!ids && r->maxima && !(r->maxima[part] * inverse + MOST_NOISE >= line)) continue;
+        for (int64_t i = part * size; i < MIN(n, (part + 1) * size); i += VW) {
+            const int64_t count = MIN(VW, n - i);
+            const vf v = (count == VW ? vload(x + i) : load_end(x + i, count)) * inverse;
+            if (!lanes_at_least(v + MOST_NOISE, splat(line))) continue;
+            vu tokens = (vu)(lane_index() + splat_int((int32_t)i));
+            if (ids) memcpy(&tokens, ids + i, VW * 4);  // there is room behind the last
+            const vi bits = noise_bits(tokens, r->key);
+            for (uint32_t near = lanes_at_least(v + noise_bound(bits), splat(line)); near; near &= near - 1) {
+                const int lane = __builtin_ctz(near);
+                if (lane >= count) break;
+                const double value = (double)(x[i + lane] / temperature) + noise_of(bits[lane]);
+                if (value > best) {
+                    best = value, at = i + lane;
+                    line = MAX(line, near_to(best));
+                }
             }
         }
     }
@@ -188,16 +223,15 @@ static double sum_weights(const struct row *r, const float *scores, int64_t n, f
 }
 
 static float kth_logit(const struct row *r, int64_t k) {
-    const int64_t parts = CEIL_DIV(r->vocab, PART);
+    const int64_t parts = CEIL_DIV(r->vocab, r->part);
     float floor = -INFINITY;
     if (k <= parts) {
         memcpy(r->work, r->maxima, (size_t)parts * 4);
         floor = kth_largest(r->work, parts, k);
     }
     int64_t n = 0;
-    for (int64_t part = 0; part < parts; part++) {
-        if (!(r->maxima[part] >= floor)) continue;
-        for (int64_t i = part * PART; i < MIN(r->vocab, (part + 1) * PART); i++) {
+    for (int64_t part = 0; (part = next_part(r, part, floor)) < parts; part++) {
+        for (int64_t i = part * r->part; i < MIN(r->vocab, (part + 1) * r->part); i++) {
             r->work[n] = r->logits[i];
             n += r->logits[i] >= floor;
         }
@@ -211,22 +245,24 @@ static void find_candidates(struct row *r, float line) {
     const float limit = line * r->temperature, floor = limit - 1e-6f * fabsf(limit);
     const vf temperature = splat(r->temperature);
     int64_t n = 0;
-    for (int64_t i = 0; i < r->vocab; i += VW) {
-        const vf v = i + VW <= r->vocab ? vload(r->logits + i) : load_end(r->logits + i, r->vocab - i);
-        if (!lanes_at_least(v, splat(floor))) continue;
-        const vf score = v / temperature;
-        const uint32_t chosen = lanes_at_least(score, splat(line));
-        const vi ids = lane_index() + splat_int((int32_t)i);
+    for (int64_t part = 0; (part = next_part(r, part, floor)) * r->part < r->vocab; part++) {
+        for (int64_t i = part * r->part; i < MIN(r->vocab, (part + 1) * r->part); i += VW) {
+            const vf v = i + VW <= r->vocab ? vload(r->logits + i) : load_end(r->logits + i, r->vocab - i);
+            if (!lanes_at_least(v, splat(floor))) continue;
+            const vf score = v / temperature;
+            const uint32_t chosen = lanes_at_least(score, splat(line));
+            const vi ids = lane_index() + splat_int((int32_t)i);
 #if defined(__AVX512F__)
-        vstore(r->scores + n, (vf)_mm512_maskz_compress_ps((__mmask16)chosen, (__m512)score));
-        vstore((float *)r->ids + n, (vf)_mm512_maskz_compress_epi32((__mmask16)chosen, (__m512i)ids));
-        n += __builtin_popcount(chosen);
+            vstore(r->scores + n, (vf)_mm512_maskz_compress_ps((__mmask16)chosen, (__m512)score));
+            vstore((float *)r->ids + n, (vf)_mm512_maskz_compress_epi32((__mmask16)chosen, (__m512i)ids));
+            n += __builtin_popcount(chosen);
 #else
-        for (int lane = 0; lane < VW; lane++) {
-            r->scores[n] = score[lane], r->ids[n] = ids[lane];
-            n += chosen >> lane & 1;
-        }
+            for (int lane = 0; lane < VW; lane++) {
+                r->scores[n] = score[lane], r->ids[n] = ids[lane];
+                n += chosen >> lane & 1;
+            }
 #endif
+        }
     }
     r->candidates = n;
 }
@@ -298,9 +334,8 @@ static void best_tokens(struct row *r, int64_t n, int64_t *ids) {
     uint64_t *better = (uint64_t *)r->scores;  // with the room of ids, behind it
     int32_t *equal = (int32_t *)r->copy;
     int64_t count = 0, equals = 0;
-    for (int64_t part = 0; part < r->vocab; part += PART) {
-        if (!(r->maxima[part / PART] >= line)) continue;
-        for (int64_t i = part; i < MIN(r->vocab, part + PART); i++) {
+    for (int64_t part = 0; (part = next_part(r, part, line)) * r->part < r->vocab; part++) {
+        for (int64_t i = part * r->part; i < MIN(r->vocab, (part + 1) * r->part); i++) {
             if (r->raw[i] > line) better[count++] = (uint64_t)~in_order(r->raw[i] + 0.0f) << 32 | (uint64_t)i;  // -0 is 0
             else if (r->raw[i] == line) equal[equals++] = (int32_t)i;
         }
@@ -315,7 +350,7 @@ static double tell_best(const struct draw_args *a, struct row *r, int64_t i) {
     int64_t *ids = a->logprob_ids + i * a->columns;
     float *values = a->logprobs + i * a->columns;
     r->temperature = 1;
-    find_best(r);
+    if (!r->maxima) find_best(r);
     if (!isfinite(r->best)) {
         for (int64_t k = 0; k <= n; k++) ids[k] = 0, values[k] = NAN;
         return NAN;
@@ -328,30 +363,48 @@ static double tell_best(const struct draw_args *a, struct row *r, int64_t i) {
 
 static void tell_drawn(const struct draw_args *a, const struct row *r, int64_t i, int64_t token, double all) {
     const vf value = splat(r->raw[token]);
+    const int is_as_it_came = r->raw == r->logits;  // and so are the maxima
     int64_t rank = 1;
-    for (int64_t at = 0; at < r->vocab; at += VW) {
-        const vf x = at + VW <= r->vocab ? vload(r->raw + at) : load_end(r->raw + at, r->vocab - at);
-        rank += VW - __builtin_popcount(lanes_at_least(value, x));
+    for (int64_t part = 0; part * r->part < r->vocab; part++) {
+        if (is_as_it_came) part = next_part(r, part, r->raw[token]);
+        for (int64_t at = part * r->part; at < MIN(r->vocab, (part + 1) * r->part); at += VW) {
+            const vf x = at + VW <= r->vocab ? vload(r->raw + at) : load_end(r->raw + at, r->vocab - at);
+            rank += VW - __builtin_popcount(lanes_at_least(value, x));
+        }
     }
     a->logprob_ids[i * a->columns] = token;
     a->logprobs[i * a->columns] = (float)((double)r->raw[token] - all);
     a->ranks[i] = rank;
 }
 
+// What the head tells of a row
+static void take_maxima(const struct draw_args *a, int64_t i, struct row *r) {
+    const int64_t parts = CEIL_DIV(a->vocab, a->part);
+    r->maxima = NULL, r->part = a->vocab;
+    if (!a->maxima || !isfinite(a->best[i])) return;
+    r->best = a->best[i], r->part = a->part;
+    r->maxima = memcpy(r->room, a->maxima + i * parts, (size_t)parts * 4);
+}
+
 static void draw_row(const struct draw_args *a, int64_t i, struct row *r) {
     const int64_t position = a->positions[i];
     const struct draw_request *q = r->request = a->requests + a->rows[i];
     const uint32_t *mask = a->mask ? a->mask + i * CEIL_DIV(a->vocab, 32) : NULL;
-    const int changes = is_constrained(q, mask, position), tells = q->num_logprobs >= 0;
+    const int changes = is_constrained(q, mask, position), tells = q->num_logprobs >= 0 && !a->known;
+    const int is_known = a->best && !changes, is_greedy = q->temperature <= 0;
     r->raw = r->logits = a->logits + i * a->stride;
+    take_maxima(a, i, r);
     const double all = tells ? tell_best(a, r, i) : 0;
     if (changes) {
         if (tells) r->raw = memcpy(r->copy, r->logits, (size_t)r->vocab * 4);
-        constrain(a, r, mask, position);
+        constrain(a, r, mask, position, a->known ? a->known[i] : position);
+        if (mask || q->allowed || !r->maxima || !isfinite(r->best)) find_best(r);
+        else find_best_again(r);
+    } else if (is_known && (is_greedy || (!r->maxima && q->top_k >= r->vocab))) {
+        r->best = a->best[i];
+    } else if (!r->maxima) {
+        find_best(r);
     }
-    const int is_known = a->best && !changes, is_greedy = q->temperature <= 0;
-    if (is_known && (is_greedy || q->top_k >= r->vocab)) r->best = a->best[i];
-    else if (changes || !tells) find_best(r);
     int64_t token = 0;
     a->invalid[i] = !isfinite(r->best);
     if (isfinite(r->best)) {
@@ -361,7 +414,7 @@ static void draw_row(const struct draw_args *a, int64_t i, struct row *r) {
         else token = draw_random(r);
     }
     if (tells) tell_drawn(a, r, i, token, all);
-    append(a, q, position, token);
+    if (!a->known) append(a, q, position, token);
     a->tokens[i] = token;
 }
 

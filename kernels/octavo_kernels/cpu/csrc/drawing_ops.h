@@ -23,23 +23,25 @@ struct draw_request {
 };
 
 // A token for each row of logits [num_rows, vocab], which may be overwritten; rows are `stride` elements apart. Row i is that of
-// request rows[i] and of the token at positions[i]. best_index and best are as argmax has them; mask [num_rows, vocab / 32]
-// holds what grammars allow; both may be NULL. history [slots, history_width], seen [slots, vocab / 32] and counts [slots,
-// vocab]: see TokenPool; the token is added there. Log-probabilities are those of the logits as they came: of the drawn token, with
-// its rank from 1, and of the best ones in order; logprob_ids, logprobs [num_rows, columns] and ranks [num_rows] may be NULL if no
-// request wants them.
+// request rows[i] and of the token at positions[i]. best_index and best are as argmax has them; maxima [num_rows, vocab / part] are
+// those of each `part` logits, 32 at least; mask [num_rows, vocab / 32] holds what grammars allow; all may be NULL. history [slots,
+// history_width], seen [slots, vocab / 32] and counts [slots, vocab]: see TokenPool; the token is added there. Log-probabilities are
+// those of the logits as they came: of the drawn token, with its rank from 1, and of the best ones in order; logprob_ids, logprobs
+// [num_rows, columns] and ranks [num_rows] may be NULL if no request wants them. If `known` is not NULL, tokens are guesses behind
+// the first known[i] of their sequences: they are not added, and no log-probabilities are told.
 struct draw_args {
     float *logits;
     const struct draw_request *requests;
     const int64_t *rows, *positions, *best_index;
-    const float *best;
+    const float *best, *maxima;
+    const int64_t *known;
     const uint32_t *mask;
     int32_t *history;
     uint32_t *seen;
     int32_t *counts;
     int64_t *tokens, *invalid, *logprob_ids, *ranks;
     float *logprobs;
-    int64_t num_rows, vocab, stride, history_width, columns;
+    int64_t num_rows, vocab, stride, history_width, columns, part;
 };
 
 void op_draw(const struct draw_args *a, struct team_member *m);

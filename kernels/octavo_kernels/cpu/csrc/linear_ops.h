@@ -31,8 +31,8 @@ struct quantized_linear_args {
 
 // The same for a language model's head: float32 [rows, channels] from rows with two terms. Blocks of channels without a value
 // within `margin` of the row's largest use the first term only. index and best: for each row the lowest index of a largest
-// element, or of the first NaN, and that element; may be NULL. If wants_out is not NULL, `out` is written only where it is not
-// 0.
+// element, or of the first NaN, and that element; may be NULL. maxima [rows, channels / BLOCK]: the largest element of each block,
+// if the largest of all is a number; may be NULL. If wants_out is not NULL, `out` is written only where it is not 0.
 struct quantized_head_args {
     const struct row_pair *values;
     const void *meta;
@@ -41,7 +41,7 @@ struct quantized_head_args {
     float *out;
     const int64_t *wants_out;
     int64_t *index;
-    float *best;
+    float *best, *maxima;
     int64_t rows, channels, groups, bits, flags;
     double margin;
 };

@@ -238,7 +238,7 @@ static void run_head_block(const struct quantized_linear_args *a, int64_t index,
 
 // Compute one row again with both terms, in those blocks that have a product within the margin of the row's largest
 static void refine_row(const struct quantized_head_args *h, const struct quantized_linear_args *a, int64_t row,
-                       int stores_logits, const float *block_maxima) {
+                       int stores_logits, float *block_maxima) {
     const int64_t blocks = CEIL_DIV(a->channels, BLOCK);
     const struct activations x = activations_of(a, 2);
     float top = -INFINITY, highest = -INFINITY;
@@ -253,6 +253,7 @@ static void refine_row(const struct quantized_head_args *h, const struct quantiz
         add_bias(a->bias, a->channels, 1, n, sums);
         if (stores_logits) store_tile(a, row, 1, n, sums);
         for (int v = 0; v < BLOCK / VW; v++) vstore(values + v * VW, sums[v][0]);
+        block_maxima[n] = block_max(a, n, 0, sums);
         for (int64_t c = n * BLOCK; c < MIN(a->channels, (n + 1) * BLOCK) && !isnan(highest); c++)
             if (!(values[c % BLOCK] <= highest)) highest = values[c % BLOCK], at = c;
     }
@@ -276,7 +277,7 @@ void op_quantized_head(const struct quantized_head_args *h, struct team_member *
     const int64_t blocks = CEIL_DIV(a.channels, BLOCK);
     const int stores_logits = !h->wants_out || *h->wants_out;
     const struct work_split s = split_work(&a, blocks, 1, m);
-    float *block_maxima = team_workspace(m, (size_t)(a.rows * blocks) * sizeof(float));
+    float *block_maxima = h->maxima ? h->maxima : team_workspace(m, (size_t)(a.rows * blocks) * sizeof(float));
     for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_item_done(m))
         run_head_block(&a, block, begin, end, stores_logits, block_maxima);
     team_finish_phase(m, s.items);

@@ -137,7 +137,7 @@ class Int8LinearMethod(QuantizedRowsMethod):
         assert self.packed is not None
         return octavo_kernels.quantized_linear(x, self.packed, bias)
 
-    def find_best(self, x: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    def find_best(self, x: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """See `QuantizedRowsMethod`."""
         assert self.packed is not None
         return quantized_head(x, self.packed, wants_logits) if self.packed.margin else None

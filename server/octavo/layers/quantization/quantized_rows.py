@@ -25,9 +25,10 @@ class QuantizedRowsMethod(PackedMethod):
         """`apply` of a layer of gates and ups, then ``silu(gate) * up``: rows of ``terms`` int8 a number."""
 
     @abstractmethod
-    def find_best(self, x: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    def find_best(self, x: Tensor, wants_logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """`apply` of a head and the best of each row of ``x [R, H]``; None where this is no head.
 
         Returns the logits float32 ``[R, vocab]``, undefined if ``wants_logits`` int64 ``[1]`` is 0 when they are
-        computed, the lowest index of a largest element int64 ``[R]``, and that element float32 ``[R]``.
+        computed, the lowest index of a largest element int64 ``[R]``, that element float32 ``[R]``, and the largest of
+        each 32 or more, see `octavo_kernels.cpu.Best`.
         """

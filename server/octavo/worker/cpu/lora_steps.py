@@ -12,7 +12,7 @@ from octavo.models.base import CausalLM
 from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo.worker.input_batch import InputBatch
 from octavo.worker.lora import AdapterManager
-from octavo.worker.step import Logits
+from octavo.worker.step import Logits, StepDraw
 from octavo_kernels.cpu import Arena
 
 
@@ -50,10 +50,16 @@ class AdaptedSteps(RecordedSteps):
             self._arrays[1][: len(slots)] = slots
 
     def _replay(
-        self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool, has_images: bool = False
+        self,
+        rows: int,
+        sequences: int,
+        indices: np.ndarray,
+        wants_logits: bool,
+        has_images: bool = False,
+        draw: StepDraw | None = None,
     ) -> Logits | None:
         self.set_logits(self._arrays[0][indices])
-        return super()._replay(rows, sequences, indices, wants_logits, has_images)
+        return super()._replay(rows, sequences, indices, wants_logits, has_images, draw)
 
     def _for_tokens(self) -> AbstractContextManager[None]:
         return self._adapters.model_adapters.applied(self._token_slots)

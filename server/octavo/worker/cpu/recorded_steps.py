@@ -24,10 +24,10 @@ from octavo.models.base import CausalLM
 from octavo.models.state_reader import StateReader
 from octavo.worker.input_batch import InputBatch, StepInputs
 from octavo.worker.sequence_states import empty_metadata, fill_metadata
-from octavo.worker.step import Logits
+from octavo.worker.step import Logits, StepDraw
 from octavo_kernels import AttentionMetadata, LayerState
 from octavo_kernels.attention_metadata import for_groups
-from octavo_kernels.cpu import Arena, DecodeInputs, Program, RecordingError, record, unavailable_reason
+from octavo_kernels.cpu import Arena, Best, DecodeInputs, Program, RecordingError, record, unavailable_reason
 
 logger = logging.getLogger(__name__)
 
@@ -77,14 +77,16 @@ class RecordedSteps:
         """True if steps are recorded, as far as is known before one is."""
         return self.obstacle is None
 
-    def decode(self, rows: np.ndarray, wants_logits: bool, counts: np.ndarray | None = None) -> Logits | None:
+    def decode(
+        self, rows: np.ndarray, wants_logits: bool, counts: np.ndarray | None = None, draw: StepDraw | None = None
+    ) -> Logits | None:
         """A step in which each of the sequences ``rows`` int64 [R] computes one token, or ``counts`` int64 [R], and all
-        of them have logits."""
+        of them have logits. With ``draw``, tokens are drawn from the logits in the same program."""
         total = len(rows) if counts is None else int(counts.sum())
         if not self.can_record or total > self._max_logits:
             return None
         self._inputs.fill_rows(rows, counts)
-        return self._replay(total, len(rows), np.arange(total), wants_logits)
+        return self._replay(total, len(rows), np.arange(total), wants_logits, draw=draw)
 
     def receive(self, states: Sequence[Tensor]) -> None:
         """Have the next step go on from the ``states [T, ...]`` of the stage before."""
@@ -155,7 +157,13 @@ class RecordedSteps:
         return self._head.outputs[:rows]
 
     def _replay(
-        self, rows: int, sequences: int, indices: np.ndarray, wants_logits: bool, has_images: bool = False
+        self,
+        rows: int,
+        sequences: int,
+        indices: np.ndarray,
+        wants_logits: bool,
+        has_images: bool = False,
+        draw: StepDraw | None = None,
     ) -> Logits | None:
         step = self._image_step if has_images else self._step
         if step is None:
@@ -172,29 +180,38 @@ class RecordedSteps:
         self._last = step
         self._written[0][: len(indices)] = indices
         self._written[1][0] = wants_logits
-        step.replay(*self._rows(rows), len(indices), sequences=sequences)
+        logits, index, value, maxima = step.outputs[:4]
+        best = Best(index, value, maxima if len(maxima) else None)
+        then = draw.pack(logits, best) if draw is not None and wants_logits else b""
+        step.replay(*self._rows(rows), len(indices), sequences=sequences, then=then)
+        if draw is not None and then:
+            return Logits(logits, best, drawn=draw.read())
         if not wants_logits:
             token_ids, values = (array[: len(indices)].tolist() for array in self._best[has_images])
-            return Logits(step.outputs[0], None, (token_ids, values))
-        logits, *best = (output[: len(indices)] for output in step.outputs[:3])
-        return Logits(logits, (best[0], best[1]))
+            return Logits(logits, None, (token_ids, values))
+        some = slice(len(indices))
+        return Logits(logits[some], best.take(some))
 
     @property
     def states(self) -> Tensor:
         """The input of ``reader`` from the whole step that ran last, ``[T, H]`` and more rows."""
         assert self._last is not None
-        return self._last.outputs[3]
+        return self._last.outputs[4]
 
     def _run_whole_step(self, *received: Tensor, images: StepImages | None = None) -> list[Tensor]:
         deferred = self._run_layers(*received, images=images)
         if self._reader is None:
             some = [octavo_kernels.embedding(self._indices, tensor) for tensor in deferred]
             with self._for_logits():
-                return [*self._model.lm_head.find_best(self._model.finish(*some), self._wants_logits)]
+                return self._find_best(self._model.finish(*some))
         hidden = self._model.finish(*deferred)
         states = self._reader.read(self._model, deferred, hidden)
         hidden = octavo_kernels.embedding(self._indices, hidden)
-        return [*self._model.lm_head.find_best(hidden, self._wants_logits), states]
+        return [*self._find_best(hidden), states]
+
+    def _find_best(self, hidden: Tensor) -> list[Tensor]:
+        logits, best = self._model.lm_head.find_best(hidden, self._wants_logits)
+        return [logits, best.token_ids, best.values, logits.new_empty(0) if best.maxima is None else best.maxima]
 
     def _run_layers(self, *received: Tensor, images: StepImages | None = None) -> DeferredHidden:
         inputs, states = self._inputs, self._layer_states

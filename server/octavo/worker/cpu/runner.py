@@ -77,7 +77,9 @@ class CPURunner:
         steps = self._steps
         if steps is None:
             return None
-        logits = steps.decode(sampled.rows, self.requests.wants_logits(sampled), counts)
+        wants_logits = self.requests.wants_logits(sampled)
+        draw = self.requests.step_draw(sampled) if wants_logits and not drafts else None
+        logits = steps.decode(sampled.rows, wants_logits, counts, draw)
         if logits is None:
             return None
         self._keep_states()
@@ -165,8 +167,8 @@ class CPURunner:
             # No operation of torch's: after a step the caches hold nothing of it, and each takes 50 us.
             token_ids, values = logits.best_only
             tokens = SampledTokens(token_ids, [value - value != 0.0 for value in values])
-        elif (drawn := self.requests.draw(logits, sampled)) is not None:
-            tokens = drawn
+        elif (drawn := logits.drawn or self.requests.draw(logits, sampled)) is not None:
+            tokens = SampledTokens.from_drawn(drawn)
         else:
             result = self.sampler(logits.values, self.requests.sampling_metadata(sampled), logits.best)
             tokens = SampledTokens(result.sampled_token_ids.tolist(), result.invalid.tolist(), result.logprobs)

@@ -14,6 +14,7 @@ import logging
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from octavo.models.base import CausalLM
@@ -21,7 +22,8 @@ from octavo.sample.metadata import SamplingMetadata
 from octavo.worker.cpu.runner import CPURunner
 from octavo.worker.kv_cache import KVCache
 from octavo.worker.request_states import RequestStates
-from octavo.worker.step import Logits, SampledRows, SampledTokens
+from octavo.worker.step import Logits, SampledRows, SampledTokens, StepDraw
+from octavo_kernels.cpu import Drawn
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +50,22 @@ class DraftStates:
             metadata = replace(metadata, penalties=now.penalties, bad_words=now.bad_words)
         return replace(metadata, append=None, logprobs_rows=None, num_logprobs=None)
 
-    def draw(self, logits: Logits, sampled: SampledRows) -> None:
-        """Only `Sampler` can: it adds no guesses to histories."""
+    def draw(self, logits: Logits, sampled: SampledRows) -> Drawn | None:
+        """The same tokens as by `sampling_metadata`, drawn by the C kernel. None: only `Sampler` can."""
+        states = self.requests.sampling
+        if not states.draws or logits.values.dtype != torch.float32:
+            return None
+        known = self.known[sampled.rows]
+        return states.draw(logits.values, sampled.rows, sampled.positions, logits.best, known=known)
+
+    def step_draw(self, sampled: SampledRows) -> StepDraw | None:
+        """See `RequestStates.step_draw`."""
+        states = self.requests.sampling
+        return states.step_draw(sampled.rows, sampled.positions, self.known[sampled.rows]) if states.draws else None
 
     def wants_logits(self, sampled: SampledRows) -> bool:
         """True if guessing takes more than each row's best token."""
-        return not self.sampling_metadata(sampled).is_greedy_only
+        return not self.requests.sampling.is_greedy_only(sampled.rows, sampled.positions)
 
 
 class DraftModel:

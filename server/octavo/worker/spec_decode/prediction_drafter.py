@@ -115,11 +115,13 @@ class PredictionDrafter:
         self, logits: Logits, req_ids: list[str], rows: np.ndarray, positions: np.ndarray
     ) -> tuple[list[int], np.ndarray]:
         """A token for each of ``rows``, written behind the known ones, and which are invalid."""
+        sampled = SampledRows(req_ids, rows, positions, _no_bitmask)
         if logits.best_only is not None:
             tokens, values = logits.best_only
             invalid = np.array([value - value != 0.0 for value in values])
+        elif (drawn := self._states.draw(logits, sampled)) is not None:
+            tokens, invalid = drawn.token_ids, np.array(drawn.invalid)
         else:
-            sampled = SampledRows(req_ids, rows, positions, _no_bitmask)
             result = self._sampler(logits.values, self._states.sampling_metadata(sampled), None)
             tokens, invalid = result.sampled_token_ids.tolist(), result.invalid.numpy()
         self._batch.token_ids[rows, positions] = tokens

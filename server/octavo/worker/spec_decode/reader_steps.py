@@ -104,7 +104,8 @@ class ReaderSteps:
         if model.num_reads:
             made = [model.predict(inputs.input_ids, before, inputs.positions, context, self._time(kind))]
         hidden = model.head_input(octavo_kernels.embedding(self._ends, made[0] if made else before), kind)
-        return [*model.head(kind).find_best(hidden, self._wants_logits), *made]
+        logits, best = model.head(kind).find_best(hidden, self._wants_logits)
+        return [logits, best.token_ids, best.values, *made]
 
     def _read(self, rows: np.ndarray, counts: np.ndarray, before: Tensor, number: int) -> Tensor:
         inputs, time = StepInputs(self._batch, rows, counts, self._model.row_multiple), self._time(number)
