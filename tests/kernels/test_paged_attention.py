@@ -9,12 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import emulated_amx
 from support.emulated_kernels import all_parameters
 from torch.nn import functional
 
 import octavo_kernels
 from octavo_kernels import AttentionOptions, cpu, reference
-from octavo_kernels.cpu import library
+from octavo_kernels.cpu import compiler, library
 from octavo_kernels.cpu.attention import from_pair_layout, has_pair_layout, to_pair_layout
 
 C_ISAS = all_parameters()
@@ -320,6 +321,18 @@ def test_long_single_sequence_is_split_over_threads_without_a_trace(isa, threads
     assert torch.equal(results[0], results[2]) and torch.equal(results[0], results[4])
     assert torch.equal(results[1], results[3]) and torch.equal(results[1], results[5])
     assert not torch.equal(results[0], results[1])
+
+
+@pytest.mark.skipif(compiler.AMX not in compiler.supported_isas(), reason="no matrix units here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_emulator_of_matrix_units_has_their_bits(sequence_type, lay_out, dtype):
+    parts = [(sequence_type.random(n + new, 6, 2, 64, n, dtype), n, new) for n, new in ((0, 150), (300, 1), (64, 40))]
+    before, outs = library.get_library(), []
+    for chosen in (library.load(compiler.AMX), emulated_amx.load("avx512bf16")):
+        library.use_library(chosen)
+        outs.append(attend(parts, lay_out, 0.125, block_size=16, kv_dtype=torch.bfloat16))
+    library.use_library(before)
+    assert torch.equal(*outs)
 
 
 @given(blocks=st.integers(1, 3), heads=st.integers(1, 3), chunks=st.integers(1, 3), width=st.integers(1, 4))

@@ -160,7 +160,7 @@ def _smaller_weights(asked: EngineConfig, device: DeviceMemory) -> Iterator[Chan
 
 
 def _smaller_steps(asked: EngineConfig, device: DeviceMemory) -> Iterator[Change]:
-    scheduler = with_token_budget(asked.scheduler, device.kind)
+    scheduler = with_token_budget(asked, device.kind, device.has_matrix_units)
     fewer, tokens = scheduler.max_num_seqs // 2, scheduler.max_num_batched_tokens // 2
     if fewer >= 8:
         changed = _changed(asked, scheduler={"max_num_seqs": fewer})

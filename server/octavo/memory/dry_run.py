@@ -104,7 +104,7 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     memories = _of_stages(config, measure, ranks, stages)
     whole = memories[0] if ranks * stages == 1 else measure(config, 1)
     kv_bytes = sum(spec.bytes_per_token() for spec in whole.specs)
-    config = with_step_limits(config, device.kind)
+    config = with_step_limits(config, device.kind, device.has_matrix_units)
     largest = max(memories, key=lambda memory: memory.weights)
     found = Plan(config, device, ranks, largest, kv_bytes, None, stages=stages, of_stages=tuple(memories))
     try:

@@ -31,6 +31,8 @@ DEVICE_SLACK = 256 << 20
 # time are no faster: they only keep the decodes beside them waiting. A GPU's step of prompts takes the host some
 # milliseconds to launch, longer than the device needs for few tokens of a small model.
 MAX_NUM_BATCHED_TOKENS = {"cpu": 192, "cuda": 8192}
+# Matrix units take a third of the time for a token, and less for each of many: as long as 192 tokens take without them.
+MATRIX_TOKENS = 512
 
 
 def available_for_weights(cache: CacheConfig, total: int, in_use: int = 0, on_device: bool = False) -> int:
@@ -61,16 +63,22 @@ def check_weights_fit(cache: CacheConfig, memory: ModelMemory, device: DeviceMem
         )
 
 
-def with_token_budget(asked: SchedulerConfig, kind: str) -> SchedulerConfig:
-    """``asked`` with what suits the kind of device where it leaves max_num_batched_tokens open."""
-    budget = asked.max_num_batched_tokens or max(MAX_NUM_BATCHED_TOKENS[kind], asked.max_num_seqs)
-    return replace(asked, max_num_batched_tokens=budget)
+def with_token_budget(config: EngineConfig, kind: str, has_matrix_units: bool = False) -> SchedulerConfig:
+    """The scheduler's config with what suits the kind of device where it leaves max_num_batched_tokens open.
+
+    ``has_matrix_units``: of a CPU whose kernels multiply bfloat16 by them (`limits.has_matrix_units`).
+    """
+    asked, model = config.scheduler, config.model
+    is_plain = model.dtype == "bfloat16" and model.weight_dtype is None and model.quantization in (None, "none")
+    tokens = MATRIX_TOKENS if kind == "cpu" and has_matrix_units and is_plain else MAX_NUM_BATCHED_TOKENS[kind]
+    return replace(asked, max_num_batched_tokens=asked.max_num_batched_tokens or max(tokens, asked.max_num_seqs))
 
 
-def with_step_limits(config: EngineConfig, kind: str) -> EngineConfig:
-    """``config`` with what it leaves open of a step on that kind of device. Raises ConfigError where images have no
-    room."""
-    return replace(config, scheduler=with_images(config, with_token_budget(config.scheduler, kind)))
+def with_step_limits(config: EngineConfig, kind: str, has_matrix_units: bool = False) -> EngineConfig:
+    """``config`` with what it leaves open of a step on that kind of device, see `with_token_budget`. Raises ConfigError
+    where images have no room."""
+    limited = with_token_budget(config, kind, has_matrix_units)
+    return replace(config, scheduler=with_images(config, limited))
 
 
 def kv_cache_layout(
@@ -97,7 +105,7 @@ def check_fits(config: EngineConfig, memory: ModelMemory, device: DeviceMemory) 
     check_weights_fit(config.cache, memory, device)
     if config.model.is_encoder:
         return config.scheduler.max_model_len
-    config = with_step_limits(config, device.kind)
+    config = with_step_limits(config, device.kind, device.has_matrix_units)
     layout = kv_cache_layout(memory.specs, config, device.steps_in_flight, state=memory.state)
     # The memory of a device's step is known later.
     return plan_memory(config, layout, memory.weights, device, stage=memory.stage).max_model_len

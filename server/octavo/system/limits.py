@@ -72,6 +72,19 @@ def memory_limit(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -
     return limit
 
 
+def has_matrix_units(info: Path = Path("/proc/cpuinfo")) -> bool:
+    """True if this CPU has matrix units (AMX) and OCTAVO_CPU_ISA names no kernels without them.
+
+    Whether the system permits them is known when the kernels are loaded.
+    """
+    if os.environ.get("OCTAVO_CPU_ISA") not in (None, "", "amx"):
+        return False
+    try:
+        return {"amx_tile", "amx_int8", "amx_bf16"} <= set(info.read_text().split())
+    except OSError:
+        return False
+
+
 def allow_many_descriptors() -> None:
     """Raise the limit of file descriptors, of this process and those that it starts: with the usual 1,024, that many
     slow clients would lock out all others, and the probes."""

@@ -157,7 +157,7 @@ class Worker:
         if isinstance(model, Encoder):
             return _Loaded(config, model)
         return _Loaded(
-            with_step_limits(config, self.device.type),
+            with_step_limits(config, self.device.type, limits.has_matrix_units()),
             model,
             kv_cache_specs(model, config, self.device),
             *self._load_drafter(config.drafter),

@@ -11,6 +11,7 @@
 // in which the terms of one row are added.
 #include "attention_int8.h"
 #include "attention_items.h"
+#include "attention_matrix.h"
 #include "attention_tile.h"
 
 #define MAX_HEAD_SIZE 576  // also in octavo_kernels/cpu/attention.py
@@ -28,7 +29,8 @@ struct buffers {
 };
 
 static struct buffers get_buffers(int64_t rows, int64_t depth) {
-    float *p = thread_scratch((size_t)(3 * rows * depth + 2 * TILE * depth + (6 + VW) * rows + 64) * sizeof(float));
+    const int64_t past = HAS_MATRIX_ATTENTION ? 16 * depth : 0;  // rows that are read with the last ones
+    float *p = thread_scratch((size_t)(3 * rows * depth + 2 * TILE * depth + (6 + VW) * rows + past + 64) * sizeof(float));
     struct buffers w;
     w.kt = p, p += TILE * depth;
     w.vt = p, p += TILE * depth;
@@ -154,6 +156,32 @@ INLINE void attend_tile(const struct item *it, struct buffers *w, int64_t start,
     accumulate_pv(w->acc + r * depth, depth, s, values, from, to, kind, &w->prefetch, mr);
 }
 
+#if HAS_MATRIX_ATTENTION
+// Rows r .. r + rows of the item, at most MATRIX_ROWS, against the tile of positions start .. start + TILE by matrix tiles
+static void __attribute__((noinline)) attend_matrix(const struct item *it, struct buffers *w, int64_t start, int64_t r, int64_t rows,
+                                                    const void *const *keys, const float *values, int64_t lines) {
+    float s[MATRIX_ROWS * TILE] __attribute__((aligned(64))), p[MATRIX_ROWS * TILE / 2] __attribute__((aligned(64)));
+    float rescale[MATRIX_ROWS + VW];
+    uint64_t visible[MATRIX_ROWS], any = 0;
+    const int64_t depth = it->depth, head_size = it->a->head_size, steps = head_size / TILE_WIDTH + 2 * CEIL_DIV(depth, MATRIX_COLUMNS);
+    const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t first = first_seen(it->a, w->position[r + i]) - start, end = w->last[r + i] - start + 1;
+        any |= visible[i] = bits_between(first, end);
+    }
+    if (!any) return;
+    matrix_scores(w->q + r * depth, depth, head_size, keys, s, &w->prefetch, CEIL_DIV(lines, steps));
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
+                          rescale + i, 4);
+    for (; i < rows; i++)
+        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
+                          rescale + i, 1);
+    matrix_accumulate_pv(w->acc + r * depth, depth, rescale, p, values, s, rows, &w->prefetch, CEIL_DIV(lines, steps));
+}
+#endif
+
 static void __attribute__((noinline)) attend_tile_dispatch(const struct item *it, struct buffers *w, int64_t start, int64_t r,
                                                            int64_t mr, const void *const *keys, const void *const *values,
                                                            int kind) {
@@ -200,6 +228,10 @@ INLINE void attend_split(const struct item *it, struct buffers *w, int64_t begin
     // With few rows, memory bandwidth is the limit: the next tile is then prefetched line by line (prefetch_chunk_line).
     const int by_lines = rows <= 4 * MR && in_chunks(it->a), few_rows = by_lines || (rows <= 4 * MR && !by_lanes);
     int now = 0;
+#if HAS_MATRIX_ATTENTION
+    const int by_matrix = kind == BF16_PAIRS && head_size % TILE_WIDTH == 0;
+    if (by_matrix) amx_configure(HALF_ROWS, HALF_ROWS, HALF_ROWS);
+#endif
     const int64_t pieces = in_chunks(it->a) ? CHUNKS : TILE, 
                   piece_bytes = kv_row_bytes(head_size, it->a->kv_dtype) * (TILE / pieces);
     const int64_t lines = 2 * pieces * CEIL_DIV(piece_bytes, 64), row_tiles = CEIL_DIV(rows, MR);
@@ -216,6 +248,11 @@ INLINE void attend_split(const struct item *it, struct buffers *w, int64_t begin
 #if HAS_BF16_PAIRS
         const void *chunks[2][CHUNKS];
         if (kind == BF16_PAIRS) {
+#if HAS_MATRIX_ATTENTION
+            if (by_matrix && in_chunks(it->a)) {
+                copy_value_chunks(values, w->vt, (first_seen(it->a, it->first_position) - start) / CHUNK, count, depth);
+            } else
+#endif
             if (!in_chunks(it->a)) {
                 if (head_size % (2 * VW)) pack_rows_as_pairs(keys, values, w->kt, w->vt, head_size, depth, 0);
                 else pack_rows_as_pairs(keys, values, w->kt, w->vt, depth, depth, 1);
@@ -228,6 +265,15 @@ INLINE void attend_split(const struct item *it, struct buffers *w, int64_t begin
                 zero_pad_values(values[count / CHUNK], w->vt, count % CHUNK, depth);
                 values[count / CHUNK] = w->vt;
             }
+        }
+#endif
+#if HAS_MATRIX_ATTENTION
+        if (by_matrix) {
+            const int64_t groups = CEIL_DIV(rows, MATRIX_ROWS);
+            for (int64_t r = 0; r < rows; r += MATRIX_ROWS)
+                attend_matrix(it, w, start, r, MIN(MATRIX_ROWS, rows - r), keys, w->vt, CEIL_DIV(lines, groups));
+            count = next_count;
+            continue;
         }
 #endif
         if (by_lines && w->prefetch.end) w->prefetch.chunks_with_scores = start + TILE < end ? CHUNKS : 2 * CHUNKS;
