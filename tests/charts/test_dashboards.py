@@ -148,14 +148,15 @@ def scraped(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def load(engine: Engine, end: float) -> None:
     number = 0
-    engine.complete("again and " * 10, max_tokens=60)  # guesses, whatever else runs: what they cost is not known yet
+    # Greedy, a random model repeats itself, so that there is something to guess.
+    engine.complete("again and " * 10, max_tokens=60, temperature=0)  # while what guesses cost is not known yet
     while time.monotonic() < end:
         number += 1
         threads = engine.crowd(6 if number % 4 else 20, max_tokens=60)
         engine.complete("what everybody asks " * 10, max_tokens=8)
         for thread in threads:
             thread.join()
-        engine.complete("again and " * 10, max_tokens=60)  # alone, where guesses pay
+        engine.complete("again and " * 10, max_tokens=60, temperature=0)  # alone, where guesses pay
 
 
 @pytest.mark.slow

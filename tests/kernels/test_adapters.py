@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from support.emulated_kernels import ARM64
 
 from octavo_kernels import AdapterTable, cpu, reference
 from octavo_kernels.cpu import record
@@ -13,6 +14,12 @@ from octavo_kernels.cpu import record
 DTYPES = [torch.float32, torch.bfloat16]
 SLOTS = [2, -1, 0, 1, 0, 3, -1, 2, 2]
 RANKS = [3, 8, 5, 0]
+
+
+@pytest.fixture(autouse=True)
+def _tables_of_addresses(request):
+    if request.node.callspec.params.get("isa", "").startswith(ARM64):
+        pytest.skip("the emulator translates addresses that operations are given, not those in a table")
 
 
 def make_table(width: int, sizes: list[int], dtype: torch.dtype) -> AdapterTable:

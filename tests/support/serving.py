@@ -167,9 +167,9 @@ class Engine:
             assert time.monotonic() < deadline, page
             time.sleep(0.05)
 
-    def complete(self, prompt: str, max_tokens: int = 16, timeout: float = 60) -> int:
+    def complete(self, prompt: str, max_tokens: int = 16, timeout: float = 60, **options: object) -> int:
         """The answer's status; 0 when there was none."""
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **options}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             connection.connect()
