@@ -144,7 +144,7 @@ def stream(port: int, tokens: int) -> bool:
 @pytest.mark.slow
 def test_forty_whole_bodies_at_once_are_answered_within_the_memory(tmp_path: Path) -> None:
     """Sent by several processes, they arrive faster than Envoy looks at their heads."""
-    with echo_server() as echo:
+    with echo_server(with_bodies=False) as echo:
         gateway = Gateway(tmp_path, {"echo": echo}, {"tiny": ("echo", "tiny")}, with_picker=True)
         gateway.workers = gateway.spec.workers
         with gateway, PickerProcess(gateway):

@@ -84,7 +84,7 @@ def main(port: int, key: str, clients: int, seed: int, kinds: list[str]) -> None
     for number in range(clients):
         die = random.Random(seed * 1000 + number)
         if kinds == ["ONCE"]:
-            threads.append(threading.Thread(target=made.send, args=(made.whole, die, 25)))
+            threads.append(threading.Thread(target=made.send, args=(made.whole, die, 60)))
         else:
             kind = getattr(made, kinds[number % len(kinds)])
             threads.append(threading.Thread(target=made.go_on, args=(kind, die)))
