@@ -74,7 +74,7 @@ def status(gateway: Gateway, body: bytes, key: str = "none") -> int:
 def test_a_body_is_refused_by_its_head_when_others_have_the_room(plain: Gateway, length: int | None) -> None:
     held = [connected(plain, head("x", length)) for _ in range(12)]
     refused = [one for one in held if status_of(one, 0.5) == 429]
-    assert 1 <= len(held) - len(refused) <= 6, "0.3 GiB, half of it for each thread"
+    assert 1 <= len(held) - len(refused) <= 6, "0.27 GiB, half of it for each thread"
     small = json.dumps({"model": "m", "prompt": "x" * 60_000}).encode()
     assert plain.ask("POST", "/v1/completions", small)[0] == 200, "small ones always have room"
     large = json.dumps({"model": "m", "prompt": "x" * (31 * 2**20)}).encode()
@@ -98,7 +98,7 @@ def test_many_large_requests_one_after_the_other_have_room(plain: Gateway) -> No
 
 
 def test_a_tenant_leaves_as_much_room_as_it_takes(tmp_path: Path) -> None:
-    """Of 0.3 GiB a thread has half: four bodies of 32 MiB and a part of a fifth."""
+    """Of 0.27 GiB a thread has half: four bodies of 32 MiB and a part of a fifth."""
     names = ("red", "blue", "green")
     for name in names:
         (tmp_path / name).write_text(f"sk-{name}")

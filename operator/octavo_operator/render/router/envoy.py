@@ -28,7 +28,7 @@ CALLER_HEADERS = ("x-octavo-tenant", "x-octavo-tenant-id", "x-octavo-cache-salt"
 # the mean of a run's requests, 110 with 1.2 times, and as many prefixes are found.
 LOAD_FACTOR = 110
 _HEALTH_SECONDS = 1
-_BODIES = 0.3  # of a router's memory, for bodies of requests: on their way to the picker there are two copies of each
+_BODIES = 0.27  # of a router's memory, for bodies of requests: on their way to the picker there are two copies of each
 _HEAP = 0.85  # of it, for Envoy's heap: Lua's is beside it
 _LEAST_HEAP = 2**26  # bytes: with less it would take no requests at all
 _MANY = 2**20  # of requests at once: the engines' own queues are what bounds the load
