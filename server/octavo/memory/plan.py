@@ -66,11 +66,14 @@ def check_weights_fit(cache: CacheConfig, memory: ModelMemory, device: DeviceMem
 def with_token_budget(config: EngineConfig, kind: str, has_matrix_units: bool = False) -> SchedulerConfig:
     """The scheduler's config with what suits the kind of device where it leaves max_num_batched_tokens open.
 
-    ``has_matrix_units``: of a CPU whose kernels multiply bfloat16 by them (`limits.has_matrix_units`).
+    ``has_matrix_units``: of a CPU whose kernels multiply bfloat16 by them (`limits.has_matrix_units`). Ranks may run on
+    unlike machines and must agree, so that they take the same number everywhere.
     """
     asked, model = config.scheduler, config.model
     is_plain = model.dtype == "bfloat16" and model.weight_dtype is None and model.quantization in (None, "none")
-    tokens = MATRIX_TOKENS if kind == "cpu" and has_matrix_units and is_plain else MAX_NUM_BATCHED_TOKENS[kind]
+    is_packed = model.files.format == "gguf" or "quantization_config" in model.hf_config
+    fits_units = kind == "cpu" and has_matrix_units and is_plain and not is_packed and config.parallel.world_size == 1
+    tokens = MATRIX_TOKENS if fits_units else MAX_NUM_BATCHED_TOKENS[kind]
     return replace(asked, max_num_batched_tokens=asked.max_num_batched_tokens or max(tokens, asked.max_num_seqs))
 
 

@@ -53,3 +53,14 @@ def test_the_affinity_mask_and_the_machine_count_without_limits(tmp_path: Path) 
 def test_omp_num_threads_is_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert limits.cpu_count(tmp_path, tmp_path / "none") == 2
+
+
+@pytest.mark.parametrize("isa, found", [(None, True), ("amx", True), ("avx512bf16", False)])
+def test_matrix_units_count_unless_kernels_without_them_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isa: str | None, found: bool
+) -> None:
+    monkeypatch.setenv("OCTAVO_CPU_ISA", isa or "")
+    write(tmp_path / "cpuinfo", "flags\t\t: fpu amx_bf16 avx512f amx_tile amx_int8\n")
+    assert limits.has_matrix_units(tmp_path / "cpuinfo") == found
+    write(tmp_path / "cpuinfo", "flags\t\t: fpu amx_bf16 avx512f amx_tile\n")
+    assert not limits.has_matrix_units(tmp_path / "cpuinfo") and not limits.has_matrix_units(tmp_path / "none")

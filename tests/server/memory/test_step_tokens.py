@@ -1,0 +1,53 @@
+"""A step may have more tokens where matrix units multiply, but nowhere else, and never other than was asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.tiny_models import FAMILIES, make_model
+
+from octavo.engine.args import EngineArgs
+from octavo.interface.engine_config import EngineConfig
+from octavo.memory.plan import MATRIX_TOKENS, MAX_NUM_BATCHED_TOKENS, with_step_limits
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = tmp_path_factory.mktemp("model")
+    make_model(*FAMILIES["llama"]).save_pretrained(folder)
+    return EngineArgs(model=str(folder), dtype="bfloat16", skip_tokenizer_init=True).create_engine_config()
+
+
+def tokens(config: EngineConfig, kind: str = "cpu", units: bool = True) -> int:
+    return with_step_limits(config, kind, units).scheduler.max_num_batched_tokens
+
+
+def test_plain_bfloat16_weights_take_long_steps_in_matrix_units(plain: EngineConfig) -> None:
+    assert tokens(plain) == MATRIX_TOKENS > tokens(plain, units=False) == MAX_NUM_BATCHED_TOKENS["cpu"]
+    assert tokens(plain, "cuda") == MAX_NUM_BATCHED_TOKENS["cuda"]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"dtype": "float32"},
+        {"weight_dtype": "float16"},
+        {"quantization": "int8"},
+        {"hf_config": {"quantization_config": {"quant_method": "awq"}}},
+    ],
+    ids=str,
+)
+def test_other_weights_take_none(plain: EngineConfig, model: dict[str, Any]) -> None:
+    assert tokens(replace(plain, model=replace(plain.model, **model))) == MAX_NUM_BATCHED_TOKENS["cpu"]
+
+
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_ranks_agree_on_machines_that_differ(plain: EngineConfig, size: str) -> None:
+    ranks = replace(plain, parallel=replace(plain.parallel, **{size: 2}))
+    assert tokens(ranks) == tokens(ranks, units=False)
+
+
+def test_what_was_asked_stays(plain: EngineConfig) -> None:
+    assert tokens(replace(plain, scheduler=replace(plain.scheduler, max_num_batched_tokens=64))) == 64
