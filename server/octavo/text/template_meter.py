@@ -24,6 +24,7 @@ _STEPS_PER_BYTE = 4  # of the input
 _BYTES_PER_BYTE = 16
 _SHORT = 4096  # bytes that are written in no time
 _LOOK_STEPS = 50_000  # between two looks at the clock
+_LOOK_PARTS = 5_000  # of a value that is weighed, which take about as long
 _BITS = 1 << 16  # of a number in arithmetic
 
 _EMPTY: dict[Any, Any] = {}
@@ -72,9 +73,12 @@ class Meter:
             self._extend(self._too_many_bytes())
         while self.steps < 0:
             self._extend(self._too_many_steps())
+        self._look_at_clock()
+        self._look = max(0, self.steps - _LOOK_STEPS)
+
+    def _look_at_clock(self) -> None:
         if time.thread_time() > self._end:
             self._stop(f"takes more than {self._seconds:g} s of processor time")
-        self._look = max(0, self.steps - _LOOK_STEPS)
 
     def _too_many_bytes(self) -> str:
         return f"makes more than {self._all_bytes:,} bytes of text and lists"
@@ -108,7 +112,7 @@ class Meter:
             return len(value)
         if type(value) in _SCALARS and (type(value) is not int or value.bit_length() < _BITS):
             return 32
-        while (weight := weight_of(value, limit := min(self.size, 8 * self.steps))) > limit:
+        while (weight := weight_of(value, limit := min(self.size, 8 * self.steps), self._look_at_clock)) > limit:
             self._extend(self._too_many_bytes() if limit == self.size else self._too_many_steps())
         self.toll(1 + (weight >> 3), weight >> 2)
         return weight
@@ -199,10 +203,16 @@ class Meter:
         return left in right
 
 
-def weight_of(value: Any, limit: int) -> int:
-    """About how many bytes a value takes, each of its parts as often as it is there; more than ``limit`` ends it."""
-    weight, waiting = 0, [value]
+def weight_of(value: Any, limit: int, look_at_clock: Callable[[], None] = lambda: None) -> int:
+    """About how many bytes a value takes, each of its parts as often as it is there; more than ``limit`` ends it.
+
+    A small value has many parts where they are shared: the clock is looked at every so many of them.
+    """
+    weight, waiting, unseen = 0, [value], _LOOK_PARTS
     while waiting and weight <= limit:
+        if not (unseen := unseen - 1):
+            look_at_clock()
+            unseen = _LOOK_PARTS
         part = waiting.pop()
         if isinstance(part, str):
             weight += 16 + len(part)

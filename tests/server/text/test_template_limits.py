@@ -22,7 +22,7 @@ from octavo.chat.tools.choice import own_format
 from octavo.text.bounded_sandbox import Generation, environment
 from octavo.text.chat_template import ChatTemplateError, TemplateLimitError, render
 from octavo.text.content_format import iterates_over_content, with_parts
-from octavo.text.template_meter import STEPS, Meter, metered
+from octavo.text.template_meter import SECONDS, STEPS, Meter, UsedUpError, metered
 
 ASK = [{"role": "user", "content": "hi"}]
 TESTS = Path(__file__).parents[1]
@@ -175,7 +175,7 @@ def assert_refused(names: Any, steps: int) -> None:
     for name, (outcome, seconds) in zip(names, found, strict=True):
         reasons = ("Recursion", "deeply", "in one another", "are taken")
         assert outcome == "limit" or any(reason in outcome for reason in reasons), (name, outcome)
-        assert seconds < 3, name
+        assert seconds < SECONDS + 1, name
 
 
 @pytest.mark.slow
@@ -185,6 +185,17 @@ def test_hostile_templates_are_refused_in_little_time_and_memory() -> None:
 
 def test_a_rendering_s_whole_share_is_little() -> None:
     assert_refused(["loops", "doubling", "center", "width", "indent", "brackets", "shared"], STEPS)
+
+
+def test_the_clock_is_looked_at_while_one_value_is_weighed() -> None:
+    shared: list[Any] = [1]
+    for _ in range(60):
+        shared = [shared, shared]
+    meter = Meter(steps=10**15, size=10**15, seconds=0.1)
+    before = time.thread_time()
+    with pytest.raises(UsedUpError, match=r"takes more than 0\.1 s of processor time"):
+        meter.weigh(shared)
+    assert time.thread_time() - before < 1
 
 
 # Whatever can be called on any value, with arguments that would make it large: nothing of it may pass.
