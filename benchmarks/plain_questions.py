@@ -5,9 +5,9 @@
 An answer is good if it ends by itself (chat has not cut it), says nothing over and over (no run of ten words comes a
 third time, and no line that is longer than a word or two a fourth), is English as the question is (nine in ten of its
 letters are ASCII, and of its words at least one in eight is among the commonest of English, answers of up to four words
-excepted) and speaks of what was asked: one of the words that stand behind the question comes in it. Flags after -- go
-to `octavo chat` (`--temperature 1` is how an API without the model's own parameters would answer). Exit status 1 below
-45 of the 60.
+beside numbers excepted) and speaks of what was asked: one of the words that stand behind the question comes in it.
+Flags after -- go to `octavo chat` (`--temperature 1` is how an API without the model's own parameters would answer).
+Exit status 1 below 45 of the 60.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def problem(question: str, answer: str) -> str | None:
     letters = [letter for letter in text if letter.isalpha()]
     if sum(letter.isascii() for letter in letters) < 0.9 * len(letters):
         return "not English"
-    if len(words) > 4 and sum(word in COMMON for word in words) < len(words) / 8:
+    if sum(not word.isdigit() for word in words) > 4 and sum(word in COMMON for word in words) < len(words) / 8:
         return "not English"
     return None if re.search(rf"\b({QUESTIONS[question]})\b", text.lower()) else "of something else"
 

@@ -19,6 +19,7 @@ from support.scripted_server import API_KEY, ScriptedServer
 from support.serving import free_port, tiny_model
 
 from octavo.chat_client import CHAT_SAMPLING
+from octavo.fetch.model_names import FIRST_QUESTIONS
 
 expect = pytest.importorskip("playwright.sync_api").expect
 HOSTILE = (
@@ -82,6 +83,17 @@ def test_an_answer_streams_and_says_what_it_cost(scripted: ScriptedServer, page:
     body = scripted.requests[-1]
     assert body["stream_options"] == {"include_usage": True} and body["max_tokens"] == 8192 // 4
     assert not CHAT_SAMPLING.keys() & body.keys(), "the model's own recommendation holds"
+
+
+def test_questions_are_proposed_and_what_is_being_written_stays(scripted: ScriptedServer, page: Any) -> None:
+    first, *_, last = FIRST_QUESTIONS
+    scripted.answers[f"please\n{first}"] = ["Paris"]
+    page.get_by_label("Message", exact=True).fill("please")
+    page.get_by_role("button", name=first).click()
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(answers(page, 1).locator(".body")).to_have_text("Paris")
+    expect(page.get_by_role("button", name=last)).to_have_count(0)
 
 
 def test_stop_edit_retry_and_undo_lose_nothing(scripted: ScriptedServer, page: Any) -> None:

@@ -17,6 +17,7 @@ from octavo.chat_client import Client, MessageRefusedError
 from octavo.cli.chat_input import Lines, Reader, Terminal
 from octavo.cli.conversation import Conversation, dim, is_command
 from octavo.errors import OctavoError
+from octavo.fetch.model_names import FIRST_QUESTIONS
 from octavo.system.parent import octavo_command
 from octavo.system.signals import exit_on_signals
 
@@ -46,7 +47,7 @@ def talk(args: argparse.Namespace) -> int:
             return 0 if conversation.ask(_with_input(args.quick)) else 130
         if not sys.stdin.isatty():
             return _converse(conversation, Lines(sys.stdin))
-        print(dim(f"{model.name}: /? for help, /bye or Ctrl-D to leave"))
+        print(dim(f"{model.name}: /? for help, /bye or Ctrl-D to leave; ask something, as {FIRST_QUESTIONS[0]}"))
         return _converse(conversation, Terminal())
 
 

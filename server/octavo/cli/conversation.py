@@ -9,7 +9,6 @@ from typing import Any
 
 from octavo.chat_client import CHAT_SAMPLING, SERVER_SAMPLING, Answer, Client, MessageRefusedError, Model
 from octavo.cli.chat_input import number
-from octavo.fetch.model_names import CHAT_PENALTIES
 from octavo.system.suggestions import did_you_mean
 
 HELP = """\
@@ -66,17 +65,15 @@ class Conversation:
     def sampling(self) -> dict[str, float]:
         """Temperature and the like of the next answer, as far as they are known."""
         own = {name: self._settings[name] for name in _SETTINGS if name in self._settings}
-        return self._model.chat_sampling | self._defaults | own
+        said = self._model.chat_sampling
+        if "temperature" in own:  # the server then leaves out the penalty that belongs to the model's own
+            said.pop("frequency_penalty", None)
+        return said | own
 
     @property
     def _defaults(self) -> dict[str, float]:
         """Return parameters that are sent although neither the user nor the model's files set them."""
-        said = self._model.sampling
-        if said is None:
-            return {}
-        greedy = self._settings.get("temperature", said.get("temperature")) == 0
-        penalties = {} if greedy else CHAT_PENALTIES.get(self._model.name, {})
-        return penalties if said else CHAT_SAMPLING | penalties
+        return CHAT_SAMPLING if self._model.sampling == {} else {}
 
     # Answers.
 

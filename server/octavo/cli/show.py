@@ -40,7 +40,7 @@ def _described(name: str, download_dir: str | None) -> dict[str, Any]:
     from octavo.fetch.description import describe
     from octavo.fetch.installed import find_installed
     from octavo.fetch.model_config import load_generation_config, load_hf_config
-    from octavo.fetch.model_names import CARD_SAMPLING, looks_local
+    from octavo.fetch.model_names import ALIAS_SAMPLING, looks_local
     from octavo.fetch.progress import format_bytes
     from octavo.fetch.sources import resolve_model
     from octavo.interface.sampling_params import recommended_sampling
@@ -75,7 +75,7 @@ def _described(name: str, download_dir: str | None) -> dict[str, Any]:
         "vocabulary": "vocab_size",
     }
     found |= {title: config.get(field) for title, field in fields.items()}
-    sampling = CARD_SAMPLING.get(name.removesuffix(":latest"), {})
+    sampling = ALIAS_SAMPLING.get(name.removesuffix(":latest"), {})
     found["sampling"] = {**sampling, **recommended_sampling(load_generation_config(files))}
     templates = [files.path / "chat_template.jinja", *(files.path / "additional_chat_templates").glob("*.jinja")]
     configured = files.path / "tokenizer_config.json"

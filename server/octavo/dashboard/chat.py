@@ -162,7 +162,7 @@ class _Chat:
         body = {
             "model": model.name if model else None,
             "messages": _conversation(system, turns),
-            **(CHAT_SAMPLING if model is not None and model.sampling == {} else {}),
+            **_defaults(model, temperature),
             "temperature": temperature,
             "top_p": top_p,
             "max_tokens": int(max_tokens),
@@ -178,6 +178,17 @@ class _Chat:
         finally:
             self.stops.pop(visitor, None)
         yield {self.turns: turns} | self.buttons.update(busy=False, any_turn=True)
+
+
+def _defaults(model: Model | None, temperature: float) -> dict[str, float]:
+    """Return parameters without a slider: chat's where the model recommends none, and the penalty that belongs to the
+    model's own temperature."""
+    said = model.sampling if model is not None else None
+    if said == {}:
+        return CHAT_SAMPLING
+    if not said or "frequency_penalty" not in said or temperature != said.get("temperature"):
+        return {}
+    return {"frequency_penalty": said["frequency_penalty"]}
 
 
 def _conversation(system: str, turns: list[Turn]) -> list[dict[str, Any]]:

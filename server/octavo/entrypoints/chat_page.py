@@ -7,11 +7,14 @@ asks its visitor for that.
 from __future__ import annotations
 
 import hashlib
+import json
 from base64 import b64encode
 from functools import lru_cache
 from pathlib import Path
 
 from starlette.types import Scope
+
+from octavo.fetch.model_names import FIRST_QUESTIONS
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("markdown", "api", "conversation", "messages", "pictures", "composer", "details", "memory", "main")
@@ -25,6 +28,7 @@ def chat_page() -> tuple[bytes, dict[str, str]]:
     style = (page / "page.css").read_text(encoding="utf-8")
     files = [(page / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     script = '"use strict";\n{\n' + "\n".join(files) + "}\n"  # one scope for all files, and nothing global
+    script = script.replace("{questions}", json.dumps(FIRST_QUESTIONS))
     icon = "data:image/svg+xml;base64," + b64encode((_HERE / "icon.svg").read_bytes()).decode()
     document = (page / "page.html").read_text(encoding="utf-8")
     for mark, text in (("{icon}", icon), ("{style}", style), ("{script}", script)):

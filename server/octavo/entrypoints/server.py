@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from octavo.chat.tools.choice import format_of
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.core_launcher import CoreProcess, CoreProcesses
+from octavo.entrypoints.announcement import announcement
 from octavo.entrypoints.app import build_app, build_management_app
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.state import FAILED_SECONDS, Phase, ServerState, served_names
@@ -84,9 +85,8 @@ async def serve(
         metrics.record_startup("fetch", started.fetch_seconds)
         metrics.record_startup("ready", time.perf_counter() - started.at)
         _find_call_format(state)
-        logger.info("serving %s at %s", ", ".join(state.model_names), _address(sockets[0], args))
-        if not args.uds and "generate" in config.model.pooler.tasks:
-            logger.info("chat in a browser: %s", _page_address(sockets[0], args))
+        generates = "generate" in config.model.pooler.tasks
+        logger.info("%s", announcement(state.model_names, sockets[0], args, generates))
         frozen = asyncio.create_task(_fail_frozen(engine))
         core_exit = asyncio.create_task(engine.core_exited.wait())
         await _first_of(core_exit, stop.first)
@@ -187,16 +187,3 @@ async def _drain(state: ServerState, stop: _StopSignals, connections: Iterable[A
         logger.warning("aborting %d requests", state.num_responding)
         state.engine.abort_all()
         await asyncio.sleep(0.1)
-
-
-def _address(sock: socket.socket, args: ServerArgs) -> str:
-    if args.uds:
-        return args.uds
-    host, port = sock.getsockname()[:2]
-    return f"http{'s' if args.ssl_certfile else ''}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _page_address(sock: socket.socket, args: ServerArgs) -> str:
-    """Return the page's address for a browser on this machine, where that of all interfaces may lead nowhere."""
-    address = _address(sock, args).replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    return f"{address}{args.root_path.rstrip('/')}/"

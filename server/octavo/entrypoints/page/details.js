@@ -22,7 +22,7 @@ async function showDetails(card) {
     ["Server", version.version && `Octavo ${version.version}`],
   ];
   const api = location.origin + base + "v1";
-  const body = JSON.stringify({ model: card.id, messages: [{ role: "user", content: "Name the capital of France." }] });
+  const body = JSON.stringify({ model: card.id, messages: [{ role: "user", content: QUESTIONS[0] }] });
   const key = sessionStorage.getItem(`${base}key`) ? " \\\n  -H \"Authorization: Bearer $OCTAVO_API_KEY\"" : "";
   const curl = `curl ${api}/chat/completions -H "Content-Type: application/json"${key} \\\n  -d '${body.replaceAll("'", "'\\''")}'`;
   host.replaceChildren(

@@ -1,5 +1,6 @@
 // The page as a whole: its tabs, the server's state, and what the buttons do.
 
+const QUESTIONS = {questions}; // proposed while nothing has been said
 const LOOK_MS = 5000; // between looks at the server's state, while the page is seen
 const server = { cards: [], keyless: false }; // keyless: the visitor has closed the question for a key
 
@@ -83,9 +84,19 @@ function watchTabs() {
 /** Shows all messages anew. */
 function showMessages() {
   const { messages } = conversation;
-  const empty = element("p", { className: "empty" }, "What is said here stays between this browser and this server.");
+  const empty = element("div", { className: "empty" },
+    element("p", {}, "What is said here stays between this browser and this server."),
+    element("p", {}, ...QUESTIONS.map((text) => button(text, () => propose(text)))));
   $("messages").replaceChildren(...(messages.length ? messages.map((one, i) => shown(one, i)) : [empty]));
   showButtons();
+}
+
+/** Puts a proposed question into the field, for the visitor to send; what is being written there stays. */
+function propose(text) {
+  const field = $("message");
+  field.value = field.value.trim() ? `${field.value}\n${text}` : text;
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+  field.focus();
 }
 
 function shown(message, i) {
