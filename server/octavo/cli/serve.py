@@ -6,7 +6,6 @@ import argparse
 import gc
 import json
 import logging
-import os
 import sys
 import time
 
@@ -20,8 +19,7 @@ from octavo.executor.tls_channel import cluster_token
 from octavo.fetch.cache import mark_as_served
 from octavo.fetch.model_names import check_model_name
 from octavo.flags.config_file import with_config_file
-from octavo.flags.fields import from_flags
-from octavo.flags.serve_flags import add_serve_flags
+from octavo.flags.serve_flags import add_serve_flags, serve_arguments
 from octavo.system.limits import allow_many_descriptors
 from octavo.system.logging_setup import setup_logging
 
@@ -37,19 +35,7 @@ def run(namespace: argparse.Namespace) -> int:
     """Serve until told to stop. Raises OctavoError."""
     started = time.perf_counter()
     namespace = with_config_file(namespace)
-    engine_args: EngineArgs = from_flags(EngineArgs, namespace)
-    args: ServerArgs = from_flags(ServerArgs, namespace)
-    if namespace.model_tag is not None:
-        if engine_args.model is not None and engine_args.model != namespace.model_tag:
-            raise ConfigError(f"two models are named, {namespace.model_tag} and {engine_args.model}: give one")
-        engine_args.model = namespace.model_tag
-    args.api_key = args.api_key or _keys_from_environment()
-    args.replica_address = args.replica_address or os.environ.get("OCTAVO_REPLICA_ADDRESS")
-    args.check()
-    engine_args._validate()
-    _check_adapters(engine_args, args)
-    if args.headless != (engine_args.node_rank > 0):
-        raise ConfigError(f"node_rank {engine_args.node_rank}: --headless is for all nodes but 0, which serves")
+    engine_args, args = serve_arguments(namespace)
     for name in (engine_args.model, engine_args.tokenizer):
         check_model_name(name, engine_args.download_dir)
     if args.headless:
@@ -81,20 +67,6 @@ def _run_node(engine_args: EngineArgs, args: ServerArgs) -> int:
     return 1  # it ends with node 0 only
 
 
-def _check_adapters(engine_args: EngineArgs, args: ServerArgs) -> None:
-    """Raises ConfigError for options about LoRA adapters that need one that is not given."""
-    if not engine_args.enable_lora:
-        names = ("lora_modules", "lora_dir", "lora_list", "lora_credentials", "allow_runtime_lora_updating")
-        given = [name for name in names if getattr(args, name)]
-        if given:
-            raise ConfigError(f"{given[0]} needs --enable-lora: give both, or neither")
-        return
-    if os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true"):
-        args.allow_runtime_lora_updating = True
-    if args.lora_dir is not None and not args.allow_runtime_lora_updating:
-        raise ConfigError("lora_dir needs --allow-runtime-lora-updating: give both, or neither")
-
-
 def _fetched(module: str, download_dir: str | None) -> str:
     """A value of --lora-modules with the folder of what it names. Raises ConfigError."""
     name, path, base = parse_module(module)
@@ -107,13 +79,6 @@ def _fetched(module: str, download_dir: str | None) -> str:
     except ModelError as error:
         raise ConfigError(f"lora_modules: {name}: {error}") from None
     return json.dumps({"name": name, "path": str(folder), "base_model_name": base})
-
-
-def _keys_from_environment() -> list[str]:
-    for name in ("OCTAVO_API_KEY", "VLLM_API_KEY"):
-        if key := os.environ.get(name):
-            return [key.strip()]
-    return []
 
 
 def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess | CoreProcesses, started: float) -> int:

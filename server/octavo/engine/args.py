@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from octavo.engine.context_length import FITTING_LENGTHS, context_length
 from octavo.engine.kv_events.config import parse_kv_events_config
 from octavo.engine.recurrent_models import check_recurrent
 from octavo.engine.spec_decode.check import check_draft, prediction_layers
@@ -20,7 +21,6 @@ from octavo.fetch.model_config import load_generation_config, load_hf_config
 from octavo.fetch.pooler_config import load_pooler_config, max_sequence_length
 from octavo.fetch.sources import resolve_model
 from octavo.fetch.tied_head import follow_tied_head
-from octavo.interface.config_checks import MAX_POSITIONS, shown_value
 from octavo.interface.engine_config import (
     HEAD_METHODS,
     CacheConfig,
@@ -41,7 +41,6 @@ DTYPE_NAMES = {"half": "float16", "float": "float32"}  # aliases
 KV_CACHE_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
 _FP8 = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}  # alias: torch's name
 ATTENTION_BACKENDS = ("auto", "reference", "cpu", "triton")
-_FITTING_LENGTHS = (None, "auto", -1)
 MAX_RANKS = 48
 MAX_LOCK_STEP = 16  # engines that tell each other before each step how many rows they have
 BACKENDS = ("mp", "ray", "uni")
@@ -95,6 +94,8 @@ class EngineArgs:
     distributed_executor_backend: str | None = None
     disable_custom_all_reduce: bool = False
     hf_overrides: dict[str, Any] | None = None  # fields of config.json to be read with these values
+    rope_scaling: dict[str, Any] | None = None  # in config.json's place, as older versions of vLLM name it
+    rope_theta: float | None = None  # and its base
     kv_events_config: dict[str, Any] | None = None  # see `KVEventsConfig`
     speculative_config: dict[str, Any] | None = None  # see `SpeculativeConfig`
     speculative_model: str | None = None  # the draft model of such a configuration, as older versions of vLLM name it
@@ -127,10 +128,10 @@ class EngineArgs:
         """`create_engine_config` of files that have been found."""
         if self.load_format == "dummy" and files.format == "safetensors":
             files = replace(files, weights=())  # not even their headers are looked at
-        hf_config = follow_tied_head(files, load_hf_config(files, self.hf_overrides))
+        hf_config = follow_tied_head(files, load_hf_config(files, self.hf_overrides, self._rope()))
         own_len = parse_config(hf_config, files.model).num_positions or 2048
-        max_model_len = self._max_model_len(own_len, hf_config)
-        if self.max_model_len in _FITTING_LENGTHS:
+        max_model_len = context_length(self.max_model_len, own_len, hf_config)
+        if self.max_model_len in FITTING_LENGTHS:
             max_model_len = min(max_model_len, max_sequence_length(files) or max_model_len)
         max_num_seqs = self.max_num_seqs or 128
         budget = self.max_num_batched_tokens or 0
@@ -180,7 +181,7 @@ class EngineArgs:
             enforce_eager=self.enforce_eager,
             attention_backend=self.attention_backend,
             skip_tokenizer_init=self.skip_tokenizer_init,
-            fit_max_model_len=self.max_model_len in _FITTING_LENGTHS,
+            fit_max_model_len=self.max_model_len in FITTING_LENGTHS,
             kv_events=parse_kv_events_config(self.kv_events_config),
             speculative=self._speculative(model),
             parallel=self._parallel(model),
@@ -188,6 +189,11 @@ class EngineArgs:
         )
         check_recurrent(config, self.enable_prefix_caching)
         return config
+
+    def _rope(self) -> dict[str, Any]:
+        """Return the parameters of rotary embeddings that arguments state."""
+        theta = {} if self.rope_theta is None else {"rope_theta": self.rope_theta}
+        return {**(self.rope_scaling or {}), **theta}
 
     def _lora(self, model: ModelConfig) -> LoRAConfig | None:
         if not self.enable_lora:
@@ -310,20 +316,6 @@ class EngineArgs:
         """The quantization of a draft model that names none; formats of one checkpoint do not carry over."""
         return self.quantization if self.quantization in ("none", "int8", "fp8") else None
 
-    def _max_model_len(self, own_len: int, hf_config: dict[str, Any]) -> int:
-        if self.max_model_len in _FITTING_LENGTHS:
-            return own_len  # lowered by the worker once it knows the memory
-        asked = int(self.max_model_len)
-        if asked < 1:
-            raise ConfigError(f"max_model_len must be at least 1, got {asked}")
-        if asked > MAX_POSITIONS:
-            raise ConfigError(f"max_model_len must be at most {MAX_POSITIONS}, got {shown_value(asked)}")
-        if asked > own_len and not hf_config.get("rope_scaling") and not hf_config.get("rope_parameters"):
-            raise ConfigError(
-                f"max_model_len {asked} is above the model's {own_len} positions (max_position_embeddings); lower it"
-            )
-        return asked
-
     def _dtype(self, files: ModelFiles, hf_config: dict[str, Any]) -> str:
         if self.dtype != "auto":
             return DTYPE_NAMES.get(self.dtype, self.dtype)
@@ -429,6 +421,13 @@ class EngineArgs:
                 "enable_lora with distributed_executor_backend ray is not supported yet: leave one of them out"
             )
 
+    def _validate_overrides(self) -> None:
+        for name in ("hf_overrides", "rope_scaling"):
+            if not isinstance(given := getattr(self, name), dict | None):
+                raise ConfigError(f"{name} must be an object of config.json's fields, got {given!r}")
+        if self.rope_theta is not None and not self.rope_theta > 0:
+            raise ConfigError(f"rope_theta must be above 0, got {self.rope_theta}")
+
     def _validate(self) -> None:
         def at_least(name: str, low: int) -> None:
             value = getattr(self, name)
@@ -471,8 +470,7 @@ class EngineArgs:
         at_least("num_gpu_blocks_override", 1)
         at_least("kv_cache_memory_bytes", 1)
         at_least("mm_encoder_cache_tokens", 1)
-        if not isinstance(self.hf_overrides, dict | None):
-            raise ConfigError(f"hf_overrides must be an object of config.json's fields, got {self.hf_overrides!r}")
+        self._validate_overrides()
         parse_kv_events_config(self.kv_events_config)
         self._parse_speculative()
         if isinstance(self.max_model_len, str) and self.max_model_len != "auto":

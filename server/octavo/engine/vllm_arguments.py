@@ -36,18 +36,17 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "model_impl": (("auto", "vllm"), "the engine's own models"),
     "runner": (("auto", "generate", "pooling"), "a model does all that its files say"),
     "convert": (("auto", "none", "embed", "classify"), "a model does all that its files say"),
-    "task": (("auto", "generate", "embed", "classify", "score"), "a model does all that its files say"),
+    "task": (("auto", "generate", "embed", "embedding", "classify", "score"), "a model does all that its files say"),
     "chat_template_content_format": (("auto", "string"), "texts of several parts are joined"),
-    "guided_decoding_backend": (("auto", "guidance", "xgrammar", "outlines"), "one backend handles all grammars"),
+    "guided_decoding_backend": (
+        ("auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"),
+        "one backend handles all grammars",
+    ),
     "logprobs_mode": (("raw_logprobs",), "before penalties and temperature"),
-    "cpu_offload_gb": ((0,), "weights stay where they are"),
+    "cpu_offload_gb": ((0,), "weights stay where they are; quantization int8 or a smaller GGUF file needs less room"),
     "prefix_caching_hash_algo": (("sha256", "sha256_cbor"), "blocks are found by their SHA-256"),
     "max_num_partial_prefills": ((1,), "max_num_batched_tokens decides"),
     "max_long_partial_prefills": ((1,), "max_num_batched_tokens decides"),
-    "num_lookahead_slots": ((0,), "num_speculative_tokens of speculative_config decides"),
-    "num_scheduler_steps": ((1,), "every step is scheduled"),
-    "scheduler_delay_factor": ((0,), "prompts are never delayed"),
-    "preemption_mode": (("recompute",), "preempted requests are recomputed"),
     "stream_interval": ((1,), "every token is sent at once"),
     "moe_backend": (("auto",), "chosen by the engine"),
     "performance_mode": (("balanced",), "chosen by the engine"),
@@ -59,9 +58,16 @@ NO_EFFECT: dict[str, tuple[int | str, str]] = {
     "code_revision": (1, "code from model repositories never runs"),
     "enable_reasoning": (0, "reasoning_parser alone turns it on"),
     "swap_space": (1, "preempted requests are recomputed"),
+    "preemption_mode": (1, "preempted requests are recomputed"),
+    "num_scheduler_steps": (1, "every step is scheduled"),
+    "multi_step_stream_outputs": ("?", "every token is sent at once"),
+    "num_lookahead_slots": (1, "num_speculative_tokens of speculative_config decides"),
+    "scheduler_delay_factor": (1, "prompts are never delayed"),
+    "max_paddings": (1, "nothing is padded"),
     "compilation_config": (1, "nothing is compiled at the start"),
     "optimization_level": (1, "nothing is compiled at the start"),
     "max_seq_len_to_capture": (1, "steps of all lengths are recorded"),
+    "max_context_len_to_capture": (1, "steps of all lengths are recorded"),
     "cudagraph_capture_sizes": ("+", "the engine chooses the sizes of captured steps"),
     "cuda_graph_sizes": ("+", "the engine chooses the sizes of captured steps"),
     "max_cudagraph_capture_size": (1, "the engine chooses the sizes of captured steps"),
@@ -78,17 +84,35 @@ NO_EFFECT: dict[str, tuple[int | str, str]] = {
     "disable_async_output_proc": (0, "results are taken in while the next step runs"),
     "disable_frontend_multiprocessing": (0, "the engine always has a process of its own"),
     "tokenizer_pool_size": (1, "tokenising needs no pool"),
+    "tokenizer_pool_type": (1, "tokenising needs no pool"),
+    "tokenizer_pool_extra_config": (1, "tokenising needs no pool"),
+    "lora_extra_vocab_size": (1, "adapters that add tokens are refused"),
+    "guided_decoding_disable_fallback": (0, "one backend handles all grammars"),
+    "guided_decoding_disable_additional_properties": (0, "strict_json_schema is on by default"),
+    "speculative_disable_mqa_scorer": (0, "all guesses of a step are checked at once"),
+    "disable_logprobs_during_spec_decoding": ("?", "log-probabilities are the model's own either way"),
+    "mm_processor_cache_gb": (1, "embeddings of images are kept, see mm_encoder_cache_tokens"),
+    "mm_processor_cache_type": (1, "embeddings of images are kept, see mm_encoder_cache_tokens"),
+    "mm_shm_cache_max_object_size_mb": (1, "embeddings of images are kept, see mm_encoder_cache_tokens"),
+    "disable_mm_preprocessor_cache": (0, "embeddings of images are kept, see mm_encoder_cache_tokens"),
+    "mm_encoder_tp_mode": (1, "the engine places the vision encoder"),
+    "enable_multimodal_encoder_data_parallel": (0, "the engine places the vision encoder"),
+    "mm_encoder_attn_backend": (1, "attention_backend holds for the vision encoder, too"),
+    "image_input_type": (1, "the model's own files say how images are read"),
+    "image_token_id": (1, "the model's own files say how images are read"),
+    "image_input_shape": (1, "the model's own files say how images are read"),
+    "image_feature_size": (1, "the model's own files say how images are read"),
 }
 
 # Features that are not supported yet -> their arguments. None, False, 0 and empty values are accepted.
 _FEATURES = {
     "a variant of LoRA adapters": "enable_lora_bias lora_dtype "
-    "lora_extra_vocab_size fully_sharded_loras default_mm_loras specialize_active_lora enable_tower_connector_lora "
+    "fully_sharded_loras default_mm_loras specialize_active_lora enable_tower_connector_lora "
     "long_lora_scaling_factors qlora_adapter_name_or_path enable_prompt_adapter prompt_adapters max_prompt_adapters "
     "max_prompt_adapter_token",
     "speculative decoding": "speculative_model_quantization "
     "speculative_draft_tensor_parallel_size speculative_max_model_len "
-    "speculative_disable_by_batch_size speculative_disable_mqa_scorer ngram_prompt_lookup_max ngram_prompt_lookup_min "
+    "speculative_disable_by_batch_size ngram_prompt_lookup_max ngram_prompt_lookup_min "
     "spec_decoding_acceptance_method "
     "typical_acceptance_sampler_posterior_threshold typical_acceptance_sampler_posterior_alpha",
     "data parallelism": "data_parallel_rank data_parallel_start_rank data_parallel_size_local data_parallel_address "
@@ -104,22 +128,21 @@ _FEATURES = {
     "moving weights or KV caches to other memory": "kv_offloading_size kv_offloading_backend cpu_offload_params "
     "offload_backend offload_group_size offload_num_in_group offload_prefetch_step offload_params kv_transfer_config "
     "ec_transfer_config weight_transfer_config enable_sleep_mode kv_sharing_fast_prefill",
-    "images, audio and video": "enable_mm_embeds interleave_mm_strings "
-    "media_io_kwargs disable_mm_preprocessor_cache mm_processor_cache_gb mm_processor_cache_type "
-    "mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_only video_pruning_rate "
-    "disable_chunked_mm_input enable_multimodal_encoder_data_parallel",
+    "images, audio and video": "enable_mm_embeds interleave_mm_strings media_io_kwargs image_processor "
+    "image_processor_revision disable_image_processor mm_encoder_only video_pruning_rate disable_chunked_mm_input",
     "settings of recurrent layers": "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
     "mamba_cache_mode gdn_prefill_backend",
-    "changes to a model's configuration": "hf_config_path rope_scaling rope_theta disable_sliding_window "
+    "changes to a model's configuration": "hf_config_path disable_sliding_window "
     "override_attention_dtype tokenizer_revision",
-    "a token as an argument (set HF_TOKEN)": "hf_token",
+    "a token as an argument": "hf_token",
     "configuration of reasoning": "reasoning_config",
     "configuration of poolers": "pooler_config override_pooler_config",
-    "scales of KV caches measured at run time": "calculate_kv_scales",
+    "scales of KV caches but the checkpoint's": "calculate_kv_scales quantization_param_path",
+    "other devices than CPUs and NVIDIA's GPUs": "override_neuron_config",
+    "other names of template formats": "chat_template_text_format",
     "configuration of kernels": "attention_config kernel_config model_loader_extra_config additional_config "
     "allow_deprecated_quantization",
-    "configuration of structured outputs": "structured_outputs_config guided_decoding_disable_fallback "
-    "guided_decoding_disable_any_whitespace guided_decoding_disable_additional_properties",
+    "configuration of structured outputs": "structured_outputs_config guided_decoding_disable_any_whitespace",
     "prompts as embeddings": "enable_prompt_embeds",
     "custom code in the server": "logits_processors logits_processor_pattern worker_cls worker_extension_cls "
     "scheduler_cls io_processor_plugin tool_parser_plugin reasoning_parser_plugin middleware tool_server",
@@ -137,6 +160,55 @@ _FEATURES = {
     "scores of late interaction": "enable_flash_late_interaction",
     "a check of the environment": "fail_on_environ_validation",
 }
+# What to give in place of an argument that is not supported. Without an entry: nothing.
+INSTEAD = {
+    "hf_token": "set HF_TOKEN in the environment",
+    "worker_use_ray": "give distributed_executor_backend ray",
+    "engine_use_ray": "give distributed_executor_backend ray",
+    "tokenizer_revision": "give tokenizer a folder that has it",
+    "hf_config_path": "give hf_overrides the fields that differ",
+    "pooler_config": "give embedding_pooling (cls, mean, last)",
+    "override_pooler_config": "give embedding_pooling (cls, mean, last)",
+    "structured_outputs_config": "leave it out: one backend handles all grammars, and reasoning_parser is a flag",
+    "kv_transfer_config": "leave it out: a router in front sends prompts to the server that has their prefix",
+    "kv_offloading_size": "leave it out: kv_cache_memory_bytes gives cached prefixes more room",
+    "enable_sleep_mode": "stop the server while it has nothing to do: an LLMDeployment scales to zero",
+    "logits_processors": "use logit_bias, bad_words or structured_outputs of requests",
+    "logits_processor_pattern": "use logit_bias, bad_words or structured_outputs of requests",
+    "middleware": "put a proxy in front of the server",
+    "tool_parser_plugin": "leave it out: the chat template tells the format of tool calls",
+    "reasoning_parser_plugin": "give reasoning_parser one of its names",
+    "log_config_file": "give log_level and log_format",
+    "disable_access_log_for_endpoints": "give disable_access_log",
+    "chat_template_text_format": "leave it out: the template tells",
+    "disable_sliding_window": "give max_model_len, at most the window",
+    **{
+        name: "give data_parallel_size"
+        for name in _FEATURES["data parallelism"].split()
+        if name.startswith("data_parallel_")
+    },
+    **dict.fromkeys(_FEATURES["speculative decoding"].split(), "say it in speculative_config"),
+}
+# Arguments that vLLM has had since the end of 2023 and has removed, or given another name.
+_REMOVED = """
+    chat_template_text_format cuda_graph_sizes device disable_async_output_proc disable_image_processor
+    disable_log_requests disable_logprobs_during_spec_decoding disable_mm_preprocessor_cache enable_lora_bias
+    enable_multimodal_encoder_data_parallel enable_prompt_adapter enable_reasoning engine_use_ray
+    eplb_log_balancedness eplb_step_interval eplb_window_size guided_decoding_backend
+    guided_decoding_disable_additional_properties guided_decoding_disable_any_whitespace
+    guided_decoding_disable_fallback image_feature_size image_input_shape image_input_type image_processor
+    image_processor_revision image_token_id logits_processor_pattern long_lora_scaling_factors lora_extra_vocab_size
+    max_context_len_to_capture max_paddings max_prompt_adapter_token max_prompt_adapters max_seq_len_to_capture
+    multi_step_stream_outputs ngram_prompt_lookup_max ngram_prompt_lookup_min num_lookahead_slots
+    num_redundant_experts num_scheduler_steps num_speculative_tokens override_neuron_config override_pooler_config
+    preemption_mode prompt_adapters qlora_adapter_name_or_path quantization_param_path rope_scaling rope_theta
+    scheduler_delay_factor spec_decoding_acceptance_method speculative_disable_by_batch_size
+    speculative_disable_mqa_scorer speculative_draft_tensor_parallel_size speculative_max_model_len speculative_model
+    speculative_model_quantization swap_space task tokenizer_pool_extra_config tokenizer_pool_size tokenizer_pool_type
+    typical_acceptance_sampler_posterior_alpha typical_acceptance_sampler_posterior_threshold use_v2_block_manager
+    worker_use_ray
+"""
+REMOVED = frozenset(_REMOVED.split())
 NOT_SUPPORTED_YET = {name: feature for feature, names in _FEATURES.items() for name in names.split()}
 
 _NAMES = {*ALWAYS, *ONLY, *NO_EFFECT, *NOT_SUPPORTED_YET}
@@ -169,8 +241,8 @@ def check(name: str, value: Any) -> None:
 
 def not_supported_yet(name: str) -> str:
     """The error for an unsupported argument or flag. It does not repeat the value, which may be a secret."""
-    feature = NOT_SUPPORTED_YET[name.lstrip("-").replace("-", "_")]
-    return f"{name} is not supported yet ({feature}); leave it out"
+    argument = name.lstrip("-").replace("-", "_")
+    return f"{name} is not supported yet ({NOT_SUPPORTED_YET[argument]}); {INSTEAD.get(argument, 'leave it out')}"
 
 
 def did_you_mean(name: str, own_names: Iterable[str]) -> str:

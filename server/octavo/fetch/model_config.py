@@ -18,9 +18,11 @@ from octavo.system.file_reading import read_json
 _DESCRIPTIONS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 
-def load_hf_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def load_hf_config(
+    files: ModelFiles, overrides: Mapping[str, Any] | None = None, rope: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """config.json as Hugging Face writes it (for GGUF: derived from the header), with the fields of ``overrides`` in
-    place of its own. Raises ModelError."""
+    place of its own, and the parameters of rotary embeddings ``rope``. Raises ModelError."""
     path = files.path / "config.json"
     config = _with_quantization({**read_json(path), **(overrides or {})}, files.path)
     for key in ("text_config", "llm_config"):  # models with several inputs keep the language model's part apart
@@ -29,6 +31,7 @@ def load_hf_config(files: ModelFiles, overrides: Mapping[str, Any] | None = None
             kept = ("architectures", "tie_word_embeddings")
             outer: dict[str, Any] = {field: config[field] for field in kept if field in config}
             config = {**config, **config[key], **outer}
+    config = _with_rope(config, rope or {}, path)
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelError(f"{path} does not name the model's architecture (architectures); is it a language model?")
@@ -50,6 +53,19 @@ def check_before_weights(folder: Path) -> None:
         return
     if isinstance(architectures, list) and architectures and isinstance(architectures[0], str):
         check_architecture(architectures[0])
+
+
+def _with_rope(config: dict[str, Any], rope: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The configuration with ``rope`` as its rope_scaling. Its own base and rotated share stay, wherever they stand.
+    Raises ModelError where its parameters differ between layers."""
+    if not rope:
+        return config
+    stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if any(isinstance(value, dict) for value in stated.values()):
+        raise ModelError(f"{path} has rope parameters that differ between layers: change them with hf_overrides")
+    if {"type", "rope_type"} & set(rope):  # another way to scale has parameters of its own
+        stated = {name: stated[name] for name in ("rope_theta", "partial_rotary_factor") if name in stated}
+    return {**config, "rope_scaling": {**stated, **rope}, "rope_parameters": None}
 
 
 def _with_quantization(config: dict[str, Any], folder: Path) -> dict[str, Any]:

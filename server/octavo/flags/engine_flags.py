@@ -15,7 +15,7 @@ from octavo.engine.args import (
     EngineArgs,
 )
 from octavo.fetch.model_names import DEFAULT_MODEL
-from octavo.flags.fields import add_flags
+from octavo.flags.fields import add_flags, counts
 from octavo.interface.quantizations import QUANTIZATIONS
 
 # A default that depends on the device, the model or another flag is stated here; others come from the dataclasses.
@@ -77,6 +77,10 @@ ENGINE_HELP = {
     "disable_custom_all_reduce": "Use NCCL for all-reduce even if GPUs have peer access. Results are identical. No "
     "effect on CPUs",
     "hf_overrides": "Values that replace fields of config.json, as a JSON object",
+    "rope_scaling": "Scaling of rotary position embeddings in place of config.json's, as "
+    '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}. Same as rope_scaling in '
+    "hf_overrides, but the base stays (default: as config.json says)",
+    "rope_theta": "Base of rotary position embeddings in place of config.json's (default: as config.json says)",
     "kv_events_config": "Publish additions to and evictions from the prefix cache over ZeroMQ, in vLLM's format, as a "
     'JSON object: {"enable_kv_cache_events": true}, with endpoint (tcp://127.0.0.1:5557), replay_endpoint, topic, '
     "buffer_steps, hwm and publisher (zmq, null) (default: nothing is published)",
@@ -92,7 +96,7 @@ ENGINE_HELP = {
     "max_cpu_loras": "Maximum number of adapters kept in memory. Others are read again when requested (default: as "
     "--max-loras)",
     "skip_tokenizer_init": "Do not load a tokenizer. Prompts and answers are token ids",
-    "limit_mm_per_prompt": 'Maximum number of images in a prompt, as {"image": 4} (default: as many as fit)',
+    "limit_mm_per_prompt": 'Maximum number of images in a prompt, as {"image": 4} or image=4 (default: as many as fit)',
     "mm_processor_kwargs": 'Settings of the image processor that replace those of its files, as {"max_pixels": '
     "1003520}",
     "mm_encoder_cache_tokens": "Size of the cache of image embeddings, in tokens, for running prompts and repeated "
@@ -111,6 +115,16 @@ CHOICES = {
     "distributed_executor_backend": BACKENDS,
 }
 
+# What to do with other values of vLLM's.
+ADVICE = {
+    "load_format": "leave it out: the files tell",
+    "attention_backend": "leave it out: the engine chooses",
+    "quantization": "leave it out: the checkpoint tells",
+    "device": "leave it out: the machine tells",
+    "generation_config": "give --override-generation-config what it says",
+}
+TYPES = {"limit_mm_per_prompt": counts}
+
 ALIASES = {
     "quantization": ["-q"],
     "tensor_parallel_size": ["-tp"],
@@ -125,4 +139,4 @@ ALIASES = {
 
 def add_engine_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, skip: Iterable[str] = ()) -> None:
     """A flag for every field of `EngineArgs` but those in ``skip``."""
-    add_flags(parser, EngineArgs, ENGINE_HELP, choices=CHOICES, aliases=ALIASES, skip=skip)
+    add_flags(parser, EngineArgs, ENGINE_HELP, choices=CHOICES, aliases=ALIASES, types=TYPES, advice=ADVICE, skip=skip)

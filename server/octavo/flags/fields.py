@@ -15,6 +15,7 @@ from octavo.errors import ConfigError
 from octavo.system.suggestions import did_you_mean
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kKmMgGtT])([iI][bB]?|[bB])?)?")
+_COUNTS = re.compile(r"[a-z]+=\d+(,[a-z]+=\d+)*")
 _POWER = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -25,10 +26,13 @@ def add_flags(
     *,
     choices: Mapping[str, Iterable[str]] | None = None,
     aliases: Mapping[str, list[str]] | None = None,
+    types: Mapping[str, Callable[[str], Any]] | None = None,
+    advice: Mapping[str, str] | None = None,
     skip: Iterable[str] = (),
 ) -> None:
     """A flag for every field of ``cls`` but those in ``skip``. Flags that are not given are left out of the namespace,
-    so that the dataclass's defaults hold. A help text that does not state the default has it added."""
+    so that the dataclass's defaults hold. A help text that does not state the default has it added. ``types`` read what
+    a flag is given where its field's type is not enough; ``advice`` is told to who gives another than the choices."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         if field.name in skip:
@@ -36,6 +40,7 @@ def add_flags(
         kebab = "--" + field.name.replace("_", "-")
         names = [kebab, *(aliases or {}).get(field.name, [])]
         kind, is_list = _element(hints[field.name])
+        kind = (types or {}).get(field.name, kind)
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
         options["help"] = helps[field.name]
         if "default:" not in options["help"]:
@@ -47,7 +52,7 @@ def add_flags(
             options["type"] = kind
             options["metavar"] = kind.__name__.upper()
             if choices and field.name in choices:
-                options["type"] = one_of(list(choices[field.name]))
+                options["type"] = one_of(list(choices[field.name]), (advice or {}).get(field.name, ""))
                 options["metavar"] = "{" + ",".join(choices[field.name]) + "}"
             if is_list:
                 options["nargs"] = "+"
@@ -82,12 +87,12 @@ def _element(hint: Any) -> tuple[Any, bool]:
     return (parse_int if hint is int else hint), False
 
 
-def one_of(values: list[str]) -> Callable[[str], str]:
-    """The type of a flag with choices; a mistake names the nearest of them."""
+def one_of(values: list[str], advice: str = "") -> Callable[[str], str]:
+    """The type of a flag with choices; a mistake names the nearest of them, or gives ``advice`` where none is near."""
 
     def check(text: str) -> str:
         if text not in values:
-            near = did_you_mean(text, values)
+            near = did_you_mean(text, values) or (advice and f"; {advice}")
             raise argparse.ArgumentTypeError(f"must be one of {', '.join(values)}, got {text!r}{near}")
         return text
 
@@ -134,6 +139,17 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 _json_object.__name__ = "json"
+
+
+def counts(text: str) -> dict[str, Any]:
+    """A JSON object, or as older versions of vLLM take one: ``image=4,video=0``. Raises ArgumentTypeError."""
+    if _COUNTS.fullmatch(text):
+        pairs = (pair.split("=") for pair in text.split(","))
+        return {name: int(number) for name, number in pairs}
+    return _json_object(text)
+
+
+counts.__name__ = "json"
 
 
 def from_flags(cls: type, namespace: argparse.Namespace) -> Any:

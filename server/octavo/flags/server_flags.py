@@ -88,6 +88,11 @@ CHOICES = {
     "reasoning_parser": sorted(REASONING_PARSERS),
     "embedding_pooling": POOLINGS,
 }
+# What to do with other values of vLLM's.
+_ADVICE = {
+    "tool_call_parser": "leave it out: the chat template tells",
+    "reasoning_parser": "models that write <think> are read by deepseek_r1 or qwen3",
+}
 _ALIASES = {
     "max_num_queued_reqs": ["--max-queued-requests"],
     "log_level": ["--uvicorn-log-level"],
@@ -100,4 +105,4 @@ def add_server_flags(
 ) -> None:
     """A flag for every field of `ServerArgs`, or for those in ``only``."""
     skip = () if only is None else [field.name for field in fields(ServerArgs) if field.name not in only]
-    add_flags(parser, ServerArgs, SERVER_HELP, choices=CHOICES, aliases=_ALIASES, skip=skip)
+    add_flags(parser, ServerArgs, SERVER_HELP, choices=CHOICES, aliases=_ALIASES, advice=_ADVICE, skip=skip)

@@ -1,0 +1,1 @@
+"""Command lines of other servers: what each of their flags becomes here."""
