@@ -23,6 +23,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,7 @@ from octavo.loader.load_model import load_model
 from octavo.models.base import CausalLM
 from octavo.text.tokenizer import Tokenizer
 from octavo.worker.kv_cache import allocate_kv_cache, quantized_kv_dtype, spec_in_dtype
+from octavo.worker.sequence_states import SequenceStates
 from octavo_kernels import AttentionMetadata
 
 HERE = Path(__file__).parent
@@ -62,7 +64,8 @@ def logits_of(model: CausalLM, tokens: list[int], kv_dtype: str) -> Tensor:
     padded = -(-len(tokens) // 8) * 8
     pages = -(-len(tokens) // BLOCK)
     specs = [spec_in_dtype(spec, kv_dtype, CPU) for spec in model.kv_cache_specs()]
-    caches = allocate_kv_cache(make_layout(specs, len(tokens), BLOCK, 0, grouped=False), pages + 1, CPU).layers
+    layout = make_layout(specs, len(tokens), BLOCK, 0, grouped=False, state=model.state_spec())
+    memory = allocate_kv_cache(layout, pages + 1 + layout.state_blocks, CPU, 1)
     slots = torch.full((padded,), -1)
     slots[: len(tokens)] = torch.arange(BLOCK, BLOCK + len(tokens))
     metadata = AttentionMetadata(
@@ -75,7 +78,13 @@ def logits_of(model: CausalLM, tokens: list[int], kv_dtype: str) -> Tensor:
         num_actual_tokens=len(tokens),
     )
     ids = torch.tensor(tokens + [0] * (padded - len(tokens)))
-    hidden = model(ids, torch.arange(padded), ForwardContext([metadata], caches))
+    context = ForwardContext([metadata], memory.layers)
+    if layout.state is not None:
+        states, row = SequenceStates(1, layout.state_blocks), np.zeros(1, dtype=np.int64)
+        states.add(0, list(range(pages + 1, pages + 1 + layout.state_blocks)), 0)
+        of_step = states.metadata(row, row, metadata.query_start_loc)
+        context = ForwardContext([metadata], memory.layers, None, memory.states, of_step)
+    hidden = model(ids, torch.arange(padded), context)
     return model.compute_logits(hidden)[: len(tokens)].float()
 
 

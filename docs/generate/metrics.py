@@ -29,7 +29,7 @@ def engine_registry() -> Any:
     module, configs = module_defining("EngineMetrics", SERVER), module_defining("CacheConfig", SERVER)
     config = SimpleNamespace(cache=configs.CacheConfig(), scheduler=configs.SchedulerConfig())
     config.speculative = configs.SpeculativeConfig("ngram", 1)  # its metrics are there where it is on
-    config.lora = configs.LoRAConfig()
+    config.lora, config.model = configs.LoRAConfig(), SimpleNamespace(is_recurrent=True)
     found = module.EngineMetrics(config, "MODEL")
     found.record_cache(config, 2, 1)
     progress = SimpleNamespace(alive=True, ready=True, heartbeat_age=0.0, stalled=0.0, num_steps=0, ranks=[(0.0, 0)])

@@ -7,7 +7,8 @@ channels_of_granule]`` inputs. Granule number g of a sequence is in the block ``
 number ``g % granules_of_block``.
 
 A step commits what is certain: of the rows that a sequence has pending from the step before and those of this step all
-but the last ``num_kept``, which are pending for the next one. A row that is never committed leaves no trace.
+but the last ``num_kept``, which are pending for the next one. A row that is never committed leaves no trace. On the way
+the state may be written elsewhere too, as it is between two rows: a snapshot, which nothing adds to.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ class StateMetadata:
     num_tokens: Tensor  # [R]: tokens that the state has seen; of 0 it is zeros, whatever the pages hold
     num_pending: Tensor  # [R]: rows that were pending before the step
     num_kept: Tensor  # [R]: rows that are pending after it, all of them the step's own
+    num_before: Tensor  # [R]: committed rows, but not all, before the snapshot: one of the step's own at least; 0: none
     batch_rows: Tensor  # [R]: where among pending rows the sequence's are
     read_pages: Tensor  # [R, blocks of a state]
     write_pages: Tensor  # [R, blocks of a state]: where the state goes; the same unless another one holds those
+    snapshot_pages: Tensor  # [R, blocks of a state]: where the snapshot goes, if there is one
 
 
 @dataclass(frozen=True)

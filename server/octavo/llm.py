@@ -279,9 +279,9 @@ class LLM(PoolingMethods):
             form = params.structured_outputs
             return None if form is None else Constraint(form, f"structured_outputs.{form.kind}")
 
-        return render(
-            conversation, self._chat_options, self.tokenizer, tokenize, lambda: inputs.placeholder, constraint
-        )
+        options = self._chat_options
+        rendered = render(conversation, options, self.tokenizer, tokenize, lambda: inputs.placeholder, constraint)
+        return rendered.with_boundaries() if self.config.model.is_recurrent else rendered
 
     def _chat_request(self, rendered: Rendered, params: SamplingParams, adapter: Adapter | None) -> EngineCoreRequest:
         rendered.add_stop_tokens(params, self._input.eos_token_ids)

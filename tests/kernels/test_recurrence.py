@@ -40,7 +40,8 @@ class Layer:
     """One of two layers with states in a pool full of NaN, and weights whose decays go from next to 0 to next to 1."""
 
     def __init__(self, shape: tuple[int, int, int, int, int], sequences: int = 2, seed: int = 0) -> None:
-        self.shape = key_heads, heads, key_size, size, taps = shape
+        self.seed, self.shape = seed, shape
+        key_heads, heads, key_size, size, taps = shape
         g = torch.Generator().manual_seed(seed)
         self.channels = 2 * key_heads * key_size + heads * size
         columns, per_block = (32 if size % 32 == 0 else 16), 1 + seed % 5
@@ -50,9 +51,9 @@ class Layer:
         matrices, windows = heads * -(-size // columns), -(-self.channels // piece)
         count = -(-2 * (matrices + windows) // per_block)
         block_bytes = -(-per_block * numbers * 4 // 64) * 64 + 64
-        blocks = 2 * sequences * count + 1
+        blocks = 3 * sequences * count + 1
         pool = torch.full((blocks, block_bytes // 4), torch.nan).view(torch.uint8)
-        self.pages = (torch.randperm(blocks - 1, generator=g) + 1).int().view(2, sequences, count)
+        self.pages = (torch.randperm(blocks - 1, generator=g) + 1).int().view(3, sequences, count)
         self.state = LayerState(
             pool,
             per_block,
@@ -77,9 +78,9 @@ class Layer:
     def metadata(self, **lists: list[int]) -> StateMetadata:
         rows = torch.tensor(lists.pop("rows"))
         found: dict[str, Any] = {name: torch.tensor(values, dtype=torch.int32) for name, values in lists.items()}
-        return StateMetadata(
-            batch_rows=rows.int(), read_pages=self.pages[0][rows], write_pages=self.pages[0][rows], **found
-        )
+        found.setdefault("num_before", torch.zeros(len(rows), dtype=torch.int32))
+        pages = {"read_pages": self.pages[0][rows], "write_pages": self.pages[0][rows]}
+        return StateMetadata(batch_rows=rows.int(), snapshot_pages=self.pages[2][rows], **pages, **found)
 
     def step(self, backend: Any, parts: list[tuple[Inputs, int, int]], metadata: StateMetadata) -> list[Tensor]:
         """Results of rows [start, end) of each sequence."""
@@ -134,12 +135,21 @@ def test_rows_and_the_state_are_those_of_transformers(isa, shape, length):
     assert torch.equal(recurrence.read_window(layer.state, layer.pages[0][0], taps), window)
 
 
+def check_snapshot(layer: Layer, inputs: Inputs, row: int, position: int) -> None:
+    """What lies in its pages is the state before that row."""
+    other = Layer(layer.shape, seed=layer.seed)
+    whole(cpu, other, Inputs(inputs.x[:position], inputs.a[:position], inputs.b[:position]))
+    for read in (recurrence.read_matrices, lambda state, pages: recurrence.read_window(state, pages, layer.shape[-1])):
+        assert torch.equal(read(layer.state, layer.pages[2][row]), read(other.state, other.pages[0][0]))
+
+
 @pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_bit_depends_on_how_a_sequence_is_cut(isa, threads, seed, dtype):
     """In shares of any size, with rows that are pending and of which some turn out wrong, in other company, in place or
-    to other blocks, on any number of threads: results, state and window of one pass over the right rows."""
+    to other blocks, with snapshots on the way, on any number of threads: results, state and window of one pass over the
+    right rows."""
     rng = random.Random(seed)
     layer = Layer(SHAPES[seed % len(SHAPES)], seed=seed)
     lengths = [rng.randint(3, 40) for _ in range(2)]
@@ -173,11 +183,18 @@ def test_no_bit_depends_on_how_a_sequence_is_cut(isa, threads, seed, dtype):
         )
         for at, i in enumerate(rows):
             if rng.random() < 0.3 and pending[i] + counts[at] > kept[at]:  # another one may hold the state
-                layer.pages[:, i] = layer.pages[[1, 0], i]
+                layer.pages[:2, i] = layer.pages[[1, 0], i]
                 metadata = replace(metadata, write_pages=metadata.write_pages.clone())
                 metadata.write_pages[at] = layer.pages[0, i]
+        for at, i in enumerate(rows):
+            committed = pending[i] + counts[at] - kept[at]
+            if committed > pending[i] + 1 and rng.random() < 0.5:
+                metadata.num_before[at] = rng.randint(pending[i] + 1, committed - 1)
         threads(rng.choice([1, 2, 5]))
         found = layer.step(cpu, parts, metadata)
+        for at, i in enumerate(rows):
+            if before := int(metadata.num_before[at]):
+                check_snapshot(layer, inputs[i], i, done[i] - pending[i] + before)
         for i, count, guess, good, out in zip(rows, counts, guesses, right, found, strict=True):
             correct = count if guess < 0 else count - guess + good
             results[i].append(out[:correct])

@@ -29,7 +29,7 @@ PAIR_ISAS = (compiler.AMX, "avx512bf16")  # whose attention multiplies pairs of 
 # Operation -> opcode and argument layout, as in csrc/thread_team.c and csrc/*_ops.h: "P" address, "K" address of what
 # says how many items other operations have, "R" number of rows of the step, "S" number of sequences of the step, "q"
 # another integer, "d" float.
-_STATE = "P" * 8 + "Sqqqqq"  # state_args
+_STATE = "P" * 10 + "Sqqqqq"  # state_args
 _OPS = {
     "rms_norm": (0, "PPPPPRqqqd"),
     "silu_and_mul": (1, "PPRqq"),

@@ -14,9 +14,9 @@ MAX_TAPS = 8  # csrc/recurrence.c
 
 def _library(state: LayerState, metadata: StateMetadata) -> Library | None:
     """None where plain torch is used."""
-    tables = (metadata.read_pages, metadata.write_pages)
+    tables = (metadata.read_pages, metadata.write_pages, metadata.snapshot_pages)
     fits = state.pool.is_contiguous() and all(t.dtype == torch.int32 and t.stride(1) == 1 for t in tables)
-    return get_library() if fits and tables[0].stride(0) == tables[1].stride(0) else None
+    return get_library() if fits and len({t.stride(0) for t in tables}) == 1 else None
 
 
 def _arguments(state: LayerState, metadata: StateMetadata) -> tuple[list[int], list[int]]:
@@ -28,9 +28,11 @@ def _arguments(state: LayerState, metadata: StateMetadata) -> tuple[list[int], l
         m.num_tokens,
         m.num_pending,
         m.num_kept,
+        m.num_before,
         m.batch_rows,
         m.read_pages,
         m.write_pages,
+        m.snapshot_pages,
     )
     numbers = [
         len(m.num_tokens),

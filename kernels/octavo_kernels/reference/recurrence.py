@@ -85,6 +85,8 @@ def causal_conv(x: Tensor, weight: Tensor, state: LayerState, metadata: StateMet
         committed = pending + end - begin - kept
         if committed:
             write_window(state, metadata.write_pages[r], inputs[committed : committed + taps - 1])
+        if before := int(metadata.num_before[r]):
+            write_window(state, metadata.snapshot_pages[r], inputs[before : before + taps - 1])
         state.inputs[row, :kept] = inputs[len(inputs) - kept :]
     return out
 
@@ -114,8 +116,9 @@ def gated_delta_rule(
             key = state.keys[row, i].repeat_interleave(shared, 0)
             matrices = _updated(matrices, state.decays[row, i], key, state.updates[row, i])
         for t in range(begin, end):
-            if pending + t - begin == committed and committed:
-                write_matrices(state, metadata.write_pages[r], matrices)
+            if (at := pending + t - begin) and at in (committed, int(metadata.num_before[r])):
+                pages = metadata.write_pages if at == committed else metadata.snapshot_pages
+                write_matrices(state, pages[r], matrices)
             query, key = (one.repeat_interleave(shared, 0) for one in scaled[t])
             decay = decays[t][:, None]
             update = betas[t][:, None] * (values[t] - decay * (key[:, :, None] * matrices).sum(1))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.chat.answer import AnswerParser
+from octavo.chat.boundaries import beginnings, positions
 from octavo.chat.messages import Conversation, images_of
 from octavo.chat.options import ChatOptions
 from octavo.chat.reasoning import ReasoningParser, begins_inside_reasoning
@@ -49,10 +51,18 @@ class Rendered:
     continues: bool = False  # the prompt ends inside the answer
     inside_reasoning: bool = False  # the prompt ends inside the model's reasoning
     token_id: Callable[[str], int | None] = field(default=lambda _: None, repr=False)  # of a text that is one token
+    find_boundaries: Callable[[], list[int]] = field(default=list, repr=False)  # see `octavo.chat.boundaries`
+    boundaries: Sequence[int] = ()  # of these, where the model has a use for them
+
+    def with_boundaries(self) -> Rendered:
+        """The same with its boundaries."""
+        return replace(self, boundaries=self.find_boundaries())
 
     def prompt(self, images: Sequence[Any]) -> Any:
         """The prompt for the engine. ``images`` are those of the conversation, decoded or processed."""
-        return {"prompt_token_ids": self.ids, "multi_modal_data": {"image": images}} if images else self.ids
+        if images:
+            return {"prompt_token_ids": self.ids, "multi_modal_data": {"image": images}}
+        return {"prompt_token_ids": self.ids, "boundaries": self.boundaries} if self.boundaries else self.ids
 
     def grammar(self) -> str | None:
         """The grammar of the whole output: thoughts, then the constrained text, or calls. Raises FieldError."""
@@ -124,14 +134,20 @@ def render(
     if plan is not None:
         constraint = combine_constraints(constraint, plan, token_id)
     harmony, continues = speaks_harmony(options, template), bool(conversation.continue_final_message)
-    text = _text(conversation, options, tokenizer, template, placeholder)
+    text, parts = _text(conversation, options, tokenizer, template, placeholder)
     if harmony and continues and plan is not None and plan.constraint is not None:
         raise FieldError("tool_choice demands a call, which cannot continue a final message; drop one", "tool_choice")
     ids = _after_earlier(tokenize(text), conversation.earlier_ids, tokenizer.bos_token_id)
     inside = not harmony and _ends_inside_reasoning(ids, options, tokenizer)
-    return Rendered(
-        ids, options, text, images_of(conversation.messages), plan, constraint, harmony, continues, inside, token_id
-    )
+    images = images_of(conversation.messages)
+
+    def find_boundaries() -> list[int]:
+        if images or conversation.earlier_ids:
+            return []
+        return positions(parts(), ids, tokenize, tokenizer.all_special_ids)
+
+    form = plan, constraint, harmony, continues, inside
+    return Rendered(ids, options, text, images, *form, token_id, find_boundaries)
 
 
 def _template(conversation: Conversation, options: ChatOptions, tokenizer: Tokenizer) -> str:
@@ -149,7 +165,8 @@ def _text(
     tokenizer: Tokenizer,
     template: str,
     placeholder: Callable[[], str],
-) -> str:
+) -> tuple[str, Callable[[], list[str]]]:
+    """The prompt's text, and what finds the texts with which it begins (`beginnings`)."""
     given = conversation.chat_template_kwargs or {}
     check_variables(given, "chat_template_kwargs")
     variables = {**options.default_chat_template_kwargs, **given}
@@ -159,22 +176,24 @@ def _text(
     messages, tools = _with_tools(conversation, options, template)
     messages = harmony_messages(messages) if harmony else for_template(messages, template)
 
-    def text_of(messages: list[dict[str, Any]]) -> str:
+    def text_of(messages: list[dict[str, Any]], is_part: bool = False) -> str:
         return tokenizer.apply_chat_template(
             with_parts(messages, template, placeholder()),
             tools=tools,
             documents=conversation.documents,
-            add_generation_prompt=conversation.opens_answer,
-            continue_final_message=bool(conversation.continue_final_message),
+            add_generation_prompt=not is_part and conversation.opens_answer,
+            continue_final_message=not is_part and bool(conversation.continue_final_message),
             chat_template=template,
             **variables,
         )
 
     try:
-        return rendered(messages, text_of)
+        text = rendered(messages, text_of)
     except TemplateLimitError as error:
         own = "chat_template" if conversation.chat_template is not None else None
         raise FieldError(str(error), own or ("chat_template_kwargs" if given else "messages")) from None
+    part_of = partial(text_of, is_part=True)
+    return text, lambda: beginnings(messages, text, lambda part: rendered(part, part_of))
 
 
 def _with_tools(

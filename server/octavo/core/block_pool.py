@@ -9,7 +9,7 @@ matching blocks in O(log children).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from octavo.core.kv_events import KVEventLog
 from octavo.interface.block_map import CACHED, PARTIAL, REFERENCES
@@ -82,7 +82,7 @@ class FreeKVCacheBlockQueue:
         self.remove(block)
         return block
 
-    def __iter__(self) -> Iterable[KVCacheBlock]:
+    def __iter__(self) -> Iterator[KVCacheBlock]:
         block = self._head.next_free
         while block is not None and block is not self._tail:
             yield block
@@ -144,7 +144,12 @@ class BlockPool:
 
     def _note(self, block: KVCacheBlock) -> None:
         """Write the block's byte of the map."""
-        self._cells[block.block_id - 1] = _cell_of(block)
+        self._cells[block.block_id - 1] = self.cell_of(block)
+
+    def cell_of(self, block: KVCacheBlock) -> int:
+        """The block's byte of the map."""
+        offers = 0 if block.parent_hash is None else CACHED if block.block_hash is not None else CACHED | PARTIAL
+        return min(block.ref_cnt, REFERENCES) | offers
 
     # -- allocation ------------------------------------------------------------------------------------------------
 
@@ -165,8 +170,11 @@ class BlockPool:
         return first is None or (first.parent_hash is not None and len(self.blocks) <= self._prefix_cache_blocks)
 
     def _use_another(self) -> KVCacheBlock:
-        self.blocks.append(KVCacheBlock(len(self.blocks)))
+        self.blocks.append(self._make_block(len(self.blocks)))
         return self.blocks[-1]
+
+    def _make_block(self, block_id: int) -> KVCacheBlock:
+        return KVCacheBlock(block_id)
 
     def touch(self, block: KVCacheBlock) -> None:
         """Take one more reference; a free block leaves the free queue and keeps its contents."""
@@ -245,7 +253,7 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the pool contradicts itself. O(blocks)."""
-        free = list(self.free_queue)  # type: ignore[call-overload]
+        free = list(self.free_queue)
         assert len(free) == self.free_queue.num_free_blocks, "free queue lost count"
         assert len({b.block_id for b in free}) == len(free), "a block is in the free queue twice"
         assert all(b.ref_cnt == 0 for b in free), "a block in use is in the free queue"
@@ -256,7 +264,7 @@ class BlockPool:
             assert block.block_hash == block_hash, "the hash index points to another block"
         for block in self.blocks[1:]:
             cell = self._cells[block.block_id - 1]
-            assert cell == _cell_of(block), f"the block map says {cell:#x} of {block}"
+            assert cell == self.cell_of(block), f"the block map says {cell:#x} of {block}"
         assert not any(self._cells[len(self.blocks) - 1 :]), "the block map knows of blocks that were never used"
         indexed = 0
         for parent_hash, siblings in self.children.items():
@@ -267,11 +275,6 @@ class BlockPool:
                 assert block.parent_hash == parent_hash and block.tokens == tokens, "children index is stale"
             indexed += len(siblings)
         assert indexed == sum(b.parent_hash is not None for b in self.blocks), "an indexed block is not among children"
-
-
-def _cell_of(block: KVCacheBlock) -> int:
-    offers = 0 if block.parent_hash is None else CACHED if block.block_hash is not None else CACHED | PARTIAL
-    return min(block.ref_cnt, REFERENCES) | offers
 
 
 def _tokens_of(entry: tuple[Tokens, KVCacheBlock]) -> Tokens:

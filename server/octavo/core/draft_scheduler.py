@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit
+from octavo.core.kv_cache_manager import Allocation, KVCacheManager
+from octavo.core.prefix_finder import PrefixHit
 from octavo.core.request import Request
 from octavo.core.results import CurrentStep
 from octavo.core.spec_decode.drafts import Drafts

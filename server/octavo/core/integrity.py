@@ -33,4 +33,5 @@ def check_integrity(
         else:
             assert bool(holds) == (request.req_id in groups.forked), f"{request} waits and holds {holds} blocks"
     free = kv.pool.num_free_blocks + len(kv.pinned_ids)
+    free += kv.states.num_pinned_blocks() if kv.states is not None else 0
     assert requests or free == kv.pool.num_usable_blocks, "blocks leaked"

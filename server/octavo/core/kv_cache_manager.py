@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from octavo.core.block_pool import BlockPool, KVCacheBlock
 from octavo.core.kv_events import KVEventLog
 from octavo.core.kv_group_managers import FullAttentionManager, make_manager
-from octavo.core.prefix_hash import block_hash, root_of
+from octavo.core.prefix_finder import PrefixFinder, PrefixHit, hash_of, parent_hash
 from octavo.core.request import NO_LIMIT, Request
-
-
-@dataclass
-class PrefixHit:
-    """A cached prefix: whole blocks to share, then perhaps a block to copy and continue."""
-
-    blocks: list[list[KVCacheBlock]]  # of each group; the null block where no token to come sees it
-    partial: list[KVCacheBlock] | None = None  # of each group
-    num_tokens: int = 0  # that need not be computed; at most num_tokens - 1, because the last one must give logits
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of whole blocks."""
-        return len(self.blocks[0])
+from octavo.core.states.manager import SequenceState, StateManager, StatePlaces, StateSettings
+from octavo.core.states.points import Points
+from octavo.core.states.slots import StatePool
 
 
 @dataclass
@@ -35,7 +23,7 @@ class Allocation:
     new_block_ids: list[list[int]] = field(default_factory=list)  # of each group, or nothing at all
     replaced_blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (group, index, id) after copy-on-write
     copies: list[tuple[int, int]] = field(default_factory=list)  # (src, dst) block ids
-    state_pages: list[int] | None = None  # where the state goes from this step on; None: it stays where it is
+    state: StatePlaces | None = None  # where the step reads and writes the state; None: where it is
 
 
 @dataclass(slots=True)
@@ -50,8 +38,8 @@ class BlockTable:
     partial_indexed: bool = False  # the prompt's last, not full block was offered too
     shares_tail: bool = False  # the last block may have other holders
     confirm_limit: int = NO_LIMIT  # higher positions are in a block whose copy is still in flight
-    state: list[KVCacheBlock] = field(default_factory=list)  # of its recurrent layers
-    shares_state: bool = False  # other samples may hold the same
+    state: SequenceState | None = None  # of its recurrent layers
+    state_limit: int = NO_LIMIT  # until so many tokens are computed there is nothing to decide about it
 
     def __len__(self) -> int:
         return len(self.groups[0])
@@ -59,7 +47,8 @@ class BlockTable:
     @property
     def num_held(self) -> int:
         """Number of blocks, of all groups and the state."""
-        return len(self) * len(self.groups) - sum(self.first) + len(self.state)
+        of_state = len(self.state.slot.pages) if self.state is not None else 0
+        return len(self) * len(self.groups) - sum(self.first) + of_state
 
 
 class KVCacheManager:
@@ -69,8 +58,7 @@ class KVCacheManager:
 
     Contents are written only past what other holders can see: shared full blocks are never written, a shared partial
     block is copied before its first write. Sources of copies are pinned until `begin_step`, so that no block is source
-    and target within one step. A state that another sample holds is not written either: what a step adds to it goes to
-    other blocks, and those that were read are pinned likewise.
+    and target within one step. States are `octavo.core.states.manager`'s.
     """
 
     def __init__(
@@ -81,18 +69,24 @@ class KVCacheManager:
         prefix_cache_blocks: int | None = None,
         windows: Sequence[int | None] = (None,),
         step_tokens: int = NO_LIMIT,
-        state_blocks: int = 0,
+        states: StateSettings | None = None,
     ) -> None:
-        """``num_blocks`` counts the null block; ``prefix_cache_blocks``: see `BlockPool`; ``windows`` of the groups,
-        ``step_tokens`` and ``state_blocks``: see `KVCacheLayout`. With states there is no prefix cache: a hit would
-        need the state at its end, and none is kept yet."""
-        assert not (state_blocks and enable_prefix_caching), "no state is kept of a cached prefix"
-        self.block_size, self.state_blocks = block_size, state_blocks
+        """``num_blocks`` counts the null block; ``prefix_cache_blocks``: see `BlockPool`; ``windows`` of the groups and
+        ``step_tokens``: see `KVCacheLayout`. ``states``: None for a model without."""
+        self.block_size, self.state_blocks = block_size, states.num_blocks if states is not None else 0
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks, prefix_cache_blocks)
+        if states is not None:
+            num_tokens = max(1, states.num_blocks * block_size // len(windows))
+            self.pool = StatePool(num_blocks, prefix_cache_blocks, states.num_blocks, num_tokens)
         self.groups: list[FullAttentionManager] = [
             make_manager(i, self.pool, window, block_size, step_tokens) for i, window in enumerate(windows)
         ]
+        self._finder = PrefixFinder(self.pool, self.groups, block_size)
+        self.states: StateManager | None = None
+        if states is not None and isinstance(self.pool, StatePool):
+            points = Points(block_size, states.interval, states.gap) if enable_prefix_caching else None
+            self.states = StateManager(self.pool, self._finder, points, states.headroom)
         self._tables: dict[str, BlockTable] = {}
         self._pinned: list[KVCacheBlock] = []
 
@@ -127,7 +121,7 @@ class KVCacheManager:
     def state_pages(self, request: Request) -> list[int]:
         """The ids of the blocks that hold the sequence's state."""
         table = self._tables.get(request.req_id)
-        return [block.block_id for block in table.state] if table is not None else []
+        return table.state.slot.pages if table is not None and table.state is not None else []
 
     def num_blocks_of(self, request: Request) -> int:
         """Number of blocks that the sequence holds, of all groups."""
@@ -148,7 +142,7 @@ class KVCacheManager:
             return missing + self.state_blocks
         if table is None:
             return self._most_missing(total, 0, [0] * len(self.groups)) + self.state_blocks
-        of_state = self.state_blocks if table.shares_state else 0
+        of_state = self.state_blocks if table.state is not None and table.state.slot.holders > 1 else 0
         return self._most_missing(total, len(table), table.first) + of_state
 
     def _most_missing(self, total: int, have: int, first: list[int]) -> int:
@@ -170,6 +164,8 @@ class KVCacheManager:
         for block in self._pinned:
             self.pool.release(block)
         self._pinned.clear()
+        if self.states is not None:
+            self.states.begin_step()
 
     # -- prefix cache ------------------------------------------------------------------------------------------------
 
@@ -177,45 +173,12 @@ class KVCacheManager:
         """The longest cached prefix of the sequence's tokens. Takes no references."""
         if not self.enable_prefix_caching or request.skip_prefix_cache:
             return PrefixHit([[] for _ in self.groups])
-        size, tokens = self.block_size, request.key_token_ids
-        blocks = self._find_blocks(request)
-        hit = PrefixHit(blocks, None, len(blocks[0]) * size)
-        rest = tuple(tokens[hit.num_tokens : hit.num_tokens + size])
-        if rest:
-            self._find_partial(hit, self._parent_hash(request, hit.num_blocks), rest)
-        if hit.num_tokens == len(tokens):
-            hit.num_tokens -= 1
-            if hit.num_tokens == hit.num_blocks * size:
-                hit.partial = None  # one token matched and it must be computed anyway: nothing to gain from a copy
+        hit = self._finder.find(request)
+        if self.states is None:
+            return hit
+        hit = self.states.cut(request, hit)
+        self.states.plan(request, hit)
         return hit
-
-    def _find_blocks(self, request: Request) -> list[list[KVCacheBlock]]:
-        """The whole blocks of the longest prefix that every group can serve."""
-        tokens, hash_of = request.key_token_ids, partial(self._hash, request)
-        most, last = len(tokens) // self.block_size, len(tokens) - 1
-        found: list[list[KVCacheBlock]] = []
-        for group in self.groups:
-            found.append(group.find_prefix(hash_of, most, last))
-            most = len(found[-1])
-        while any(len(blocks) > most for blocks in found):  # what a later group has cut short
-            for i, group in enumerate(self.groups):
-                if len(found[i]) > most:
-                    found[i] = group.find_prefix(hash_of, most, last)
-                    most = len(found[i])
-        return found
-
-    def _find_partial(self, hit: PrefixHit, parent: bytes, rest: tuple[int, ...]) -> None:
-        """Lengthen ``hit`` by as many of the tokens ``rest`` that follow its blocks as a block of every group begins
-        with."""
-        found = []
-        for group in self.groups:
-            match = self.pool.longest_match(group.key(parent), rest)
-            if match is None:
-                return
-            found.append(match[0])
-            rest = rest[: match[1]]
-        hit.partial = found
-        hit.num_tokens += len(rest)
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes. Returns False, and drops nothing, while sequences hold blocks."""
@@ -238,6 +201,12 @@ class KVCacheManager:
         if num_tokens >= table.release_at:
             self._release_passed(table, num_tokens)
 
+    def confirm_state(self, request: Request, num_tokens: int) -> None:
+        """A step's results show that the state has seen ``num_tokens``; after `confirm`, in a model with states."""
+        table = self._tables[request.req_id]
+        if self.states is not None and table.state is not None:
+            self.states.confirm(request, table.state, num_tokens)
+
     def _release_passed(self, table: BlockTable, position: int) -> None:
         """Give back the blocks that the tokens from ``position`` on do not see. The device may keep them in its tables:
         it does not look at them."""
@@ -259,7 +228,7 @@ class KVCacheManager:
         num_full = min(request.num_confirmed_tokens, request.num_tokens) // self.block_size
         for i in range(table.num_hashed_blocks, num_full):
             tokens = tuple(request.key_token_ids[i * self.block_size : (i + 1) * self.block_size])
-            own_hash, parent = self._hash(request, i), self._parent_hash(request, i)
+            own_hash, parent = hash_of(request, self.block_size, i), parent_hash(request, self.block_size, i)
             for g, group in enumerate(self.groups):
                 block, key = table.groups[g][i], group.key(own_hash)
                 if block.block_hash != key and block is not self.pool.null_block:
@@ -280,23 +249,10 @@ class KVCacheManager:
         if start == confirmed:
             return
         index = start // self.block_size
-        tokens, parent = tuple(request.key_token_ids[start:confirmed]), self._parent_hash(request, index)
+        tokens, parent = tuple(request.key_token_ids[start:confirmed]), parent_hash(request, self.block_size, index)
         for group, blocks in zip(self.groups, table.groups, strict=True):
             if len(blocks[index].tokens) < len(tokens) and blocks[index] is not self.pool.null_block:
                 self.pool.index(blocks[index], group.key(parent), tokens, None)
-
-    def _hash(self, request: Request, index: int) -> bytes:
-        """Chained hash of the sequence's ``index``-th block, which must be full of known tokens."""
-        hashes, size = request.block_hashes, self.block_size
-        while len(hashes) <= index:
-            i = len(hashes)
-            hashes.append(block_hash(self._parent_hash(request, i), request.key_token_ids[i * size : (i + 1) * size]))
-        return hashes[index]
-
-    def _parent_hash(self, request: Request, index: int) -> bytes:
-        if index:
-            return self._hash(request, index - 1)
-        return root_of(request.core_request)
 
     # -- allocation --------------------------------------------------------------------------------------------------
 
@@ -310,7 +266,7 @@ class KVCacheManager:
             return self._allocate_first(request, num_new_tokens, hit)
         table = self._tables[request.req_id]
         last_position = request.num_computed_tokens + num_new_tokens
-        if last_position <= table.num_slots and not (table.shares_tail or table.shares_state):
+        if last_position <= table.num_slots and not table.shares_tail and last_position <= table.state_limit:
             return _NOTHING  # nearly always
         num_new = max(self.blocks_for(last_position) - len(table), 0)
         to_copy, index = _NO_GROUPS, 0  # groups in which another sequence holds the block that is written first
@@ -319,16 +275,13 @@ class KVCacheManager:
             index = write_from // self.block_size
             if write_from < last_position and index < len(table):
                 to_copy = [i for i, blocks in enumerate(table.groups) if blocks[index].ref_cnt > 1]
-        to_move = self._must_move_state(request, table, last_position)
-        if not num_new and not to_copy and not to_move:
+        if not num_new and not to_copy and last_position <= table.state_limit:
             return _NOTHING
-        needed = num_new * len(self.groups) + len(to_copy) + (self.state_blocks if to_move else 0)
+        must_move = last_position > table.state_limit and self._must_move_state(request, table, last_position)
+        needed = num_new * len(self.groups) + len(to_copy) + (self.state_blocks if must_move else 0)
         if needed > self.pool.num_free_blocks:
             return None
         allocation = Allocation()
-        if to_move:
-            self._pinned += table.state  # our references become the pins
-            allocation.state_pages = self._take_state(table)
         for i in to_copy:
             source, target = table.groups[i][index], self.pool.allocate()
             self._pinned.append(source)  # our reference becomes the pin
@@ -342,19 +295,21 @@ class KVCacheManager:
         if num_new:
             allocation.new_block_ids = [self._append(blocks, num_new) for blocks in table.groups]
             table.num_slots += num_new * self.block_size
+        if last_position > table.state_limit:
+            allocation.state = self._place_state(request, table, last_position)
         return allocation
 
     def _must_move_state(self, request: Request, table: BlockTable, until: int) -> bool:
-        """Return whether the tokens up to ``until`` add to a state that others hold."""
-        if not table.shares_state or committed_tokens(request, until) <= request.num_state_tokens:
+        if self.states is None or table.state is None:
             return False
-        table.shares_state = table.state[0].ref_cnt > 1
-        return table.shares_state
+        return self.states.must_move(request, table.state, until)
 
-    def _take_state(self, table: BlockTable) -> list[int]:
-        """Give the sequence other blocks for its state; returns their ids."""
-        table.state, table.shares_state = [], False
-        return self._append(table.state, self.state_blocks)
+    def _place_state(self, request: Request, table: BlockTable, until: int) -> StatePlaces | None:
+        if self.states is None or table.state is None:
+            return None
+        places = self.states.place(request, table.state, until)
+        table.state_limit = places.limit
+        return places
 
     def _append(self, blocks: list[KVCacheBlock], count: int) -> list[int]:
         """Append ``count`` new blocks; returns their ids."""
@@ -364,7 +319,8 @@ class KVCacheManager:
 
     def _allocate_first(self, request: Request, num_new_tokens: int, hit: PrefixHit) -> Allocation | None:
         num_shared = hit.num_blocks
-        num_new = self.blocks_for(hit.num_tokens + num_new_tokens) - num_shared
+        until = hit.num_tokens + num_new_tokens
+        num_new = max(0, self.blocks_for(until) - num_shared)
         copied = hit.partial or []  # pinned while they are copied
         num_revived = sum(block.ref_cnt == 0 for blocks in (*hit.blocks, copied) for block in blocks)
         if num_new * len(self.groups) + num_revived + self.state_blocks > self.pool.num_free_blocks:
@@ -376,6 +332,7 @@ class KVCacheManager:
         for block in copied:
             self.pool.touch(block)
             self._pinned.append(block)
+        state = self.states.start(request, hit) if self.states is not None else None  # takes nothing of the hit now
         allocation, groups = Allocation(), [list(blocks) for blocks in hit.blocks]
         for blocks in groups:
             self._append(blocks, num_new)
@@ -383,12 +340,14 @@ class KVCacheManager:
         table = self._tables[request.req_id] = BlockTable(
             groups, first, (num_shared + num_new) * self.block_size, self._next_release(first), num_shared
         )
-        if self.state_blocks:
-            self._take_state(table)
         for block, blocks in zip(copied, groups, strict=False):
             allocation.copies.append((block.block_id, blocks[num_shared].block_id))
         request.num_computed_tokens = hit.num_tokens
         request.num_kv_tokens = request.num_confirmed_tokens = num_shared * self.block_size
+        if state is not None:
+            table.state, table.state_limit = state, 0
+            request.num_confirmed_tokens = min(request.num_confirmed_tokens, hit.num_tokens)
+            allocation.state = self._place_state(request, table, until)
         return allocation
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -405,18 +364,17 @@ class KVCacheManager:
             groups.append([self.pool.null_block] * begin + blocks[begin:count])
             for block in blocks[begin:count]:
                 self.pool.touch(block)
-        for block in table.state:
-            self.pool.touch(block)
         self._tables[child.req_id] = BlockTable(
             groups,
             first,
             count * self.block_size,
             self._next_release(first),
             shares_tail=True,
-            state=table.state[:],
-            shares_state=bool(table.state),
         )
-        table.shares_tail, table.shares_state = True, bool(table.state)
+        table.shares_tail = True
+        if self.states is not None and table.state is not None:
+            self._tables[child.req_id].state = self.states.fork(table.state)
+            self._tables[child.req_id].state_limit = table.state_limit = 0
         child.num_state_tokens = parent.num_state_tokens
         child.num_computed_tokens = last
         child.num_kv_tokens = child.num_prompt_tokens
@@ -429,8 +387,8 @@ class KVCacheManager:
         if self.enable_prefix_caching:
             self._cache_blocks(request, table)
             self._cache_partial(request, table)
-        for block in table.state:
-            self.pool.release(block)
+        if self.states is not None and table.state is not None:
+            self.states.free(request, table.state)
         for column in zip(*map(reversed, table.groups), strict=True):
             for block in column:
                 if block is not self.pool.null_block:
@@ -446,8 +404,12 @@ class KVCacheManager:
             for blocks, first in zip(table.groups, table.first, strict=True)
             for block in blocks[first:]
         )
-        holders.update(block.block_id for table in self._tables.values() for block in table.state)
         holders.update(block.block_id for block in self._pinned)
+        if self.states is not None:
+            states = [table.state for table in self._tables.values() if table.state is not None]
+            assert len(states) == len(self._tables), "a sequence lacks a state"
+            self.states.check_integrity(states)
+            holders.update(page for slot in self.states.pool.slots() for page in slot.pages)
         assert 0 not in holders, "the null block is held"
         holders[0] += 1
         for block in self.pool.blocks:
@@ -456,15 +418,9 @@ class KVCacheManager:
             )
         for req_id, table in self._tables.items():
             assert {len(blocks) * self.block_size for blocks in table.groups} == {table.num_slots}, "groups differ"
-            held = [block.block_id for blocks in (*table.groups, table.state) for block in blocks if block is not null]
-            assert len(table.state) == self.state_blocks, f"{req_id} holds {len(table.state)} blocks of a state"
+            held = [block.block_id for blocks in table.groups for block in blocks if block is not null]
+            held += table.state.slot.pages if table.state is not None else []
             assert len(set(held)) == len(held) == table.num_held, f"{req_id} holds a block twice"
-
-
-def committed_tokens(request: Request, until: int) -> int:
-    """Tokens that the state has seen once those up to ``until`` are computed: all that are certain, but not the last
-    known one. Behind it lie drafts; and samples of a prompt begin with it, from one state."""
-    return min(until, request.num_tokens + request.num_output_placeholders + request.num_drafts - 1)
 
 
 _NO_GROUPS: list[int] = []

@@ -14,6 +14,7 @@ class FullAttentionManager:
     """Manage a group whose layers see all earlier positions: all blocks stay."""
 
     most_blocks = NO_BOUND
+    sees_all = True
 
     def __init__(self, index: int, pool: BlockPool) -> None:
         """``index``: of the group, whose blocks have keys of their own in the pool's prefix cache."""
@@ -52,6 +53,8 @@ class FullAttentionManager:
 class SlidingWindowManager(FullAttentionManager):
     """Manage a group whose layers see the last ``window`` positions, a token's own included: blocks are given back once
     no later token sees them."""
+
+    sees_all = False
 
     def __init__(self, index: int, pool: BlockPool, window: int, block_size: int, step_tokens: int) -> None:
         super().__init__(index, pool)

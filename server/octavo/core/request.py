@@ -56,7 +56,7 @@ class Request:
     - ``num_computed_tokens``: keys and values written once every step scheduled so far has run.
     - ``num_confirmed_tokens``: those whose step has reported back. Only they reach the prefix cache.
     - ``num_state_tokens``: those that its state has seen once every step scheduled so far has run, see
-      `octavo.core.kv_cache_manager.committed_tokens`; 0 in models without states.
+      `octavo.core.states.manager.committed_tokens`; 0 in models without states.
     - ``num_kv_tokens``: keys and values found in shared blocks, never written again.
     - ``num_cached_tokens``: what the first admission found in the prefix cache, as reported to the user.
     - ``num_prompt_logprobs``: prompt positions whose log-probabilities have been reported.
@@ -96,6 +96,7 @@ class Request:
         "request_id",
         "sampling_params",
         "scheduled_time",
+        "snapshot_points",
         "status",
         "stop_reason",
         "stop_token_ids",
@@ -134,6 +135,7 @@ class Request:
         self.num_prompt_logprobs = 0
         self.epoch = 0
         self.scheduled_time: float | None = None  # of the first admission
+        self.snapshot_points: list[tuple[int, str]] = []  # see `octavo.core.states.points`; the next one is the last
         self.block_hashes: list[bytes] = []  # of its full blocks, as far as they were asked for
 
     @property

@@ -79,7 +79,7 @@ class ResultProcessor:
         if self.drafts is not None:
             self.drafts.receive(output.draft_token_ids)
         any_failed, confirm = bool(output.errors or output.grammar_errors), self._kv.confirm
-        speculates = self.drafts is not None
+        speculates, has_states = self.drafts is not None, self._kv.states is not None
         for scheduled in step:
             request = scheduled.request
             if any_failed:
@@ -93,6 +93,8 @@ class ResultProcessor:
                     self._drop_rejected(scheduled, output)
             if scheduled.epoch == request.epoch:
                 confirm(request, scheduled.computed_until, scheduled.replaced)
+                if has_states:  # all but the last known token, after which one is sampled
+                    self._kv.confirm_state(request, scheduled.computed_until - scheduled.sampled)
             prompt_logprobs = self._new_prompt_logprobs(scheduled, output) if output.prompt_logprobs else None
             if scheduled.sampled:
                 results.append(self._take_token(request, output))

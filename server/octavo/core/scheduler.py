@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from octavo.core.draft_scheduler import NO_DRAFTS, NOTHING, DraftScheduler, NoDrafts
 from octavo.core.encoder_cache import EncoderCacheManager, NoImages
 from octavo.core.integrity import check_integrity
-from octavo.core.kv_cache_manager import Allocation, KVCacheManager, PrefixHit, committed_tokens
+from octavo.core.kv_cache_manager import Allocation, KVCacheManager
 from octavo.core.lora import AdapterQueue, AdapterSlots, check_adapters
 from octavo.core.request import Request, RequestStatus
 from octavo.core.request_queue import RequestQueue, make_request_queue
 from octavo.core.results import CurrentStep, ResultProcessor, ScheduledSequence, make_output
 from octavo.core.sample_groups import SampleGroups
 from octavo.core.spec_decode.drafts import Drafts
+from octavo.core.states.manager import StatePlaces, committed_tokens
 from octavo.interface.engine_config import SchedulerConfig, num_sampled_rows
 from octavo.interface.lora import Adapter
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats
@@ -222,6 +223,8 @@ class Scheduler:
             num_new = threshold
         if num_new > budget:
             num_new = budget
+        if self.kv.states is not None:
+            num_new = self.kv.states.cut_step(request, num_new)
         if request.num_computed_tokens < request.images_until:
             num_new = self._images.cut(request, num_new)
         return num_new
@@ -251,9 +254,9 @@ class Scheduler:
                 allocation = self.kv.allocate_slots(request, num_new)
             if allocation is None:
                 continue
-            if allocation.new_block_ids or allocation.replaced_blocks or allocation.state_pages:
+            if allocation.new_block_ids or allocation.replaced_blocks:
                 step.changed[request.req_id] = CachedRequestData(
-                    request.req_id, allocation.new_block_ids, allocation.replaced_blocks, allocation.state_pages
+                    request.req_id, allocation.new_block_ids, allocation.replaced_blocks
                 )
             self._schedule_tokens(step, request, num_new, allocation, drafts)
 
@@ -345,7 +348,7 @@ class Scheduler:
                 block_ids=self.kv.block_ids(request),
                 num_computed_tokens=request.num_computed_tokens,
                 num_kv_tokens=request.num_kv_tokens,
-                state_pages=self.kv.state_pages(request) or None,
+                state_pages=allocation.state.read if allocation.state is not None else None,
                 num_state_tokens=request.num_state_tokens,
                 pooling=request.pooling,
                 grammar=request.grammar,
@@ -374,7 +377,7 @@ class Scheduler:
             return None
         attempts = [hit]
         if hit.partial is not None:  # for the rare case that the block to be copied is the last one there is
-            attempts.append(PrefixHit(hit.blocks, None, hit.num_blocks * self.kv.block_size))
+            attempts.append(hit.without_copy(self.kv.block_size))
         for attempt in attempts:
             request.num_computed_tokens = attempt.num_tokens
             num_new = self._num_schedulable(request, step.budget)
@@ -393,8 +396,10 @@ class Scheduler:
         if allocation.copies:
             step.copies[request.req_id] = allocation.copies
         num_known = len(request.all_token_ids) + request.num_output_placeholders + request.num_drafts
-        if self.kv.state_blocks:
+        if self.kv.states is not None:
             request.num_state_tokens = committed_tokens(request, request.num_computed_tokens + num_new)
+            if allocation.state is not None:
+                self._change_state(step, request.req_id, allocation.state)
         if drafts:
             num_new += len(drafts)
             step.draft_budget -= len(drafts)
@@ -419,6 +424,13 @@ class Scheduler:
             drafts,
             request.num_rejected,
         )
+
+    @staticmethod
+    def _change_state(step: CurrentStep, req_id: str, places: StatePlaces) -> None:
+        """Have the step write the sequence's state elsewhere, or to another place too."""
+        if places.write is not None or places.snapshot is not None:
+            change = step.changed.setdefault(req_id, CachedRequestData(req_id, [], []))
+            change.state_pages, change.snapshot = places.write, places.snapshot
 
     def _finish_step(self, step: CurrentStep) -> SchedulerOutput:
         output = SchedulerOutput(self._step_id, step.new, list(step.changed.values()))
@@ -473,6 +485,7 @@ class Scheduler:
             prefix_cache_hits=counters.prefix_cache_hits,
             num_preemptions=counters.num_preemptions,
             spec_decode=self._drafting.take_stats(),
+            states=self.kv.states.take_stats() if self.kv.states is not None else None,
             running_adapters=running,
             waiting_adapters=waiting,
         )

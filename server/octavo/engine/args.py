@@ -157,7 +157,7 @@ class EngineArgs:
         )
         cache = CacheConfig(
             block_size=self.block_size,
-            enable_prefix_caching=self.enable_prefix_caching and not (model.is_encoder or model.is_recurrent),
+            enable_prefix_caching=self.enable_prefix_caching and not model.is_encoder,
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_dtype=_FP8.get(self.kv_cache_dtype, self.kv_cache_dtype),
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
@@ -187,7 +187,7 @@ class EngineArgs:
             parallel=self._parallel(model),
             lora=self._lora(model),
         )
-        check_recurrent(config, self.enable_prefix_caching)
+        check_recurrent(config)
         return config
 
     def _rope(self) -> dict[str, Any]:

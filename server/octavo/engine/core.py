@@ -21,6 +21,8 @@ from octavo.core.scheduler_interface import SchedulerInterface
 from octavo.core.spec_decode.drafts import Drafter, Drafts
 from octavo.core.spec_decode.lengths import DraftLengths
 from octavo.core.spec_decode.worker_drafts import WorkerDrafts
+from octavo.core.states.manager import StateSettings
+from octavo.core.states.points import DEFAULT_INTERVAL
 from octavo.errors import ConfigError, DeviceLostError, OctavoError
 from octavo.executor.multiproc import make_executor
 from octavo.executor.ranks import Ranks
@@ -80,7 +82,7 @@ class EngineCore:
                 self.executor.prefix_cache_blocks,
                 [group.window for group in layout.groups],
                 layout.step_tokens,
-                layout.state_blocks,
+                self._state_settings(),
             )
             stages = self.config.parallel.pipeline_parallel_size
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1 and stages == 1)
@@ -101,6 +103,13 @@ class EngineCore:
         self._loading: dict[Adapter, Future[Adapter]] = {}  # adapters that have a slot and are not in memory yet
         self._pending: list[EngineCoreOutput] = []  # of requests that ended outside of steps, for the next step
         self._in_flight: deque[tuple[SchedulerOutput, PendingOutput]] = deque()
+
+    def _state_settings(self) -> StateSettings | None:
+        layout, scheduler = self.executor.kv_layout, self.config.scheduler
+        if layout.state is None:
+            return None
+        blocks = -(-scheduler.max_num_batched_tokens // layout.block_size) + scheduler.max_num_seqs
+        return StateSettings(layout.state_blocks, blocks * len(layout.groups), DEFAULT_INTERVAL)
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises ValueError when it can never run or its id is in use."""

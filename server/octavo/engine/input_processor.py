@@ -99,6 +99,7 @@ class InputProcessor:
                     "truncate_prompt_tokens would cut images of the prompt; leave it out, or send text alone"
                 )
             ids, items = self.images.place(ids, features)
+        boundaries = _boundaries_of(prompt, len(ids))
         ids = self._truncate(ids, truncate_prompt_tokens, truncation_side)
         if grammar is None and params.structured_outputs is not None:
             grammar = to_grammar(params.structured_outputs, strict=self.strict_json_schema)
@@ -119,6 +120,7 @@ class InputProcessor:
             grammar_field=grammar_field or "structured_outputs",
             adapter=adapter,
             mm_items=items,
+            boundaries=boundaries if truncate_prompt_tokens is None else None,
         )
 
     def process_pooling(
@@ -367,6 +369,12 @@ def _split_prompt(prompt: Any) -> tuple[str | None, Sequence[int] | None, str | 
     if isinstance(prompt, Sequence) or hasattr(prompt, "__iter__"):
         return None, prompt, None
     raise ValueError(f"prompt must be a text, a list of token ids or a dict, got {type(prompt).__name__}")
+
+
+def _boundaries_of(prompt: Any, num_tokens: int) -> list[int] | None:
+    """Positions in a prompt of ``num_tokens`` after which others may go on differently, ascending."""
+    given = prompt.get("boundaries") if isinstance(prompt, dict) else None
+    return sorted({int(i) for i in given if 0 < i < num_tokens}) if given else None
 
 
 def _images_of(prompt: Any) -> Any:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 
-logger = logging.getLogger(__name__)
 
-
-def check_recurrent(config: EngineConfig, asks_prefix_caching: bool) -> None:
-    """Raise ConfigError for a flag that a model with recurrent layers has no use for yet, and say that its prefixes are
-    not cached."""
+def check_recurrent(config: EngineConfig) -> None:
+    """Raise ConfigError for a flag that a model with recurrent layers has no use for yet."""
     draft = config.speculative.draft
     if draft is not None and draft.is_recurrent:
         raise ConfigError(
@@ -28,5 +23,3 @@ def check_recurrent(config: EngineConfig, asks_prefix_caching: bool) -> None:
     stages = config.parallel.pipeline_parallel_size
     if stages > 1:
         raise ConfigError(f"pipeline_parallel_size {stages} is not supported yet for {name}; give 1")
-    if asks_prefix_caching:
-        logger.info("prefix caching is off: of %s, no state is kept of a prompt that ends", name)

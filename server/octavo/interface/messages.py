@@ -29,6 +29,7 @@ class EngineCoreRequest:
     token_types: list[int] | None = None  # of an encoder's pair of texts; None: all 0
     adapter: Adapter | None = None  # None: the model as it is
     mm_items: list[ImageItem] | None = None  # images of the prompt, in order
+    boundaries: list[int] | None = None  # positions after which other prompts may go on differently; None: unknown
 
 
 @dataclass
@@ -113,6 +114,19 @@ class SpecDecodeStats:
 
 
 @dataclass
+class StateStats:
+    """States of recurrent layers: gauges, and counts since the last message. Snapshots are counted by the point of a
+    conversation at which they were taken."""
+
+    num_running: int = 0  # states of running sequences
+    num_snapshots: int = 0  # that the prefix cache offers
+    taken: dict[str, int] = field(default_factory=dict)
+    hits: dict[str, int] = field(default_factory=dict)
+    num_evicted: int = 0
+    num_tokens_without_state: int = 0  # of prompts: keys and values were cached, but no state behind them
+
+
+@dataclass
 class SchedulerStats:
     """Gauges and counters of the core at one step; counters are deltas since the last message."""
 
@@ -127,6 +141,7 @@ class SchedulerStats:
     step_time: float = 0.0  # seconds
     recording_obstacle: str | None = None  # what keeps a CPU's steps from being recorded
     spec_decode: SpecDecodeStats | None = None  # None: no speculation
+    states: StateStats | None = None  # None: the model has no recurrent layers
     running_adapters: list[str] | None = None  # names of those with running sequences; None: no adapters
     waiting_adapters: list[str] | None = None  # and of those with waiting ones
 

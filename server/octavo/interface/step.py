@@ -36,12 +36,16 @@ class NewRequestData:
 
 @dataclass
 class CachedRequestData:
-    """A sequence that the runner knows, with what changed; those without changes are not listed."""
+    """A sequence that the runner knows, perhaps only since this step, with what changed; those without changes are not
+    listed."""
 
     req_id: str
     new_block_ids: list[list[int]]  # appended to the block table of each group of layers, as many; or nothing
     replaced_blocks: list[tuple[int, int, int]]  # (group, index in its block table, new block id): copy-on-write
     state_pages: list[int] | None = None  # where its state goes from this step on; it is read where it was
+    # Where the step writes it too, as it is before a position: that, which is the second of those computed or a later
+    # one, but not the last one committed, and blocks
+    snapshot: tuple[int, list[int]] | None = None
 
 
 @dataclass

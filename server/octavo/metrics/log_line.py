@@ -25,6 +25,7 @@ class LoadLog:
     def _reset(self) -> None:
         self._since = time.monotonic()
         self._prompt_tokens = self._generation_tokens = self._queries = self._hits = self._preemptions = 0
+        self._without_state = 0
         self._spec_decode = SpecDecodeStats()
 
     def record(self, stats: SchedulerStats | None, iteration: IterationStats) -> None:
@@ -39,6 +40,8 @@ class LoadLog:
             self._queries += stats.prefix_cache_queries
             self._hits += stats.prefix_cache_hits
             self._preemptions += stats.num_preemptions
+            if stats.states is not None:
+                self._without_state += stats.states.num_tokens_without_state
             if stats.spec_decode is not None:
                 self._spec_decode.add(stats.spec_decode)
 
@@ -47,13 +50,14 @@ class LoadLog:
         last, hit_rate = self._last, self._hits / self._queries if self._queries else 0.0
         logger.info(
             "prompt %.1f tokens/s, generation %.1f tokens/s; running %d, waiting %d; KV cache %.1f %% used, "
-            "prefix cache hits %.1f %%, preemptions %d%s",
+            "prefix cache hits %.1f %%%s, preemptions %d%s",
             self._prompt_tokens / seconds,
             self._generation_tokens / seconds,
             last.num_running_reqs,
             last.num_waiting_reqs,
             100 * last.kv_cache_usage,
             100 * hit_rate,
+            _states_line(self._without_state, self._queries),
             self._preemptions,
             _drafts_line(self._spec_decode),
         )
@@ -63,6 +67,13 @@ class LoadLog:
         """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _states_line(without_state: int, queries: int) -> str:
+    """Of what a model with recurrent layers could hit besides, if that is much."""
+    if without_state <= 0.05 * queries:
+        return ""
+    return f" ({100 * without_state / queries:.1f} % more were cached, but no state)"
 
 
 def _drafts_line(stats: SpecDecodeStats) -> str:

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from octavo.interface.engine_config import EngineConfig, SpeculativeConfig
 from octavo.interface.messages import SchedulerStats
 from octavo.metrics.histogram import Histogram, bounds
+from octavo.metrics.states import StateMetrics
 from octavo.metrics.stats import FINISH_REASONS, IterationStats, Progress, cache_config_labels
 from octavo.metrics.tenants import TenantTokens
 
@@ -158,6 +159,7 @@ class EngineMetrics:
                 registry=self.registry,
             )
             self._record_adapters([], [])
+        self._states = StateMetrics(self._family, self._labels) if config.model.is_recurrent else None
         self._tenants = TenantTokens(self._labels)
         self.registry.register(self._tenants)
         self.registry.register(_AtScrape(lambda: _aliases(self)))
@@ -267,6 +269,8 @@ class EngineMetrics:
             _add(self._spec_decode, stats.spec_decode)
             for counter, count in zip(self._accepted_at, stats.spec_decode.num_accepted_per_pos, strict=False):
                 counter.inc(count)
+        if stats.states is not None and self._states is not None:
+            self._states.record(stats.states)
         if stats.running_adapters is not None and stats.waiting_adapters is not None:
             self._record_adapters(stats.running_adapters, stats.waiting_adapters)
         if stats.recording_obstacle is not None:

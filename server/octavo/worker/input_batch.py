@@ -97,6 +97,9 @@ class InputBatch:
         if self.states is not None and data.state_pages is not None:
             self.states.move(row, data.state_pages)
             self.highest_block = max(self.highest_block, *data.state_pages)
+        if self.states is not None and data.snapshot is not None:
+            self.states.snapshot(row, *data.snapshot)
+            self.highest_block = max(self.highest_block, *data.snapshot[1])
 
     def end_step(self, rows: np.ndarray, positions: np.ndarray) -> None:
         """A step has computed the sequences ``rows`` up to ``positions``, int64 [R] both, drafts included."""

@@ -310,6 +310,7 @@ class SimulatedDevice:
     def _scan(self, step: SchedulerOutput, failing: bool) -> None:
         """Go on from the states, and write what is certain: not the row after which a token is sampled."""
         moved = {change.req_id: change.state_pages for change in step.scheduled_cached_reqs if change.state_pages}
+        snapshots = {change.req_id: change.snapshot for change in step.scheduled_cached_reqs if change.snapshot}
         read, writes = dict[str, list[int]](), dict[str, tuple[list[int], int]]()
         for req_id, count in step.num_scheduled_tokens.items():
             row = self.rows[req_id]
@@ -326,16 +327,20 @@ class SimulatedDevice:
             until = row.num_computed + count - (req_id in step.sampled_req_ids)
             if until > row.num_state_tokens:
                 row.state_pages = moved.pop(req_id, row.state_pages)
+                if req_id in snapshots:
+                    position, pages = snapshots.pop(req_id)
+                    assert row.num_computed < position < until, "a snapshot of what the step does not commit"
+                    writes[f"snapshot of {req_id}"] = pages, row.fingerprints[position - 1]
                 row.num_state_tokens = until
                 writes[req_id] = row.state_pages, row.fingerprints[until - 1]
-        assert not moved, "a state moves of which nothing is written"
+        assert not moved and not snapshots, "a state goes elsewhere of which nothing is written"
         written = [page for pages, _ in writes.values() for page in pages]
         assert len(set(written)) == len(written), "two sequences write one state"
         for req_id, pages in read.items():
             others = {page for other, (own, _) in writes.items() if other != req_id for page in own}
             assert not others & set(pages), "a state is read and written by two sequences in one step"
         for req_id, (pages, seen) in writes.items():
-            poisoned = failing or self.rows[req_id].poisoned
+            poisoned = failing or self.rows[req_id.removeprefix("snapshot of ")].poisoned
             for part, page in enumerate(pages):
                 self.states[page] = part, POISON if poisoned else seen
                 self.slots[page * self.block_size : (page + 1) * self.block_size] = [UNREADABLE] * self.block_size

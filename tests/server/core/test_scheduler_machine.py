@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from core_helpers import EOS, core_request, examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from machine_configs import configs, hybrid_changes, tight_configs
+from recount import recount
 from simulated_device import (
     POISON,
     SimulatedDevice,
@@ -20,7 +22,6 @@ from simulated_device import (
 )
 from support.kv_events import CacheMirror
 
-from octavo.core.block_pool import BlockPool
 from octavo.core.encoder_cache import EncoderCacheManager
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.lora import AdapterSlots
@@ -29,7 +30,8 @@ from octavo.core.request import Request, RequestStatus
 from octavo.core.scheduler import Scheduler
 from octavo.core.spec_decode.drafts import Drafts
 from octavo.core.spec_decode.lengths import DraftLengths
-from octavo.interface.block_map import BlockCounts, count_blocks
+from octavo.core.states.manager import StateSettings
+from octavo.interface.block_map import count_blocks
 from octavo.interface.engine_config import SchedulerConfig, num_sampled_rows
 from octavo.interface.images import HostTensor, ImageItem
 from octavo.interface.lora import Adapter
@@ -39,56 +41,6 @@ from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 # Long enough a base that prompts share their beginnings, and few enough tokens that they agree by chance as well.
 BASE = [0, 1, 2, 0, 0, 1, 1, 2, 2, 0, 2, 1, 0, 1, 0, 2] * 3
 
-configs = st.fixed_dictionaries(
-    {
-        "block_size": st.sampled_from([1, 2, 4, 16]),
-        "max_model_len": st.integers(8, 64),
-        "pool": st.sampled_from([1.0, 1.0, 1.25, 1.5, 3.0]),  # sequences of max_model_len that fit
-        "max_num_seqs": st.integers(1, 6),
-        "max_num_batched_tokens": st.integers(1, 40),
-        "long_prefill_token_threshold": st.sampled_from([0, 0, 1, 3, 7]),
-        "policy": st.sampled_from(["fcfs", "priority"]),
-        "prefix_caching": st.sampled_from([True, True, True, False]),
-        "max_in_flight": st.sampled_from([1, 2, 2, 3]),
-        "num_stages": st.sampled_from([1, 1, 1, 2, 3]),  # of a pipeline, with a step in flight for each
-        # Of groups of layers; windows of the prompts' length, of blocks, and of less than one
-        "windows": st.sampled_from([(None,), (None,), (None, 5), (None, 1, 9), (None, None, 17), (3,), (8, 20)]),
-        "num_speculative_tokens": st.integers(0, 4),
-        "in_worker": st.booleans(),
-        "adaptive": st.booleans(),
-        "overlap": st.booleans(),
-        "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
-        "max_loras": st.integers(1, 3),
-        "encoder_budget": st.sampled_from([5, 7, 20]),
-        "images_beside_decodes": st.sampled_from([None, 1, 2]),
-        "state_blocks": st.sampled_from([0, 0, 1, 3]),  # of recurrent layers
-    }
-)
-# Where the bounds of what a request holds are tight: many steps in flight, few positions seen, one request's room.
-tight_configs = st.fixed_dictionaries(
-    {
-        "block_size": st.sampled_from([1, 1, 2, 4]),
-        "max_model_len": st.integers(8, 14),
-        "pool": st.sampled_from([1.0, 1.0, 1.5]),
-        "max_num_seqs": st.integers(1, 3),
-        "max_num_batched_tokens": st.integers(1, 3),
-        "long_prefill_token_threshold": st.just(0),
-        "policy": st.sampled_from(["fcfs", "priority"]),
-        "prefix_caching": st.booleans(),
-        "max_in_flight": st.sampled_from([2, 3]),
-        "num_stages": st.sampled_from([1, 1, 2, 3]),
-        "windows": st.sampled_from([(1,), (2,), (3,), (None, 1), (None, 2), (1, 4), (None, 1, 9)]),
-        "num_speculative_tokens": st.integers(0, 4),
-        "in_worker": st.booleans(),
-        "adaptive": st.booleans(),
-        "overlap": st.booleans(),
-        "drafter": st.sampled_from(["right", "right", "wrong", "half", "half", "rubbish"]),
-        "max_loras": st.just(1),
-        "encoder_budget": st.just(5),
-        "images_beside_decodes": st.just(1),
-        "state_blocks": st.sampled_from([0, 0, 1, 3]),
-    }
-)
 # None three times: most requests have none. Two of a name: other weights.
 ADAPTERS = [
     None,
@@ -121,38 +73,28 @@ class SampleLog:
     ended: str | None = None
 
 
-def recount(pool: BlockPool) -> BlockCounts:
-    """What the pool's blocks are, by the blocks themselves."""
-    blocks, unused = pool.blocks[1:], pool.num_usable_blocks - len(pool.blocks) + 1
-    return BlockCounts(
-        num_blocks=pool.num_usable_blocks,
-        free=unused + sum(block.ref_cnt == 0 and not block.tokens for block in blocks),
-        used=sum(block.ref_cnt > 0 for block in blocks),
-        shared=sum(block.ref_cnt > 1 for block in blocks),
-        cached=sum(block.ref_cnt == 0 and bool(block.tokens) for block in blocks),
-        partial=sum(bool(block.tokens) and block.block_hash is None for block in blocks),
-    )
-
-
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(config=configs)
     def start(self, config: dict) -> None:
         if config["num_stages"] > 1:  # where the host's drafters alone guess, and steps have other sequences
             config = config | {"in_worker": False, "overlap": False}
-        if states := config["state_blocks"]:  # no hits, no drafts, no pipeline
-            config = config | {"prefix_caching": False, "num_speculative_tokens": 0, "num_stages": 1}
+        if blocks_of_state := config["state_blocks"]:  # no drafts, no pipeline
+            config = config | {"num_speculative_tokens": 0, "num_stages": 1}
         size, max_model_len = config["block_size"], config["max_model_len"]
         self.num_stages, windows = config["num_stages"], config["windows"]
         self.max_in_flight = config["max_in_flight"] if self.num_stages == 1 else self.num_stages
         step_tokens = self.max_in_flight * config["max_num_batched_tokens"]
         step_tokens += config["num_speculative_tokens"] * config["in_worker"]
         caching = config["prefix_caching"]
-        shape = {"windows": windows, "step_tokens": step_tokens, "state_blocks": states}
+        states = None
+        if blocks_of_state:
+            states = StateSettings(blocks_of_state, config["headroom"], config["interval"], config["gap"])
+        shape = {"windows": windows, "step_tokens": step_tokens, "states": states}
         most = KVCacheManager(1, size, caching, **shape).most_blocks(max_model_len)
         num_blocks = int(most * config["pool"]) + 1
         names = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "policy", "max_model_len")
         self.config = SchedulerConfig(**{name: config[name] for name in names})
-        self.kv = KVCacheManager(num_blocks, size, caching, **shape)
+        self.kv = KVCacheManager(num_blocks, size, caching, config["prefix_cache_blocks"], **shape)
         self.requests: dict[str, EngineCoreRequest] = {}
         self.drafter = SimulatedDrafter(config["drafter"], self.requests)
         num_drafts = config["num_speculative_tokens"]
@@ -208,6 +150,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         want=st.sampled_from(["tokens"] * 6 + ["prompt_logprobs", "embedding"]),
         reuse_id=st.booleans(),
         images=IMAGES,
+        boundaries=st.lists(st.integers(1, 60), max_size=3).map(sorted),
     )
     def add(
         self, history, cut, tail, n, max_tokens, min_tokens, stop, ignore_eos, want, reuse_id, images, **fields
@@ -451,6 +394,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 ]
                 assert self.device.contents(block.block_id)[: len(expected)] == expected, f"{block} does not hold that"
                 assert (block.block_hash is not None) == (len(block.tokens) == size)
+        for snapshot in self.kv.states.pool.snapshots if self.kv.states is not None else ():
+            fingerprint = after[snapshot.parent_hash]
+            for token in snapshot.tokens:
+                fingerprint = extend(fingerprint, token)
+            held = [self.device.states.get(page) for page in snapshot.slot.pages]
+            assert held == [(part, fingerprint) for part in range(len(held))], f"{snapshot.position} is another state"
 
     def teardown(self) -> None:
         """Everything that was not ended from outside finishes, with the right tokens, and nothing is left behind."""
@@ -478,7 +427,17 @@ class TightSchedulerMachine(SchedulerMachine):
         super().start(config)
 
 
+class HybridSchedulerMachine(SchedulerMachine):
+    """Of models with recurrent layers, where requests begin with snapshots."""
+
+    @initialize(config=configs, changes=hybrid_changes)
+    def start(self, config: dict, changes: dict) -> None:
+        super().start(config | changes)
+
+
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = examples(300, stateful_step_count=50)
 TestTightSchedulerMachine = TightSchedulerMachine.TestCase
 TestTightSchedulerMachine.settings = examples(100, stateful_step_count=30)
+TestHybridSchedulerMachine = HybridSchedulerMachine.TestCase
+TestHybridSchedulerMachine.settings = examples(150, stateful_step_count=60)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import random
 from typing import Any
 
 import pytest
-import torch
 from support.family_cases import FAMILY_CASES
-from support.tiny_models import VOCAB_SIZE, make_model
+from support.hybrids import LENGTH, engine, prompts, run
+from support.tiny_models import make_model
 
 from octavo import LLM, SamplingParams
 from octavo.engine.args import EngineArgs
@@ -18,7 +16,7 @@ from octavo.memory.dry_run import make_plan
 from octavo.memory.ledger import DeviceMemory
 from octavo.worker.model_memory import measure_built
 
-LENGTH, MIB = 200, 1 << 20
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -26,33 +24,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("qwen3.5")
     make_model(*FAMILY_CASES["qwen3.5"]).save_pretrained(path)
     return str(path)
-
-
-def engine(model: str, **changes: Any) -> LLM:
-    options: dict[str, Any] = {"max_model_len": LENGTH, "num_gpu_blocks_override": 800, "max_num_seqs": 8}
-    llm = LLM(model, dtype="float32", skip_tokenizer_init=True, **options | changes)
-    spoil(llm)
-    return llm
-
-
-def spoil(llm: LLM) -> None:
-    """Fill all that no sequence has written with NaN."""
-    cache = llm.engine.executor.worker.runner.kv_cache  # type: ignore[attr-defined]
-    cache.blocks[1:].view(torch.float32).fill_(torch.nan)
-    for layer in cache.states:
-        for tensor in (layer.inputs, layer.keys, layer.updates, layer.decays):
-            tensor.fill_(torch.nan)
-
-
-def prompts(*lengths: int) -> list[Any]:
-    rng = random.Random(str(lengths))
-    return [{"prompt_token_ids": [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]} for length in lengths]
-
-
-def run(llm: LLM, some: list[Any], **params: Any) -> list[list[tuple[Any, Any]]]:
-    asked = SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "logprobs": 0} | params)
-    outputs = llm.generate(some, asked, use_tqdm=False)
-    return [[(one.token_ids, one.cumulative_logprob) for one in output.outputs] for output in outputs]
 
 
 @pytest.mark.parametrize("budget", [8, 9, 40, 400])
@@ -83,20 +54,6 @@ def test_samples_of_a_prompt_are_those_that_each_is_alone(model: str, sequences:
     blocks = int(plain.engine.executor.kv_layout.most_blocks(LENGTH) * sequences)
     assert run(engine(model, num_gpu_blocks_override=blocks), [prompt, *others], **params)[0] == expected
     assert run(plain, [prompt], **params | {"n": 1})[0] == expected[:1]
-
-
-def test_prefixes_are_not_cached_and_it_says_so(model: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        llm = engine(model)
-    assert "prefix caching is off" in caplog.text and "recurrent layers" in caplog.text
-    some = prompts(64)
-    first = run(llm, some)
-    assert run(llm, some) == first
-    assert llm.generate(some, SamplingParams(max_tokens=1), use_tqdm=False)[0].num_cached_tokens == 0
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        engine(model, enable_prefix_caching=False)
-    assert "prefix caching" not in caplog.text
 
 
 def test_log_probabilities_of_prompts_are_those_of_answers(model: str) -> None:

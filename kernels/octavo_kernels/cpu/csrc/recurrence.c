@@ -11,15 +11,16 @@ INLINE float *granule(const struct state_args *s, const int32_t *pages, int64_t 
 }
 
 // The rows of a sequence in a step: `pending` ones and then its own, from row `begin` on. The first `committed` become part of the
-// state.
+// state, which is also written as it is before row `snapshot` (0: it is not).
 struct turn {
-    int64_t begin, pending, count, committed, batch_row;
+    int64_t begin, pending, count, committed, snapshot, batch_row;
     int is_new;
 };
 INLINE struct turn turn_of(const struct state_args *s, int64_t sequence) {
     const int64_t begin = s->query_start_loc[sequence], pending = s->num_pending[sequence];
     const int64_t count = pending + s->query_start_loc[sequence + 1] - begin;
-    return (struct turn){begin, pending, count, count - s->num_kept[sequence], s->batch_rows[sequence], !s->num_tokens[sequence]};
+    const int64_t committed = count - s->num_kept[sequence], snapshot = s->num_before[sequence];
+    return (struct turn){begin, pending, count, committed, snapshot, s->batch_rows[sequence], !s->num_tokens[sequence]};
 }
 
 // ---- convolution
@@ -36,8 +37,9 @@ INLINE void conv_channels(const struct causal_conv_args *a, int64_t sequence, in
         for (int64_t i = 0; i < past; i++) memcpy(inputs[i], window + i * a->piece, (size_t)n * 4);
     }
     for (int64_t index = 0; index <= turn.count; index++) {
-        if (index == turn.committed && index) {
-            float *window = granule(&a->state, a->state.write_pages, sequence, g) + offset;
+        if (index && (index == turn.committed || index == turn.snapshot)) {
+            const int32_t *pages = index == turn.committed ? a->state.write_pages : a->state.snapshot_pages;
+            float *window = granule(&a->state, pages, sequence, g) + offset;
             for (int64_t i = 0; i < past; i++) memcpy(window + i * a->piece, inputs[i], (size_t)n * 4);
         }
         if (index == turn.count) break;
@@ -145,10 +147,11 @@ INLINE void scan(const struct gated_delta_rule_args *a, int64_t sequence, int64_
     float *updates = a->updates + (kept * a->value_heads + h) * a->value_size;
     const float *current = turn.is_new ? NULL : granule(s, s->read_pages, sequence, g) + at;
     float *target = granule(s, s->write_pages, sequence, g) + at;
+    float *snapshot = turn.snapshot ? granule(s, s->snapshot_pages, sequence, g) + at : NULL;
     struct change change = {0};
     int has_change = 0;
     for (int64_t index = 0; index < turn.count; index++) {
-        float *to = index == turn.committed ? target : scratch;
+        float *to = index == turn.committed ? target : snapshot && index == turn.snapshot ? snapshot : scratch;
         int64_t lanes[2];
         for (int v = 0; v < vectors; v++) lanes[v] = MAX(0, MIN(VW, a->value_size - column - v * VW));
         if (index < turn.pending) {

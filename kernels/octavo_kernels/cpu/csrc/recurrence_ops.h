@@ -10,7 +10,8 @@
 // each row of the batch.
 struct state_args {
     char *pool;
-    const int32_t *query_start_loc, *num_tokens, *num_pending, *num_kept, *batch_rows, *read_pages, *write_pages;
+    const int32_t *query_start_loc, *num_tokens, *num_pending, *num_kept, *num_before, *batch_rows, *read_pages, *write_pages,
+        *snapshot_pages;
     int64_t sequences, page_stride, per_block, granule_bytes, block_bytes, most;
 };
 

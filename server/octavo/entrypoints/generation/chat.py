@@ -86,7 +86,7 @@ def render_chat(
     def tokenize(text: str) -> list[int]:
         return processor.tokenize(text, options.add_special_tokens, options.truncate_prompt_tokens, options.cache_salt)
 
-    return render(
+    rendered = render(
         conversation,
         state.chat_options,
         state.engine.tokenizer,
@@ -94,6 +94,7 @@ def render_chat(
         lambda: processor.images.placeholder,
         find_constraint,
     )
+    return rendered.with_boundaries() if processor.model.is_recurrent else rendered
 
 
 async def _render(
