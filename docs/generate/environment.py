@@ -18,6 +18,11 @@ ENGINE = {
     "OCTAVO_API_KEY": ("none", "API key that requests must present, where `--api-key` gives none."),
     "VLLM_API_KEY": ("none", "As OCTAVO_API_KEY, which comes first."),
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": ("none", "1 or true: `--allow-runtime-lora-updating`, with `--enable-lora`."),
+    "OCTAVO_ALLOW_LONG_MAX_MODEL_LEN": (
+        "none",
+        "1 or true: `--max-model-len` may be above the model's positions; longer texts may be answered with nonsense.",
+    ),
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": ("none", "As OCTAVO_ALLOW_LONG_MAX_MODEL_LEN."),
     "OCTAVO_REPLICA_ADDRESS": ("none", "As `--replica-address`, which comes first; the operator sets it."),
     "OCTAVO_CLUSTER_TOKEN": ("none", "Secret by which the nodes of an engine know each other (`--nnodes`)."),
     "RAY_ADDRESS": ("this machine's cluster", "Ray cluster of `--distributed-executor-backend ray`."),

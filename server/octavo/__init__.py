@@ -15,6 +15,10 @@ from octavo.version import __version__ as __version__
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
+    from octavo.async_llm import AsyncLLM as AsyncLLM
+    from octavo.async_llm import AsyncLLMEngine as AsyncLLMEngine
+    from octavo.engine.args import EngineArgs as EngineArgs
+    from octavo.engine.llm_options import AsyncEngineArgs as AsyncEngineArgs
     from octavo.interface.lora import LoRARequest as LoRARequest
     from octavo.interface.outputs import ClassificationRequestOutput as ClassificationRequestOutput
     from octavo.interface.outputs import CompletionOutput as CompletionOutput
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "LLM": "octavo.llm",
+    "AsyncLLM": "octavo.async_llm",
+    "AsyncLLMEngine": "octavo.async_llm",
+    "AsyncEngineArgs": "octavo.engine.llm_options",
+    "EngineArgs": "octavo.engine.args",
     "LoRARequest": "octavo.interface.lora",
     "SamplingParams": "octavo.interface.sampling_params",
     "StructuredOutputsParams": "octavo.interface.structured_output",

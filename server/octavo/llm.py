@@ -12,14 +12,12 @@ from typing import Any
 from octavo.chat.messages import Conversation, check_messages, check_texts, images_of
 from octavo.chat.offline_images import offline_image
 from octavo.chat.options import ChatOptions
-from octavo.chat.reasoning import REASONING_PARSERS
 from octavo.chat.render import Rendered, render
 from octavo.chat.structured import Constraint
-from octavo.chat.tools.parsers import TOOL_PARSERS
-from octavo.engine import vllm_arguments
 from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
 from octavo.engine.input_processor import InputProcessor
+from octavo.engine.llm_options import split_arguments
 from octavo.engine.lora import OfflineAdapters
 from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import ConfigError
@@ -36,7 +34,6 @@ from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
 from octavo.system.progress_bar import progress_bar
 from octavo.system.signals import interrupts_held
 from octavo.system.torch_import import import_whole_torch
-from octavo.text.chat_template import check_variables
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.user_tokenizer import UserTokenizer
 
@@ -60,44 +57,19 @@ class Totals:
             setattr(self, counter.name, getattr(self, counter.name) + getattr(stats, counter.name))
 
 
-@dataclass
-class LLMOptions:
-    """Keyword arguments of `LLM` that the engine itself has no use for; vLLM's names and meanings."""
-
-    served_model_name: str | Sequence[str] | None = None  # the first is the label of metrics
-    max_logprobs: int = -1  # alternatives that a request may ask for; -1: as many as the vocabulary has
-    override_generation_config: dict[str, Any] | None = None
-    strict_json_schema: bool = True  # objects have the properties that a schema names, where it says nothing on others
-    chat_template: str | None = None  # the template itself, for `chat`
-    default_chat_template_kwargs: dict[str, Any] | None = None
-    tool_call_parser: str | None = None  # None: the format that the chat template describes
-    reasoning_parser: str | None = None  # None: grammars constrain the whole output
-    disable_log_stats: bool = True  # nothing is logged either way, and get_metrics always tells
-    use_tqdm_on_load: bool = True
-
-    def __post_init__(self) -> None:
-        given = self.override_generation_config
-        if not isinstance(given, dict | None):
-            raise ConfigError(f"override_generation_config must be a dict of sampling parameters, got {given!r}")
-        for name, known in (("tool_call_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
-            if (given := getattr(self, name)) is not None and given not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(sorted(known))}, got {given!r}")
-        check_variables(self.default_chat_template_kwargs or {}, "default_chat_template_kwargs")
-
-
 class LLM(PoolingMethods):
     """A model in this process.
 
     >>> llm = LLM()                                   # the embedded model
     >>> llm.generate("The capital of France is", SamplingParams(max_tokens=8))[0].outputs[0].text
 
-    Keyword arguments are those of `EngineArgs` (octavo.engine.args), of `LLMOptions`, and vLLM's, which either say what
-    is so anyway or are refused. None means: the default. Raises TypeError for unknown ones, ConfigError or ModelError
-    when the engine cannot start.
+    Keyword arguments are those of `EngineArgs` (octavo.engine.args), of `LLMOptions` (octavo.engine.llm_options), and
+    vLLM's, which either say what is so anyway or are refused. None means: the default. Raises TypeError for unknown
+    ones, ConfigError or ModelError when the engine cannot start.
     """
 
     def __init__(self, model: str | None = None, **arguments: Any) -> None:
-        engine_args, options = _split_arguments(arguments)
+        engine_args, options = split_arguments(arguments)
         args = EngineArgs(model=model, **engine_args)
         local = _start_beside(args)
         try:
@@ -217,7 +189,7 @@ class LLM(PoolingMethods):
             self._input.process(self._new_id(), prompt, one, priority=rank, adapter=adapter)
             for prompt, one, rank, adapter in zip(many, params, ranks, adapters, strict=True)
         ]
-        return self._run(requests, [_text_of(prompt) for prompt in many], use_tqdm)
+        return self._run(requests, [text_of_prompt(prompt) for prompt in many], use_tqdm)
 
     def chat(
         self,
@@ -374,30 +346,6 @@ def _start_beside(args: EngineArgs) -> RankProcesses | None:
     return RankProcesses(range(1, count)) if count > 1 else None
 
 
-def _split_arguments(given: dict[str, Any]) -> tuple[dict[str, Any], LLMOptions]:
-    """Arguments of the engine, and of `LLM` itself. Raises TypeError, ConfigError."""
-    own_names = {option.name for option in fields(LLMOptions)}
-    engine_args, own = {}, {}
-    for name, value in given.items():
-        if name in EngineArgs.field_names():
-            if value is not None:
-                engine_args[name] = _dtype_name(value) if name.endswith("dtype") else value
-        elif name in own_names:
-            if value is not None:
-                own[name] = value
-        elif vllm_arguments.is_known(name):
-            vllm_arguments.check(name, value)
-        else:
-            hint = vllm_arguments.did_you_mean(name, own_names | EngineArgs.field_names())
-            raise TypeError(f"LLM() got the unknown argument {name!r}{hint}")
-    return engine_args, LLMOptions(**own)
-
-
-def _dtype_name(value: Any) -> str:
-    """torch.float16 as "float16"."""
-    return str(value).removeprefix("torch.")
-
-
 class _Progress:
     """A bar on stderr with the rate of output tokens; silent where `rich` is not installed."""
 
@@ -420,5 +368,6 @@ class _Progress:
             self._bar.stop()
 
 
-def _text_of(prompt: Any) -> str | None:
+def text_of_prompt(prompt: Any) -> str | None:
+    """The text of a prompt; None for one of token ids."""
     return prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, dict) else None

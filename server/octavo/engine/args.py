@@ -129,8 +129,7 @@ class EngineArgs:
         if self.load_format == "dummy" and files.format == "safetensors":
             files = replace(files, weights=())  # not even their headers are looked at
         hf_config = follow_tied_head(files, load_hf_config(files, self.hf_overrides, self._rope()))
-        own_len = parse_config(hf_config, files.model).num_positions or 2048
-        max_model_len = context_length(self.max_model_len, own_len, hf_config)
+        max_model_len = context_length(self.max_model_len, parse_config(hf_config, files.model))
         if self.max_model_len in FITTING_LENGTHS:
             max_model_len = min(max_model_len, max_sequence_length(files) or max_model_len)
         max_num_seqs = self.max_num_seqs or 128

@@ -31,8 +31,9 @@ ENGINE_HELP = {
     "quantization": "Quantization of the weights in memory. int8, fp8 (GPUs only): round plain weights to 8 bits; "
     "none: dequantise. The name of a checkpoint's own format is optional and checked against the checkpoint (default: "
     "as the checkpoint is stored, if the device has kernels for that, else none)",
-    "max_model_len": "Maximum number of tokens of prompt and answer together. A number that does not fit in memory is "
-    "refused (default: auto, the model's own limit, or less if memory requires)",
+    "max_model_len": "Maximum number of tokens of prompt and answer together. A number that does not fit in memory, or "
+    "is above the model's positions (see --rope-scaling), is refused (default: auto, the model's own limit, or less if "
+    "memory requires)",
     "seed": "Random seed of the engine. Requests without a seed of their own remain random",
     "device": "Device to run on. auto: a GPU if there is one, else the CPU",
     "block_size": "Tokens per block of the KV cache",

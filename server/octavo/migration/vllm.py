@@ -25,10 +25,10 @@ PART_OF = {
     "rope_scaling": "hf_overrides",
     "rope_theta": "hf_overrides",
 }
-# Variables of vLLM's that are read here, too.
+_READ = ("VLLM_API_KEY", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+# Variables of vLLM's, and what does their work.
 VARIABLES = {
-    "VLLM_API_KEY": "read here, too",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "read here, too",
+    **dict.fromkeys(_READ, "read here, too"),
     "VLLM_ATTENTION_BACKEND": "the engine chooses, or --attention-backend",
     "VLLM_USE_MODELSCOPE": "models come from Hugging Face, https, buckets or folders",
     "VLLM_CPU_KVCACHE_SPACE": "--kv-cache-memory-bytes does that",
@@ -37,7 +37,6 @@ VARIABLES = {
     "VLLM_PORT": "--port does that",
     "VLLM_HOST_IP": "--host does that",
 }
-_READ = ("VLLM_API_KEY", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
 
 
 class _Parser(CommandParser):

@@ -21,9 +21,9 @@ from octavo import LLM, SamplingParams
 from octavo.cli.serve import add_arguments
 from octavo.engine import vllm_arguments
 from octavo.engine.args import EngineArgs
+from octavo.engine.llm_options import LLMOptions, split_arguments
 from octavo.entrypoints.args import ServerArgs
 from octavo.errors import ConfigError
-from octavo.llm import LLMOptions, _split_arguments
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 PROMPT = "The capital of France is a city of many bridges, and its name is"
@@ -108,7 +108,7 @@ def test_arguments_without_effect_say_so_once_and_their_absence_says_nothing(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         quiet = {"trust_remote_code": False, "compilation_config": None, "disable_cascade_attn": False}
-        _split_arguments({"swap_space": 4, **quiet})
+        split_arguments({"swap_space": 4, **quiet})
     assert [record.getMessage() for record in caplog.records] == [
         "swap_space=4 has no effect: preempted requests are recomputed"
     ]
