@@ -15,7 +15,7 @@ LENGTH = 200  # of sequences, at most
 
 def engine(model: str, **changes: Any) -> LLM:
     options: dict[str, Any] = {"max_model_len": LENGTH, "num_gpu_blocks_override": 800, "max_num_seqs": 8}
-    llm = LLM(model, dtype="float32", skip_tokenizer_init=True, **options | changes)
+    llm = LLM(model, dtype="float32", **{"skip_tokenizer_init": True} | options | changes)
     spoil(llm)
     return llm
 

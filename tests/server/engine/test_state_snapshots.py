@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
 import pytest
+from support.agent_chats import WORDS, tokenizer
 from support.family_cases import FAMILY_CASES
 from support.hybrids import LENGTH, engine, prompts, run
 from support.tiny_models import VOCAB_SIZE, make_model
@@ -18,6 +20,8 @@ from octavo.core.states.points import Points
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("qwen3.5")
     make_model(*FAMILY_CASES["qwen3.5"]).save_pretrained(path)
+    tokenizer().backend.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": tokenizer().chat_templates["default"]}))
     return str(path)
 
 
@@ -45,6 +49,33 @@ def test_the_turn_after_begins_where_the_answer_or_the_prompt_ended(model: str, 
         found = llm.generate([turn], SamplingParams(max_tokens=1), use_tqdm=False)[0].num_cached_tokens
         assert found == hit
         assert run(llm, [turn]) == run(plain, [turn])
+
+
+def test_a_chat_goes_on_from_its_last_round_or_question(model: str) -> None:
+    """The next round begins with all that was there; a new question drops the thoughts since the last one."""
+    rng = random.Random(5)
+
+    def text() -> str:
+        return " ".join(rng.choices(WORDS, k=70))
+
+    def ask(llm: LLM) -> tuple[list[int], int, list[tuple[Any, Any]]]:
+        (output,) = llm.chat(chat, params, use_tqdm=False)
+        answers = [(one.token_ids, one.cumulative_logprob) for one in output.outputs]
+        return output.prompt_token_ids, output.num_cached_tokens, answers
+
+    sizes = {"max_model_len": 3000, "skip_tokenizer_init": False}
+    llm, plain = engine(model, **sizes), engine(model, enable_prefix_caching=False, **sizes)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0)
+    chat = [{"role": "system", "content": text()}, {"role": "user", "content": text()}]
+    asked, _, _ = ask(llm)
+    for more in ([{"role": "tool", "tool_call_id": "1", "content": text()}], [{"role": "user", "content": text()}]) * 2:
+        chat += [{"role": "assistant", "content": text(), "reasoning_content": text()}, *more]
+        prompt, hit, answers = ask(llm)
+        pairs = enumerate(zip(asked, prompt, strict=False))
+        common = next((i for i, (ours, theirs) in pairs if ours != theirs), len(asked))
+        assert common - 70 <= hit <= common, "a hit ends at the boundary before the first difference"
+        assert ask(plain)[2] == answers
+        asked = prompt
 
 
 @pytest.mark.parametrize("position", [1, 15, 16, 17, 32, 69])
