@@ -75,17 +75,18 @@ class PrefixFinder:
                 hit.partial = None  # one token matched and it must be computed anyway: nothing to gain from a copy
         return hit
 
-    def find_until(self, request: Request, position: int, found: int) -> PrefixHit | None:
-        """The one that ends at ``position``, with the whole blocks behind it of ``found`` tokens that are cached; None
-        if a group cannot serve it."""
-        size, keys = self.block_size, partial(hash_of, request, self.block_size)
-        whole = position // size
-        blocks = [group.find_prefix(keys, whole, position) for group in self._groups]
+    def find_until(self, request: Request, position: int, found: PrefixHit) -> PrefixHit | None:
+        """The part of ``found`` that ends at ``position``, with the whole blocks behind it that are cached; None if a
+        group cannot serve it."""
+        size, whole = self.block_size, position // self.block_size
+        if len(self._groups) == 1 and self._groups[0].sees_all:
+            blocks = [found.blocks[0][: found.num_tokens // size]]
+        else:  # the blocks behind it are not shared: a group would keep more than it may
+            keys = partial(hash_of, request, size)
+            blocks = [group.find_prefix(keys, whole, position) for group in self._groups]
         if any(len(of_group) < whole for of_group in blocks):
             return None
-        if len(self._groups) == 1 and self._groups[0].sees_all:  # others would keep more than they may
-            blocks = [self._groups[0].find_prefix(keys, found // size, found)]
-        hit = PrefixHit(blocks, None, len(blocks[0]) * size, num_found=found)
+        hit = PrefixHit(blocks, None, len(blocks[0]) * size, num_found=found.num_tokens)
         if hit.num_tokens < position:
             rest = tuple(request.key_token_ids[whole * size : position])
             self._find_partial(hit, parent_hash(request, size, whole), rest)

@@ -62,23 +62,21 @@ class StateManager:
 
     def cut(self, request: Request, hit: PrefixHit) -> PrefixHit:
         """``hit``, as far as a snapshot reaches."""
-        found = hit.num_tokens
-        for snapshot in self._candidates(request, found):
-            cut = self._finder.find_until(request, snapshot.position, found)
+        for snapshot in self._candidates(request, hit.num_tokens):
+            cut = self._finder.find_until(request, snapshot.position, hit)
             if cut is not None:
                 cut.snapshot = snapshot
                 return cut
-        cut = self._finder.find_until(request, 0, found)
+        cut = self._finder.find_until(request, 0, hit)
         assert cut is not None
         return cut
 
     def _candidates(self, request: Request, found: int) -> Iterator[Snapshot]:
         """Those of the sequence's first ``found`` tokens, the longest first."""
         size, tokens, snapshots = self._finder.block_size, request.key_token_ids, self.pool.snapshots
-        for index in range(found // size, -1, -1):
-            parent = parent_hash(request, size, index)
-            if parent in snapshots:
-                yield from snapshots.behind(parent, tuple(tokens[index * size : min((index + 1) * size, found)]))
+        for start in snapshots.starts(found):
+            rest = tuple(tokens[start : min(start + size, found)])
+            yield from snapshots.behind(parent_hash(request, size, start // size), rest)
 
     # -- sequences ---------------------------------------------------------------------------------------------------
 

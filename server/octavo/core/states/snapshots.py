@@ -9,6 +9,7 @@ the credit stays half as long, and a flood of worthless entries hardly ages othe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count as counting
@@ -30,6 +31,7 @@ class Snapshots:
         self.stats = StateStats()  # counts since they were last read
         self._num_tokens = num_tokens
         self._by_parent: dict[bytes, list[Snapshot]] = {}
+        self._starts = Counter[int]()  # how many there are behind so many tokens in whole blocks
         self._queue: list[tuple[float, int, Snapshot]] = []
         self._serials = counting(1)
 
@@ -55,11 +57,14 @@ class Snapshots:
         found.append(snapshot)
         snapshot.parent_hash, snapshot.tokens = parent_hash, tokens
         self.num_offered += 1
+        start = snapshot.position - len(tokens)
+        self._starts[start] += 1
         count(self.stats.taken, snapshot.point)
         return True
 
-    def __contains__(self, parent_hash: bytes) -> bool:
-        return parent_hash in self._by_parent
+    def starts(self, until: int) -> list[int]:
+        """Numbers of tokens in whole blocks behind which there are any, up to ``until``, the largest first."""
+        return sorted((start for start in self._starts if start <= until), reverse=True)
 
     def behind(self, parent_hash: bytes, tokens: Tokens) -> list[Snapshot]:
         """Those behind the whole blocks ``parent_hash`` and none or some of ``tokens``, the longest first."""
@@ -84,6 +89,10 @@ class Snapshots:
                 del self._by_parent[snapshot.parent_hash]
             snapshot.parent_hash = None
             self.num_offered -= 1
+            start = snapshot.position - len(snapshot.tokens)
+            self._starts[start] -= 1
+            if not self._starts[start]:
+                del self._starts[start]
 
     # -- the queue ---------------------------------------------------------------------------------------------------
 
@@ -139,6 +148,7 @@ class Snapshots:
             assert len({one.tokens for one in found}) == len(found), "a snapshot is there twice"
             assert all(one.parent_hash == parent_hash and one.slot is not None for one in found), "a stale snapshot"
         assert sum(map(len, self._by_parent.values())) == self.num_offered
+        assert self._starts == Counter(one.position - len(one.tokens) for one in self), "starts lost count"
         live = {snapshot for _, serial, snapshot in self._queue if snapshot.serial == serial}
         assert len(live) == self.num_idle, "the queue of snapshots lost count"
         assert all(snapshot.slot is not None and not snapshot.slot.holders for snapshot in live), "one in use is queued"
