@@ -19,7 +19,8 @@ from octavo.core.states.points import Points
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("qwen3.5")
-    make_model(*FAMILY_CASES["qwen3.5"]).save_pretrained(path)
+    config_class, settings = FAMILY_CASES["qwen3.5"]
+    make_model(config_class, settings | {"max_position_embeddings": 4096}).save_pretrained(path)
     tokenizer().backend.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": tokenizer().chat_templates["default"]}))
     return str(path)
