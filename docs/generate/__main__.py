@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from generate import chart, commands, crd, environment, errors, metrics, routes
+from generate import chart, commands, crd, environment, errors, metrics, migration, routes
 
 FOLDER = Path(__file__).parents[1] / "reference"
 PAGES = {
+    "migration.md": migration.page,
     "serve.md": commands.serve_page,
     "commands.md": commands.other_pages,
     "environment.md": environment.page,

@@ -15,10 +15,11 @@ from octavo.version import __version__ as __version__
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from octavo.async_llm import AsyncLLM as AsyncLLM
-    from octavo.async_llm import AsyncLLMEngine as AsyncLLMEngine
     from octavo.engine.args import EngineArgs as EngineArgs
+    from octavo.engine.async_llm_engine import AsyncLLM as AsyncLLM
+    from octavo.engine.async_llm_engine import AsyncLLMEngine as AsyncLLMEngine
     from octavo.engine.llm_options import AsyncEngineArgs as AsyncEngineArgs
+    from octavo.interface.beam_search import BeamSearchParams as BeamSearchParams
     from octavo.interface.lora import LoRARequest as LoRARequest
     from octavo.interface.outputs import ClassificationRequestOutput as ClassificationRequestOutput
     from octavo.interface.outputs import CompletionOutput as CompletionOutput
@@ -27,16 +28,23 @@ if TYPE_CHECKING:
     from octavo.interface.outputs import RequestOutput as RequestOutput
     from octavo.interface.outputs import ScoringRequestOutput as ScoringRequestOutput
     from octavo.interface.pooling_params import PoolingParams as PoolingParams
+    from octavo.interface.prompts import PromptType as PromptType
+    from octavo.interface.prompts import TextPrompt as TextPrompt
+    from octavo.interface.prompts import TokensPrompt as TokensPrompt
     from octavo.interface.sampling_params import SamplingParams as SamplingParams
     from octavo.interface.structured_output import StructuredOutputsParams as StructuredOutputsParams
     from octavo.llm import LLM as LLM
 
 _EXPORTS = {
     "LLM": "octavo.llm",
-    "AsyncLLM": "octavo.async_llm",
-    "AsyncLLMEngine": "octavo.async_llm",
+    "AsyncLLM": "octavo.engine.async_llm_engine",
+    "AsyncLLMEngine": "octavo.engine.async_llm_engine",
     "AsyncEngineArgs": "octavo.engine.llm_options",
     "EngineArgs": "octavo.engine.args",
+    "BeamSearchParams": "octavo.interface.beam_search",
+    "PromptType": "octavo.interface.prompts",
+    "TextPrompt": "octavo.interface.prompts",
+    "TokensPrompt": "octavo.interface.prompts",
     "LoRARequest": "octavo.interface.lora",
     "SamplingParams": "octavo.interface.sampling_params",
     "StructuredOutputsParams": "octavo.interface.structured_output",

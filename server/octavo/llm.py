@@ -16,7 +16,7 @@ from octavo.chat.render import Rendered, render
 from octavo.chat.structured import Constraint
 from octavo.engine.args import EngineArgs
 from octavo.engine.core import EngineCore
-from octavo.engine.input_processor import InputProcessor
+from octavo.engine.input_processor import InputProcessor, text_of_prompt
 from octavo.engine.llm_options import split_arguments
 from octavo.engine.lora import OfflineAdapters
 from octavo.engine.output_processor import OutputProcessor
@@ -28,6 +28,7 @@ from octavo.interface.messages import EngineCoreRequest, SchedulerStats, SpecDec
 from octavo.interface.outputs import RequestOutput
 from octavo.interface.pooling_params import check_generates
 from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
+from octavo.llm_beam_search import BeamSearchMethods
 from octavo.llm_pooling import PoolingMethods, Prompt, is_one_prompt
 from octavo.metrics.reader import Counter, Gauge, Metric, Vector
 from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
@@ -57,7 +58,7 @@ class Totals:
             setattr(self, counter.name, getattr(self, counter.name) + getattr(stats, counter.name))
 
 
-class LLM(PoolingMethods):
+class LLM(PoolingMethods, BeamSearchMethods):
     """A model in this process.
 
     >>> llm = LLM()                                   # the embedded model
@@ -366,8 +367,3 @@ class _Progress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-
-def text_of_prompt(prompt: Any) -> str | None:
-    """The text of a prompt; None for one of token ids."""
-    return prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, dict) else None

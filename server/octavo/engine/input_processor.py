@@ -377,6 +377,11 @@ def _boundaries_of(prompt: Any, num_tokens: int) -> list[int] | None:
     return sorted({int(i) for i in given if 0 < i < num_tokens}) if given else None
 
 
+def text_of_prompt(prompt: Any) -> str | None:
+    """The text of a prompt; None for one of token ids."""
+    return prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, dict) else None
+
+
 def _images_of(prompt: Any) -> Any:
     return prompt.get("multi_modal_data") if isinstance(prompt, dict) else None
 

@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
@@ -22,6 +23,19 @@ MAX_STOP_TOKEN_IDS = 1_024
 MAX_BAD_WORDS = 128
 MAX_LOGIT_BIAS = 4_096  # entries
 MAX_INT = 2**31 - 1  # of counts that have no limit of their own
+
+
+# Fields of vLLM's, now or once -> what to do instead.
+_INSTEAD = {
+    "guided_decoding": "give structured_outputs=StructuredOutputsParams(...)",
+    "logits_processors": "use logit_bias, bad_words, allowed_token_ids or structured_outputs",
+    "truncate_prompt_tokens": "cut the prompt, as its token ids",
+    "best_of": "give n, and choose by cumulative_logprob",
+    "use_beam_search": "call LLM.beam_search with BeamSearchParams",
+    "length_penalty": "call LLM.beam_search with BeamSearchParams",
+    "early_stopping": "call LLM.beam_search with BeamSearchParams",
+    "extra_args": "there is nothing that reads them; leave it out",
+}
 
 
 class RequestOutputKind(StrEnum):
@@ -69,6 +83,15 @@ class SamplingParams:
     # Filled by the input processor, not by callers: bad_words as token id sequences.
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
     structured_outputs: StructuredOutputsParams | None = None
+
+    def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
+        """Refuse unknown fields with what to do instead: TypeError."""
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                near = get_close_matches(name, cls.__dataclass_fields__, 1)
+                instead = _INSTEAD.get(name) or (f"did you mean {near[0]}?" if near else "leave it out")
+                raise TypeError(f"SamplingParams() has no {name!r}; {instead}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         self.n = _integer("n", self.n, 1, MAX_N)

@@ -280,8 +280,8 @@ async def main():
         print(len(output.outputs[0].token_ids))
 
 asyncio.run(main())
-import octavo.async_llm
-octavo.async_llm.find_spec = lambda name: None
+from octavo.engine import async_llm_engine
+async_llm_engine.find_spec = lambda name: None
 try:
     AsyncLLM()
 except ValueError as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.args import EngineArgs
 from octavo.engine.core_launcher import CoreOptions, start_cores
+from octavo.engine.input_processor import text_of_prompt
 from octavo.engine.llm_options import AsyncEngineArgs, LLMOptions
 from octavo.engine.lora import KnownAdapters, check_takes_adapters
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
@@ -18,7 +19,6 @@ from octavo.interface.lora import Adapter, LoRARequest
 from octavo.interface.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from octavo.interface.pooling_params import PoolingParams, check_generates, class_pooling, embedding_pooling
 from octavo.interface.sampling_params import SamplingParams
-from octavo.llm import text_of_prompt
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.user_tokenizer import UserTokenizer
 
