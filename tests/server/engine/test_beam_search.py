@@ -21,7 +21,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     config_class, settings = FAMILIES["llama"]
     model = make_model(config_class, settings | {"tie_word_embeddings": False})
     model.save_pretrained(folder / "model")
-    return {"folder": folder, "model": model, "adapted": save_adapter(folder / "a", model, 1, r=8, lora_alpha=64)}
+    adapted = save_adapter(folder / "a", model, 1, r=8, lora_alpha=64, target_modules="all-linear")
+    return {"folder": folder, "model": model, "adapted": adapted}
 
 
 def ends_of(model: Any) -> list[int]:
@@ -75,6 +76,8 @@ def test_answers_and_scores_are_those_of_transformers(
             width, 9, length_penalty=penalty, ignore_eos=ends is None, include_stop_str_in_output=True
         )
         outputs = llm.beam_search([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
+        reasons = {one.finish_reason for output in outputs for one in output.sequences}
+        assert ("stop" in reasons) == bool(ends), "both kinds of end are seen"
         for prompt, output in zip(PROMPTS, outputs, strict=True):
             if width == 1:  # which transformers decodes greedily, without scores
                 rows, scores = greedy(made["model"], prompt, ends), None
