@@ -165,4 +165,4 @@ class _Search:
         return bool(beams) and not (full and self._score(beams[0]) <= self._ended[-1][0])
 
     def _score(self, sequence: BeamSearchSequence) -> float:
-        return sequence.cum_logprob / self._length**self._params.length_penalty
+        return sequence.cum_logprob / float(self._length**self._params.length_penalty)

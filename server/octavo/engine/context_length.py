@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.errors import ConfigError
 from octavo.interface.config_checks import MAX_POSITIONS, shown_value
-from octavo.interface.model_config import TextConfig
+from octavo.interface.model_config.text import TextConfig
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ def context_length(given: int | str | None, text: TextConfig) -> int:
     own = own_length(text)
     if given in FITTING_LENGTHS:
         return own  # lowered by the worker once it knows the memory
-    asked = int(given)  # type: ignore[arg-type]
+    asked = int(given)
     if asked < 1:
         raise ConfigError(f"max_model_len must be at least 1, got {asked}")
     if asked > MAX_POSITIONS:

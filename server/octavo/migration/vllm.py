@@ -39,6 +39,9 @@ VARIABLES = {
 }
 
 
+_SWITCHES = ("--enable-", "--disable-", "--fully-", "--worker-use-", "--engine-use-", "--calculate-", "--ray-workers-")
+
+
 class _Parser(CommandParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of leaving."""
@@ -85,11 +88,13 @@ def _is_flag(word: str) -> bool:
 
 
 def _most_values(action: argparse.Action | None) -> float:
-    if action is None or action.nargs in ("+", "*"):
+    if action is None:
+        return 1
+    if action.dest == "_not_supported":  # the parser takes any number, and the model with it
+        return 0 if action.option_strings[0].startswith(_SWITCHES) else 1
+    if action.nargs == "+":
         return float("inf")
-    if isinstance(action.nargs, int):
-        return action.nargs
-    return 1
+    return action.nargs if isinstance(action.nargs, int) else 1
 
 
 def _variable(name: str) -> Verdict:

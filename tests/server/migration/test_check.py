@@ -126,6 +126,13 @@ def test_a_command_is_found_in_what_people_paste(line: str, arguments: list[str]
     assert (found.server, found.arguments) == (pasted.VLLM, arguments)
 
 
+def test_a_model_behind_a_switch_is_no_value_of_it() -> None:
+    for switch in ("--enable-sleep-mode", "--enable-chunked-prefill", "--trust-remote-code", "--enforce-eager"):
+        assert check(f"vllm serve {switch} org/name --port 1").command.replace(" --enforce-eager", "") == (
+            "octavo serve org/name --port 1"
+        )
+
+
 def test_variables_are_judged_too() -> None:
     line = "export A=x\ndocker run -e VLLM_API_KEY=k -e VLLM_ATTENTION_BACKEND=XFORMERS vllm/vllm-openai --model m"
     checked = check(line)
