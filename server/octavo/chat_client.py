@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,15 @@ from octavo.errors import OctavoError
 CHAT_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05}
 # OpenAI's defaults, where neither the user nor the model sets a value.
 SERVER_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
+# How servers tell what a prompt has that fits, but not together with max_tokens: this one and vLLM's; OpenAI's.
+_PROMPT = re.compile(r"(?:the prompt's|request has) (\d+) (?:input )?tokens|\((\d+) in the messages")
 TIMEOUT = httpx.Timeout(None, connect=10)
+
+
+_WAYS_OUT = {
+    401: "; the key is that of --api-key or OPENAI_API_KEY",
+    404: "; --url takes the API's base address, as http://127.0.0.1:8000/v1",
+}
 
 
 def has_tls(url: str) -> bool:
@@ -30,22 +39,25 @@ class KeyRequiredError(OctavoError):
 
 
 class MessageRefusedError(OctavoError):
-    """One message could not be answered; the conversation may go on. ``too_long``: the context is full."""
+    """One message could not be answered; the conversation may go on. ``too_long``: the context is full;
+    ``prompt_tokens``: of the prompt, if the server counted it, so that a shorter answer may fit."""
 
     def __init__(self, message: str, too_long: bool = False) -> None:
         super().__init__(message)
         self.too_long = too_long
+        count = _PROMPT.search(message) if too_long else None
+        self.prompt_tokens = int(count[1] or count[2]) if count else None
 
 
 @dataclass(frozen=True)
 class Model:
     """A model as a server describes it. ``sampling``: the recommended parameters, None if not stated; ``reads_images``:
-    messages may have images."""
+    messages may have images, None if not stated."""
 
     name: str
     max_model_len: int | None = None
     sampling: dict[str, float] | None = field(default=None, hash=False)
-    reads_images: bool = False
+    reads_images: bool | None = False
 
     @property
     def chat_sampling(self) -> dict[str, float]:
@@ -60,6 +72,7 @@ class Answer:
     text: str = ""
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
+    ended: bool = False  # the server has said so, and not only gone
     first_token: float = 0.0
     elapsed: float = 0.0
 
@@ -71,6 +84,7 @@ class Answer:
     def take(self, line: str, started: float) -> Iterator[tuple[str, str]]:
         """The pieces of reasoning and of text in a line of the stream. ``started``: `time.perf_counter` before the
         request. Raises MessageRefusedError where the server says that the answer broke off."""
+        self.ended = self.ended or line.startswith("data: [DONE]")
         if not line.startswith("data: {"):
             return
         event = json.loads(line[6:])
@@ -79,6 +93,7 @@ class Answer:
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices") or ():
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            self.ended = self.ended or bool(self.finish_reason)
             delta = choice.get("delta") or {}
             thought, piece = delta.get("reasoning") or delta.get("reasoning_content") or "", delta.get("content") or ""
             if thought or piece:
@@ -93,6 +108,9 @@ class Client:
 
     def __init__(self, url: str, api_key: str | None, uds: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        if "://" not in url:  # 127.0.0.1:8000
+            url = f"http://{url}"
+        self._listed: list[Any] | None = None
         try:
             verify = has_tls(url)
             self._http = httpx.Client(
@@ -117,8 +135,29 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
+    def serves(self, name: str) -> bool:
+        """Return whether the server lists a model of that name."""
+        return any(isinstance(card, dict) and card.get("id") == name for card in self._cards())
+
     def model(self, name: str | None) -> Model:
         """The model of that name, or the first that the server lists."""
+        try:
+            cards = self._cards()
+            card = next((card for card in cards if name in (None, card["id"])), None) or {"id": name}
+            modalities = card.get("input_modalities")
+            reads_images = None if modalities is None else "image" in modalities
+            name = card["id"] or cards[0]["id"]
+            return Model(name, card.get("max_model_len"), card.get("default_sampling_params"), reads_images)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            raise OctavoError(f"no OpenAI-compatible server at {self.url}: it lists no models") from None
+
+    def _cards(self) -> list[Any]:
+        """The models that the server lists, asked once."""
+        if self._listed is None:
+            self._listed = self._list()
+        return self._listed
+
+    def _list(self) -> list[Any]:
         try:
             response = self._http.get("/models")
             if response.status_code == 404 and not self._http.base_url.path.rstrip("/").endswith("/v1"):
@@ -128,14 +167,11 @@ class Client:
             raise OctavoError(f"no server at {self._http.base_url}: {error}; start one with octavo serve") from None
         if response.status_code != 200:
             kind = KeyRequiredError if response.status_code == 401 else OctavoError
-            raise kind(f"the server at {self.url} answered {response.status_code}: {_reason(response)}")
+            said = f"the server at {self.url} answered {response.status_code}: {_reason(response)}"
+            raise kind(said + _WAYS_OUT.get(response.status_code, ""))
         try:
-            cards = response.json()["data"]
-            card = next((card for card in cards if name in (None, card["id"])), None) or {"id": name}
-            reads_images = "image" in (card.get("input_modalities") or ())
-            name = card["id"] or cards[0]["id"]
-            return Model(name, card.get("max_model_len"), card.get("default_sampling_params"), reads_images)
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+            return list(response.json()["data"])
+        except (ValueError, KeyError, TypeError):
             raise OctavoError(f"no OpenAI-compatible server at {self.url}: it lists no models") from None
 
     def stream(self, body: dict[str, Any], answer: Answer) -> Generator[tuple[str, str], None, None]:
@@ -153,6 +189,8 @@ class Client:
                 for data in response.iter_bytes():
                     for line in lines.take(data):
                         yield from answer.take(line, started)
+                if not answer.ended:
+                    raise ValueError("the answer has no end")
         except (httpx.HTTPError, ValueError) as error:
             raise OctavoError(f"the connection to {self.url} broke: {error or type(error).__name__}") from None
         finally:
@@ -204,7 +242,8 @@ def _refusal(response: httpx.Response) -> MessageRefusedError:
     too_long = response.status_code in (400, 413, 422) and (
         code == "context_length_exceeded" or "max_model_len" in reason or "context length" in reason
     )
-    return MessageRefusedError(f"the server answered {response.status_code}: {reason}", too_long)
+    way_out = _WAYS_OUT.get(response.status_code, "")
+    return MessageRefusedError(f"the server answered {response.status_code}: {reason}{way_out}", too_long)
 
 
 def _reason(response: httpx.Response) -> str:
@@ -212,4 +251,4 @@ def _reason(response: httpx.Response) -> str:
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return response.text[:500]
+        return " ".join(response.text[:500].split()) or response.reason_phrase

@@ -27,7 +27,7 @@ BENCHES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a subcommand for each benchmark."""
-    commands = parser.add_subparsers(title="benches", metavar="BENCH", required=True)
+    commands = parser.add_subparsers(title="benches", metavar=f"{{{','.join(BENCHES)}}}", required=True)
     for name, (module_name, add, run_name, text) in BENCHES.items():
         module = import_module(module_name)
         command = commands.add_parser(name, help=text, description=text)

@@ -13,25 +13,32 @@ from octavo.fetch.model_names import DEFAULT_MODEL, check_model_name
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `octavo chat`."""
-    parser.usage = "%(prog)s [MODEL] [flags]"
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help=f"Model to start a server for (default: {DEFAULT_MODEL}, the embedded model)",
-    )
     add_chat_flags(parser)
     parser.add_argument(
         "-q",
         "--quick",
         metavar="MESSAGE",
-        help="Send one message, print the answer and exit. Piped standard input is appended to it "
-        "(default: a conversation)",
+        help="Send one message, print the answer and exit: another way to give PROMPT (default: a conversation)",
     )
 
 
 def add_chat_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that `octavo run` has too."""
+    """Add the arguments and flags that `octavo run` has too."""
+    parser.usage = "%(prog)s [MODEL] [PROMPT] [flags]"
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="Model to start a server for; with --url a model of that server, or the question's first word "
+        f"(default: {DEFAULT_MODEL}, the embedded model)",
+    )
+    parser.add_argument(
+        "prompt",
+        nargs="*",
+        metavar="PROMPT",
+        help="Question to answer; paths of pictures in it are sent as pictures. Piped standard input is appended to it "
+        "(default: a conversation)",
+    )
     parser.add_argument(
         "--url", help="URL of a running server to use, as http://127.0.0.1:8000/v1 (default: a server is started)"
     )
@@ -58,10 +65,10 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends. Raises OctavoError."""
+    if args.quick is not None and args.prompt:
+        raise ConfigError(f"there are two questions, {args.quick!r} and {' '.join(args.prompt)!r}: ask one")
     if args.url is None:
         check_model_name(args.model)
-    elif args.model is not None and args.model_name is not None and args.model != args.model_name:
-        raise ConfigError(f"two models are named, {args.model} and {args.model_name}: give one")
     if args.url is None and sys.stderr.isatty():
         print(f"starting {args.model or DEFAULT_MODEL} ...", file=sys.stderr, flush=True)
     from octavo.cli.chat_session import talk  # what it imports takes longer than finding that a name is wrong

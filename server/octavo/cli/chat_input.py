@@ -49,6 +49,11 @@ class Terminal:
         """The next message, None at the end of input. Raises KeyboardInterrupt."""
         return _message(self._line)
 
+    def keep(self, message: str) -> None:
+        """Let the up arrow bring back a whole message, also one of several lines."""
+        if "\n" in message:
+            self._session.history.append_string(message)
+
     @property
     def typed(self) -> str:
         """The text that stood on the line when Ctrl-C abandoned it."""

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from io import TextIOWrapper
 
 import httpx
@@ -16,6 +17,7 @@ import httpx
 from octavo.chat_client import Client, MessageRefusedError
 from octavo.cli.chat_input import Lines, Reader, Terminal
 from octavo.cli.conversation import Conversation, dim, is_command
+from octavo.cli.pictures import Message, read_message
 from octavo.errors import OctavoError
 from octavo.fetch.model_names import FIRST_QUESTIONS
 from octavo.system.parent import octavo_command
@@ -31,9 +33,10 @@ def talk(args: argparse.Namespace) -> int:
             stream.reconfigure(errors="replace")  # undecodable input and unprintable output must not end the chat
     with contextlib.ExitStack() as stack:
         stack.enter_context(exit_on_signals())
-        uds = stack.enter_context(_own_server(args.model)) if args.url is None else None
-        client = stack.enter_context(Client(args.url or f"{_OWN_URL}/v1", args.api_key, uds))
-        model = client.model(args.model_name or (args.model if args.url is not None else None))
+        own = stack.enter_context(_own_server(args.model)) if args.url is None else None
+        client = stack.enter_context(Client(args.url or f"{_OWN_URL}/v1", args.api_key, own and own.path))
+        name, question = _model_and_question(args, client)
+        model = client.model(name)
         settings = {"max_tokens": args.max_tokens, "temperature": args.temperature}
         conversation = Conversation(
             client,
@@ -41,17 +44,30 @@ def talk(args: argparse.Namespace) -> int:
             settings,
             args.system_prompt,
             args.verbose,
-            _notice if args.quick is None else _print_to_stderr,
+            _notice if question is None else _print_to_stderr,
         )
-        if args.quick is not None:
-            return 0 if conversation.ask(_with_input(args.quick)) else 130
+        if question is not None:
+            message = _read(question, _print_to_stderr)
+            return 0 if conversation.ask(_with_input(message.text), message.pictures) else 130
         if not sys.stdin.isatty():
-            return _converse(conversation, Lines(sys.stdin))
+            return _converse(conversation, Lines(sys.stdin), own)
         print(dim(f"{model.name}: /? for help, /bye or Ctrl-D to leave; ask something, as {FIRST_QUESTIONS[0]}"))
-        return _converse(conversation, Terminal())
+        return _converse(conversation, Terminal(), own)
 
 
-def _converse(conversation: Conversation, reader: Reader) -> int:
+def _model_and_question(args: argparse.Namespace, client: Client) -> tuple[str | None, str | None]:
+    """The name of the model in requests and the question, if they are given. Of a running server the first word may be
+    either: it is the model where the server has one of that name."""
+    if args.url is None or args.quick is not None:
+        name = args.model_name or (args.model if args.url is not None else None)
+        return name, args.quick if args.quick is not None else " ".join(args.prompt) or None
+    name, words = args.model_name, [*([args.model] if args.model else []), *args.prompt]
+    if words and (words[0] == name or (name is None and client.serves(words[0]))):
+        name = words.pop(0)
+    return name, " ".join(words) or None
+
+
+def _converse(conversation: Conversation, reader: Reader, own: _Own | None) -> int:
     interrupted = False  # whether the last key was Ctrl-C at an empty line
     while True:
         try:
@@ -69,14 +85,34 @@ def _converse(conversation: Conversation, reader: Reader) -> int:
         if is_command(message):
             if not conversation.command(message):
                 return 0
-        elif message.strip():
-            try:
-                if not conversation.ask(message) and not reader.interactive:
-                    return 130
-            except OctavoError as error:  # earlier turns stay; a person may wait for the server and try again
-                if not reader.interactive and not isinstance(error, MessageRefusedError):
-                    raise
-                print(f"octavo: error: {error}", file=sys.stderr)
+        elif message.strip() and not _answer(conversation, reader, message, own) and not reader.interactive:
+            return 130
+
+
+def _answer(conversation: Conversation, reader: Reader, message: str, own: _Own | None) -> bool:
+    """Answer a message, or say why not; False where Ctrl-C stopped the answer. Raises OctavoError where the chat cannot
+    go on; else earlier turns stay, and a person may wait for the server and try again."""
+    said = _read(message, _notice) if isinstance(reader, Terminal) else Message(message)
+    try:
+        return conversation.ask(said.text, said.pictures)
+    except OctavoError as error:
+        if own is not None and own.process.poll() is not None:
+            raise OctavoError(f"the server of this chat has ended (out of memory?): {error}") from None
+        if not reader.interactive and not isinstance(error, MessageRefusedError):
+            raise
+        print(f"octavo: error: {error}", file=sys.stderr)
+    if isinstance(reader, Terminal):
+        reader.keep(message)
+        _notice("(the up arrow brings your message back)")
+    return True
+
+
+def _read(text: str, notice: Callable[[str], None]) -> Message:
+    """A message that a person has typed: text that is piped in names no pictures, for its author may be anybody."""
+    message = read_message(text)
+    for path in message.missing:
+        notice(f"(there is no picture {path}: its name is sent as text)")
+    return message
 
 
 def _with_input(question: str) -> str:
@@ -94,9 +130,17 @@ def _print_to_stderr(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+@dataclass(frozen=True)
+class _Own:
+    """A server for one chat, and its socket's path."""
+
+    path: str
+    process: subprocess.Popen[bytes]
+
+
 @contextlib.contextmanager
-def _own_server(model: str | None) -> Iterator[str]:
-    """Start `octavo serve` on a Unix socket that only this user reaches; yields the socket's path.
+def _own_server(model: str | None) -> Iterator[_Own]:
+    """Start `octavo serve` on a Unix socket that only this user reaches.
 
     Exits with the server's status if it cannot start; the server has printed why.
     """
@@ -114,7 +158,7 @@ def _own_server(model: str | None) -> Iterator[str]:
                             f"the server was killed by signal {-code} before it was ready (out of memory?)"
                         )
                     time.sleep(0.05)
-            yield path
+            yield _Own(path, process)
         finally:
             process.terminate()
             process.wait()

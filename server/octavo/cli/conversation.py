@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from octavo.chat_client import CHAT_SAMPLING, SERVER_SAMPLING, Answer, Client, MessageRefusedError, Model
 from octavo.cli.chat_input import number
+from octavo.cli.pictures import data_url
+from octavo.cli.wrapping import Wrap
+from octavo.errors import OctavoError
+from octavo.interface.sampling_params import SamplingParams
 from octavo.system.suggestions import did_you_mean
 
 HELP = """\
@@ -17,6 +22,7 @@ HELP = """\
 /show             the settings
 /clear            forget the conversation
 /bye              leave (or Ctrl-D)
+PATH              a picture's path in a message, typed or dropped, sends the picture to models that read them
 \"\"\"               begins and ends a message of several lines; pasted lines are one message
 Ctrl-C            stops an answer"""
 
@@ -32,10 +38,11 @@ _SETTINGS: dict[str, Callable[[str], Any]] = {
 }
 _CONTROLS = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\n\t"}
 _CHARACTERS_A_TOKEN = 3  # fewer than usual, so that estimates are on the safe side
+_HOTTEST = 2  # as OpenAI has it: above it any model talks nonsense
 _ROOM = 256  # tokens kept free for an answer, or a quarter of the context if that is less
 _SHARE = 4  # an answer takes at most 1/4 of the context by default: small models may never stop
 
-Message = dict[str, str]
+Turn = dict[str, Any]  # a message, as the API takes it
 
 
 class Conversation:
@@ -57,7 +64,7 @@ class Conversation:
 
     def clear(self) -> None:
         """Forget every turn."""
-        self._turns: list[Message] = []  # a question and its answer in turn
+        self._turns: list[Turn] = []  # a question and its answer in turn
         self._num_tokens = 0  # of what was sent last and its answer
         self._truncation_reported = False
 
@@ -77,30 +84,55 @@ class Conversation:
 
     # Answers.
 
-    def ask(self, message: str) -> bool:
-        """Print the answer to ``message`` as it comes; False where Ctrl-C stopped it. Raises MessageRefusedError."""
-        answer = Answer()
-        turns = self._fit_context([*self._turns, {"role": "user", "content": message}])
+    def ask(self, message: str, pictures: Sequence[Path] = ()) -> bool:
+        """Print the answer to ``message`` as it comes; False where Ctrl-C stopped it. Raises MessageRefusedError, and
+        OctavoError for a picture that cannot be read; the turns are then as they were."""
+        answer, most = Answer(), self._max_tokens
+        turns = self._fit_context([*self._turns, {"role": "user", "content": self._content(message, pictures)}])
         while True:
             try:
-                finished = self._print(answer, turns)
+                finished = self._print(answer, turns, most)
                 break
             except MessageRefusedError as refusal:
-                if not refusal.too_long or len(turns) < 3:
-                    raise  # the turns are as they were
-                turns = turns[2:]
+                turns, most = self._shortened(refusal, turns, most)
         if answer.text:
             self._turns = [*turns, {"role": "assistant", "content": answer.text}]
             self._num_tokens = answer.num_tokens
         if finished and answer.finish_reason == "length":
             self._report_cut(answer)
-        if self._verbose:
+        if self._verbose and answer.usage:
             self._report_speed(answer)
         return finished
 
-    def _body(self, turns: list[Message]) -> dict[str, Any]:
+    def _content(self, message: str, pictures: Sequence[Path]) -> Any:
+        if not pictures:
+            return message
+        if self._model.reads_images is False:
+            names = ", ".join(str(path) for path in pictures)
+            raise MessageRefusedError(
+                f"{self._model.name} reads no pictures, and nothing was sent: leave out {names}, or talk to a model "
+                "that reads them, as Qwen/Qwen2.5-VL-3B-Instruct"
+            )
+        parts = [{"type": "image_url", "image_url": {"url": data_url(path)}} for path in pictures]
+        self._notice(f"(with {', '.join(path.name for path in pictures)})")
+        return [*parts, {"type": "text", "text": message}] if message.strip() else parts
+
+    def _shortened(
+        self, refusal: MessageRefusedError, turns: list[Turn], most: int | None
+    ) -> tuple[list[Turn], int | None]:
+        """Return turns and max_tokens to send instead of what was too long: an answer of at least _ROOM tokens, else
+        fewer turns, else what room there is. Raises the refusal where nothing can be shortened."""
+        limit = self._model.max_model_len or 0
+        room = limit - refusal.prompt_tokens if refusal.prompt_tokens else 0
+        if most and 0 < room < most and (room >= min(_ROOM, limit // _SHARE) or len(turns) < 3):
+            return turns, room
+        if not refusal.too_long or len(turns) < 3:
+            raise refusal
+        return turns[2:], self._max_tokens
+
+    def _body(self, turns: list[Turn], most: int | None = None) -> dict[str, Any]:
         system = [{"role": "system", "content": self._system}] if self._system else []
-        limit = {} if self._max_tokens is None else {"max_tokens": self._max_tokens}
+        limit = {} if most is None else {"max_tokens": most}
         return {"model": self._model.name, "messages": [*system, *turns], **self._defaults, **self._settings, **limit}
 
     @property
@@ -108,34 +140,32 @@ class Conversation:
         own = self._settings.get("max_tokens")
         return own if own is not None else (self._model.max_model_len or 0) // _SHARE or None
 
-    def _print(self, answer: Answer, turns: list[Message]) -> bool:
-        on_terminal, stream = sys.stdout.isatty(), self._client.stream(self._body(turns), answer)
+    def _print(self, answer: Answer, turns: list[Turn], most: int | None) -> bool:
+        output, stream = _Output(), self._client.stream(self._body(turns, most), answer)
         try:
             for number, (thought, piece) in enumerate(stream):
                 if number == 0 and len(turns) <= len(self._turns):
                     self._report_truncation()
-                if on_terminal:  # a model's escape sequences are not for the terminal
-                    thought, piece = thought.translate(_CONTROLS), piece.translate(_CONTROLS)
-                print(dim(thought) + piece, end="", flush=True)
+                output.show(thought, piece)
         except KeyboardInterrupt:
-            print()
+            output.end()
             return False
-        except MessageRefusedError:
+        except OctavoError:
             if answer.first_token:
-                print()
+                output.end()
             raise
         finally:
             stream.close()
-        print()
+        output.end()
         return True
 
-    def _fit_context(self, turns: list[Message]) -> list[Message]:
+    def _fit_context(self, turns: list[Turn]) -> list[Turn]:
         """``turns`` without the first ones, if together with an answer they would probably not fit. The last stays."""
         limit = self._model.max_model_len
         if not limit or not self._num_tokens:
             return turns
         room = min(self._max_tokens or _ROOM, _ROOM, limit // _SHARE)
-        sizes = [len(turn["content"]) for turn in turns]
+        sizes = [len(_text(turn)) for turn in turns]
         tokens_a_character = self._num_tokens / max(1, sum(sizes[:-1]) + len(self._system or ""))
         needed = self._num_tokens + sizes[-1] // _CHARACTERS_A_TOKEN
         while needed + room > limit and len(turns) > 2:
@@ -203,17 +233,62 @@ class Conversation:
         if name in ("verbose", "quiet"):
             self._verbose = (name == "verbose") == (value not in ("off", "false", "0"))
         elif name == "system":
-            self._system = value.strip('"') or None
+            self._system = None if value == "default" else value.strip('"') or None
         elif name not in _SETTINGS:
             print(f"there is no setting {name!r}{did_you_mean(name, (*_SETTINGS, 'system', 'verbose'))}")
         elif value in ("", "default"):
             self._settings.pop(name, None)
         else:
-            kind = _SETTINGS[name]
-            try:
-                self._settings[name] = kind(value)
-            except ValueError:
-                print(f"{name} must be {'a whole number' if kind is int else 'a number'}, got {value!r}")
+            self._set_number(name, value)
+
+    def _set_number(self, name: str, value: str) -> None:
+        kind = _SETTINGS[name]
+        try:
+            given = kind(value)
+        except ValueError:
+            print(f"{name} must be {'a whole number' if kind is int else 'a number'}, got {value!r}")
+            return
+        try:
+            SamplingParams(**{name: given})
+        except ValueError as error:
+            print(error)
+            return
+        if name == "temperature" and given > _HOTTEST:
+            print(f"temperature must be between 0 and {_HOTTEST}, got {value}")
+        else:
+            self._settings[name] = given
+
+
+class _Output:
+    """Where an answer goes: wrapped between words on a terminal, as it is elsewhere."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stdout.isatty()
+        self._dimmed = False
+        self._wrap = Wrap(self._write)
+
+    def show(self, thought: str, piece: str) -> None:
+        for text, dimmed in ((thought, True), (piece, False)):
+            if text and self._on_terminal:
+                if dimmed != self._dimmed:
+                    self._wrap.end()
+                    self._dimmed = dimmed
+                self._wrap.feed(text.translate(_CONTROLS))  # a model's escape sequences are not for the terminal
+            elif text:
+                self._write(text)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        self._wrap.end()
+        print(flush=True)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(dim(text) if self._dimmed and text.strip() else text)
+
+
+def _text(turn: Turn) -> str:
+    content = turn["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 _COMMANDS = ("/help", "/?", "/bye", "/exit", "/quit", "/clear", "/reset", "/set", "/show")
@@ -222,7 +297,7 @@ _COMMANDS = ("/help", "/?", "/bye", "/exit", "/quit", "/clear", "/reset", "/set"
 def is_command(text: str) -> bool:
     """Return whether a message is a command: a slash and a word, not the path of a file."""
     word = text.split(maxsplit=1)[0] if text.strip() else ""
-    return word.startswith("/") and "/" not in word[1:]
+    return word.startswith("/") and "/" not in word[1:] and not os.path.isfile(word)
 
 
 def dim(text: str) -> str:

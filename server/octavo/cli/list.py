@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from typing import Any
 
 from octavo.fetch.progress import format_bytes
@@ -23,15 +24,29 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows))
         return 0
-    titles = ("name", "size", "format", "quantization", "context", "path")
+    titles = ("name", "size", "quantization", "context", "modified", "format", "path")
     table = [[title.upper() for title in titles]]
     for row in rows:
-        shown = row | {"size": format_bytes(row["size"])}
+        shown = row | {"size": format_bytes(row["size"]), "modified": _ago(time.time() - row["modified"])}
         table.append(["-" if shown[title] is None else str(shown[title]) for title in titles])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
     return 0
+
+
+def _ago(seconds: float) -> str:
+    """A time that is over, in the largest unit of which there is at least one."""
+    for unit, length in (
+        ("month", 30 * 86_400),
+        ("week", 7 * 86_400),
+        ("day", 86_400),
+        ("hour", 3_600),
+        ("minute", 60),
+    ):
+        if (count := int(seconds // length)) >= 1:
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
 
 
 def _rows(download_dir: str | None) -> list[dict[str, Any]]:
@@ -42,7 +57,7 @@ def _rows(download_dir: str | None) -> list[dict[str, Any]]:
     rows = []
     for model in installed(download_dir):
         row: dict[str, Any] = {"name": model.name, "size": model.num_bytes, "format": "unreadable"}
-        row |= {"quantization": None, "context": None, "path": str(model.path)}
+        row |= {"quantization": None, "context": None, "modified": model.modified, "path": str(model.path)}
         try:
             said = describe_path(model.path)
         except (OctavoError, OSError):  # one damaged file does not hide the others

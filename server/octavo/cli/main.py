@@ -13,19 +13,22 @@ from octavo.system.suggestions import did_you_mean
 from octavo.version import __version__
 
 COMMANDS = {
-    "serve": "Serve a model behind OpenAI's API.",
-    "chat": "Talk to a model in the terminal.",
-    "dashboard": "Open a page to chat with a model, compare and measure it.",
-    "bench": "Measure a server or an engine.",
-    "fetch": "Fetch a model and keep it on this machine.",
     "run": "Talk to a model in the terminal, or have one question answered.",
-    "pull": "Fetch a model: another name of fetch.",
+    "chat": "Talk to a model in the terminal: another name of run, with -q.",
+    "serve": "Serve a model behind OpenAI's API.",
+    "dashboard": "Open a page to chat with a model, compare and measure it.",
     "list": "List the models on this machine.",
+    "ls": "List the models on this machine: another name of list.",
     "show": "Say what a model on this machine is.",
-    "run-batch": "Answer a file of requests, without a server.",
+    "fetch": "Fetch a model and keep it on this machine.",
+    "pull": "Fetch a model: another name of fetch.",
     "rm": "Remove a model from this machine.",
     "plan": "Say what a model takes of a device, and how many sequences fit.",
     "check": "Say what becomes of every flag of another server's command line.",
+    "run-batch": "Answer a file of requests, without a server.",
+    "bench": "Measure a server or an engine.",
+    "version": "Print the version.",
+    "help": "Explain a command.",
 }
 
 

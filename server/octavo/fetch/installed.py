@@ -34,6 +34,11 @@ class Installed:
         return [self.path] if self.path.is_file() else sorted(self.path.glob("*.safetensors"))
 
     @property
+    def modified(self) -> int:
+        """When the newest file of its weights was written here, in seconds since 1970; 0 if it has none."""
+        return max((int(file.stat().st_mtime) for file in self.weights if file.exists()), default=0)
+
+    @property
     def num_bytes(self) -> int:
         """Sum the sizes of the files that removing it deletes, each counted once."""
         return bytes_of(self.places)

@@ -67,7 +67,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_pulled_models_are_listed_shown_and_removed(hub, tmp_path):
-    assert octavo("list").stdout.split() == ["NAME", "SIZE", "FORMAT", "QUANTIZATION", "CONTEXT", "PATH"]
+    assert octavo("list").stdout.split() == ["NAME", "SIZE", "QUANTIZATION", "CONTEXT", "MODIFIED", "FORMAT", "PATH"]
     for name in ("hf.co/org/model", "org/quants-GGUF:Q4_K_M", "hf://org/quants-GGUF:Q8_0"):
         done = octavo("pull", name)
         assert done.returncode == 0, done.stderr
@@ -76,8 +76,10 @@ def test_pulled_models_are_listed_shown_and_removed(hub, tmp_path):
     assert list(rows) == ["org/model", "org/quants-GGUF:Q4_K_M", "org/quants-GGUF:Q8_0"]
     assert rows["org/model"]["format"] == "safetensors" and rows["org/model"]["size"] > 800_000
     assert rows["org/quants-GGUF:Q8_0"]["format"] == "gguf" and rows["org/quants-GGUF:Q8_0"]["context"] > 0
-    lines = octavo("list").stdout.splitlines()
+    lines = octavo("ls").stdout.splitlines()
     assert len(lines) == 4 and "Q4_K_M" in lines[2]
+    os.utime(rows["org/quants-GGUF:Q8_0"]["path"], (0, time.time() - 3.5 * 86_400))
+    assert "3 days ago" in octavo("list").stdout.splitlines()[3]
 
     shown = json.loads(octavo("show", "org/quants-GGUF:Q8_0", "--json").stdout)
     assert shown["served"] == "yes" and shown["layers"] and shown["architecture"] == "llama"

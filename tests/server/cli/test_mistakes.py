@@ -21,7 +21,7 @@ PORT = "{port}"  # of somebody else
 MISTAKES: list[tuple[str, str, str]] = [
     ("srve", "'srve'", "did you mean serve?"),
     ("dashboard --url nonsense", "--url", "http://127.0.0.1:8000"),
-    ("ps", "'ps'", "there are serve, chat"),
+    ("ps", "'ps'", "there are run, chat, serve"),
     ("run smollm2", "'smollm2'", "did you mean smollm2-135m-instruct?"),
     ("run smolm2-135m-instruct hello", "'smolm2-135m-instruct'", "did you mean smollm2-135m-instruct?"),
     ("run llama3.2:1b", "'llama3.2:1b'", "did you mean meta-llama/Llama-3.2-1B-Instruct?"),
