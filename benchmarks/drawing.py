@@ -157,7 +157,7 @@ def main() -> int:
         for share in shares_of(llm, kinds, users, args.rounds):
             found.append(share)
             print(share, flush=True)
-    peers = list[PeerShare]()
+    peers: list[PeerShare] = []
     if args.peers:
         from benchmarks.peers.drawn import shares_of_peers
 

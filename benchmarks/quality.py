@@ -1,13 +1,14 @@
 """What quantisation costs in quality: against float32 on the same weights, position by position, on real text.
 
-    python -m benchmarks quality [--positions 2000] [--only w4a8,w8a8,checkpoint-w8a8,nvfp4,nf4,gemma3] [--page]
+    python -m benchmarks quality [--positions 2000] [--only w4a8,w8a8,per-channel,...] [--page]
 
 The text is Python's own documentation. W4A8 is what a CPU runs by default on the embedded GGUF file; its reference is
 that file's own values in float32. W8A8 is `--quantization int8` on a safetensors copy of those values, whose weights
-are rounded to 8 bits as well. The others are those values as quantised checkpoints, read in the default way; their
-reference is what each file says, in float32. The real Gemma 3 270M (`gemma3`, Q4_K_M) is also held against llama.cpp's
-best tokens of the same file, where `make peers` has put llama.cpp. Figures go to results/quality.json, where those of
-what does not run again are kept, with ``--page`` into docs/measurements.md too.
+are rounded to 8 bits as well, per channel with one scale for each channel. The others are those values as quantised
+checkpoints, read in the default way; their reference is what each file says, in float32. The real Gemma 3 270M
+(`gemma3`, Q4_K_M) is also held against llama.cpp's best tokens of the same file, where `make peers` has put llama.cpp.
+Figures go to results/quality.json, where those of what does not run again are kept, with ``--page`` into
+docs/measurements.md too.
 """
 
 from __future__ import annotations
@@ -173,6 +174,7 @@ def write_quantised(config: ModelConfig, recipe: str, folder: Path) -> Path:
 TITLES = {
     "w4a8": "W4A8: the GGUF file, the default",
     "w8a8": "W8A8: `--quantization int8` on safetensors",
+    "per-channel": "W8A8: `--quantization int8_per_channel` on safetensors",
     "checkpoint-w8a8": "W8A8 of compressed-tensors, a scale for each row",
     "nvfp4": "NVFP4 of ModelOpt",
     "nf4": "NF4 of bitsandbytes, blocks of 64, scales of scales",
@@ -246,13 +248,17 @@ def main() -> int:
             continue
         with tempfile.TemporaryDirectory() as name:
             folder, which, of_values = Path(name), config, reference
-            if key == "w8a8":
+            quantization = "int8"
+            if key in ("w8a8", "per-channel"):
                 write_checkpoint(config, folder)
                 which = engine_config(name).model
+                quantization = "int8" if key == "w8a8" else "int8_per_channel"
             elif key != "w4a8":
                 which = engine_config(str(write_quantised(config, key.removeprefix("checkpoint-"), folder))).model
                 of_values = load_model(which)
-            model = load_model(dataclasses.replace(which, quantization="int8" if of_values is reference else None))
+            model = load_model(
+                dataclasses.replace(which, quantization=quantization if of_values is reference else None)
+            )
         result = compare(model, of_values, pieces, kv_dtype)
         figures["results"][TITLES[key]] = result
         print(f" KL {result['kl']:.5f} nats, same best token {result['top1']:.2%}", flush=True)

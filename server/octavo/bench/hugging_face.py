@@ -11,6 +11,7 @@ from typing import Any
 from octavo.errors import ConfigError
 from octavo.fetch.description import describe
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.quantizations import ONLINE
 from octavo.plan.measure import measure
 
 WARM_UP_TOKENS = 2  # both sides of a comparison write so many before the clock runs
@@ -34,7 +35,7 @@ def precision(config: EngineConfig) -> dict[str, str]:
     config = replace(config, device=choose_device(config.device).type)
     memory = measure(config, 1)
     weights = memory.weight_dtype
-    if config.model.quantization not in ("none", "int8") and config.load_format != "dummy":
+    if config.model.quantization not in ONLINE and config.load_format != "dummy":
         filed = describe(config.model.files).quantization
         weights = weights if filed in ("F32", "F16", "BF16") else filed
     activations = config.model.dtype

@@ -33,7 +33,7 @@ from octavo.interface.engine_config import (
 )
 from octavo.interface.model_config import parse_config
 from octavo.interface.model_files import ModelFiles
-from octavo.interface.quantizations import QUANTIZATIONS
+from octavo.interface.quantizations import GPU_ONLINE, ONLINE, QUANTIZATIONS
 from octavo.interface.ranks import deal
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -313,7 +313,7 @@ class EngineArgs:
     @property
     def _draft_quantization(self) -> str | None:
         """The quantization of a draft model that names none; formats of one checkpoint do not carry over."""
-        return self.quantization if self.quantization in ("none", "int8", "fp8") else None
+        return self.quantization if self.quantization in (*ONLINE, *GPU_ONLINE) else None
 
     def _dtype(self, files: ModelFiles, hf_config: dict[str, Any]) -> str:
         if self.dtype != "auto":

@@ -6,6 +6,7 @@ import torch
 
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
+from octavo.interface.quantizations import GPU_ONLINE
 from octavo.interface.ranks import Stage
 from octavo.layers.parallel import Replicas, TensorParallel
 from octavo.layers.quantization.weight_format import FLOATS
@@ -54,7 +55,7 @@ def model_memory(
         whole = model_without_memory(config.model, device, TensorParallel(stage=stage), stored, measured=True)
         parameters = weight_size(whole, stored, device).parameters
     described = bool(config.model.text.quantization_config)
-    rounded = device.type != "cpu" and config.model.quantization in ("int8", "fp8") and not described
+    rounded = device.type != "cpu" and config.model.quantization in GPU_ONLINE and not described
     weight_dtype = held_in(config.model, model.is_quantized or rounded)
     if described and any(source.qtype not in FLOATS for _, source in stored):
         weight_dtype = str(config.model.hf_config["quantization_config"].get("quant_method"))

@@ -73,20 +73,23 @@ def plain_smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return embedded_checkpoint(tmp_path_factory.mktemp("smollm2") / "plain")
 
 
+@pytest.mark.parametrize(
+    ("quantization", "max_kl", "min_agreement"), [("int8", 1e-3, 0.95), ("int8_per_channel", 2e-3, 0.92)]
+)
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "opt", "mistral"])
 def test_any_checkpoint_runs_in_8_bits_as_its_rounded_weights_would(
-    family: str, tiny_checkpoints: dict[str, Path]
+    family: str, quantization: str, max_kl: float, min_agreement: float, tiny_checkpoints: dict[str, Path]
 ) -> None:
     """Widths that are no multiple of a group, biases, untied heads (a tied one is rounded, its embedding is not)."""
     config = model_config(tiny_checkpoints[family])
     sequences = [[3 + (7 * i + j) % 300 for i in range(100)] for j in range(4)]
-    quantized = load_model(dataclasses.replace(config, quantization="int8"))
+    quantized = load_model(dataclasses.replace(config, quantization=quantization))
     reference = load_model(config)
     for ours, theirs in zip(quantized.linear_layers(), reference.linear_layers(), strict=True):
         if not getattr(theirs, "is_tied", False):
             fill_dense(theirs.method.weight, 0, dequantize(ours.method.packed))
     # The best of random weights' nearly equal logits is no measure; how far all of them move is.
-    assert_same_model(logits_of(quantized, sequences), logits_of(reference, sequences), max_kl=1e-3, min_agreement=0.95)
+    assert_same_model(logits_of(quantized, sequences), logits_of(reference, sequences), max_kl, min_agreement)
 
 
 def test_the_default_engine_gives_the_same_bits_in_every_batch() -> None:
@@ -117,6 +120,23 @@ def test_the_default_engine_knows_the_capital_of_france() -> None:
     assert (
         "Paris" in llm.chat(messages, SamplingParams(temperature=0, max_tokens=16), use_tqdm=False)[0].outputs[0].text
     )
+
+
+def test_one_scale_a_channel_gives_the_same_bits_in_every_batch(plain_smollm2: Path) -> None:
+    llm = LLM(str(plain_smollm2), quantization="int8_per_channel", max_model_len=128, num_gpu_blocks_override=64)
+    prompts = ["The capital of France is", "Bread is", "A river carries stones from the mountains to the sea"]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
+    together = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, together, strict=True):
+        alone = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+        assert alone.token_ids == output.outputs[0].token_ids
+        assert alone.cumulative_logprob == output.outputs[0].cumulative_logprob
+    assert "Paris" in together[0].outputs[0].text
+
+
+def test_one_scale_a_channel_is_for_plain_weights() -> None:
+    with pytest.raises(ConfigError, match=r"int8_per_channel is for plain weights.* leave it out"):
+        LLM(quantization="int8_per_channel")
 
 
 def test_an_unknown_quantization_is_refused_by_name() -> None:

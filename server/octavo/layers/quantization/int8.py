@@ -178,9 +178,16 @@ def _round_rows(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Config(QuantizationConfig):
-    """8 or 4 bits everywhere, with finer activations where they matter most."""
+    """8 or 4 bits everywhere, with finer activations where they matter most.
+
+    ``per_channel``: linear layers have one scale a channel and take rows with one scale, whose products are plain sums
+    of integers. The head keeps its groups.
+    """
 
     name = "int8"
+
+    def __init__(self, per_channel: bool = False) -> None:
+        self.per_channel = per_channel
 
     def linear_method(self, name: str, layer: LinearBase) -> LinearMethod:
         """See `QuantizationConfig`."""
@@ -190,6 +197,8 @@ class Int8Config(QuantizationConfig):
             return Int8LinearMethod(1 if name.endswith(("fc2", "down_proj")) else BY_ROW)
         if name.endswith("lm_head"):
             return Int8LinearMethod(activation_terms=2, margin=HEAD_MARGIN)
+        if self.per_channel and fits_row_scales(layer.input_size):
+            return Int8LinearMethod(BY_ROW)
         terms_if_rounded = 2 if name.endswith("down_proj") else 1
         return Int8LinearMethod(2 if _needs_precision(name) else 1, terms_if_rounded=terms_if_rounded)
 

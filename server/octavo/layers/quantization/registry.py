@@ -9,7 +9,7 @@ import torch
 from octavo.errors import ConfigError, ModelError
 from octavo.interface.config_checks import Fields
 from octavo.interface.engine_config import ModelConfig
-from octavo.interface.quantizations import ALIASES, GPU_ONLINE, ONLINE, STORED
+from octavo.interface.quantizations import ALIASES, GPU_ONLINE, ONLINE, PER_CHANNEL, STORED
 from octavo.layers.quantization.awq import AWQ
 from octavo.layers.quantization.base import ExpertsBase, LinearBase, LinearMethod, MoEMethod, QuantizationConfig
 from octavo.layers.quantization.bitsandbytes import BitsAndBytes
@@ -86,7 +86,7 @@ def quantization_config(
     on_cpu = torch.device(device).type == "cpu"
     stored = stored_format(config)
     if stored is None and not on_cpu and asked in GPU_ONLINE and config.files.format != "gguf":
-        return OnlineConfig(asked, torch.device(device))
+        return OnlineConfig("fp8" if asked == "fp8" else "int8", torch.device(device))
     if asked == "fp8" and stored is None and config.files.format != "gguf":
         raise ConfigError(
             f"quantization fp8 rounds plain weights to FP8 on GPUs alone, and {config.model} is not quantised; use "
@@ -95,6 +95,8 @@ def quantization_config(
     if asked in STORED or (asked == "int8" and stored is not None):
         found = stored.name if stored is not None else None
         _check_agreement(config, asked, "gguf" if config.files.format == "gguf" else found)
+    if asked == PER_CHANNEL and (stored is not None or config.files.format == "gguf"):
+        raise ConfigError(f"quantization {asked} is for plain weights, and {config.model} is quantised: leave it out")
     if asked == "int8" and not on_cpu:
         raise ConfigError("quantization int8 is for plain weights on this device, not for GGUF files; leave it out")
     packed = on_cpu and asked != "none" and has_kernels()
@@ -102,8 +104,8 @@ def quantization_config(
     values = DenseConfig(WeightTypes.of(config)) if dense else UnquantizedConfig()
     if stored is not None:
         return CheckpointConfig(stored, modules or {}, parts or {}, packed, values, not on_cpu and asked != "none")
-    if asked == "int8":
-        return Int8Config()
+    if asked in ("int8", PER_CHANNEL):
+        return Int8Config(per_channel=asked == PER_CHANNEL)
     return AsStoredConfig(values) if packed and config.files.format == "gguf" else values
 
 
