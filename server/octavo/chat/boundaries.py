@@ -1,4 +1,4 @@
-"""Where the prompt of a chat may go on differently: there the states of recurrent layers are kept. Pure.
+"""Boundaries of a chat's prompt, where it may go on differently: states of recurrent layers are kept there. Pure.
 
 The next turn repeats a conversation, but not always as it was generated: templates drop thoughts of earlier turns, and
 write calls and tags anew. What surely stays is the prompt before the answer, the prompt up to the user's last message,

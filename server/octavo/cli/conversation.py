@@ -260,7 +260,7 @@ class Conversation:
 
 
 class _Output:
-    """Where an answer goes: wrapped between words on a terminal, as it is elsewhere."""
+    """The output of answers: wrapped between words on a terminal, elsewhere as they are."""
 
     def __init__(self) -> None:
         self._on_terminal = sys.stdout.isatty()

@@ -76,7 +76,7 @@ def _path(word: re.Match[str]) -> Path | None:
 
 
 def _behind(word: re.Match[str]) -> str:
-    """What stands right behind an unquoted path."""
+    """The text right behind an unquoted path."""
     plain = word["plain"] or ""
     return plain[len(plain.rstrip(_AFTER)) :]
 

@@ -49,5 +49,5 @@ def slot_of(block: KVCacheBlock) -> StateSlot | None:
 
 
 def worth_of(block: KVCacheBlock) -> float:
-    """What a cached block without holders is worth."""
+    """The worth of a cached block without holders."""
     return block.worth if isinstance(block, StateBlock) else 0.0

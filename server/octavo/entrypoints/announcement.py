@@ -1,4 +1,4 @@
-"""What a server says once it serves: where it is, and what can be done there."""
+"""The announcement of a server that serves: where it is, and what can be done there."""
 
 from __future__ import annotations
 

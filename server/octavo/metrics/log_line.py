@@ -70,7 +70,7 @@ class LoadLog:
 
 
 def _states_line(without_state: int, queries: int) -> str:
-    """Of what a model with recurrent layers could hit besides, if that is much."""
+    """Name the share that a model with recurrent layers could hit besides, if it is much."""
     if without_state <= 0.05 * queries:
         return ""
     return f" ({100 * without_state / queries:.1f} % more were cached, but no state)"

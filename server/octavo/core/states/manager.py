@@ -21,7 +21,7 @@ from octavo.interface.messages import StateStats
 
 @dataclass(frozen=True)
 class StateSettings:
-    """What the core knows of a model's states."""
+    """A model's states as the core knows them."""
 
     num_blocks: int  # that a state takes
     headroom: int = 0  # blocks that a step may need, which are not spent on snapshots
@@ -41,7 +41,7 @@ class SequenceState:
 
 @dataclass(slots=True)
 class StatePlaces:
-    """Where a step reads and writes a sequence's state: block ids."""
+    """Block ids at which a step reads and writes a sequence's state."""
 
     read: list[int]
     write: list[int] | None = None  # None: where it is read
@@ -72,7 +72,7 @@ class StateManager:
         return cut
 
     def _candidates(self, request: Request, found: int) -> Iterator[Snapshot]:
-        """Those of the sequence's first ``found`` tokens, the longest first."""
+        """Snapshots of the sequence's first ``found`` tokens, the longest first."""
         size, tokens, snapshots = self._finder.block_size, request.key_token_ids, self.pool.snapshots
         for start in snapshots.starts(found):
             rest = tuple(tokens[start : min(start + size, found)])

@@ -1,4 +1,4 @@
-"""Where snapshots of a sequence's state are taken: where conversations diverge."""
+"""Points at which snapshots of a sequence's state are taken: where conversations diverge."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Points:
         self._block_size, self._gap = block_size, gap
 
     def choose(self, request: Request, hit: PrefixHit) -> list[Point]:
-        """Those of a prompt behind ``hit``, the last one first."""
+        """Points of a prompt behind ``hit``, the last one first."""
         boundaries = request.core_request.boundaries
         if not boundaries:
             boundaries = [(request.num_prompt_tokens - _GENERATION_PROMPT) // self._block_size * self._block_size]

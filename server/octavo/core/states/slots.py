@@ -158,11 +158,11 @@ class StatePool(BlockPool):
         self._show(slot)
 
     def keep(self, slot: StateSlot, snapshot: Snapshot) -> None:
-        """What the slot holds becomes a snapshot; it is held."""
+        """Make the slot's state a snapshot; it is held."""
         slot.snapshot, snapshot.slot = snapshot, slot
 
     def forget(self, snapshot: Snapshot) -> None:
-        """It is no snapshot any more; without holders its slot is free."""
+        """End a snapshot; without holders its slot is free."""
         slot = snapshot.slot
         if slot is None:
             return

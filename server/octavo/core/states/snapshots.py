@@ -39,7 +39,7 @@ class Snapshots:
         return (snapshot for found in self._by_parent.values() for snapshot in found)
 
     def credit(self, snapshot: Snapshot) -> float:
-        """What it saves for its memory, from 0 to 1."""
+        """The share that a snapshot saves for its memory, from 0 to 1."""
         base = snapshot.base
         while base is not None and base.slot is None:
             base = base.base
@@ -67,7 +67,7 @@ class Snapshots:
         return sorted((start for start in self._starts if start <= until), reverse=True)
 
     def behind(self, parent_hash: bytes, tokens: Tokens) -> list[Snapshot]:
-        """Those behind the whole blocks ``parent_hash`` and none or some of ``tokens``, the longest first."""
+        """Snapshots behind the whole blocks ``parent_hash`` and none or some of ``tokens``, the longest first."""
         found = self._by_parent.get(parent_hash)
         if found is None:
             return []
@@ -75,11 +75,11 @@ class Snapshots:
         return sorted(matching, key=lambda one: -len(one.tokens))
 
     def all_behind(self, parent_hash: bytes) -> list[Snapshot]:
-        """Those for which these are the last whole blocks."""
+        """Snapshots whose last whole blocks these are."""
         return list(self._by_parent.get(parent_hash, ()))
 
     def forget(self, snapshot: Snapshot) -> None:
-        """It is no snapshot any more."""
+        """Forget a snapshot."""
         self.take(snapshot)
         snapshot.slot = None
         if snapshot.parent_hash is not None:
