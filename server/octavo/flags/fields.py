@@ -169,6 +169,7 @@ def with_dashes(argv: list[str]) -> list[str]:
 
     def spell(argument: str) -> str:
         name, equals, value = argument.partition("=")
-        return name.replace("_", "-") + equals + value if name.startswith("--") else argument
+        flag, dot, key = name.partition(".")  # of JSON, which stays as it is
+        return flag.replace("_", "-") + dot + key + equals + value if name.startswith("--") else argument
 
     return [spell(argument) for argument in argv]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from octavo.flags.keys import with_joined_keys
 from octavo.flags.vllm_flags import judge_unknown_flag
 from octavo.system.suggestions import did_you_mean
 
@@ -48,6 +49,12 @@ class CommandParser(argparse.ArgumentParser):
         if problems:
             self.error("; ".join(dict.fromkeys(problems)))
         return known
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse, with keys of JSON as vLLM takes them where its flags are taken."""
+        if self.takes_vllm_flags:
+            args = with_joined_keys(sys.argv[1:] if args is None else args, self._option_string_actions)
+        return super().parse_known_args(args, namespace)
 
     def refusals(self) -> list[str]:
         """Return the refusals that `refuse` was told of, here and in the parsers of subcommands."""

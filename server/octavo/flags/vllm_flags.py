@@ -69,14 +69,9 @@ def judge_unknown_flag(flag: str) -> str | None:
     """Explain ``flag``, which the parser does not know: a sentence if vLLM has it, '' if it switches off a feature that
     does not exist here, None if vLLM does not have it either.
 
-    vLLM takes single keys of JSON, as in ``--eplb-config.window_size``, and ``--no-`` before most switches.
+    vLLM takes ``--no-`` before most switches.
     """
-    whole = flag.partition(".")[0]
-    name = whole.removeprefix("--").replace("-", "_")
-    if whole != flag:
-        if name in vllm.NOT_SUPPORTED_YET:
-            return vllm.not_supported_yet(whole)
-        return f"{whole} has no effect ({vllm.NO_EFFECT[name][1]}); leave it out" if name in vllm.NO_EFFECT else None
+    name = flag.removeprefix("--").replace("-", "_")
     negated = name.removeprefix("no_")
     if negated == name:
         return None

@@ -77,7 +77,7 @@ def split(arguments: list[str]) -> Iterator[tuple[str, list[str]]]:
         if not equals and not word.startswith("--") and word not in options and word[:2] in options:
             flag, equals, value = word[:2], "=", word[2:]  # -O3
         values = [value] if equals else []
-        most = _most_values(options.get(flag)) if not equals else 0
+        most = _most_values(options.get(flag.partition(".")[0])) if not equals else 0
         while words and len(values) < most and not _is_flag(words[0]):
             values.append(words.pop(0))
         yield flag, values
@@ -106,7 +106,7 @@ def _judge(flag: str, values: list[str]) -> Verdict:
     given = shown(flag, values)
     if not flag:
         return _model(values[0])
-    action = serve_parser()._option_string_actions.get(flag)
+    action = serve_parser()._option_string_actions.get(flag.partition(".")[0])  # with a key of its JSON
     if action is None:
         return _unknown(flag, given)
     name = action.option_strings[0].removeprefix("--").replace("-", "_")
