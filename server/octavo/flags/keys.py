@@ -1,10 +1,31 @@
-"""Keys of JSON as flags, as vLLM takes them: ``--speculative-config.method ngram`` is part of that flag's object."""
+"""vLLM's forms of arguments: keys of JSON as flags (``--speculative-config.method ngram`` is part of that flag's
+object), and switches with a value (``--enable-chunked-prefill=False``)."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
+
+
+def with_plain_switches(argv: Sequence[str], actions: Mapping[str, argparse.Action]) -> list[str]:
+    """``argv`` without "true" behind the switches among ``actions``, and with ``--no-`` before those that are false."""
+    words, out = list(argv), list[str]()
+    while words:
+        word = words.pop(0)
+        flag, _, value = word.partition("=")
+        action = actions.get(flag)
+        if action is None or action.nargs != 0 or not flag.startswith("--"):
+            out.append(word)
+            continue
+        if flag == word and words and words[0].lower() in ("true", "false"):
+            value = words.pop(0)
+        if value.lower() == "false":
+            out.append(flag.replace("--no-", "--", 1) if flag.startswith("--no-") else flag.replace("--", "--no-", 1))
+        else:
+            out.append(flag if value.lower() == "true" else word)
+    return out
 
 
 def with_joined_keys(argv: Sequence[str], flags: Container[str]) -> list[str]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from octavo.flags.keys import with_joined_keys
+from octavo.flags.keys import with_joined_keys, with_plain_switches
 from octavo.flags.vllm_flags import judge_unknown_flag
 from octavo.system.suggestions import did_you_mean
 
@@ -51,9 +51,10 @@ class CommandParser(argparse.ArgumentParser):
         return known
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse, with keys of JSON as vLLM takes them where its flags are taken."""
+        """Parse, with vLLM's forms of arguments where its flags are taken."""
         if self.takes_vllm_flags:
-            args = with_joined_keys(sys.argv[1:] if args is None else args, self._option_string_actions)
+            args = with_plain_switches(sys.argv[1:] if args is None else args, self._option_string_actions)
+            args = with_joined_keys(args, self._option_string_actions)
         return super().parse_known_args(args, namespace)
 
     def refusals(self) -> list[str]:

@@ -11,6 +11,7 @@ from octavo.engine import vllm_arguments as vllm
 from octavo.errors import ConfigError
 from octavo.fetch.model_names import OLLAMA_NAMES
 from octavo.flags.fields import with_dashes
+from octavo.flags.keys import with_plain_switches
 from octavo.flags.parser import CommandParser
 from octavo.flags.serve_flags import add_serve_flags, serve_arguments
 from octavo.flags.vllm_flags import judge_unknown_flag
@@ -67,7 +68,7 @@ def judge(arguments: list[str], environment: Mapping[str, str]) -> list[Verdict]
 def split(arguments: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Flags with their values, and words of no flag as ``("", [word])``."""
     options = serve_parser()._option_string_actions
-    words = with_dashes(arguments)
+    words = with_plain_switches(with_dashes(arguments), options)
     while words:
         word = words.pop(0)
         if not _is_flag(word):

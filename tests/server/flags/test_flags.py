@@ -198,7 +198,7 @@ def one_error(capsys: pytest.CaptureFixture[str]) -> str:
             "--prefill-context-parallel-size/-pcp: 2 is not supported yet (one device, for now): give 1",
         ),
         (["srve"], "there is no command 'srve'; did you mean serve?"),
-        (["dance"], "there is no command 'dance'; there are serve, chat, dashboard, bench, fetch"),
+        (["dance"], "there is no command 'dance'; there are run, chat, serve"),
     ],
 )
 def test_a_mistake_is_one_line(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

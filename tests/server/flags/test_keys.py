@@ -76,3 +76,22 @@ def test_keys_where_there_is_no_object(argv: list[str], says: str, capsys: pytes
     with pytest.raises(SystemExit):
         parse(*argv)
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+def test_switches_take_true_and_false(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(flag: str, value: str) -> Any:
+        return parse(*form.format(flag, value).split(), "org/name")
+
+    assert said("--enable-prefix-caching", "False").enable_prefix_caching is False
+    assert said("--no-enable-prefix-caching", "false").enable_prefix_caching is True
+    assert said("--enable_prefix_caching", "true").enable_prefix_caching is True
+    assert said("--enable-chunked-prefill", "True").model_tag == "org/name"
+    said("--trust-remote-code", "false")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        said("--enable-chunked-prefill", "False")
+    assert "--no-enable-chunked-prefill is not supported yet" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        said("--enable-lora", "maybe")
+    assert capsys.readouterr().err.startswith("octavo: error: ")

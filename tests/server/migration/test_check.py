@@ -133,6 +133,17 @@ def test_a_model_behind_a_switch_is_no_value_of_it() -> None:
         )
 
 
+def test_forms_of_arguments_of_vllm_s_are_judged_as_they_are_meant() -> None:
+    line = "vllm serve --enable-chunked-prefill true --speculative-config.method ngram -O3 --enable_lora=false org/name"
+    checked = check(f"{line} --speculative-config.num_speculative_tokens 4")
+    assert checked.runs and checked.command == (
+        "octavo serve --speculative-config.method ngram --no-enable-lora org/name "
+        "--speculative-config.num_speculative_tokens 4"
+    )
+    assert not check("vllm serve m --enable-chunked-prefill=False").runs
+    assert not check("vllm serve m --speculative-config.metod ngram").runs
+
+
 def test_variables_are_judged_too() -> None:
     line = "export A=x\ndocker run -e VLLM_API_KEY=k -e VLLM_ATTENTION_BACKEND=XFORMERS vllm/vllm-openai --model m"
     checked = check(line)
