@@ -44,7 +44,7 @@ class KernelBuildHook(BuildHookInterface):
         compiler = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(compiler)
         try:
-            libraries = compiler.build_several(compiler.all_isas())
+            libraries = compiler.build_several(compiler.all_isas(), report=self.app.display_info)
         except compiler.BuildError as error:
             self.app.display_warning(f"CPU kernels left out of the wheel: {error}")
             return

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -89,18 +88,45 @@ def test_a_failing_compiler_is_one_line(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir()), "leftovers"
 
 
-def test_an_old_compiler_leaves_out_what_it_does_not_know(monkeypatch):
-    def build(isa):
-        if isa in unknown:
-            raise compiler.BuildError(f"unrecognized option for {isa}")
-        return Path(isa)
+# A compiler that writes what it is asked for in no time, unless it does not know a flag.
+PRETENDED = """
+import sys
+from pathlib import Path
+if unknown := [flag for flag in {unknown} if flag in sys.argv]:
+    sys.exit("error: unrecognized option " + unknown[0])
+Path(sys.argv[sys.argv.index("-o") + 1]).write_text(" ".join(sys.argv))
+"""
 
-    monkeypatch.setattr(compiler, "build", build)
-    unknown = ["newest"]
-    assert compiler.build_several(["newest", "middle", "oldest"]) == [Path("middle"), Path("oldest")]
-    unknown = ["newest", "middle", "oldest"]
-    with pytest.raises(compiler.BuildError, match="for newest"):
-        compiler.build_several(unknown)
+
+def pretend(monkeypatch, tmp_path, unknown=()):
+    (tmp_path / "cc.py").write_text(PRETENDED.format(unknown=tuple(unknown)))
+    monkeypatch.setenv("CC", f"{sys.executable} -S {tmp_path}/cc.py")
+
+
+def test_an_old_compiler_leaves_out_what_it_does_not_know(monkeypatch, tmp_path):
+    newest, *others = compiler.all_isas()
+    own = set(compiler.flags(newest)) - {flag for isa in others for flag in compiler.flags(isa)}
+    pretend(monkeypatch, tmp_path, own)
+    built = compiler.build_several([newest, *others[-2:]], tmp_path / "lib")
+    assert built == [tmp_path / "lib" / compiler.library_name(isa) for isa in others[-2:]]
+    pretend(monkeypatch, tmp_path, ["-O3"])
+    with pytest.raises(compiler.BuildError, match=f"failed for {newest}: error: unrecognized option -O3"):
+        compiler.build_several([newest, *others], tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_a_library_is_linked_of_every_file_and_says_how_far_it_is(monkeypatch, tmp_path):
+    pretend(monkeypatch, tmp_path)
+    isas, lines = compiler.all_isas()[:2], []
+    for built in compiler.build_several(isas, tmp_path / "lib", lines.append):
+        linked = built.read_text()
+        assert all(f"-{file.stem}.o" in linked for file in compiler.SOURCES.glob("*.c")) and linked.count(".o ") > 10
+    files = len(isas) * len(list(compiler.SOURCES.glob("*.c")))
+    assert f"{files} files, once" in lines[0] and ", ".join(isas) in lines[0]
+    assert f" {files} of {files} files, " in lines[-1]
+    said = len(lines)
+    compiler.build_several(isas, tmp_path / "lib", lines.append)
+    assert len(lines) == said, "nothing is done twice"
 
 
 def test_an_instruction_set_that_this_cpu_lacks_is_refused(monkeypatch):

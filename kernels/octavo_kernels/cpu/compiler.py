@@ -16,7 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
@@ -29,6 +30,10 @@ _AVX512BF16 = "-march=x86-64-v4 -mavx512vnni -mavx512bf16"
 _AVX512BF16_NEEDS = frozenset(
     {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_vnni", "avx512_bf16", "fma", "f16c"}
 )
+
+# Of a core of 2.1 GHz: one library, and its longest file, which no second core shortens.
+_SECONDS, _LONGEST_FILE = 100, 50
+_EVERY = 5.0  # seconds between lines that say how far it is
 
 AMX = "amx"  # the one that the system must permit as well
 
@@ -169,15 +174,38 @@ def find_compiler() -> str | None:
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
 
-def build(isa: str, directory: Path = LIBRARIES) -> Path:
+Report = Callable[[str], object]  # takes a line that says how far it is
+
+
+def build(isa: str, directory: Path = LIBRARIES, report: Report | None = None) -> Path:
     """Compile for ``isa`` into ``directory`` unless the library exists; returns its path.
 
     Several processes may do this at once. Raises BuildError if there is no compiler, if it fails, or if the directory
     cannot be written.
     """
-    target = directory / library_name(isa)
-    if target.exists():
-        return target
+    return build_several([isa], directory, report)[0]
+
+
+def build_several(isas: Iterable[str], directory: Path = LIBRARIES, report: Report | None = None) -> list[Path]:
+    """The libraries for several instruction sets; all files of all of them are compiled in parallel.
+
+    An old compiler may not know the newest: raises BuildError only if none could be built.
+    """
+    targets = {isa: directory / library_name(isa) for isa in isas}
+    missing = [isa for isa, target in targets.items() if not target.exists()]
+    errors = _build_missing(missing, directory, report or (lambda _: None)) if missing else {}
+    built = [target for isa, target in targets.items() if isa not in errors]
+    if targets and not built:
+        raise next(iter(errors.values()))
+    for isa in missing if directory == LIBRARIES else ():  # a cache may serve several versions
+        for old in directory.glob(f"octavo_cpu-{machine()}-{isa}-*.so"):
+            if isa not in errors and old != targets[isa]:
+                old.unlink(missing_ok=True)
+    return built
+
+
+def _build_missing(isas: list[str], directory: Path, report: Report) -> dict[str, BuildError]:
+    """Returns why some could not be built, in their order."""
     compiler = find_compiler()
     if compiler is None:
         raise BuildError(
@@ -186,49 +214,76 @@ def build(isa: str, directory: Path = LIBRARIES) -> Path:
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(suffix=".tmp", dir=directory)
-        os.close(handle)
+        folder = tempfile.TemporaryDirectory(suffix=".tmp", dir=directory)
     except OSError as error:
         raise BuildError(f"cannot write {directory}: {error.strerror}") from error
-    try:
-        command = [*shlex.split(compiler), *flags(isa)]
-        command += [str(path) for path in sorted(SOURCES.glob("*.c"))] + ["-lm", "-o", temporary]
+    with folder as path:
+        errors = _compile(compiler, isas, Path(path), report)
+        for isa in isas:
+            if isa in errors:
+                continue
+            try:
+                library = Path(path) / f"{isa}.so"
+                _run(compiler, isa, [str(_object(Path(path), isa, file)) for file in _files()], library)
+                os.chmod(library, 0o755)
+                os.replace(library, directory / library_name(isa))
+            except BuildError as error:
+                errors[isa] = error
+    return {isa: errors[isa] for isa in isas if isa in errors}
+
+
+def _compile(compiler: str, isas: list[str], folder: Path, report: Report) -> dict[str, BuildError]:
+    """Every file of every instruction set, the longest first: what is left at the end is short."""
+    jobs = [(isa, file) for file in _files() for isa in isas]
+    threads, started = _threads(), time.monotonic()
+    seconds = max(_LONGEST_FILE, _SECONDS * len(isas) / threads)
+    what = f"compiling the CPU kernels for {', '.join(isas)}"
+    report(f"{what}: {len(jobs)} files, once; about {seconds:.0f} s with {threads} idle core{'s' * (threads > 1)}")
+    errors: dict[str, BuildError] = {}
+    done: list[Path] = []
+
+    def one(job: tuple[str, Path]) -> None:
+        isa, file = job
         try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(f"cannot run the C compiler {compiler!r}: {error}") from error
-        if result.returncode:
-            lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
-            raise BuildError(f"{compiler} failed for {isa}: {lines[0] if lines else f'exit code {result.returncode}'}")
-        os.chmod(temporary, 0o755)
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    if directory == LIBRARIES:  # a cache may serve several versions
-        for old in directory.glob(f"octavo_cpu-{machine()}-{isa}-*.so"):
-            if old != target:
-                old.unlink(missing_ok=True)
-    return target
-
-
-def build_several(isas: Iterable[str]) -> list[Path]:
-    """The libraries for several instruction sets, compiled in parallel.
-
-    An old compiler may not know the newest: raises BuildError only if none could be built.
-    """
-
-    def attempt(isa: str) -> Path | BuildError:
-        try:
-            return build(isa)
+            if isa not in errors:
+                _run(compiler, isa, ["-c", str(file)], _object(folder, isa, file))
+                done.append(file)
         except BuildError as error:
-            return error
+            errors.setdefault(isa, error)
 
-    with ThreadPool() as pool:
-        results = pool.map(attempt, isas)
-    built = [result for result in results if isinstance(result, Path)]
-    if results and not built:
-        raise next(result for result in results if isinstance(result, BuildError))
-    return built
+    with ThreadPool(threads) as pool:
+        running = pool.map_async(one, jobs, chunksize=1)
+        while not running.ready():
+            running.wait(_EVERY)
+            report(f"{what}: {len(done)} of {len(jobs)} files, {time.monotonic() - started:.0f} s")
+        running.get()
+    return errors
+
+
+def _run(compiler: str, isa: str, arguments: list[str], output: Path) -> None:
+    """Compile or link ``arguments`` into ``output``. Raises BuildError."""
+    command = [*shlex.split(compiler), *flags(isa), *arguments, *([] if "-c" in arguments else ["-lm"]), "-o", output]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"cannot run the C compiler {compiler!r}: {error}") from error
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
+        raise BuildError(f"{compiler} failed for {isa}: {lines[0] if lines else f'exit code {result.returncode}'}")
+
+
+def _files() -> list[Path]:
+    """The C files, those that take longest first."""
+    return sorted(SOURCES.glob("*.c"), key=lambda file: (-file.stat().st_size, file.name))
+
+
+def _object(folder: Path, isa: str, file: Path) -> Path:
+    return folder / f"{isa}-{file.stem}.o"
+
+
+def _threads() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def main() -> int:
@@ -241,7 +296,7 @@ def main() -> int:
     if not isas:
         print(f"There are no CPU kernels for {machine()}: plain torch will be used, which is slower.")
     try:
-        for library in build_several(isas):
+        for library in build_several(isas, report=lambda line: print(line, file=sys.stderr, flush=True)):
             print(library)
     except BuildError as error:
         # A machine without a compiler can still be set up.

@@ -167,8 +167,8 @@ def load(isa: str) -> Library:
             return Library(directory / name, isa)
     # Neither `make setup` nor a wheel has built these sources.
     directory = compiler.LIBRARIES if os.access(compiler.LIBRARIES.parent, os.W_OK) else cache
-    logger.info("Compiling the CPU kernels (%s) into %s", isa, directory)
-    return Library(compiler.build(isa, directory), isa)
+    # Warnings, since a person who waits for a chat sees no others.
+    return Library(compiler.build(isa, directory, logger.warning), isa)
 
 
 @cache
