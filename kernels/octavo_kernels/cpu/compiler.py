@@ -262,7 +262,8 @@ def _compile(compiler: str, isas: list[str], folder: Path, report: Report) -> di
 
 def _run(compiler: str, isa: str, arguments: list[str], output: Path) -> None:
     """Compile or link ``arguments`` into ``output``. Raises BuildError."""
-    command = [*shlex.split(compiler), *flags(isa), *arguments, *([] if "-c" in arguments else ["-lm"]), "-o", output]
+    libraries = [] if "-c" in arguments else ["-lm"]
+    command = [*shlex.split(compiler), *flags(isa), *arguments, *libraries, "-o", str(output)]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     except (OSError, subprocess.TimeoutExpired) as error:

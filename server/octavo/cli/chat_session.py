@@ -34,7 +34,8 @@ def talk(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         stack.enter_context(exit_on_signals())
         own = stack.enter_context(_own_server(args.model)) if args.url is None else None
-        client = stack.enter_context(Client(args.url or f"{_OWN_URL}/v1", args.api_key, own and own.path))
+        socket = own.path if own is not None else None
+        client = stack.enter_context(Client(args.url or f"{_OWN_URL}/v1", args.api_key, socket))
         name, question = _model_and_question(args, client)
         model = client.model(name)
         settings = {"max_tokens": args.max_tokens, "temperature": args.temperature}

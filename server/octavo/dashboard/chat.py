@@ -235,5 +235,5 @@ def _initial_settings(model: Model | None) -> tuple[gr.Slider, gr.Slider, gr.Sli
         gr.Slider(value=sampling["temperature"]),
         gr.Slider(value=sampling["top_p"]),
         gr.Slider(maximum=longest, value=min(tokens, longest)),
-        gr.HTML(visible=model is not None and model.reads_images),
+        gr.HTML(visible=bool(model is not None and model.reads_images)),
     )
