@@ -7,8 +7,9 @@ import os
 import sys
 
 from octavo.cli.chat_input import number
-from octavo.errors import ConfigError
-from octavo.fetch.model_names import DEFAULT_MODEL, check_model_name
+from octavo.errors import ConfigError, ModelError
+from octavo.fetch.model_names import DEFAULT_MODEL, check_model_name, looks_local
+from octavo.fetch.offers import Offers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,12 +64,24 @@ def add_chat_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="Print the speed of each answer (default: off)")
 
 
+def _check_name(model: str | None) -> None:
+    """Refuse what is no model; where nothing like it is known, with models of the hub that this machine could run."""
+    try:
+        check_model_name(model)
+    except ModelError as error:
+        offered = "" if "did you mean" in str(error) or looks_local(model or "") else Offers().wait()
+        raise ModelError(f"{error}; small ones on the hub: {offered}" if offered else str(error)) from None
+
+
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends. Raises OctavoError."""
     if args.quick is not None and args.prompt:
         raise ConfigError(f"there are two questions, {args.quick!r} and {' '.join(args.prompt)!r}: ask one")
+    args.offers = None
     if args.url is None:
-        check_model_name(args.model)
+        _check_name(args.model)
+        if args.model is None and args.quick is None and sys.stdin.isatty() and sys.stdout.isatty():
+            args.offers = Offers()  # asked while the server starts
     if args.url is None and sys.stderr.isatty():
         print(f"starting {args.model or DEFAULT_MODEL} ...", file=sys.stderr, flush=True)
     from octavo.cli.chat_session import talk  # what it imports takes longer than finding that a name is wrong

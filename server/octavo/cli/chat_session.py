@@ -52,6 +52,8 @@ def talk(args: argparse.Namespace) -> int:
             return 0 if conversation.ask(_with_input(message.text), message.pictures) else 130
         if not sys.stdin.isatty():
             return _converse(conversation, Lines(sys.stdin), own)
+        if args.offers is not None and (offered := args.offers.wait()):
+            print(dim(f"This model is small enough to come with Octavo; octavo run has better ones: {offered}"))
         print(dim(f"{model.name}: /? for help, /bye or Ctrl-D to leave; ask something, as {FIRST_QUESTIONS[0]}"))
         return _converse(conversation, Terminal(), own)
 

@@ -103,6 +103,19 @@ def cached_repository(address: str, *, revision: str | None = None, download_dir
     return _Repository(match["repo"], revision or "main", download_dir, False)._cached(match["file"], match["quant"])
 
 
+def bytes_to_fetch(address: str, timeout: float) -> int:
+    """Ask the hub how many bytes of weights ``org/name:QUANT`` or ``org/name`` has; ``timeout`` in seconds. Raises
+    ModelError, UnreachableError and ResponseError; nothing where HF_HUB_OFFLINE forbids to ask."""
+    match = REPOSITORY.fullmatch(address)
+    if match is None or _flag("HF_HUB_OFFLINE") or _flag("TRANSFORMERS_OFFLINE"):
+        raise UnreachableError("not asked")
+    repository = _Repository(match["repo"], "main", None, False)
+    _, files = repository._list(timeout)
+    result = repository._gguf(files, match["file"], match["quant"])
+    names = all_parts(result) if result else [name for name in files if name.endswith(".safetensors")]
+    return sum(files[name].size or 0 for name in names)
+
+
 def fetch_headers(address: str, *, revision: str | None = None, into: Path) -> Path:
     """The description of ``[hf://]org/name`` and its files of weights, with their headers and nothing behind them: of
     the right size, they take no room. The .gguf of ``org/name:Q4_K_M`` alone. Raises ModelError."""
@@ -278,10 +291,10 @@ class _Repository:
         timeout = _seconds("HF_HUB_DOWNLOAD_TIMEOUT")
         return read_range(url, first, last, headers=self.headers, timeout=timeout)
 
-    def _list(self) -> tuple[str, dict[str, _File]]:
+    def _list(self, timeout: float | None = None) -> tuple[str, dict[str, _File]]:
         """The commit that the revision stands for, and its files by name."""
         url = f"{self.endpoint}/api/models/{self.repo}/revision/{quote(self.revision, safe='')}?blobs=true"
-        answer = get_json(url, headers=self.headers, timeout=_seconds("HF_HUB_ETAG_TIMEOUT"))
+        answer = get_json(url, headers=self.headers, timeout=timeout or _seconds("HF_HUB_ETAG_TIMEOUT"))
         try:
             commit, files = answer["sha"], [_parse(sibling) for sibling in answer["siblings"]]
         except (KeyError, TypeError, AttributeError):

@@ -22,10 +22,11 @@ from support.tiny_models import FAMILIES, make_model
 
 from octavo.cli import rm
 from octavo.cli.main import main
-from octavo.fetch import cache
+from octavo.fetch import cache, offers
 from octavo.fetch.cache import mark_as_served, serving_process
 from octavo.fetch.description import describe_path, short_count
 from octavo.fetch.installed import find_installed, installed
+from octavo.fetch.offers import SMALL_MODELS
 
 OCTAVO = [sys.executable, "-m", "octavo.cli.main"]
 
@@ -94,6 +95,20 @@ def test_pulled_models_are_listed_shown_and_removed(hub, tmp_path):
     assert octavo("rm", "org/quants-GGUF", "https://huggingface.co/org/model", "-y").returncode == 0
     assert installed() == [] and not list((tmp_path / "hf" / "hub").glob("models--*/blobs/*"))
     assert octavo("pull", "org/model").returncode == 0  # it can come back
+
+
+def test_small_models_of_the_hub_are_offered_for_a_name_that_nothing_is_like(hub, monkeypatch):
+    """With their sizes, as the hub has them now; models that it lacks are not offered, and nothing without a hub."""
+    monkeypatch.setattr(offers, "_PATIENCE", 60.0)
+    name = SMALL_MODELS[-1]
+    repository, quant = name.split(":")
+    hub.repos[repository] = Repo({f"model-{quant.lower()}.gguf": b"GGUF" * 300_000})
+    done = octavo("run", "xyzzy")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.endswith(f"; small ones on the hub: {name} (1.2 MB, about 10 s at 100 Mbit/s)\n")
+    assert "on the hub" not in octavo("run", "smollm").stderr, "a name is near"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "on the hub" not in octavo("run", "xyzzy").stderr
 
 
 def test_rm_asks_and_no_is_no(hub):
