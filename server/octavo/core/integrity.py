@@ -16,8 +16,9 @@ def check_integrity(
     running: Mapping[str, Request],
     waiting: Set[str],
     prefilling: Set[str],
+    most_drafts: int,
 ) -> None:
-    """See `octavo.core.scheduler.Scheduler.check_integrity`: its queues, by req_id."""
+    """See `octavo.core.scheduler.Scheduler.check_integrity`: its queues, by req_id. ``most_drafts``: of a sequence."""
     kv.check_integrity()
     assert not waiting & running.keys(), "a sequence both waits and runs"
     groups.check_integrity(set(requests), waiting | running.keys())
@@ -29,7 +30,8 @@ def check_integrity(
             assert kv.num_slots_of(request) >= request.num_computed_tokens, f"{request} writes beyond its blocks"
             assert holds <= kv.most_blocks(kv.num_slots_of(request)), f"{request} keeps too many blocks"
             assert request.num_confirmed_tokens <= request.num_computed_tokens
-            assert not kv.state_blocks or 0 <= request.num_computed_tokens - request.num_state_tokens <= 1
+            num_pending = request.num_computed_tokens - request.num_state_tokens
+            assert not kv.state_blocks or 0 <= num_pending <= 1 + most_drafts
         else:
             assert bool(holds) == (request.req_id in groups.forked), f"{request} waits and holds {holds} blocks"
     free = kv.pool.num_free_blocks + len(kv.pinned_ids)

@@ -93,8 +93,9 @@ class ResultProcessor:
                     self._drop_rejected(scheduled, output)
             if scheduled.epoch == request.epoch:
                 confirm(request, scheduled.computed_until, scheduled.replaced)
-                if has_states:  # all but the last known token, after which one is sampled
-                    self._kv.confirm_state(request, scheduled.computed_until - scheduled.sampled)
+                if has_states:  # all but the last token that was known, and the drafts behind it
+                    num_behind = scheduled.num_tokens if scheduled.drafts else scheduled.sampled
+                    self._kv.confirm_state(request, scheduled.computed_until - num_behind)
             prompt_logprobs = self._new_prompt_logprobs(scheduled, output) if output.prompt_logprobs else None
             if scheduled.sampled:
                 results.append(self._take_token(request, output))

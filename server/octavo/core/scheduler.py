@@ -493,7 +493,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError when queues, groups and the KV cache contradict each other. O(everything)."""
         assert len(self.running) <= self.config.max_num_seqs, "more run than max_num_seqs"
-        waiting = {request.req_id for request in self.waiting}
-        check_integrity(self.kv, self._groups, self.requests, self.running, waiting, self._prefilling.keys())
+        waiting, drafts = {request.req_id for request in self.waiting}, self._drafting.num_speculative_tokens
+        check_integrity(self.kv, self._groups, self.requests, self.running, waiting, self._prefilling.keys(), drafts)
         check_adapters(self.adapters, self.requests.values(), self.running.values())
         self._images.check_integrity(set(self.running))

@@ -138,6 +138,7 @@ class Row:
     fingerprints: list[int]
     poisoned: bool = False
     drafts: list[int] = field(default_factory=list)  # on the device
+    num_kept: int = 0  # rows of the last step that its state has not seen
     num_told: int = 0  # tokens that the first stage of a pipeline knows
     state_pages: list[int] = field(default_factory=list)
     num_state_tokens: int = 0
@@ -323,8 +324,9 @@ class SimulatedDevice:
                 seen = row.fingerprints[row.num_state_tokens - 1]
                 expected = [(part, seen) for part in range(len(found))]
                 assert row.poisoned or found == expected, f"{req_id} goes on from another state"
-            assert 0 <= row.num_computed - row.num_state_tokens <= 1, "more rows are pending than there is room for"
-            until = row.num_computed + count - (req_id in step.sampled_req_ids)
+            assert 0 <= row.num_computed - row.num_state_tokens <= row.num_kept, "rows are pending that were not kept"
+            row.num_kept = len(step.scheduled_spec_decode_tokens.get(req_id, ())) + (req_id in step.sampled_req_ids)
+            until = row.num_computed + count - row.num_kept
             if until > row.num_state_tokens:
                 row.state_pages = moved.pop(req_id, row.state_pages)
                 if req_id in snapshots:

@@ -78,8 +78,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, config: dict) -> None:
         if config["num_stages"] > 1:  # where the host's drafters alone guess, and steps have other sequences
             config = config | {"in_worker": False, "overlap": False}
-        if blocks_of_state := config["state_blocks"]:  # no drafts, no pipeline
-            config = config | {"num_speculative_tokens": 0, "num_stages": 1}
+        if blocks_of_state := config[
+            "state_blocks"
+        ]:  # no drafts of the worker's or beside a step in flight, no pipeline
+            config = config | {"in_worker": False, "num_stages": 1}
+            config["max_in_flight"] = 1 if config["num_speculative_tokens"] else config["max_in_flight"]
         size, max_model_len = config["block_size"], config["max_model_len"]
         self.num_stages, windows = config["num_stages"], config["windows"]
         self.max_in_flight = config["max_in_flight"] if self.num_stages == 1 else self.num_stages

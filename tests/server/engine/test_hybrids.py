@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.family_cases import FAMILY_CASES
 from support.hybrids import LENGTH, engine, prompts, run
-from support.tiny_models import make_model
+from support.speculation import Oracle, all_of, speculate
+from support.tiny_models import VOCAB_SIZE, make_model
 
 from octavo import LLM, SamplingParams
 from octavo.engine.args import EngineArgs
@@ -56,6 +58,32 @@ def test_samples_of_a_prompt_are_those_that_each_is_alone(model: str, sequences:
     assert run(plain, [prompt], **params | {"n": 1})[0] == expected[:1]
 
 
+@pytest.mark.parametrize("changes", [{}, {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 40}], ids=str)
+def test_drafts_change_no_bit_whatever_of_them_is_right(
+    model: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in turns that go on from a snapshot taken after rejected ones, or every few tokens."""
+    monkeypatch.setattr("octavo.engine.core.DEFAULT_INTERVAL", 8)
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=2)
+    some = prompts(1, 3, 16, 33, 90, 64)
+    expected = engine(model, enable_prefix_caching=False).generate(some, params, use_tqdm=False)
+    turns = [{"prompt_token_ids": one.prompt_token_ids + list(one.outputs[0].token_ids[:-1])} for one in expected]
+    later = engine(model, enable_prefix_caching=False).generate(turns, params, use_tqdm=False)
+    for number in (1, 2, 4):
+        guessing = {"method": "ngram", "num_speculative_tokens": number, "prompt_lookup_max": 1, "prompt_lookup_min": 1}
+        llm = engine(model, speculative_config=guessing, **changes)
+        for kind in ("right", "wrong", "half"):
+            llm.reset_prefix_cache()
+            counted = llm.totals.spec_decode
+            before = counted.num_draft_tokens
+            for asked, truth in ((some, expected), (turns, later)):
+                speculate(llm, Oracle(kind, truth, VOCAB_SIZE), number)
+                assert all_of(llm.generate(asked, params, use_tqdm=False)) == all_of(truth), (kind, number)
+                llm.engine.check_integrity()
+            assert llm.totals.spec_decode.num_draft_tokens > before
+        assert changes or llm.totals.prefix_cache_hits > 0
+
+
 def test_log_probabilities_of_prompts_are_those_of_answers(model: str) -> None:
     llm, (prompt,) = engine(model), prompts(30)
     tokens, total = run(llm, [prompt])[0][0]
@@ -70,7 +98,6 @@ def test_log_probabilities_of_prompts_are_those_of_answers(model: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative_config"),
         ({"enable_lora": True}, "enable_lora"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size 2"),
     ],
@@ -78,6 +105,12 @@ def test_log_probabilities_of_prompts_are_those_of_answers(model: str) -> None:
 def test_options_that_do_not_go_with_states_are_refused_by_name(model: str, flags: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=f"{named}.* recurrent layers"):
         EngineArgs(model=model, skip_tokenizer_init=True, **flags).create_engine_config(progress=False)
+
+
+def test_a_model_that_guesses_for_a_hybrid_is_refused(model: str, tiny_checkpoints: dict[str, Path]) -> None:
+    draft = {"method": "draft_model", "model": str(tiny_checkpoints["llama"]), "num_speculative_tokens": 2}
+    with pytest.raises(ConfigError, match=r"method draft_model is not supported .* recurrent layers; give ngram"):
+        EngineArgs(model=model, skip_tokenizer_init=True, speculative_config=draft).create_engine_config(progress=False)
 
 
 def test_a_hybrid_draft_model_is_refused(model: str) -> None:

@@ -164,7 +164,8 @@ class StateManager:
         passed = [point for point in reversed(request.snapshot_points) if seen < point[0] <= committed]
         interval = self._points.interval if self._points is not None else 0
         if interval and not passed and committed // interval > seen // interval:
-            passed.append((committed // interval * interval, INTERVAL))
+            at = committed // interval * interval
+            passed.append((at if at > request.num_computed_tokens else committed, INTERVAL))  # not amid pending rows
         return passed
 
     def _next_point(self, request: Request, committed: int) -> int:
