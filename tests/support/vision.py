@@ -31,7 +31,8 @@ CLIP = {
     "patch_size": 8,
 }
 SIGLIP = CLIP | {"model_type": "siglip_vision_model"}
-TEXT = SMALL | {"model_type": "llama"}
+LANGUAGE = SMALL | {"max_position_embeddings": 512}  # images take many
+TEXT = LANGUAGE | {"model_type": "llama"}
 
 
 @dataclass
@@ -128,8 +129,8 @@ QWEN_TOWER = {
     "out_hidden_size": 48,
     "patch_size": 4,
 }
-QWEN_TEXT = SMALL | {"num_hidden_layers": 4, "use_sliding_window": False}
-QWEN3_TEXT = SMALL | {"head_dim": 16, "num_hidden_layers": 4} | rope("default", mrope_section=[4, 2, 2])
+QWEN_TEXT = LANGUAGE | {"num_hidden_layers": 4, "use_sliding_window": False}
+QWEN3_TEXT = LANGUAGE | {"head_dim": 16, "num_hidden_layers": 4} | rope("default", mrope_section=[4, 2, 2])
 QWEN3_TOWER = QWEN_TOWER | {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
 
 
@@ -162,7 +163,7 @@ def _tiled(config_class: str, settings: dict[str, Any]) -> Callable[[np.random.G
 
 
 PIXTRAL = {"model_type": "pixtral", **{key: CLIP[key] for key in CLIP if key != "model_type"}}
-MISTRAL = SMALL | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
+MISTRAL = LANGUAGE | {"model_type": "mistral", "head_dim": 16, "sliding_window": None}
 LLAVA_NEXT = {
     "text_config": MISTRAL | {"sliding_window": 19},
     "vision_config": CLIP | {"patch_size": 16},
@@ -170,7 +171,7 @@ LLAVA_NEXT = {
     "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]],
 }
 ONEVISION = {
-    "text_config": SMALL | {"model_type": "qwen2"},
+    "text_config": LANGUAGE | {"model_type": "qwen2"},
     "vision_config": SIGLIP | {"patch_size": 16},
     "image_token_index": IMAGE,
     "image_grid_pinpoints": [[32, 32], [32, 64], [64, 32], [64, 64], [96, 32]],
@@ -199,7 +200,7 @@ CASES: dict[str, Case] = {
     "gemma3": Case(
         "Gemma3Config",
         {
-            "text_config": SMALL
+            "text_config": LANGUAGE
             | {
                 "head_dim": 16,
                 "sliding_window": 7,
