@@ -168,13 +168,15 @@ class _Chat:
             "max_tokens": int(max_tokens),
         }
         try:
-            while True:
+            again = True
+            while again:
                 body["messages"] = _conversation(system, turns[turn.forgotten :])
                 async for turn.reply in replies(self.session, key, body, stop):
-                    yield {self.chatbot: [*before, *_messages([turn])]}
-                if not turn.reply.too_long or turn.forgotten == len(turns) - 1:
-                    break
-                turn.forgotten += 1
+                    again = turn.reply.too_long and turn.forgotten < len(turns) - 1
+                    if not again:
+                        yield {self.chatbot: [*before, *_messages([turn])]}
+                if again:
+                    turn.forgotten += 1
         finally:
             self.stops.pop(visitor, None)
         yield {self.turns: turns} | self.buttons.update(busy=False, any_turn=True)
