@@ -148,15 +148,15 @@ def main() -> int:
     args = parser.parse_args()
     levels = [int(n) for n in args.users.split(",")]
     kinds = [kind for kind in KINDS if args.kinds is None or kind in args.kinds.split(";")]
-    with tempfile.TemporaryDirectory() as folder:
-        told = {} if args.vocabulary is None else with_vocabulary(Path(folder), args.vocabulary)
-        llm = LLM(max_model_len=512, max_num_seqs=max(levels), **told)
     print("kind                            users   greedy     drawn  share   (lowest - highest)  goal", flush=True)
     found = []
-    for users in levels:
-        for share in shares_of(llm, kinds, users, args.rounds):
-            found.append(share)
-            print(share, flush=True)
+    with tempfile.TemporaryDirectory() as folder:  # grammars read its tokenizer when they are first asked for
+        told = {} if args.vocabulary is None else with_vocabulary(Path(folder), args.vocabulary)
+        llm = LLM(max_model_len=512, max_num_seqs=max(levels), **told)
+        for users in levels:
+            for share in shares_of(llm, kinds, users, args.rounds):
+                found.append(share)
+                print(share, flush=True)
     peers: list[PeerShare] = []
     if args.peers:
         from benchmarks.peers.drawn import shares_of_peers
