@@ -15,30 +15,17 @@ from octavo.interface.beam_search import BeamSearchOutput, BeamSearchParams, Bea
 from octavo.interface.lora import Adapter, LoRARequest
 from octavo.interface.pooling_params import check_generates
 from octavo.interface.sampling_params import SamplingParams
-from octavo.llm_pooling import Prompt, is_one_prompt
+from octavo.llm_pooling import Prompt, RunsRequests, is_one_prompt
 
 if TYPE_CHECKING:
-    from octavo.engine.input_processor import InputProcessor
-    from octavo.interface.engine_config import EngineConfig
-    from octavo.interface.messages import EngineCoreRequest
     from octavo.interface.outputs import RequestOutput
     from octavo.text.tokenizer import Tokenizer
 
 
-class BeamSearchMethods:
-    """`beam_search` of `octavo.LLM`, which runs the requests."""
+class BeamSearchMethods(RunsRequests):
+    """`beam_search` of `octavo.LLM`."""
 
-    config: EngineConfig
     tokenizer: Tokenizer | None
-    _input: InputProcessor
-
-    def _run(
-        self, requests: list[EngineCoreRequest], texts: list[str | None], show_progress: bool
-    ) -> list[RequestOutput]:
-        raise NotImplementedError
-
-    def _new_id(self) -> str:
-        raise NotImplementedError
 
     def _adapters_for(
         self, given: LoRARequest | Sequence[LoRARequest | None] | None, count: int

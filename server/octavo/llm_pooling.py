@@ -31,8 +31,8 @@ Prompt = str | dict[str, Any] | list[int]
 Text = str | dict[str, Any]  # see `text_of`
 
 
-class PoolingMethods:
-    """`embed`, `encode`, `classify` and `score` of `octavo.LLM`, which runs the requests."""
+class RunsRequests:
+    """`octavo.LLM` as the methods see it that lie in files of their own: it runs their requests."""
 
     config: EngineConfig
     _input: InputProcessor
@@ -44,6 +44,10 @@ class PoolingMethods:
 
     def _new_id(self) -> str:
         raise NotImplementedError
+
+
+class PoolingMethods(RunsRequests):
+    """`embed`, `encode`, `classify` and `score` of `octavo.LLM`."""
 
     def embed(
         self,

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 
-from octavo.migration.rules import Rule, keep, refuse, sampling
+from octavo.migration.rules import Rule, among, keep, refuse, sampling
 
-_CACHE_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8"}
+_CACHE_DTYPE = among("--kv-cache-dtype", {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8_0": "int8"})
 _ONE_DEVICE = "a model runs on one device, or is split with --tensor-parallel-size: leave it out"
-
-
-def _cache_dtype(value: str) -> list[str] | None:
-    return ["--kv-cache-dtype", _CACHE_DTYPES[value]] if value in _CACHE_DTYPES else None
 
 
 def _context(value: str) -> list[str]:
@@ -65,7 +61,11 @@ RULES = [
     Rule("--mlock --no-mmap --mmap --no-warmup --warmup", 0, text="weights are read once, into memory"),
     Rule("-cb --cont-batching", 0, text="batching is always continuous"),
     refuse("-nocb --no-cont-batching", "batching is always continuous: leave it out", 0),
-    Rule("-ctk --cache-type-k -ctv --cache-type-v", text="--kv-cache-dtype: int8 for q8_0", translate=_cache_dtype),
+    Rule(
+        "-ctk --cache-type-k -ctv --cache-type-v",
+        text="--kv-cache-dtype: int8 for q8_0",
+        translate=_CACHE_DTYPE,
+    ),
     Rule("--cache-reuse", text="prefixes are always cached"),
     Rule("--swa-full", 0, "--disable-hybrid-kv-cache-manager"),
     refuse("--mmproj -mm --mmproj-url -mmu", "GGUF files are read without pictures: serve the model's safetensors"),

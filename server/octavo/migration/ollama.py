@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from octavo.fetch.model_names import OLLAMA_NAMES
-from octavo.migration.rules import Rule, judge, keep, refuse
+from octavo.migration.rules import Rule, among, judge, keep, refuse
 from octavo.migration.verdict import Status, Verdict
 
-_CACHE_DTYPES = {"f16": "float16", "q8_0": "int8"}
-
-
-def _cache_dtype(value: str) -> list[str] | None:
-    return ["--kv-cache-dtype", _CACHE_DTYPES[value]] if value in _CACHE_DTYPES else None
+_CACHE_DTYPE = among("--kv-cache-dtype", {"f16": "float16", "q8_0": "int8"})
 
 
 def _host(value: str) -> list[str]:
@@ -30,7 +26,7 @@ VARIABLES = [
     Rule("--max-queue", ours="--max-num-queued-reqs"),
     Rule("--models", ours="--download-dir"),
     Rule("--origins", ours="--allowed-origins"),
-    Rule("--kv-cache-type", text="--kv-cache-dtype: int8 for q8_0", translate=_cache_dtype),
+    Rule("--kv-cache-type", text="--kv-cache-dtype: int8 for q8_0", translate=_CACHE_DTYPE),
     Rule("--debug", text="--log-level debug", translate=lambda _: ["--log-level", "debug"]),
     Rule("--keep-alive", text="the model stays loaded"),
     Rule("--load-timeout", text="a start takes as long as it takes"),

@@ -65,6 +65,11 @@ def refuse(names: str, text: str, values: int | str = 1) -> Rule:
     return Rule(names, values, text=text, refused=True)
 
 
+def among(flag: str, values: Mapping[str, str]) -> Callable[[str], list[str] | None]:
+    """Return the translation to ``flag`` of those values that have a counterpart here; None for the others."""
+    return lambda value: [flag, values[value]] if value in values else None
+
+
 def sampling(names: str, field: str) -> Rule:
     """A default of a sampling parameter."""
 

@@ -85,6 +85,9 @@ def test_any_checkpoint_runs_in_8_bits_as_its_rounded_weights_would(
     sequences = [[3 + (7 * i + j) % 300 for i in range(100)] for j in range(4)]
     quantized = load_model(dataclasses.replace(config, quantization=quantization))
     reference = load_model(config)
+    packed = [layer.method.packed for layer in quantized.linear_layers()]
+    kinds = {part.kind.by_row for weight in packed if not weight.margin for part in weight.parts}  # a head has a margin
+    assert kinds == {quantization == "int8_per_channel"}
     for ours, theirs in zip(quantized.linear_layers(), reference.linear_layers(), strict=True):
         if not getattr(theirs, "is_tied", False):
             fill_dense(theirs.method.weight, 0, dequantize(ours.method.packed))
