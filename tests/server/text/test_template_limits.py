@@ -191,7 +191,7 @@ def test_the_clock_is_looked_at_while_one_value_is_weighed() -> None:
     shared: list[Any] = [1]
     for _ in range(60):
         shared = [shared, shared]
-    meter = Meter(steps=10**15, size=10**15, seconds=0.1)
+    meter = Meter(steps=15_000_000, size=10**15, seconds=0.1)  # steps of some seconds
     before = time.thread_time()
     with pytest.raises(UsedUpError, match=r"takes more than 0\.1 s of processor time"):
         meter.weigh(shared)
