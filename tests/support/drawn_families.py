@@ -18,6 +18,7 @@ PARTIAL = {
     "GPTNeoXConfig",
     "StableLmConfig",
     "Qwen3_5TextConfig",
+    "Qwen3_5MoeTextConfig",
 }
 WITHOUT_HEAD_DIM = {
     "Phi3Config",
@@ -161,7 +162,7 @@ def _own(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[s
             "first_k_dense_replace": rng.randint(0, layers),
         }
     if config_class.startswith("Qwen"):
-        is_hybrid = config_class == "Qwen3_5TextConfig"
+        is_hybrid = config_class.startswith("Qwen3_5")
         return _qwen_3_5(layers, rng) if is_hybrid else {"max_window_layers": rng.randint(0, layers)}
     if config_class == "SmolLM3Config":
         own: dict[str, Any] = {"no_rope_layer_interval": rng.choice([2, 4])}

@@ -127,6 +127,12 @@ QWEN3_5 = SMALL | {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
 }
+QWEN3_5_MOE = {key: value for key, value in QWEN3_5.items() if key != "intermediate_size"} | {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 36,
+}
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
 FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -473,6 +479,18 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_sliding_window": True,
             "max_window_layers": 3,
             "qkv_bias": False,
+        },
+    ),
+    "qwen3.5-moe": ("Qwen3_5MoeTextConfig", QWEN3_5_MOE),
+    "qwen3.5-moe-all-experts": (
+        "Qwen3_5MoeTextConfig",
+        QWEN3_5_MOE
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 4,
+            "linear_num_value_heads": 6,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"],
         },
     ),
     "qwen3-moe-window": ("Qwen3MoeConfig", SMALL | QWEN_MOE | {"use_sliding_window": True, "sliding_window": 19}),

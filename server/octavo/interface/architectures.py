@@ -14,6 +14,7 @@ MODELS = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3_5ForCausalLM": "qwen3_5",
+    "Qwen3_5MoeForCausalLM": "qwen3_5",
     "OPTForCausalLM": "opt",
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma",
@@ -54,6 +55,7 @@ MODELS = {
     "Gemma4ForConditionalGeneration": "text_of_vision",
     "Gemma4UnifiedForConditionalGeneration": "text_of_vision",
     "Qwen3_5ForConditionalGeneration": "text_of_vision",
+    "Qwen3_5MoeForConditionalGeneration": "text_of_vision",
     "Qwen3VLMoeForConditionalGeneration": "qwen_vl",
     "LlavaForConditionalGeneration": "llava",
     "LlavaNextForConditionalGeneration": "llava_next",
@@ -121,7 +123,7 @@ SEES_IMAGES_WHOLE = {"Gemma3ForConditionalGeneration"}
 ENCODERS = {name for name, module in MODELS.items() if module in ("bert", "nomic_bert", "gte", "modernbert")}
 
 _STATE_SPACE = re.compile(
-    r"Mamba|Jamba|Zamba|Bamba|Rwkv|RWKV|FalconH1|NemotronH|Qwen3_5Moe|Qwen3_6|Qwen3Next|Lfm2|RecurrentGemma|Plamo2|"
+    r"Mamba|Jamba|Zamba|Bamba|Rwkv|RWKV|FalconH1|NemotronH|Qwen3_6|Qwen3Next|Lfm2|RecurrentGemma|Plamo2|"
     r"KimiLinear|xLSTM|MiniMaxText|MiniMaxM1"
 )
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from octavo.interface.model_config.qwen3_5 import Qwen3_5Config
+from torch import nn
+
+from octavo.interface.model_config.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
 from octavo.interface.state_spec import StateSpec
 from octavo.layers.decoder import DecoderLayer
 from octavo.layers.gated_attention import GatedSelfAttention
+from octavo.layers.mlp import GatedMLP
+from octavo.layers.moe import FusedMoE, Routing, expert_settings
 from octavo.layers.norm import RMSNorm
 from octavo.layers.recurrent import GatedDeltaNet, RecurrentDecoderLayer
 from octavo.layers.rotary import RotaryEmbedding, rotary_size
@@ -54,3 +58,17 @@ class Qwen3_5ForCausalLM(LlamaForCausalLM):  # noqa: N801
     def state_spec(self) -> StateSpec | None:
         """See `Model`."""
         return self.text.state_of(self.tp.size) if self.text.num_recurrent_layers else None
+
+
+class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):  # noqa: N801
+    """Qwen3.5 with experts, and a shared one with a gate, in place of each MLP."""
+
+    text: Qwen3_5MoeConfig
+
+    def create_mlp(self) -> nn.Module:
+        """The experts of one layer."""
+        text, hidden = self.text, self.config.hidden_size
+        settings = expert_settings(text.num_experts, hidden, text.expert_size, text.hidden_act)
+        routing = Routing(text.num_experts_per_tok, renormalise=text.norm_topk_prob)
+        shared = GatedMLP(hidden, text.shared_expert_intermediate_size, False, text.hidden_act, self.tp)
+        return FusedMoE(settings, routing, self.tp, shared, gates_shared=True)

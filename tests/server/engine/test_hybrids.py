@@ -124,7 +124,10 @@ def test_a_pool_that_holds_no_state_is_refused_with_what_would_help(model: str) 
         engine(model, num_gpu_blocks_override=2)
 
 
-def test_a_plan_counts_states_as_the_engine_does(model: str) -> None:
+@pytest.mark.parametrize("case", ["qwen3.5", "qwen3.5-moe"])
+def test_a_plan_counts_states_as_the_engine_does(case: str, tmp_path: Path) -> None:
+    model = str(tmp_path)
+    make_model(*FAMILY_CASES[case]).save_pretrained(model)
     sizes: dict[str, Any] = {"max_model_len": LENGTH, "kv_cache_memory_bytes": 8 * MIB}
     args = EngineArgs(model=model, dtype="float32", device="cpu", **sizes)
     config = args.create_engine_config(progress=False)
@@ -133,6 +136,9 @@ def test_a_plan_counts_states_as_the_engine_does(model: str) -> None:
     layout = llm.engine.executor.kv_layout
     assert plan.ledger is not None and plan.ledger.layout.state == layout.state is not None
     assert plan.ledger.num_blocks == llm.engine.executor.num_blocks
+    memory, own = plan.memory, llm.engine.executor.worker.model  # type: ignore[attr-defined]
+    assert memory.weights == sum(own.weight_bytes_by_kind().values())
+    assert any("experts" in kind for kind in own.weight_bytes_by_kind()) == case.endswith("moe")
     assert plan.sequences_of(LENGTH) == (plan.ledger.num_blocks - 1) // (-(-LENGTH // 16) + layout.state_blocks)
     lines = "\n".join(plan.ledger.lines({}))
     assert "state" in lines and f"{layout.state_blocks:,} blocks of the KV cache" in lines and "pending rows" in lines

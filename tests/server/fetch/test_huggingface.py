@@ -286,9 +286,9 @@ def test_a_repository_that_is_no_model(files: dict[str, bytes], says: str, hub: 
 
 
 def test_weights_of_an_unknown_architecture_are_not_fetched(hub: Hub) -> None:
-    config = json.dumps({"architectures": ["Qwen3_5MoeForConditionalGeneration"]}).encode()
+    config = json.dumps({"architectures": ["Qwen3NextForCausalLM"]}).encode()
     hub.repos["org/hybrid"] = Repo({"config.json": config, "model.safetensors": BIG})
-    with pytest.raises(ModelError, match=r"'Qwen3_5MoeForConditionalGeneration' is not supported .it has state-space"):
+    with pytest.raises(ModelError, match=r"'Qwen3NextForCausalLM' is not supported .it has state-space"):
         resolve_model("org/hybrid", progress=False)
     assert hub.sent("config.json") and not hub.sent("model.safetensors")
     assert resolve_model("org/hybrid", progress=False, any_architecture=True).weights

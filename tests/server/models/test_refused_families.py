@@ -69,6 +69,11 @@ BAD: list[tuple[str, str, Any]] = [
     ("qwen3.5", "hidden_act", "gelu"),
     ("qwen3.5", "output_gate_type", "tanh"),
     ("qwen3.5", "attn_output_gate", False),
+    ("qwen3.5-moe", "linear_num_key_heads", 3),
+    ("qwen3.5-moe", "num_experts", 0),
+    ("qwen3.5-moe", "num_experts_per_tok", 7),
+    ("qwen3.5-moe", "moe_intermediate_size", "20"),
+    ("qwen3.5-moe", "shared_expert_intermediate_size", 0),
 ]
 
 
@@ -107,7 +112,7 @@ def test_a_field_that_cannot_be_meant_is_named(case: str, field: str, value: Any
     [
         ("MambaForCausalLM", "state-space"),
         ("JambaForCausalLM", "state-space"),
-        ("Qwen3_5MoeForConditionalGeneration", "state-space or linear-attention layers"),
+        ("KimiLinearForCausalLM", "state-space or linear-attention layers"),
         ("Qwen3NextForCausalLM", "nearest that is: Qwen3ForCausalLM"),
         ("Olmo9ForCausalLM", "nearest that is: Olmo"),
         ("Phi9ForCausalLM", "nearest that is: Phi3ForCausalLM"),

@@ -40,6 +40,7 @@ WIDE = SMALL | {
 OWN = {  # of which they list more, or fewer
     "Gemma3nForCausalLM": ("num_hidden_layers", "vocab_size_per_layer_input"),
     "Qwen3_5ForCausalLM": ("num_hidden_layers",),  # the fourth has attention
+    "Qwen3_5MoeForCausalLM": ("num_hidden_layers",),
 }
 
 
@@ -179,7 +180,7 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
         config = getattr(transformers, name)(**SMALL | SPECIAL | {"num_key_value_heads": 2, "num_labels": labels})
         encoder_of(config, head=True).save_pretrained(tmp_path / name)
     for name in [*names, *CLASSIFIERS]:
-        if name == "Qwen3_5ForCausalLM":
+        if name.startswith("Qwen3_5"):
             continue  # recurrent layers are not dealt to stages yet, and EngineArgs says so
         check_stages(tmp_path / name, has_no_cut=name == "shared-keys")
     names += [*ENCODERS, *CLASSIFIERS]

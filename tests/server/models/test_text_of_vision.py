@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.family_cases import QWEN3_5, SMALL, rope
+from support.family_cases import QWEN3_5, QWEN3_5_MOE, SMALL, rope
 from support.paged import load, logits_of
 from support.tiny_models import VOCAB_SIZE
 
@@ -104,14 +104,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-CASES["qwen3.5"] = (
-    "Qwen3_5Config",
-    {
-        "text_config": QWEN3_5 | rope("default", mrope_section=[2, 1, 1], partial_rotary_factor=0.25),
-        "vision_config": TOWER | {"num_position_embeddings": 16},
-    },
-)
-LEFT_OUT = {"qwen3.5": "mtp.norm.weight"}  # of layers that guess tokens, which transformers does not have
+for case, config_class, text in (
+    ("qwen3.5", "Qwen3_5Config", QWEN3_5),
+    ("qwen3.5-moe", "Qwen3_5MoeConfig", QWEN3_5_MOE),
+):
+    CASES[case] = (
+        config_class,
+        {
+            "text_config": text | rope("default", mrope_section=[2, 1, 1], partial_rotary_factor=0.25),
+            "vision_config": TOWER | {"num_position_embeddings": 16},
+        },
+    )
+# Of layers that guess tokens, which transformers does not have
+LEFT_OUT = dict.fromkeys(("qwen3.5", "qwen3.5-moe"), "mtp.norm.weight")
 # As transformers 5 and as older releases save them: the end of a name is the same.
 OLDER = {
     "qwen2.5-vl": [("model.language_model.", "model."), ("model.visual.", "visual.")],

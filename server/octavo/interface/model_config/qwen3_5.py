@@ -1,11 +1,12 @@
-"""Qwen3.5 (text)."""
+"""Qwen3.5 (text), dense and with experts."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from octavo.interface.config_checks import MAX_HEADS, MAX_LAYERS, Fields
+from octavo.interface.config_checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
 from octavo.interface.model_config.declarations import choice, integer
+from octavo.interface.model_config.experts import ExpertsConfig
 from octavo.interface.model_config.text import PartialRotaryConfig
 from octavo.interface.state_spec import StateSpec
 
@@ -64,3 +65,22 @@ class Qwen3_5Config(PartialRotaryConfig):  # noqa: N801
             raise fields.error(f"{fields.name('linear_num_key_heads')} ({keys}) must divide {name} ({values})")
         if self.hidden_act != "silu" and self.num_recurrent_layers:
             fields.refuse("hidden_act", "must be 'silu' where layers are recurrent")
+
+
+class Qwen3_5MoeConfig(Qwen3_5Config, ExpertsConfig):  # noqa: N801
+    """Experts in all layers, beside a shared one. Weights of the chosen ones always add up to 1."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"intermediate_size", "norm_topk_prob"})
+
+    num_key_value_heads: int | None = 2
+    intermediate_size: int = 512
+    num_experts: int = 256
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int | None = 512
+    shared_expert_intermediate_size: int = integer(1, MAX_WIDTH * 4, 512)
+    norm_topk_prob: bool = True
+
+    @property
+    def inner_size(self) -> int:
+        """See `TextConfig`."""
+        return max(self.shared_expert_intermediate_size, self.num_experts_per_tok * self.expert_size)
