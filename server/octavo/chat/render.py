@@ -201,7 +201,8 @@ def _with_tools(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools as the template takes them: a template that knows no tools gets them in the messages."""
     messages, no_calls = conversation.messages, conversation.tool_choice == "none"
-    tools = None if no_calls and options.exclude_tools_when_tool_choice_none else conversation.tools
+    tools = conversation.tools if conversation.listed is None else conversation.listed or None
+    tools = None if no_calls and options.exclude_tools_when_tool_choice_none else tools
     if tools or any("tool_calls" in message for message in messages):
         calls = format_of(template, options.tool_call_parser)
         if tools and not no_calls and calls.generic:

@@ -91,6 +91,7 @@ def check_queue(state: ServerState, count: int) -> None:
             f"queue full: {num_queued(state)} waiting, {count} requested, limit {state.max_queued} "
             "(--max-num-queued-reqs); retry later or at another replica",
             headers={"retry-after": str(state.engine.seconds_until_room(queued - state.max_queued))},
+            overloaded=True,
         )
 
 

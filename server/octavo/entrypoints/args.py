@@ -25,6 +25,7 @@ class ServerArgs:
     replica_address: str | None = None  # at which routers in front of several servers know this one
     served_model_name: list[str] = field(default_factory=list)  # the first is the one in responses
     api_key: list[str] = field(default_factory=list)
+    seal_key: str | None = None  # of thoughts that clients keep; None: made of the model
     management_host: str | None = None  # None: as host
     management_port: int | None = None  # None: no second port
     max_num_queued_reqs: int | None = None  # None: 8 * max_num_seqs
@@ -47,6 +48,7 @@ class ServerArgs:
     enable_auto_tool_choice: bool = True
     strict_json_schema: bool = True  # a schema's objects have no other properties, unless it allows them
     reasoning_parser: str | None = None  # None: reasoning stays in the content
+    deferred_tools: str = "found"  # or "top": where the model is told of tools that a client defers
     embedding_pooling: str | None = None  # None: as the model's files say, "mean" where they say nothing
     lora_modules: list[str] = field(default_factory=list)  # name=path, or a JSON object
     lora_dir: str | None = None  # below it lies what requests may load
@@ -75,6 +77,7 @@ class ServerArgs:
     def __post_init__(self) -> None:
         # Secrets that were made of files end in a newline, which no header can carry.
         self.api_key = [key.strip() for key in self.api_key]
+        self.seal_key = self.seal_key and self.seal_key.strip()
 
     def check(self) -> None:
         """Raises ConfigError."""
@@ -100,8 +103,13 @@ class ServerArgs:
             parse_module(module)
         if self.allowed_local_media_path is not None and not Path(self.allowed_local_media_path).is_dir():
             raise ConfigError(f"allowed_local_media_path must be a folder, got {self.allowed_local_media_path!r}")
+        self._check_secrets()
+
+    def _check_secrets(self) -> None:
         if any(not key for key in self.api_key):
             raise ConfigError("api_key must not be empty; omit it to serve without a key")
+        if self.seal_key is not None and not self.seal_key:
+            raise ConfigError("seal_key must not be empty; omit it for a key that is made of the model")
 
 
 def parse_module(text: str) -> tuple[str, str, str | None]:

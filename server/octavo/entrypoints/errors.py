@@ -42,7 +42,8 @@ class ErrorResponse(msgspec.Struct):
 
 
 class APIError(Exception):
-    """An error response with ``status``. Type and code follow from the status unless ``code`` is given."""
+    """An error response with ``status``. Type and code follow from the status unless ``code`` is given.
+    ``overloaded``: the server has no room, whoever asks; Anthropic's clients tell that from limits of their own."""
 
     def __init__(
         self,
@@ -52,9 +53,10 @@ class APIError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        overloaded: bool = False,
     ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.overloaded = status, overloaded
         self.headers = headers or {}
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.detail = ErrorDetail(message, kind, param, code or _CODES.get(status))
@@ -91,10 +93,14 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_OVERLOADED = 529
+_ATTEMPT = b"x-envoy-attempt-count"  # of a router in front of several servers
 
 
 def in_anthropic_form(error: APIError) -> AnthropicErrorResponse:
     """The same error as Anthropic's clients expect it."""
+    if error.overloaded:
+        return AnthropicErrorResponse(AnthropicError("overloaded_error", error.detail.message))
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return AnthropicErrorResponse(AnthropicError(kind, error.detail.message))
 
@@ -140,8 +146,12 @@ class _ErrorAnswer(Response):
         if (form := _form_of(scope)) is None:
             await super().__call__(scope, receive, send)
             return
-        body = msgspec.json.encode(form(self._error))
-        await Response(body, self._error.status, self._error.headers, "application/json")(scope, receive, send)
+        body, status = msgspec.json.encode(form(self._error)), self._error.status
+        # Routers try another server after a 429, and know no 529.
+        routed = any(name == _ATTEMPT for name, _ in scope["headers"])
+        if form is in_anthropic_form and self._error.overloaded and not routed:
+            status = _OVERLOADED
+        await Response(body, status, self._error.headers, "application/json")(scope, receive, send)
 
 
 def is_about_length(message: str) -> bool:

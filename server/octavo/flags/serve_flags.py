@@ -47,6 +47,7 @@ def serve_arguments(
             raise ConfigError(f"two models are named, {namespace.model_tag} and {engine_args.model}: give one")
         engine_args.model = namespace.model_tag
     args.api_key = args.api_key or _keys_from(environment)
+    args.seal_key = args.seal_key or environment.get("OCTAVO_SEAL_KEY") or None
     args.replica_address = args.replica_address or environment.get("OCTAVO_REPLICA_ADDRESS")
     args.check()
     engine_args._validate()

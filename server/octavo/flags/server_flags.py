@@ -24,6 +24,9 @@ SERVER_HELP = {
     "command line)",
     "api_key": "Accepted API keys. Every request must present one of them (default: OCTAVO_API_KEY or VLLM_API_KEY of "
     "the environment, else none)",
+    "seal_key": "Secret under which thoughts are encrypted that clients keep and send back: Anthropic's signatures, "
+    "OpenAI's encrypted_content. All replicas need the same (default: OCTAVO_SEAL_KEY of the environment, else made of "
+    "the model, which every replica knows, and strangers may)",
     "management_host": "Address of the management port (default: --host)",
     "management_port": "Second port for health, /metrics and /load, without a key (default: none)",
     "max_num_queued_reqs": "Maximum number of waiting sequences. Further requests get 429 (default: 8 * "
@@ -53,6 +56,8 @@ SERVER_HELP = {
     "enable_auto_tool_choice": "Let the model decide whether to call tools",
     "reasoning_parser": "Format of the model's reasoning. The reasoning is returned as reasoning_content (default: "
     "none; reasoning stays in the content)",
+    "deferred_tools": "Where the model is told of tools that a client defers (defer_loading). found: where a search "
+    "has found them, so that the cache keeps what came before; top: with all others, at the top",
     "embedding_pooling": "Default pooling of /v1/embeddings (default: from the model's files, else mean)",
     "lora_modules": "LoRA adapters to serve, each as name=folder, as name=hf://org/name (or another address), or as "
     'JSON: {"name": "sql", "path": "/adapters/sql"}',
@@ -86,6 +91,7 @@ CHOICES = {
     "log_format": FORMATS,
     "tool_call_parser": sorted(TOOL_PARSERS),
     "reasoning_parser": sorted(REASONING_PARSERS),
+    "deferred_tools": ("found", "top"),
     "embedding_pooling": POOLINGS,
 }
 # What to do with other values of vLLM's.

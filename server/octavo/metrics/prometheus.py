@@ -187,6 +187,10 @@ class EngineMetrics:
             registry=self.registry,
         )
         self._rejections.labels(model_name=self.model_name, reason=REJECTED_QUEUE_FULL)
+        stripped = self._family(
+            Counter, "octavo:prompt_lines_stripped", "Number of lines for billing left out of instructions"
+        )
+        self._stripped = stripped.labels(**self._labels)
 
     def _count_steps(self, config: EngineConfig) -> None:
         """Create Octavo's own metrics. A step that computes prompt tokens is a prefill step."""
@@ -305,6 +309,10 @@ class EngineMetrics:
     def record_rejection(self, reason: str) -> None:
         """A request refused with 429; ``reason``: the limit's name."""
         self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
+
+    def record_stripped_lines(self, count: int) -> None:
+        """Lines that were left out of a prompt, since they differ in every request."""
+        self._stripped.inc(count)
 
     def record_startup(self, phase: str, seconds: float) -> None:
         """The duration of one phase of the start."""

@@ -16,10 +16,11 @@ REASONING = ("reasoning_content", "reasoning")  # names of thoughts: the older o
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 # Claude Code puts a line into its instructions that differs in every request: with it no prefix would be found in the
 # cache. The line is the header's name and pairs; words behind those are instructions again.
-_HEADER = "x-anthropic-billing-header:"
+_HEADER = "-billing-header:"
+_NAME = r"x-(?:anthropic|ahthropic)-billing-header:"  # some versions misspell it
 _PAIR = r"[ \t]*[\w.-]+=[^;\s]*"
 _END = r"[ \t]*(?=\r?$)"
-_BILLING = re.compile(rf"[ \t]*{_HEADER}(?:(?:{_PAIR};)+[ \t]*(?:{_PAIR}{_END})?|[ \t]*[^;\s]*{_END})")
+_BILLING = re.compile(rf"[ \t]*{_NAME}(?:(?:{_PAIR};)+[ \t]*(?:{_PAIR}{_END})?|[ \t]*[^;\s]*{_END})")
 
 # Reads a part that is no text, whose field is the second argument: an image, or None for what is none.
 ReadImage = Callable[[Any, str], Any]
@@ -88,6 +89,18 @@ def without_billing(parts: Sequence[Any]) -> list[Any]:
         if kept or kept == part:
             found.append(kept)
     return found
+
+
+def num_billing_lines(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The lines for billing in the instructions among messages that were not read yet."""
+    count = 0
+    for message in messages:
+        content = message.get("content") if message.get("role") in _INSTRUCTING else None
+        for part in [content] if isinstance(content, str) else content if isinstance(content, list) else ():
+            text = part.get("text") if isinstance(part, Mapping) else part
+            if isinstance(text, str) and _HEADER in text:
+                count += sum(_BILLING.match(line) is not None for line in text.split("\n"))
+    return count
 
 
 def _without_billing(text: str) -> str:

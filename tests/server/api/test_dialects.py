@@ -139,7 +139,12 @@ def test_reasoning_comes_back_in_every_form(scripted):
     counts = [scripted.post("/v1/messages/count_tokens", {"messages": one}).json() for one in (said, bare)]
     assert counts[0]["input_tokens"] > counts[1]["input_tokens"]
     hidden = scripted.post("/v1/messages", {**body, "thinking": {"type": "adaptive", "display": "omitted"}}).json()
-    assert [block["type"] for block in hidden["content"]] == ["text"]
+    thinking, text = hidden["content"]
+    assert (thinking["type"], thinking["thinking"], text) == ("thinking", "", message["content"][1])
+    sealed = [user, {"role": "assistant", "content": hidden["content"]}, user]
+    assert scripted.post("/v1/messages/count_tokens", {"messages": sealed}).json() == counts[0]
+    thinking["signature"] = "EqQB" + thinking["signature"]
+    assert scripted.post("/v1/messages/count_tokens", {"messages": sealed}).json() == counts[1], "a foreign one"
 
 
 def test_an_agents_tools(scripted):

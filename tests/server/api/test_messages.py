@@ -16,16 +16,19 @@ from anthropic.types import ErrorResponse, Message, MessageTokensCount, ModelInf
 from support.sdk_types import fits, named_events
 
 from octavo.chat.answer import AnswerParser
-from octavo.chat.messages import check_messages
+from octavo.chat.messages import Conversation, check_messages
 from octavo.chat.parts import PartSplitter
 from octavo.chat.reasoning import ReasoningParser
-from octavo.entrypoints.anthropic.answers import block_of, stop_of
+from octavo.entrypoints.anthropic.answers import BlockWriter, stop_of
 from octavo.entrypoints.anthropic.events import events_of
 from octavo.entrypoints.anthropic.prepare import conversation_of
 from octavo.entrypoints.anthropic.protocol import MessagesRequest
 from octavo.entrypoints.errors import APIError, in_anthropic_form
+from octavo.entrypoints.sealing import Seal
 from octavo.interface.outputs import CompletionOutput
 
+SEAL = Seal(b"of tests")
+BLOCKS = BlockWriter(SEAL)
 USER = [{"role": "user", "content": "Hello"}]
 NOW = {"name": "now", "description": "the time", "input_schema": {"type": "object", "properties": {}}}
 PLACE = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -187,12 +190,13 @@ def test_the_official_clients(shared_server):
     fits(ErrorResponse, json.dumps(raised.value.body))
     for wrong, kind in (
         ({"model": "nope"}, anthropic.NotFoundError),
-        ({"max_tokens": 0}, anthropic.BadRequestError),
+        ({"max_tokens": -1}, anthropic.BadRequestError),
         ({"messages": []}, anthropic.BadRequestError),
     ):
         with pytest.raises(kind) as raised:
             client.messages.create(**{**asked, **wrong})
         fits(ErrorResponse, json.dumps(raised.value.body))
+        assert raised.value.request_id == raised.value.response.headers["x-request-id"]
 
     async def several() -> None:
         async with anthropic.AsyncAnthropic(base_url=shared_server.url, api_key="none", max_retries=0) as many:
@@ -310,9 +314,9 @@ def test_reasoning_and_text_are_blocks_however_they_are_cut():
             output = CompletionOutput(0, text[at : at + size], [1], finish_reason="stop" if last else None)
             steps += splitter.feed(parser.feed(output))
         steps += splitter.finish()
-        thinking, answer = map(block_of, splitter.parts)
+        thinking, answer = map(BLOCKS.block, splitter.parts)
         assert (thinking.thinking, answer.text) == ("Is it so?", "It is.") and thinking.signature
-        events = [msgspec.to_builtins(event) for step in steps for _, event in events_of(step)]
+        events = [msgspec.to_builtins(event) for step in steps for _, event in events_of(step, BLOCKS)]
         for event in events:
             fits(RawMessageStreamEvent, json.dumps(event))
         signed = [event["delta"] for event in events if event.get("delta", {}).get("type") == "signature_delta"]
@@ -322,11 +326,148 @@ def test_reasoning_and_text_are_blocks_however_they_are_cut():
 def test_the_conversation_of_a_round_trip():
     """Results stand behind their calls, text behind the results; the header that changes each time is left out."""
     body = MessagesRequest.model_validate_json(json.dumps(body_of("results")))
-    messages = check_messages(conversation_of(body).messages)
+    messages = check_messages(conversation_of(body, SEAL).messages)
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "user"]
     assert messages[1]["reasoning_content"] == "Hm." and messages[1]["content"] == "Let me look."
     assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == "toolu_1"
     assert messages[2]["content"] == "12:00" and messages[3]["content"] == "Thanks"
-    agent = conversation_of(MessagesRequest.model_validate_json(json.dumps(body_of("what an agent sends"))))
-    assert agent.messages[0] == {"role": "system", "content": "You are an agent."}
+    agent = conversation_of(MessagesRequest.model_validate_json(json.dumps(body_of("what an agent sends"))), SEAL)
+    assert check_messages(agent.messages)[0] == {"role": "system", "content": "You are an agent."}
     assert agent.chat_template_kwargs == {"enable_thinking": True} and agent.reasoning_effort == "high"
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "description": f"It is {name}.", "input_schema": {"type": "object"}, **more}
+
+
+def read(messages: list[dict[str, Any]], tools: list[dict[str, Any]], lists_all: bool = False) -> Conversation:
+    body = {"model": "m", "max_tokens": 1, "messages": messages, "tools": tools}
+    return conversation_of(MessagesRequest.model_validate_json(json.dumps(body)), SEAL, lists_all)
+
+
+def names(tools: list[dict[str, Any]] | None) -> list[str]:
+    return [given["function"]["name"] for given in tools or []]
+
+
+def searched(*found: str) -> list[dict[str, Any]]:
+    references = [{"type": "tool_reference", "tool_name": name} for name in found]
+    use = {"type": "tool_use", "id": "t", "name": "search", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": references}
+    return [*USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+
+
+def test_deferred_tools_are_told_of_where_a_search_finds_them_and_once():
+    tools = [
+        tool("a", defer_loading=True),
+        tool("b", defer_loading=True),
+        tool("c", defer_loading=True),
+        tool("search"),
+    ]
+    found = read(searched("b", "no such", "a"), tools)
+    assert names(found.listed) == ["search"] and names(found.tools) == ["search", "b", "a"]
+    line = '{{"name": "{0}", "description": "It is {0}.", "parameters": {{"type": "object"}}}}'
+    told = f"no such\n<tools>\n{line.format('b')}\n{line.format('a')}\n</tools>"
+    assert found.messages[2]["content"] == told
+    assert [found.fields.tool(at) for at in range(3)] == ["tools.3", "tools.1", "tools.0"]
+    again = read([*searched("b", "no such", "a"), *searched("a", "c")], tools)
+    assert again.messages[: len(found.messages)] == found.messages and again.listed == found.listed
+    assert again.messages[-1]["content"] == f"a\n<tools>\n{line.format('c')}\n</tools>"
+    top = read(searched("b", "a"), tools, lists_all=True)
+    assert names(top.listed) == ["a", "b", "c", "search"] and top.messages[2]["content"] == "b\na"
+
+
+def change(kind: str, tool: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "system", "content": [{"type": f"tool_{kind}", "tool": tool}]}
+
+
+def test_tools_come_and_go_between_messages_and_the_list_stays():
+    tools = [tool("a"), tool("b"), tool("c", defer_loading=True)]
+    of = lambda name: {"type": "tool_reference", "name": name}  # noqa: E731
+    defined = {"type": "tool_definition", "definition": tool("d", strict=True)}
+    later = [change("removal", of("a")), change("addition", of("c")), change("addition", defined), *USER]
+    found = read([*USER, *later], tools)
+    assert names(found.listed) == ["a", "b"] and names(found.tools) == ["b", "c", "d"]
+    texts = [message["content"] for message in check_messages(found.messages)]
+    assert "cannot call the tool a" in texts[1] and '"name": "c"' in texts[2] and '"name": "d"' in texts[3]
+    back = read([*USER, *later, change("addition", of("a")), change("removal", of("d"))], tools)
+    assert names(back.tools) == ["b", "c", "a"] and back.messages[: len(found.messages)] == found.messages
+    assert check_messages(back.messages)[-2]["content"] == "From now on you can call the tool a."
+    with pytest.raises(APIError, match=r"messages\.1\.content\.0\.tool\.name must be a tool of the request"):
+        read([*USER, change("removal", of("z"))], tools)
+
+
+def test_instructions_for_a_turn_go_with_it():
+    told = {
+        "role": "system",
+        "content": "For now.",
+        "clear_at": "next_user_message",
+        "output_config": {"effort": "low"},
+    }
+    now = read([*USER, told], [tool("a")])
+    assert [message["content"] for message in check_messages(now.messages)] == ["Hello", "For now."]
+    assert now.reasoning_effort == "low"
+    answer = {"role": "assistant", "content": "Yes."}
+    then = read([*USER, told, answer, *USER], [tool("a")])
+    assert [message["content"] for message in then.messages] == ["Hello", "Yes.", "Hello"]
+    assert then.reasoning_effort is None
+    kept = read([*USER, {**told, "clear_at": "never"}, answer, *USER], [tool("a")])
+    assert len(kept.messages) == 4
+
+
+def test_thinking_between_tools_is_thinking_off():
+    for kind, on in (("between_tools", False), ("disabled", False), ("adaptive", True)):
+        body = {"model": "m", "max_tokens": 1, "messages": USER, "thinking": {"type": kind}}
+        asked = conversation_of(MessagesRequest.model_validate_json(json.dumps(body)), SEAL)
+        assert asked.chat_template_kwargs == {"enable_thinking": on}
+
+
+def test_no_tokens_at_all_only_fill_the_cache(shared_server):
+    asked = {
+        "model": "tiny",
+        "max_tokens": 0,
+        "messages": [{"role": "user", "content": "The quick brown fox jumps " * 9}],
+    }
+    message = fits(Message, shared_server.post("/v1/messages", asked).text)
+    assert (message.content, message.stop_reason, message.usage.output_tokens) == ([], "max_tokens", 0)
+    events = named_events(shared_server.url + "/v1/messages", asked)
+    assert [name for name, _ in events] == ["message_start", "ping", "message_delta", "message_stop"]
+    for name, data in events:
+        if name != "ping":
+            fits(RawMessageStreamEvent, data)
+    used = shared_server.post("/v1/messages", {**asked, "max_tokens": 1}).json()["usage"]
+    assert used["cache_read_input_tokens"] > used["input_tokens"] and used["output_tokens"] == 1
+
+
+def test_only_seals_of_our_own_are_opened():
+    for text in ("", "So. é\ud800", "a" * 100_000):
+        sealed = SEAL.close(text)
+        assert len(sealed) < 1_000 and SEAL.open(sealed) == text
+        assert Seal(b"another").open(sealed) == ""
+        for other in (sealed[:-4], sealed + "AAAA", sealed[:30] + "A" * 8 + sealed[38:], sealed[8:], "octavo1.", "é"):
+            assert SEAL.open(other) == ""
+    huge = SEAL.close("a" * (40 << 20))
+    assert len(huge) < 1 << 20 and SEAL.open(huge) == "", "small, and of more text than is read"
+
+
+def test_a_full_queue_is_no_limit_of_the_client():
+    """A router, which counts its attempts, knows no 529: it asks another server after a 429."""
+    full = APIError(429, "queue full", headers={"retry-after": "3"}, overloaded=True)
+
+    async def told(error: APIError, path: str, *headers: tuple[bytes, bytes]) -> tuple[int, dict[str, Any]]:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        await error.response()(scope, None, send)  # type: ignore[arg-type]
+        assert error is not full or (b"retry-after", b"3") in sent[0]["headers"]
+        return sent[0]["status"], json.loads(sent[1]["body"])["error"]
+
+    status, error = asyncio.run(told(full, "/v1/messages"))
+    assert (status, error) == (529, {"type": "overloaded_error", "message": "queue full"})
+    status, error = asyncio.run(told(full, "/v1/messages", (b"x-envoy-attempt-count", b"1")))
+    assert (status, error["type"]) == (429, "overloaded_error")
+    assert asyncio.run(told(full, "/v1/chat/completions"))[0] == 429
+    status, error = asyncio.run(told(APIError(429, "too many"), "/v1/messages"))
+    assert (status, error["type"]) == (429, "rate_limit_error")

@@ -320,3 +320,17 @@ def test_speculation_is_counted_and_changes_no_answer(start, server) -> None:
     by_position = [after.of(f"{spec}accepted_tokens_per_pos_total", position=str(i)) for i in range(3)]
     assert 0 < drafts <= tokens <= 3 * drafts and 0 < accepted <= tokens
     assert sum(by_position) == accepted and by_position == sorted(by_position, reverse=True)
+
+
+def test_lines_for_billing_that_are_left_out_are_counted(server):
+    line = "x-anthropic-billing-header: cc_version=2.1; cch=abc;"
+    user = {"role": "user", "content": line}
+
+    def ask() -> None:
+        body = {"model": "metered", "max_tokens": 1, "system": f"A\n{line}\nB", "messages": [user]}
+        server.post("/v1/messages", body).raise_for_status()
+        system = {"role": "developer", "content": [{"type": "text", "text": line}]}
+        body = {"max_tokens": 1, "messages": [system, user]}
+        server.post("/v1/chat/completions", body).raise_for_status()
+
+    assert measure(server, ask)["octavo:prompt_lines_stripped_total"] == 2

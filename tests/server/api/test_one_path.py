@@ -23,6 +23,7 @@ from octavo.entrypoints.openai.protocol import ChatCompletionRequest
 from octavo.entrypoints.responses import prepare as responses
 from octavo.entrypoints.responses.protocol import ResponsesRequest
 from octavo.entrypoints.responses.tools import toolbox_of
+from octavo.entrypoints.sealing import Seal
 from octavo.text.tokenizer import Tokenizer
 
 TURN = (
@@ -201,7 +202,7 @@ def in_every_dialect(said: dict[str, Any]) -> dict[str, Conversation]:
     """The conversation that each dialect makes of its own body."""
     chat = ChatCompletionRequest.model_validate(openai_body(said))
     found = {"openai": chat.conversation(check_messages(chat.messages))}
-    found["anthropic"] = anthropic.conversation_of(MessagesRequest.model_validate(anthropic_body(said)))
+    found["anthropic"] = anthropic.conversation_of(MessagesRequest.model_validate(anthropic_body(said)), Seal(b"s"))
     body = ResponsesRequest.model_validate(responses_body(said))
     tools = toolbox_of(body.tools, body.input)
     found["responses"] = responses.conversation_of(body, body.input, tools)

@@ -30,6 +30,7 @@ def test_the_billing_line_goes_wherever_it_stands_and_the_rest_stays(before: lis
         (f"  {BILLING}\r\nA\r\n", ["A\r\n"]),
         (f"A\n{BILLING[:-1]}\n{BILLING}", ["A"]),
         ("x-anthropic-billing-header: a new form\nA", ["x-anthropic-billing-header: a new form\nA"]),
+        (f"A\n{BILLING.replace('anthropic', 'ahthropic')}\nB", ["A\nB"]),
         (f"Never say {BILLING}", [f"Never say {BILLING}"]),
         ("", [""]),
     ],

@@ -146,7 +146,9 @@ def with_allowed_tools(conversation: Conversation) -> Conversation:
         raise FieldError(f"{where}.tools must name tools of the request, got {shown(name)}", f"{where}.tools")
     kept = [(at, tool) for at, tool in enumerate(conversation.tools or []) if _tool_name(tool) in names]
     fields = replace(conversation.fields, tools=[conversation.fields.tool(at) for at, _ in kept])
-    return replace(conversation, tools=[tool for _, tool in kept], tool_choice=mode, fields=fields)
+    told = conversation.listed
+    told = told if told is None else [tool for tool in told if _tool_name(tool) in names]
+    return replace(conversation, tools=[tool for _, tool in kept], listed=told, tool_choice=mode, fields=fields)
 
 
 def _enforced(function: dict[str, Any], closes: bool, field: str) -> dict[str, Any]:

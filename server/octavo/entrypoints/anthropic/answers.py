@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from octavo.chat.parts import Part, PartSplitter
 from octavo.entrypoints.anthropic.prepare import PreparedMessage
+from octavo.entrypoints.sealing import Seal
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.messages import object_of
 
@@ -78,11 +79,16 @@ async def whole(prepared: PreparedMessage, outputs: list[RequestOutput]) -> Anth
     """Make the message of a request's final output."""
     (output,) = outputs
     (completion,) = output.outputs
+    if prepared.only_warms:
+        message = message_of(prepared, output, 0)
+        message.stop_reason = "max_tokens"
+        return message
     parser, splitter = prepared.new_parser(), PartSplitter()
     splitter.feed(parser.parse(completion))
     splitter.finish()
     message = message_of(prepared, output, len(completion.token_ids))
-    message.content = [block_of(part) for part in splitter.parts]
+    blocks = BlockWriter(prepared.state.seal, prepared.omits_thoughts)
+    message.content = [blocks.block(part) for part in splitter.parts]
     is_call = parser.finish_reason(completion.finish_reason) == "tool_calls"
     stop = stop_of(completion, is_call, prepared.body.max_tokens, len(completion.token_ids))
     message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
@@ -96,19 +102,26 @@ def message_of(prepared: PreparedMessage, output: RequestOutput, num_tokens: int
     return AnthropicMessage(prepared.id, prepared.answering_name, [], used)
 
 
-def block_of(part: Part) -> Block:
-    """A complete part as a block."""
-    if part.kind == "text":
-        return TextBlock(part.text)
-    if part.kind == "reasoning":
-        return ThinkingBlock(part.text, signature_of(part))
-    arguments = object_of(part.text)  # {} or as far as they go, if they were cut
-    return ToolUseBlock(call_id(part), part.name, arguments if isinstance(arguments, dict) else {})
+@dataclass(frozen=True)
+class BlockWriter:
+    """Makes blocks of parts. A block of reasoning always has its seal as signature, by which the reasoning comes back;
+    ``omits_thoughts``: its text is left out."""
 
+    seal: Seal
+    omits_thoughts: bool = False
 
-def signature_of(part: Part) -> str:
-    """Not checked when it comes back, but clients send only reasoning that has one."""
-    return hashlib.sha256(part.text.encode("utf-8", "surrogatepass")).hexdigest()
+    def block(self, part: Part) -> Block:
+        """A complete part as a block."""
+        if part.kind == "text":
+            return TextBlock(part.text)
+        if part.kind == "reasoning":
+            return ThinkingBlock("" if self.omits_thoughts else part.text, self.signature(part))
+        arguments = object_of(part.text)  # {} or as far as they go, if they were cut
+        return ToolUseBlock(call_id(part), part.name, arguments if isinstance(arguments, dict) else {})
+
+    def signature(self, part: Part) -> str:
+        """The seal of reasoning that is complete."""
+        return self.seal.close(part.text)
 
 
 def stop_of(completion: CompletionOutput, is_call: bool, asked_tokens: int, num_tokens: int) -> StopDelta:

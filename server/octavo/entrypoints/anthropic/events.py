@@ -10,6 +10,7 @@ from octavo.chat.parts import Part, PartSplitter, Step
 from octavo.entrypoints.anthropic.answers import (
     AnthropicMessage,
     Block,
+    BlockWriter,
     MessageUsage,
     StopDelta,
     TextBlock,
@@ -17,7 +18,6 @@ from octavo.entrypoints.anthropic.answers import (
     ToolUseBlock,
     call_id,
     message_of,
-    signature_of,
     stop_of,
 )
 from octavo.entrypoints.anthropic.prepare import PreparedMessage
@@ -94,16 +94,18 @@ class MessageStop(Struct, tag_field="type", tag="message_stop"):
 Event = BlockStart | BlockDelta | BlockStop
 
 
-def events_of(step: Step) -> list[tuple[str, Event]]:
+def events_of(step: Step, blocks: BlockWriter) -> list[tuple[str, Event]]:
     """The events, each with its name, of one step of a streamed answer."""
     action, part, text = step
+    if action == "add" and part.kind == "reasoning" and blocks.omits_thoughts:
+        return []
     if action == "open":
         return [("content_block_start", BlockStart(part.index, _empty(part)))]
     if action == "add":
         return [("content_block_delta", BlockDelta(part.index, _delta(part, text)))]
     events: list[tuple[str, Event]] = [("content_block_stop", BlockStop(part.index))]
     if part.kind == "reasoning":
-        signature = BlockDelta(part.index, SignatureDelta(signature_of(part)))
+        signature = BlockDelta(part.index, SignatureDelta(blocks.signature(part)))
         events.insert(0, ("content_block_delta", signature))
     return events
 
@@ -127,6 +129,7 @@ class MessageEvents:
         self._prepared = prepared
         self._parser = prepared.new_parser()
         self._splitter = PartSplitter()
+        self._blocks = BlockWriter(prepared.state.seal, prepared.omits_thoughts)
         self._num_tokens = 0
         self._last: RequestOutput | None = None
         self._template: tuple[int, EventTemplate] | None = None  # of text of a block, by its index
@@ -136,19 +139,25 @@ class MessageEvents:
         """Write the events of one output; none if all of its text is held back."""
         _, output = item
         (completion,) = output.outputs
+        if self._prepared.only_warms:  # the token is one that nobody asked for
+            self._last = output
+            return self._start(output)
         self._num_tokens += len(completion.token_ids)
         if self._only_text and self._template is not None and completion.finish_reason is None:
             self._last = output
             return self._template[1].fill(completion.text) if completion.text else b""
         events = b""
         if self._last is None:
-            start = MessageStart(message_of(self._prepared, output, self._num_tokens))
-            events += named_event("message_start", start) + named_event("ping", Ping())
+            events += self._start(output)
         self._last = output
         steps = self._splitter.feed(self._parser.feed(completion))
         if completion.finish_reason is not None:
             steps += self._splitter.finish()
         return events + b"".join(map(self._write_step, steps))
+
+    def _start(self, output: RequestOutput) -> bytes:
+        start = MessageStart(message_of(self._prepared, output, self._num_tokens))
+        return named_event("message_start", start) + named_event("ping", Ping())
 
     def _write_step(self, step: Step) -> bytes:
         action, part, text = step
@@ -156,7 +165,7 @@ class MessageEvents:
             if self._template is None or self._template[0] != part.index:
                 self._template = part.index, EventTemplate(partial(_text_delta, part.index), "content_block_delta")
             return self._template[1].fill(text)
-        return b"".join(named_event(name, event) for name, event in events_of(step))
+        return b"".join(named_event(name, event) for name, event in events_of(step, self._blocks))
 
     def end(self) -> bytes:
         """Write why the answer ended, its usage, and the end."""
@@ -164,6 +173,8 @@ class MessageEvents:
         (completion,) = self._last.outputs
         is_call = self._parser.finish_reason(completion.finish_reason) == "tool_calls"
         stop = stop_of(completion, is_call, self._prepared.body.max_tokens, self._num_tokens)
+        if self._prepared.only_warms:
+            stop = StopDelta("max_tokens", None)
         delta = MessageDelta(stop, message_of(self._prepared, self._last, self._num_tokens).usage)
         return named_event("message_delta", delta) + named_event("message_stop", MessageStop())
 

@@ -30,10 +30,11 @@ class TextBlockParam(_Part):
 
 
 class ThinkingBlockParam(_Part):
-    """Reasoning of an earlier answer."""
+    """Reasoning of an earlier answer. ``signature`` holds it sealed, where the client saw no text."""
 
     type: Literal["thinking"]
     thinking: str
+    signature: str | None = None
 
 
 class RedactedThinkingBlockParam(_Part):
@@ -52,15 +53,10 @@ class ToolUseBlockParam(_Part):
 
 
 class ToolReferenceBlockParam(_Part):
-    """A tool that a search of the client's has found. The model has been told of it, as of all tools."""
+    """A tool that a search of the client's has found."""
 
     type: Literal["tool_reference"]
     tool_name: str
-
-    @property
-    def text(self) -> str:
-        """The text that the model reads."""
-        return self.tool_name
 
 
 class Base64SourceParam(_Part):
@@ -129,16 +125,6 @@ class AssistantMessage(_Part):
     content: Annotated[list[_AssistantBlock], OrText()]
 
 
-class SystemMessage(_Part):
-    """Instructions between other messages."""
-
-    role: Literal["system"]
-    content: Texts
-
-
-InputMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
-
-
 _HOSTED = "web_search|web_fetch|code_execution|tool_search_tool_(?:regex|bm25)"
 
 
@@ -150,6 +136,7 @@ class ToolParam(_Part):
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
+    defer_loading: bool | None = None  # the model is told of it where a search has found it
 
 
 class HostedToolParam(_Part):
@@ -169,6 +156,62 @@ AnyTool = Annotated[
 ]
 
 
+class ToolNameParam(_Part):
+    """A tool of the request."""
+
+    type: Literal["tool_reference"]
+    name: str
+
+
+class ToolDefinitionParam(_Part):
+    """A tool that the request's ``tools`` do not have."""
+
+    type: Literal["tool_definition"]
+    definition: ToolParam
+
+
+class ToolAdditionBlockParam(_Part):
+    """A tool that can be called from here on."""
+
+    type: Literal["tool_addition"]
+    tool: Annotated[
+        Annotated[ToolNameParam | ToolDefinitionParam, Field(discriminator="type")],
+        known_types("tool_reference", "tool_definition"),
+    ]
+
+
+class ToolRemovalBlockParam(_Part):
+    """A tool that cannot be called any more."""
+
+    type: Literal["tool_removal"]
+    tool: Annotated[ToolNameParam, known_types("tool_reference")]
+
+
+_SystemBlock = Annotated[
+    Annotated[TextBlockParam | ToolAdditionBlockParam | ToolRemovalBlockParam, Field(discriminator="type")],
+    known_types("text", "tool_addition", "tool_removal"),
+]
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class TurnConfig(_Part):
+    """What instructions between messages set for the turn that they stand in."""
+
+    effort: Effort | None = None
+
+
+class SystemMessage(_Part):
+    """Instructions between other messages. ``clear_at``: their text goes when the user says something again."""
+
+    role: Literal["system"]
+    content: Annotated[list[_SystemBlock], OrText()] = Field(default_factory=list)
+    clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: TurnConfig | None = None
+
+
+InputMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+
+
 class ChoiceMode(_Part):
     """A mode that allows, demands or forbids calls of tools."""
 
@@ -185,9 +228,12 @@ class ChoiceTool(_Part):
 
 
 class ThinkingParam(_Part):
-    """Lets the model reason first, where its chat template has such a switch. The budget is no limit here."""
+    """Lets the model reason first, where its chat template has such a switch. The budget is no limit here.
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    With "between_tools" it does not: what it says between calls is text.
+    """
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Count | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -202,7 +248,7 @@ class JsonFormat(_Part):
 class OutputConfig(_Part):
     """Effort and form of the answer."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     format: JsonFormat | None = None
 
 
@@ -266,7 +312,7 @@ class MessagesRequest(CountTokensRequest):
 
     CLAMPED: ClassVar[frozenset[str]] = frozenset({"max_tokens"})
 
-    max_tokens: Count
+    max_tokens: Index  # 0: the prompt is computed, so that the cache has it, and the answer is empty
     stop_sequences: Annotated[list[_STOP], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None

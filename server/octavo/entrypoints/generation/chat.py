@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +15,10 @@ from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.sampling_params import SamplingParams
 from octavo.multimodal.items import ImageFeatures
+from octavo.system.logging_setup import log_once
+from octavo.text.messages import num_billing_lines
+
+logger = logging.getLogger(__name__)
 
 _MANY_MESSAGES = 500  # from which checking them is worth a thread
 _LONG_CHAT = 20_000  # characters from which rendering and tokenising is worth a thread
@@ -23,7 +28,10 @@ FindConstraint = Callable[[], Constraint | None]
 
 
 async def read_messages(state: ServerState, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`check_messages`, in a thread for many of them."""
+    """`check_messages`, in a thread for many of them. Lines for billing that it drops are counted."""
+    if lines := num_billing_lines(messages):
+        state.metrics.record_stripped_lines(lines)
+        log_once(logger, logging.INFO, "leaving lines for billing out of instructions (x-anthropic-billing-header)")
     if len(messages) < _MANY_MESSAGES:
         return check_messages(messages)
     checked: list[dict[str, Any]] = await state.engine.run_in_thread(check_messages, messages)

@@ -30,7 +30,7 @@ from octavo.entrypoints.responses.items import (
     size_of,
 )
 from octavo.entrypoints.responses.logprobs import TextLogprobs
-from octavo.entrypoints.responses.prepare import PreparedResponse, sealed
+from octavo.entrypoints.responses.prepare import PreparedResponse
 from octavo.entrypoints.responses.protocol import (
     CustomCallParam,
     FunctionCallParam,
@@ -43,6 +43,7 @@ from octavo.entrypoints.responses.protocol import (
 )
 from octavo.entrypoints.responses.store import StoredResponse
 from octavo.entrypoints.responses.tools import ToolName, custom_input
+from octavo.entrypoints.sealing import Seal
 from octavo.entrypoints.transport.responses import encode_json
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 
@@ -70,8 +71,8 @@ class Answer:
         self.splitter = PartSplitter()
         self._logprobs = TextLogprobs() if body.num_logprobs is not None else None
         summarized = body.reasoning is not None and body.reasoning.summary not in (None, "none")
-        seals = "reasoning.encrypted_content" in (body.include or ())
-        self.items = ItemWriter(prepared.id, prepared.tools.names, summarized, seals, self._logprobs)
+        seal = prepared.state.seal if "reasoning.encrypted_content" in (body.include or ()) else None
+        self.items = ItemWriter(prepared.id, prepared.tools.names, summarized, seal, self._logprobs)
 
     def note_logprobs(self, completion: CompletionOutput) -> None:
         """Take the log-probabilities of new tokens, without those of special tokens, which have no text."""
@@ -164,7 +165,7 @@ def _echo(form: BaseModel) -> dict[str, Any]:
 class ItemWriter:
     """Makes the items of one answer. They have ids of their own, made of the response's.
 
-    ``names``: of the tools, by what the model calls them. ``summarized``: reasoning comes as its summary. ``seals``: it
+    ``names``: of the tools, by what the model calls them. ``summarized``: reasoning comes as its summary. ``seal``: it
     comes as encrypted_content too. ``logprobs``: of tokens in texts, added as the tokens come.
     """
 
@@ -173,12 +174,12 @@ class ItemWriter:
         response_id: str,
         names: Mapping[str, ToolName] | None = None,
         summarized: bool = False,
-        seals: bool = False,
+        seal: Seal | None = None,
         logprobs: TextLogprobs | None = None,
     ) -> None:
         self._suffix = response_id.partition("_")[2]
         self._names = names or {}
-        self.summarized, self._seals = summarized, seals
+        self.summarized, self._seal = summarized, seal
         self._logprobs = logprobs
         self._logprobs_of: dict[int, list[ChatLogprob]] = {}  # of parts, by index
 
@@ -197,7 +198,7 @@ class ItemWriter:
             text = OutputText(part.text, logprobs=list(self._logprobs_of.get(part.index, ())))
             return OutputMessage(self.id_of(part), status, [text])
         if part.kind == "reasoning":
-            sealed_text = sealed(part.text) if self._seals and status != "in_progress" else UNSET
+            sealed_text = self._seal.close(part.text) if self._seal is not None and status != "in_progress" else UNSET
             if self.summarized:
                 return ReasoningItem(self.id_of(part), status, [], [SummaryText(part.text)], sealed_text)
             return ReasoningItem(self.id_of(part), status, [ReasoningText(part.text)], [], sealed_text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from octavo.entrypoints.responses.protocol import (
     JsonSchemaFormatParam,
     MessageParam,
     ReasoningParam,
+    ReasoningTextParam,
     RefusalPartParam,
     ResponsesRequest,
     TextPartParam,
@@ -41,6 +41,7 @@ from octavo.entrypoints.responses.protocol import (
 )
 from octavo.entrypoints.responses.store import ResponseStore
 from octavo.entrypoints.responses.tools import Toolbox, custom_arguments, function_name, toolbox_of
+from octavo.entrypoints.sealing import Seal
 from octavo.entrypoints.tenants import current_tenant
 from octavo.interface.messages import EngineCoreRequest
 from octavo.metrics.stats import Tenant
@@ -50,7 +51,6 @@ from octavo.text.messages import object_of
 _OPTIONS = PromptOptions(add_special_tokens=False)
 _OF_CHATS = {"messages": "input"}
 _INSTRUCTING = ("system", "developer")
-_SEAL = "octavo:"
 
 
 @dataclass
@@ -102,7 +102,7 @@ def store_of(request: Request) -> ResponseStore:
 async def _read(checked: CheckedRequest[Any]) -> tuple[Conversation, list[Item], Toolbox]:
     """The conversation, its messages checked, with its items and tools. Raises APIError."""
     body: InputTokensRequest = checked.body
-    items = _items(checked.http, checked.state.replica_tag, body)
+    items = [opened(item, checked.state.seal) for item in _items(checked.http, checked.state.replica_tag, body)]
     tools = toolbox_of(body.tools, items, len(items) - len(body.input))
     conversation = conversation_of(body, items, tools)
     with naming(_OF_CHATS):
@@ -221,24 +221,16 @@ def content_of(parts: Sequence[TextPartParam | ImagePartParam | RefusalPartParam
 
 
 def reasoning_of(item: ReasoningParam) -> str:
-    """The reasoning of an item: in one of the three places where it may be."""
-    parts = item.content or item.summary
-    return "\n".join(part.text for part in parts) if parts else opened(item.encrypted_content)
+    """The reasoning of an item, in one of the two places where it may be."""
+    return "\n".join(part.text for part in item.content or item.summary or ())
 
 
-def sealed(text: str) -> str:
-    """Reasoning as ``encrypted_content``: a text that clients keep and send back. It is encoded, not secret."""
-    return _SEAL + base64.b64encode(text.encode("utf-8", "surrogatepass")).decode()
-
-
-def opened(content: str | None) -> str:
-    """The reasoning in an ``encrypted_content``; '' in one of another server."""
-    if content is None or not content.startswith(_SEAL):
-        return ""
-    try:
-        return base64.b64decode(content[len(_SEAL) :], validate=True).decode("utf-8", "surrogatepass")
-    except ValueError:
-        return ""
+def opened(item: Item, seal: Seal) -> Item:
+    """The item; of reasoning that is sealed alone, with its text."""
+    if not isinstance(item, ReasoningParam) or item.content or item.summary:
+        return item
+    text = seal.open(item.encrypted_content)
+    return item.model_copy(update={"content": [ReasoningTextParam(type="reasoning_text", text=text)]}) if text else item
 
 
 def _add_to_answer(messages: list[dict[str, Any]], item: Item, where: str) -> None:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.entrypoints.admission import before_drain, was_retried
 from octavo.entrypoints.chat_page import wants_page
-from octavo.entrypoints.errors import APIError
+from octavo.entrypoints.errors import APIError, is_anthropic
 from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState
 from octavo.entrypoints.tenants import read_headers
 from octavo.metrics.tracing import incoming_headers
@@ -66,7 +66,7 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 response_headers = MutableHeaders(scope=message)
-                response_headers.setdefault("x-request-id", request_state["request_id"])
+                _name_request(response_headers, scope, request_state["request_id"])
                 if self.state.phase is Phase.DRAINING:
                     response_headers["connection"] = "close"
             else:
@@ -120,6 +120,12 @@ class RequestMiddleware:
             for known in self._key_hashes:
                 found |= hmac.compare_digest(digest, known)
         return found
+
+
+def _name_request(headers: MutableHeaders, scope: Scope, request_id: str) -> None:
+    headers.setdefault("x-request-id", request_id)
+    if is_anthropic(scope):  # whose clients know it by another name
+        headers.setdefault("request-id", headers["x-request-id"])
 
 
 def _path(scope: Scope) -> str:

@@ -1,0 +1,190 @@
+"""A coding agent's conversation, turn by turn, in the shape that Claude Code gives it: what was computed stays in the
+cache, also behind a search for tools, and thoughts that the client never sees are in the prompt again."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import anthropic
+import pytest
+from support.agent_chats import TEMPLATE
+from support.reciting import Recital, small_tokenizer, write_reciting_model
+
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+WORDS = [
+    "reads",
+    "writes",
+    "lists",
+    "finds",
+    "moves",
+    "the",
+    "a",
+    "file",
+    "folder",
+    "line",
+    "of",
+    "in",
+    "to",
+    "and",
+    "or",
+    "its",
+    "name",
+    "text",
+    "as",
+    "it",
+    "was",
+    "before",
+]
+PROSE = " ".join(WORDS[i * 7 % len(WORDS)] for i in range(120)) + "."
+
+
+def tool(name: str, *texts: str, hint: str = "", deferred: bool = False) -> dict[str, Any]:
+    """``hint`` ends the schema as JSON, so that a search that finds the tool can be a cue."""
+    properties = {text: {"type": "string", "description": f"the {text} to use"} for text in texts}
+    schema = {"type": "object", "properties": properties, "required": [hint or texts[0]]}
+    made = {"name": name, "description": f"{name}: {PROSE[: 60 if deferred else None]}", "input_schema": schema}
+    return {**made, "defer_loading": True} if deferred else made
+
+
+OWN = [tool(name, "path", "text") for name in ("Ask", "Bash", "Edit", "Glob", "Grep", "Read", "ToolSearch", "Write")]
+CLOCK = tool("Clock", "zone", hint="zone of the clock on the wall", deferred=True)
+NOTES = tool("Notes", "title", "body", hint="title of the note as it was", deferred=True)
+SPARE = tool("Spare", "part", deferred=True)
+FOUND = {"clock": CLOCK, "notes": NOTES}
+SYSTEM = "You help with code in a folder. " + PROSE * 20
+ENVIRONMENT = "Folder: /src. Today the user wants the failing test of the parser mended"
+
+
+def call(name: str, **values: str) -> str:
+    written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>"
+
+
+# What ends the prompt of a turn, the thoughts and the text that answer it, and the calls.
+TURNS: list[tuple[str, str, str, list[tuple[str, dict[str, str]]]]] = [
+    (f"{ENVIRONMENT}\n</system-reminder>", "First I look.", "Let me look.", [("Bash", {"path": "ls -la"})]),
+    ("src tests, that is all of the folder", "Two folders, é.", "Two of them.", [("Read", {"path": "src/a.py"})]),
+    ("return 1, the end of the first file", "I need a clock.", "I search.", [("ToolSearch", {"path": "clock"})]),
+    ('zone of the clock on the wall"]}}\n</tools>', "Now I can ask it.", "It is there.", [("Clock", {"zone": "Z"})]),
+    ("noon in the zone that was asked for", "At noon, so.", "", [("Edit", {"path": "a.py", "text": "x = 1\ny = 2"})]),
+    ("edited one line of the first file", "Run it.", "I run it.", [("Bash", {"path": "t"}), ("Grep", {"path": "u"})]),
+    ("one test of nine has failed again", "Not yet.", "Once more.", [("Edit", {"path": "b.py", "text": '<b> & "c"'})]),
+    ("edited two lines of the other file", "And again.", "Again.", [("Bash", {"path": "pytest -q"})]),
+    ("all nine tests have passed this time", "Note it.", "A note.", [("ToolSearch", {"path": "notes"})]),
+    ('title of the note as it was"]}}\n</tools>', "Write it.", "So.", [("Notes", {"title": "ok", "body": "日本\n語"})]),
+    ("the note was written to the last page", "Done.", "The test passes again.", []),
+    ("and what did the clock say, please tell", "It said noon.", "Noon, in zone Z.", []),
+]
+
+
+def spoken(thought: str, text: str, calls: list[tuple[str, dict[str, str]]]) -> str:
+    """As the template writes it behind `<think>`."""
+    return f"{thought}\n</think>\n\n{text}" + "".join("\n\n" + call(name, **values) for name, values in calls)
+
+
+SCRIPTS = {cue: spoken(*said) for cue, *said in TURNS}
+FLAGS = (
+    "--reasoning-parser",
+    "qwen3",
+    "--served-model-name",
+    "reciting",
+    "--kv-cache-memory-bytes",
+    "256MiB",
+    "--max-model-len",
+    "32768",
+    "--default-chat-template-kwargs",
+    '{"preserve_thinking": true}',
+)
+
+
+SPECIAL = ("<|im_start|>", "<|im_end|>")
+
+
+@pytest.fixture(scope="module")
+def reciting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reciting") / "model"
+    texts = [*SCRIPTS, *SCRIPTS.values(), *WORDS, SYSTEM, str(OWN)]
+    write_reciting_model(folder, small_tokenizer(texts, SPECIAL, MARKS), Recital(SCRIPTS, TEMPLATE, "<|im_end|>"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(start, reciting):
+    return start(*FLAGS, model=reciting)
+
+
+class Agent:
+    """Asks as the client does, and answers calls with what the next turn is about."""
+
+    def __init__(self, server: Any) -> None:
+        self.client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+        self.tools = [*OWN, SPARE]
+        first = {"role": "user", "content": [{"type": "text", "text": "Mend the failing test."}]}
+        told = {"role": "system", "content": [{"type": "text", "text": ENVIRONMENT}]}
+        self.messages: list[dict[str, Any]] = [first, told]
+
+    def request(self, turn: int) -> dict[str, Any]:
+        billing = f"x-anthropic-billing-header: cc_version=2.1.{turn}; cc_entrypoint=sdk-cli; cch={turn}a;"
+        return {
+            "model": "reciting",
+            "system": [{"type": "text", "text": text} for text in (billing, "You are an agent.", SYSTEM)],
+            "messages": self.messages,
+            "tools": self.tools,
+            "thinking": {"type": "adaptive", "display": "omitted"},
+        }
+
+    def ask(self, turn: int) -> Any:
+        with self.client.beta.messages.stream(
+            **self.request(turn),
+            max_tokens=32_000,
+            extra_body={
+                "output_config": {"effort": "high"},
+                "temperature": 0,
+                "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            },
+        ) as stream:
+            return stream.get_final_message()
+
+    def go_on(self, answer: Any, ending: str) -> None:
+        """Send the answer back as it came, and results, of which the last ends with the next turn's cue."""
+        blocks = [block.to_dict() for block in answer.content]
+        self.messages.append({"role": "assistant", "content": blocks})
+        calls = [block for block in blocks if block["type"] == "tool_use"]
+        results: list[dict[str, Any]] = [{"type": "text", "text": f"Good; {ending}"}] if not calls else []
+        for at, made in enumerate(calls):
+            content: Any = f"{PROSE[:80]}: {ending}" if at == len(calls) - 1 else PROSE[:40]
+            if made["name"] == "ToolSearch":
+                found = FOUND[made["input"]["path"]]
+                self.tools = sorted([*self.tools, found], key=lambda known: known["name"])
+                content = [{"type": "tool_reference", "tool_name": found["name"]}]
+            results.append({"type": "tool_result", "tool_use_id": made["id"], "content": content})
+        self.messages.append({"role": "user", "content": results})
+
+
+BLOCK = 16
+
+
+def run(agent: Agent) -> list[Any]:
+    """The usage of each turn; every answer is checked."""
+    found = []
+    for turn, (_, _, text, calls) in enumerate(TURNS):
+        answer = agent.ask(turn)
+        thoughts, *rest = [block.to_dict() for block in answer.content]
+        assert (thoughts["type"], thoughts["thinking"]) == ("thinking", "") and thoughts["signature"]
+        said = [block["text"].strip() for block in rest if block["type"] == "text"]
+        assert said == ([text] if text else []), f"turn {turn}"
+        assert [(block["name"], block["input"]) for block in rest if block["type"] == "tool_use"] == calls
+        found.append(answer.usage)
+        if turn + 1 < len(TURNS):
+            agent.go_on(answer, TURNS[turn + 1][0])
+    return found
+
+
+def test_a_conversation_stays_in_the_cache_also_behind_a_search_for_tools(server):
+    usages = run(Agent(server))
+    for before, used in pairwise(usages):
+        prompt = used.cache_read_input_tokens + used.input_tokens
+        assert used.cache_read_input_tokens / prompt >= 0.97
+        known = before.cache_read_input_tokens + before.input_tokens + before.output_tokens
+        assert used.cache_read_input_tokens >= known - BLOCK, "all of the last turn, but for a block that was not full"
