@@ -52,7 +52,7 @@ def _instructions(message: SystemMessage, where: str, tools: Tools, passed: bool
 
 
 def _user(message: UserMessage, where: str, tools: Tools) -> list[dict[str, Any]]:
-    """What the user says, and each tool's result as a message of its own."""
+    """Return what the user says, and each tool's result as a message of its own."""
     found: list[dict[str, Any]] = []
     said: list[str | ImagePart] = []
     for at, block in enumerate(message.content):

@@ -108,7 +108,7 @@ def conversation_of(body: CountTokensRequest, seal: Seal, lists_all: bool = Fals
 
 
 def _effort(body: CountTokensRequest) -> str | None:
-    """That of the turn, which instructions since the user's last message set, or of the request."""
+    """The effort of the turn, which instructions since the user's last message set, or of the request."""
     for message in reversed(body.messages):
         if isinstance(message, UserMessage):
             break

@@ -195,7 +195,7 @@ Effort = Literal["low", "medium", "high", "xhigh", "max"]
 
 
 class TurnConfig(_Part):
-    """What instructions between messages set for the turn that they stand in."""
+    """Options that instructions between messages set for the turn that they stand in."""
 
     effort: Effort | None = None
 

@@ -41,7 +41,7 @@ class Tools:
 
     @property
     def functions(self) -> list[dict[str, Any]]:
-        """Those in force behind the messages that have been read."""
+        """The tools in force behind the messages that have been read."""
         return [function_of(tool) for tool, _ in self._in_force]
 
     @property
