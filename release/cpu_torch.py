@@ -31,7 +31,7 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct(
     "<IIQQQQQQ"
 )  # type, flags, offset, address, physical address, bytes in file, in memory, alignment
-_OF_THE_SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d+|ld-linux.*")
+_LIBRARY_OF_NVIDIA = re.compile(r"lib(cu|nccl|nv)[\w-]*\.so\.\d+")  # all else, libz of arm64's, is the system's
 _OF_NVIDIA = re.compile(r"(__cuda|cu[a-z]*[A-Z]|cublas|cudnn|cufft|curand|cusparse|nccl|nvrtc|nvshmem|nvtx)")
 
 
@@ -174,7 +174,7 @@ def strip(site: Path) -> None:
     libraries = sorted(folder.glob("*.so*"))
     asked = set().union(*map(needed, libraries))
     there = {path.name for path in libraries}
-    stubs = sorted(name for name in asked - there if not _OF_THE_SYSTEM.fullmatch(name))
+    stubs = sorted(name for name in asked - there if _LIBRARY_OF_NVIDIA.fullmatch(name))
     found = asked_of_nvidia(libraries, stubs)
     for library in libraries:
         before = library.stat().st_size

@@ -60,3 +60,22 @@ def test_torch_works_without_its_code_for_gpus_and_nvidias_libraries(tmp_path: P
     ran = subprocess.run([python, "-S", "-c", WORK], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert "No CUDA GPUs are available" in ran.stdout
+
+
+@pytest.mark.skipif(not (shutil.which("readelf") and shutil.which("cc")), reason="needs readelf and a C compiler")
+def test_libraries_of_the_system_get_nothing_in_their_place(tmp_path: Path) -> None:
+    """Else `import zlib` would find an empty libz: torch for arm64 is linked with it."""
+    folder = tmp_path / "torch/lib"
+    folder.mkdir(parents=True)
+    needed = ["libcudart.so.13", "libnccl.so.2", "libnvshmem_host.so.3", "libz.so.1", "libgfortran.so.5"]
+    for name in needed:
+        subprocess.run(
+            ["cc", "-shared", f"-Wl,-soname,{name}", "-x", "c", "/dev/null", "-o", folder / name], check=True
+        )
+    links = ["-x", "none", "-Wl,--no-as-needed", *(folder / name for name in needed)]
+    subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", folder / "libtorch_cpu.so", *links], check=True)
+    for name in needed:
+        (folder / name).unlink()
+    done = subprocess.run([sys.executable, ROOT / "release/cpu_torch.py", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in folder.iterdir()} == {"libtorch_cpu.so", *needed[:3]}
