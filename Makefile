@@ -138,6 +138,9 @@ sbom: $(RELEASE)/.installed  ## bills of materials (CycloneDX) of the images and
 release-check:  ## whether one version is named everywhere; ARGS=v0.2.0: whether that tag can be published
 	$(PYTHON) release/check.py $(ARGS)
 
+release-pins: $(BIN)/uv  ## whether every pin of an image is there as a wheel for x86-64 and arm64 (asks the package index)
+	$(BIN)/python release/pins.py
+
 # A process a file, all at once: a cold cache means hundreds of kernels to compile, and one process compiles on one core.
 test-gpu:  ## the GPU's tests: torch, transformers, hypothesis, pytest suffice; TESTS=path and ARGS="-k name" choose
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(words $(TESTS)) $(TESTS:%=on-gpu/%)

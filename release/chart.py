@@ -1,8 +1,8 @@
 """`make chart`: the Helm chart as it is published, a file for `helm push`.
 
 The chart in the tree refuses its default images, which nobody can pull before there is a release. The published one
-does not. Its links lead to the pages of its version, its values hold the images' digests (``--digest`` gives them), and
-its annotations tell ArtifactHub which images those are. The same commit makes the same bytes.
+does not. Its links lead to the pages of its version. Its annotations tell ArtifactHub, and the templates, which images
+were published with it and by which digests (``--digest`` gives them). The same commit makes the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts/octavo"
-IMAGES = ("operator", "server", "router")
+IMAGES = ("operator", "server", "server-cpu", "router")
+REGISTRY = "ghcr.io/octavo-dev"
 UNPUBLISHED = "octavo.dev/unpublished"
 OF_MAIN = re.compile(r"(https://(?:github|raw\.githubusercontent)\.com/octavo-dev/octavo/(?:blob/|raw/|))main/")
 INSTALL = """```sh
@@ -41,9 +42,7 @@ def stage(folder: Path, digests: dict[str, str] | None = None) -> Path:
     version = str(described["version"])
     annotations = described["annotations"]
     del annotations[UNPUBLISHED]
-    values = chart / "values.yaml"
-    values.write_text(with_digests(values.read_text(), digests or {}))
-    annotations["artifacthub.io/images"] = yaml.safe_dump(images(yaml.safe_load(values.read_text()), version))
+    annotations["artifacthub.io/images"] = yaml.safe_dump(images(version, digests or {}), sort_keys=False)
     (chart / "Chart.yaml").write_text(yaml.safe_dump(described, sort_keys=False, width=120))
     readme = chart / "README.md"
     readme.write_text(published_readme(readme.read_text()))
@@ -62,28 +61,15 @@ def published_readme(text: str) -> str:
     return re.sub(r"\]\(\.\./\.\./", "](https://github.com/octavo-dev/octavo/blob/main/", text)
 
 
-def with_digests(values: str, digests: dict[str, str]) -> str:
-    """values.yaml with the digests of its default images. Raises ValueError for one that it does not name."""
-    for name, digest in digests.items():
-        if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            raise ValueError(f"{name}: {digest!r} is no digest")
-        values, count = re.subn(
-            rf'(repository: \S+/octavo-{name}\n(?:.*\n){{,4}}?\s*digest: )""', rf'\g<1>"{digest}"', values
-        )
-        if count != 1:
-            raise ValueError(f"values.yaml has no image octavo-{name} without a digest")
-    return values
-
-
-def images(values: dict[str, Any], version: str) -> list[dict[str, str]]:
-    """The chart's default images, for ArtifactHub."""
-    parts = (values["image"], values["engine"]["image"], values["router"]["image"])
+def images(version: str, digests: dict[str, str]) -> list[dict[str, Any]]:
+    """The images that are published with the chart, as ArtifactHub has them, by digest where it is known."""
     return [
         {
-            "name": one["repository"].rpartition("/")[2],
-            "image": f"{one['repository']}@{one['digest']}" if one["digest"] else f"{one['repository']}:{version}",
+            "name": f"octavo-{name}",
+            "image": f"{REGISTRY}/octavo-{name}" + (f"@{digests[name]}" if name in digests else f":{version}"),
+            "platforms": ["linux/amd64", "linux/arm64"],
         }
-        for one in parts
+        for name in IMAGES
     ]
 
 
@@ -107,10 +93,12 @@ def pack(chart: Path, out: Path) -> Path:
 
 
 def digest_of(text: str) -> tuple[str, str]:
-    """`server=sha256:...` as name and digest."""
+    """`server=sha256:...` as name and digest. Raises ArgumentTypeError."""
     name, _, digest = text.partition("=")
     if name not in IMAGES:
         raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(IMAGES)}")
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise argparse.ArgumentTypeError(f"{name}: {digest!r} is no digest")
     return name, digest
 
 
@@ -121,11 +109,7 @@ def main() -> int:
     parser.add_argument("--digest", type=digest_of, action="append", default=[], metavar="IMAGE=sha256:...")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        try:
-            print(pack(stage(Path(scratch), dict(arguments.digest)), arguments.out))
-        except ValueError as error:
-            print(f"release: {error}", file=sys.stderr)
-            return 1
+        print(pack(stage(Path(scratch), dict(arguments.digest)), arguments.out))
     return 0
 
 

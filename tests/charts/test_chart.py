@@ -79,7 +79,11 @@ def test_the_operator_understands_what_it_is_told(name: str) -> None:
     env = {variable["name"]: variable.get("value", "x") for variable in container(objects)["env"]}
     config = OperatorConfig.from_environment(env)
     assert config.watch_namespaces == (("a", "b") if name == "namespaced" else ())
-    assert config.image_pull_secrets == (("y", "z") if name == "secrets" else ())
+    assert config.image_pull_secrets == {
+        "secrets": ("y", "z"),
+        "secrets-as-kubernetes-has-them": ("y", "z"),
+        "registry": ("g",),
+    }.get(name, ())
     assert config.cluster_assigned_ids is (name == "openshift")
     assert config.allow_privileged_pods is config.allow_snippet_annotations is (name == "trusting")
     assert config.defaults == Defaults()
@@ -267,11 +271,11 @@ def test_unknown_keys_are_refused_at_every_level() -> None:
     schema, _ = schema_and_values()
     places = dict(every_object(schema))
     assert len(places) > 30
-    # What a chart that has this one as a part calls global is not ours to know.
+    # What else a chart that has this one as a part calls global is not ours to know.
     open_ones = {path for path, one in places.items() if one.get("additionalProperties", True) is True}
     assert open_ones == {"/properties/global"}
     for path, one in places.items():
-        if (more := one["additionalProperties"] if path not in open_ones else False) is not False:
+        if path not in open_ones and (more := one["additionalProperties"]) is not False:
             assert "properties" not in one and more, (
                 f"{path}: a map has values of one type, or named keys and no others"
             )
@@ -303,7 +307,7 @@ def test_schema_values_and_templates_know_the_same_values() -> None:
             theirs = ("affinity", "resources", "defaults.scheduling")
             if isinstance(value, dict) and "properties" in one and here not in theirs:
                 yield from compare(one, value, f"{here}.")
-        assert set(given) == set(described.get("properties", {})) - {"global"}, path
+        assert set(given) == set(described.get("properties", {})), path
 
     known = set(compare(schema, values, ""))
     texts = [path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file()]
@@ -400,6 +404,47 @@ def test_a_budget_is_there_for_several_operators(replicas: int, count: int) -> N
     assert len(budgets) == count
     assert all(one["spec"]["maxUnavailable"] == 1 for one in budgets)
     assert not of_kind(rendered(f"replicas={replicas}", "podDisruptionBudget.enabled=false"), "PodDisruptionBudget")
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ((), ()),
+        (("imagePullSecrets={x}",), ("x",)),
+        (("imagePullSecrets[0].name=x", "imagePullSecrets[1]=y", "global.imagePullSecrets={y,z}"), ("y", "z", "x")),
+        (("global=null", "imagePullSecrets=null"), ()),
+    ],
+)
+def test_secrets_for_pulling_are_named_once_in_every_pod(settings: tuple[str, ...], names: tuple[str, ...]) -> None:
+    objects = rendered(*settings)
+    for pod in (of_kind(objects, "Deployment")[0]["spec"]["template"]["spec"], of_kind(objects, "Pod")[0]["spec"]):
+        assert pod.get("imagePullSecrets", []) == [{"name": name} for name in names]
+
+
+@pytest.mark.parametrize(
+    ("registry", "repository", "image"),
+    [
+        ("registry.example.com:5000/mirror", None, "registry.example.com:5000/mirror/octavo-dev/octavo-{}"),
+        ("registry.example.com", "a.b:443/c/octavo-{}", "registry.example.com/c/octavo-{}"),
+        ("registry.example.com", "localhost/octavo-{}", "registry.example.com/octavo-{}"),
+        ("registry.example.com", "mine/octavo-{}", "registry.example.com/mine/octavo-{}"),
+        ("registry.example.com", "octavo-{}", "registry.example.com/octavo-{}"),
+        ("", "mine/octavo-{}", "mine/octavo-{}"),
+    ],
+)
+def test_one_value_names_the_registry_of_every_image(registry: str, repository: str | None, image: str) -> None:
+    parts = {"operator": "image", "server": "engine.image", "router": "router.image"}
+    given = [f"{key}.repository={repository.format(part)}" for part, key in parts.items()] if repository else []
+    objects = rendered(f"global.imageRegistry={registry}", *given)
+    env = {variable["name"]: variable.get("value") for variable in container(objects)["env"]}
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    used = {
+        container(objects)["image"],
+        of_kind(objects, "Pod")[0]["spec"]["containers"][0]["image"],
+        env["OCTAVO_ENGINE_IMAGE"],
+        env["OCTAVO_ROUTER_IMAGE"],
+    }
+    assert used == {f"{image.format(part)}:{version}" for part in parts}
 
 
 def test_images_are_taken_by_digest() -> None:

@@ -5,6 +5,7 @@ That of the tree refuses the images that nobody can pull yet.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import socket
@@ -25,7 +26,7 @@ from support.chart_values import published, release_chart
 
 ROOT = Path(__file__).parents[2]
 TREE = ROOT / "charts/octavo"
-DIGESTS = {name: "sha256:" + letter * 64 for name, letter in (("operator", "a"), ("server", "b"), ("router", "c"))}
+DIGESTS = {name: f"sha256:{number:064x}" for number, name in enumerate(("operator", "server", "server-cpu", "router"))}
 REPOSITORIES = ("image.repository", "engine.image.repository", "router.image.repository")
 
 needs_helm = pytest.mark.skipif(not binaries.are_built(), reason="Helm is one of the rig's programs: `make cluster`")
@@ -44,6 +45,7 @@ def test_the_tree_refuses_its_default_images_in_a_sentence() -> None:
     one_left = [f"--set={name}=registry.example.com/x" for name in REPOSITORIES[1:]]
     done = helm("template", "release", str(TREE), *one_left)
     assert done.returncode != 0 and "set image.repository, or" in done.stderr
+    assert helm("template", "release", str(TREE), "--set=global.imageRegistry=ghcr.io").returncode != 0
 
 
 @needs_helm
@@ -54,6 +56,7 @@ def test_the_tree_refuses_its_default_images_in_a_sentence() -> None:
         pytest.param(
             [f"{name.replace('repository', 'digest')}={DIGESTS['server']}" for name in REPOSITORIES], id="digests"
         ),
+        pytest.param(["global.imageRegistry=registry.example.com"], id="a registry of mine"),
         pytest.param(["replicas=0"], id="nobody pulls them"),
     ],
 )
@@ -90,12 +93,38 @@ def everything(chart: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "digest", "why"),
-    [("server", "sha256:1", "is no digest"), ("sever", DIGESTS["server"], "no image octavo-sever")],
+    ("given", "why"),
+    [("server=sha256:1", "is no digest"), (f"sever={DIGESTS['server']}", "is none of")],
 )
-def test_a_digest_of_nothing_is_refused(name: str, digest: str, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        release_chart().with_digests((TREE / "values.yaml").read_text(), {name: digest})
+def test_a_digest_of_nothing_is_refused(given: str, why: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=why):
+        release_chart().digest_of(given)
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("settings", "image"),
+    [
+        ((), f"ghcr.io/octavo-dev/octavo-server@{DIGESTS['server']}"),
+        (
+            ("engine.image.repository=ghcr.io/octavo-dev/octavo-server-cpu",),
+            f"ghcr.io/octavo-dev/octavo-server-cpu@{DIGESTS['server-cpu']}",
+        ),
+        (("engine.image.tag=0.1",), "ghcr.io/octavo-dev/octavo-server:0.1"),
+        (("engine.image.repository=mine/octavo-server",), "mine/octavo-server:VERSION"),
+        (("global.imageRegistry=mirror.example.com",), "mirror.example.com/octavo-dev/octavo-server:VERSION"),
+        ((f"engine.image.digest={DIGESTS['router']}",), f"ghcr.io/octavo-dev/octavo-server@{DIGESTS['router']}"),
+    ],
+)
+def test_the_digest_that_was_published_is_that_of_the_published_image_alone(
+    settings: tuple[str, ...], image: str, tmp_path: Path
+) -> None:
+    """Someone's own tag, copy or build has another, which only they know."""
+    chart = release_chart().stage(tmp_path, DIGESTS)
+    done = helm("template", "release", str(chart), *(f"--set={one}" for one in settings))
+    assert done.returncode == 0, done.stderr
+    version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
+    assert f'value: "{image.replace("VERSION", version)}"\n' in done.stdout
 
 
 def test_the_same_commit_makes_the_same_bytes(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ NOT_RUN = {
     "octavo run": "talks until the input ends",
     "pip install": "changes the environment",
     "docker run": "needs Docker",
+    "cosign": "asks a registry and a log of signatures",
+    "gh": "asks the forge",
     "git": "needs a change",
     "export": "sets what the commands below it use",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def test_it_makes_what_the_makefile_can_make() -> None:
     targets = set(re.findall(r"^([\w-]+):", MAKEFILE, re.MULTILINE))
     run = "\n".join(step.get("run", "") for job in JOBS for step in steps(job))
     made = set(re.findall(r"\bmake ([\w-]+)", run))
-    assert made == {"release-check", "wheel", "try-wheel", "chart", "sbom"}
+    assert made == {"release-check", "release-pins", "wheel", "try-wheel", "chart", "sbom"}
     assert made <= targets
 
 
@@ -57,6 +58,23 @@ def test_every_image_is_built_on_both_architectures_without_emulation() -> None:
     assert build["with"]["sbom"] is True and build["with"]["provenance"] == "mode=max"
     arguments = {line.partition("=")[0] for line in build["with"]["build-args"].split("\n") if line}
     assert arguments == {"BASE", "VERSION", "REVISION"}
+    (told,) = re.findall(r"for image in ([\w -]+); do", "".join(step.get("run", "") for step in steps("publish-chart")))
+    assert told.split() == images, "the chart names every image by its digest"
+
+
+def test_pins_are_asked_for_as_the_images_install_them() -> None:
+    dockerfile = re.sub(r" *\\\n *", " ", (ROOT / "Dockerfile").read_text())
+    installed = re.findall(r"uv pip install ([^|&\n]*?)-r (?:/opt/octavo)?/requirements/(\w+)\.txt", dockerfile)
+    spec = importlib.util.spec_from_file_location("pins", ROOT / "release/pins.py")
+    assert spec is not None and spec.loader is not None
+    pins = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pins)
+    assert {name: ["--no-deps"] if "--no-deps" in flags else [] for flags, name in installed} | {
+        "build": []
+    } == pins.PINS
+    assert ("--no-deps" in pins.command("serve", "aarch64", "/x")) and all(
+        f"--python-platform={one}-manylinux_2_36" in pins.command("router", one, "/x") for one in pins.ARCHITECTURES
+    )
 
 
 def test_nothing_is_published_before_it_is_tested_and_all_of_it_is_signed() -> None:
@@ -72,6 +90,14 @@ def test_nothing_is_published_before_it_is_tested_and_all_of_it_is_signed() -> N
         assert any("attest-build-provenance" in step.get("uses", "") for step in steps(job))
     (pypi,) = (step for step in steps("publish-wheels") if "pypi-publish" in step.get("uses", ""))
     assert pypi["with"] == {"attestations": True} and JOBS["publish-wheels"]["permissions"] == {"id-token": "write"}
+
+
+def test_users_are_told_who_signs() -> None:
+    told = (ROOT / "docs/install.md").read_text()
+    signers = re.findall(
+        r'--certificate-identity "https://github\.com/octavo-dev/octavo/(\S+)@refs/tags/v\$VERSION"', told
+    )
+    assert {ROOT / one for one in signers} == {WORKFLOWS / "release.yml"}
 
 
 def test_the_tests_of_a_release_are_those_of_a_change() -> None:

@@ -52,4 +52,10 @@ MATRIX: dict[str, list[str]] = {
     "following": ["engine.imagePolicy=Follow", "engine.imageRollouts=3"],
     "openshift": ["clusterAssignedIds=true"],
     "secrets": ["imagePullSecrets={x}", "engine.imagePullSecrets={y,z}"],
+    "secrets-as-kubernetes-has-them": [
+        "imagePullSecrets[0].name=x",
+        "engine.imagePullSecrets[0].name=y",
+        "engine.imagePullSecrets[1]=z",
+    ],
+    "registry": ["global.imageRegistry=registry.example.com:5000/mirror", "global.imagePullSecrets[0].name=g"],
 }

@@ -53,25 +53,55 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end -}}
 
-{{- /* Image by digest, otherwise tag, otherwise the chart's appVersion. Takes (list image context). */ -}}
-{{- define "octavo.image" -}}
-{{- $image := index . 0 -}}{{- $context := index . 1 -}}
-{{- if $image.digest -}}
-{{- printf "%s@%s" $image.repository $image.digest -}}
-{{- else -}}
-{{- printf "%s:%s" $image.repository (default $context.Chart.AppVersion $image.tag) -}}
+{{- /* Repository of an image; global.imageRegistry takes the place of its registry. Takes (list image context). */ -}}
+{{- define "octavo.repository" -}}
+{{- $repository := (index . 0).repository -}}{{- $registry := ((index . 1).Values.global).imageRegistry -}}
+{{- if $registry -}}
+{{- $first := first (splitList "/" $repository) -}}
+{{- if and (contains "/" $repository) (or (regexMatch "[.:]" $first) (eq $first "localhost")) -}}
+{{- $repository = trimPrefix (printf "%s/" $first) $repository -}}
 {{- end -}}
+{{- $repository = printf "%s/%s" $registry $repository -}}
+{{- end -}}
+{{- $repository -}}
+{{- end -}}
+
+{{- /* Image by digest, otherwise tag, otherwise what was published with this chart: by digest where that is known, else
+       the chart's appVersion. Takes (list image context). */ -}}
+{{- define "octavo.image" -}}
+{{- $image := index . 0 -}}{{- $context := index . 1 -}}{{- $repository := include "octavo.repository" . -}}
+{{- $digest := $image.digest -}}
+{{- if not (or $digest $image.tag) -}}
+{{- range (index $context.Chart.Annotations "artifacthub.io/images") | default "" | fromYamlArray -}}
+{{- if hasPrefix (printf "%s@" $repository) .image -}}{{- $digest = last (splitList "@" .image) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $digest -}}
+{{- printf "%s@%s" $repository $digest -}}
+{{- else -}}
+{{- printf "%s:%s" $repository (default $context.Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Names of Secrets, given by name or as Kubernetes has them ({name: x}), with those of global.imagePullSecrets; a
+       list in JSON. Takes (list secrets context). */ -}}
+{{- define "octavo.pullSecrets" -}}
+{{- $names := list -}}
+{{- range concat (default list ((index . 1).Values.global).imagePullSecrets) (default list (index . 0)) -}}
+{{- if kindIs "map" . -}}{{- $names = append $names .name -}}{{- else -}}{{- $names = append $names . -}}{{- end -}}
+{{- end -}}
+{{- uniq $names | toJson -}}
 {{- end -}}
 
 {{- /* Fails where pods would wait for images that nobody has published. Without replicas none is pulled. */ -}}
 {{- define "octavo.checkImages" -}}
 {{- if and (index .Chart.Annotations "octavo.dev/unpublished") (gt (int .Values.replicas) 0) -}}
-{{- $values := list -}}
+{{- $values := list -}}{{- $context := . -}}
 {{- range $name, $image := dict "image" .Values.image "engine.image" .Values.engine.image "router.image" .Values.router.image -}}
-{{- if and (hasPrefix "ghcr.io/octavo-dev/" $image.repository) (not $image.digest) -}}{{- $values = append $values (printf "%s.repository" $name) -}}{{- end -}}
+{{- if and (hasPrefix "ghcr.io/octavo-dev/" (include "octavo.repository" (list $image $context))) (not $image.digest) -}}{{- $values = append $values (printf "%s.repository" $name) -}}{{- end -}}
 {{- end -}}
 {{- if $values -}}
-{{- fail (printf "the default images of %s are not published: build and push yours (make image IMAGE_PREFIX=registry.example.com/octavo) and set %s, or install a published chart" .Chart.Version (join ", " $values)) -}}
+{{- fail (printf "the default images of %s are not published: build and push yours (make image IMAGE_PREFIX=registry.example.com/octavo-dev) and set %s, or global.imageRegistry=registry.example.com for all, or install a published chart" .Chart.Version (join ", " $values)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
