@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter
-from support.family_cases import DEEPSEEK, FAMILY_CASES, SMALL, rope
+from support.family_cases import DEEPSEEK, FAMILY_CASES, QWEN3_5, QWEN3_5_MOE, SMALL, rope
 from support.family_cases import GROUPS as GROUP_LIMITED
 from support.gguf_files import NAMES, add_byte_level_vocabulary, interleave, write_metadata
 from support.tiny_models import make_model
@@ -23,7 +23,8 @@ class Layout:
 
     ``names``: parts of names that differ from Llama's. ``metadata``: beside the common keys. ``rows``: how those of q
     and k, or of all three in one tensor, are brought into another order ("halves" of heads in turn; "groups" of heads
-    that share a key taken apart; "latent": keys and values of latents apart).
+    that share a key taken apart; "latent": keys and values of latents apart; "tiled": of gated delta nets, the first
+    value head of every key head before the second ones).
     """
 
     arch: str
@@ -73,6 +74,16 @@ FALCON = DENSE | {
     "ln_mlp": "attn_norm",
     "self_attention.query_key_value": "attn_qkv",
     "self_attention.dense": "attn_output",
+}
+HYBRID_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
 }
 GRANITE = {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 7.0}
 FALCON_40B = SMALL | {"alibi": False, "bias": False, "new_decoder_architecture": True, "num_kv_heads": 2}
@@ -149,6 +160,21 @@ DEEPSEEK_YARN = (
 OLMOE = SMALL | {"num_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 4}
 NEOX_KEYS = {"rope.dimension_count": 6, "use_parallel_residual": True, "attention.head_count_kv": 4}
 STABLELM_KEYS = {"rope.dimension_count": 4, "use_parallel_residual": True}  # as llama.cpp writes for both
+HYBRID = QWEN3_5 | {"linear_value_head_dim": 16} | rope("default", partial_rotary_factor=0.25)
+HYBRID_KEYS = {
+    "rope.dimension_count": 8,
+    "rope.dimension_sections": [2, 1, 1, 0],
+    "full_attention_interval": 4,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 64,
+}
+THRICE = ["full_attention", *["linear_attention"] * 3]
+HYBRID_MOE = QWEN3_5_MOE | {"linear_value_head_dim": 16} | rope("default", partial_rotary_factor=0.25)
+HYBRID_MOE_KEYS = HYBRID_KEYS | SPARSE | {"expert_shared_feed_forward_length": 36}
+HYBRID_MTP_KEYS = HYBRID_KEYS | {"block_count": 5, "nextn_predict_layers": 1}
 LAYOUTS = {
     "granite": Layout("granite", "granite", {}, GRANITE, "halves"),
     "granite4": Layout("granite", "granite4-dense", {"shared_mlp.output_linear": "ffn_down"}, GRANITE, "halves"),
@@ -183,6 +209,21 @@ LAYOUTS = {
     "deepseek2-first": Layout("deepseek2", ("DeepseekV2Config", SMALL | DEEPSEEK), LATENT_NAMES, LATENT | LORA),
     "deepseek2-groups": Layout("deepseek2", GROUPED, LATENT_NAMES, ABSORBED | GROUPS, "latent"),
     "deepseek3": Layout("deepseek2", DEEPSEEK_YARN, LATENT_NAMES, ABSORBED | SIGMOID | YARN, "latent"),
+    "qwen35": Layout("qwen35", ("Qwen3_5TextConfig", HYBRID), HYBRID_NAMES, HYBRID_KEYS, "tiled"),
+    "qwen35-mtp": Layout("qwen35", ("Qwen3_5TextConfig", HYBRID), HYBRID_NAMES, HYBRID_MTP_KEYS, "tiled"),
+    "qwen35-thrice": Layout(
+        "qwen35",
+        ("Qwen3_5TextConfig", HYBRID | {"linear_num_value_heads": 6, "layer_types": THRICE}),
+        HYBRID_NAMES,
+        HYBRID_KEYS
+        | {
+            "ssm.time_step_rank": 6,
+            "ssm.inner_size": 96,
+            "attention.recurrent_layers": [kind == "linear_attention" for kind in THRICE],
+        },
+        "tiled",
+    ),
+    "qwen35moe": Layout("qwen35moe", ("Qwen3_5MoeTextConfig", HYBRID_MOE), HYBRID_NAMES, HYBRID_MOE_KEYS, "tiled"),
     "falcon": Layout("falcon", "falcon-7b", FALCON, {"attention.head_count_kv": 1}, "groups"),
     "falcon-40b": Layout("falcon", ("FalconConfig", FALCON_40B), FALCON, {}, "groups"),
 }
@@ -230,21 +271,45 @@ def write_family(path: Path, model: PreTrainedModel, layout: Layout) -> None:
             values = tensor.float().numpy()
             if arch == "gpt2" and layer and values.ndim == 2:
                 values = np.ascontiguousarray(values.T)
+            leaf = kind
+            if layout.rows == "tiled":
+                kind, values = _as_ggml(name, kind, values, config)
             if not layer:
                 writer.add_tensor(f"{names[base]}.{kind}", values)
                 continue
-            part = layer[2]
+            part = {"A_log": "ssm_a", "dt_bias": "ssm_dt"}.get(leaf, layer[2])
             if values.ndim == 3:  # of all experts
                 part, kind = f"{part}.{kind}", "weight"
             elif kind == "e_score_correction_bias":
                 part, kind = "exp_probs_b", "bias"
             for own, rows in _parts(part, values, layout, config):
-                writer.add_tensor(f"blk.{layer[1]}.{names.get(own, own)}.{kind}", rows)
+                writer.add_tensor(".".join(filter(None, ("blk", layer[1], names.get(own, own), kind))), rows)
         if "nextn_predict_layers" in layout.metadata:  # whose tensors nobody reads
             writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.zeros((4, 4), np.float32))
 
     values = {f"{arch}.{key}": value for key, value in metadata(config, layout.metadata).items()}
     write_metadata(path, arch, values, fill)
+
+
+def _as_ggml(name: str, kind: str, values: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
+    """A hybrid's tensor in llama.cpp's numbers: whole norms, rates of decay, and value heads that take turns."""
+    if "norm" in name and "linear_attn" not in name:
+        return kind, values + 1.0
+    part, keys = name.rpartition("linear_attn.")[2], config.linear_num_key_heads
+
+    def tiled(of_heads: np.ndarray) -> np.ndarray:
+        apart = of_heads.reshape(keys, config.linear_num_value_heads // keys, -1, *of_heads.shape[1:])
+        return np.ascontiguousarray(apart.swapaxes(0, 1)).reshape(of_heads.shape)
+
+    if part == "A_log":
+        return "", tiled(-np.exp(values))
+    if part == "out_proj.weight":
+        return kind, np.ascontiguousarray(tiled(values.T).T)
+    if part in ("in_proj_qkv.weight", "conv1d.weight"):
+        first = 2 * keys * config.linear_key_head_dim
+        return kind, np.concatenate([values[:first], tiled(values[first:])]).reshape(len(values), -1)
+    is_by_head = part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "dt_bias")
+    return ("bias" if part == "dt_bias" else kind), tiled(values) if is_by_head else values
 
 
 def _parts(part: str, values: np.ndarray, layout: Layout, config: Any) -> Iterator[tuple[str, np.ndarray]]:

@@ -18,6 +18,8 @@ from octavo.gguf.families import (
 )
 from octavo.gguf.gemma import gemma_fields
 from octavo.gguf.header import GGUFFile, TensorInfo
+from octavo.gguf.hybrids import NAMES as STATE_NAMES
+from octavo.gguf.hybrids import hybrid_fields
 from octavo.gguf.pooling import answer_words
 from octavo.interface.config_checks import shown_value
 from octavo.interface.model_config import check_config
@@ -57,6 +59,10 @@ _NAMES = {  # config.json's field -> metadata key
     "hidden_size_per_layer_input": "{arch}.embedding_length_per_layer_input",
     "altup_num_inputs": "{arch}.altup.num_inputs",
     "altup_active_idx": "{arch}.altup.active_idx",
+    "shared_expert_intermediate_size": "{arch}.expert_shared_feed_forward_length",
+    "full_attention_interval": "{arch}.full_attention_interval",
+    "layer_types": "{arch}.attention.recurrent_layers",
+    **{field: f"{{arch}}.{key}" for field, key in STATE_NAMES.items()},
     "eos_token_id": "tokenizer.ggml.eos_token_id",
     "vocab_size": "rows of token_embd.weight",
 }
@@ -85,7 +91,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "architectures": [class_name],
         "model_type": model_type,
         "hidden_size": _stated(file, "embedding_length"),
-        "intermediate_size": _stated(file, "feed_forward_length"),
+        "intermediate_size": _stated(file, "feed_forward_length", *([None] if arch == "qwen35moe" else [])),
         "num_hidden_layers": _stated(file, "block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": _stated(file, "attention.head_count_kv", heads),
@@ -108,6 +114,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if arch.startswith("gemma"):
         config |= _gemma(file, heads)
     config |= family_fields(file) | expert_fields(file) | (latent := latent_fields(file))
+    config |= hybrid_fields(file)
     config |= gemma_fields(file, config["num_hidden_layers"])
     config = check_config(config, str(file.path), lambda field: _NAMES.get(field, field).format(arch=arch))
     _check_vocabulary(file, config["vocab_size"])

@@ -34,6 +34,8 @@ ARCHITECTURES = {
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
     "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM"),
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    "qwen35": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+    "qwen35moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
     "olmoe": ("olmoe", "OlmoeForCausalLM"),
     "granitemoe": ("granitemoe", "GraniteMoeForCausalLM"),
     "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
@@ -44,8 +46,10 @@ ARCHITECTURES = {
 }
 # Architectures whose files hold the two halves of each query and key head interleaved.
 INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe"}
+# Architectures with gated delta nets; `hybrids` looks at what they keep.
+HYBRIDS = {"qwen35", "qwen35moe"}
 # Architectures in which part of each head is turned.
-PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm"}
+PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm", *HYBRIDS}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", **_MLP}
 _FUSED_GATE = {"ffn_up": "mlp.gate_up_proj"}
@@ -58,6 +62,19 @@ _EMBEDDED = {  # what an embedding of each layer's own passes
     "inp_gate": "per_layer_input_gate",
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
+}
+_GATED_DELTA_NETS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.rate",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
 }
 # Numbers that may differ from layer to layer; `gemma` looks at them.
 BY_LAYER = {"gemma4": {"feed_forward_length", "attention.head_count_kv"}}
@@ -97,6 +114,7 @@ TENSORS: dict[str, dict[str, str]] = {
     "starcoder2": _MLP,
     "glm4": {**_FUSED_GATE, "post_attention_norm": "attention_output_norm", "post_ffw_norm": "mlp_output_norm"},
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
+    **dict.fromkeys(HYBRIDS, _GATED_DELTA_NETS),
     "gpt2": _FUSED,
     "gptneox": _FUSED,
     "falcon": _FUSED,

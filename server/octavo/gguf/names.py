@@ -54,6 +54,8 @@ def hf_name(name: str, layout: str) -> str | None:
     parts = _LAYER | TENSORS.get(layout, {})
     if match := re.fullmatch(r"blk\.(\d+)\.exp_probs_b\.bias", name):
         return f"model.layers.{match[1]}.mlp.gate.e_score_correction_bias"
+    if (match := re.fullmatch(r"blk\.(\d+)\.(\w+)", name)) and match[2] in parts:
+        return f"model.layers.{match[1]}.{parts[match[2]]}"
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)", name):
         layer, part, kind = match.groups()
         if f"{part}.{kind}" in parts:

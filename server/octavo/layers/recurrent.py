@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -21,17 +22,33 @@ from octavo.layers.weights import WeightSlot, WeightSource
 from octavo_kernels import StateMetadata
 
 
+def tiled_heads(whole: StateSpec) -> Tensor | None:
+    """Return the place of each value head in a GGUF file, where the first ones of all key heads come before the second
+    ones. None: as they are counted here, those of a key head one after the other."""
+    if whole.value_heads == whole.key_heads:
+        return None
+    return torch.arange(whole.value_heads, device="cpu").view(-1, whole.key_heads).T.flatten()
+
+
+def _rows_of(heads: Tensor, size: int) -> Tensor:
+    return (heads[:, None] * size + torch.arange(size, device="cpu")).flatten()
+
+
 class QKVZLinear(LinearBase):
     """Queries, keys, values and gates in one product. The checkpoint holds the first three as one tensor."""
 
-    def __init__(self, hidden_size: int, whole: StateSpec, tp: TensorParallel) -> None:
-        """``whole``: with the heads of all ranks."""
+    def __init__(self, hidden_size: int, whole: StateSpec, tp: TensorParallel, heads: Tensor | None) -> None:
+        """``whole``: with the heads of all ranks. ``heads``: see `tiled_heads`."""
         keys, values = whole.key_heads * whole.key_size, whole.value_heads * whole.value_size
         shards, offset, before = [], 0, 0
         for stored, size in ((2 * keys + values, keys), (2 * keys + values, keys), (2 * keys + values, values)):
             shards.append(_rows(stored, hidden_size, before, size, offset, tp))
             offset, before = offset + size // tp.size, before + size
         shards.append(_rows(values, hidden_size, 0, values, offset, tp))
+        if heads is not None:
+            order = _rows_of(heads, whole.value_size)
+            behind = torch.cat([torch.arange(2 * keys, device="cpu"), 2 * keys + order])
+            shards[2:] = [replace(shards[2], order=behind), replace(shards[3], order=order)]
         super().__init__(shards, False, tp)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,20 +65,24 @@ def _rows(stored: int, columns: int, before: int, size: int, offset: int, tp: Te
 class CausalConv(nn.Module):
     """A convolution of each channel with its last inputs, and silu. ``weight`` float32 ``[taps, channels]``."""
 
-    def __init__(self, whole: StateSpec, tp: TensorParallel) -> None:
+    def __init__(self, whole: StateSpec, tp: TensorParallel, heads: Tensor | None, is_gguf: bool) -> None:
+        """``heads``: see `tiled_heads`."""
         super().__init__()
         keys, values = whole.key_heads * whole.key_size, whole.value_heads * whole.value_size
-        self._shape, self._parts = (whole.channels, 1, whole.taps), ((0, keys), (keys, keys), (2 * keys, values))
-        self._tp = tp
+        self._shape = (whole.channels, whole.taps) if is_gguf else (whole.channels, 1, whole.taps)
+        self._parts, self._tp = ((0, keys), (keys, keys), (2 * keys, values)), tp
+        self._values = torch.arange(values, device="cpu") if heads is None else _rows_of(heads, whole.value_size)
         weight = torch.empty(whole.taps, whole.channels // tp.size, dtype=torch.float32)
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """The weight, which checkpoints hold as ``[channels, 1, taps]``."""
+        """The weight, which checkpoints hold as ``[channels, 1, taps]``, GGUF files as ``[channels, taps]``."""
         yield WeightSlot(0, "weight", self._shape, self._load)
 
     def _load(self, source: WeightSource) -> None:
-        stored, at = source.load(torch.float32)[:, 0].T, 0
+        stored, at = source.load(torch.float32).flatten(1).T, 0
+        before = stored.shape[1] - len(self._values)
+        stored = torch.cat([stored[:, :before], stored[:, before:][:, self._values]], dim=1)
         for before, size in self._parts:
             own = size // self._tp.size
             start = before + self._tp.rank * own
@@ -75,8 +96,11 @@ class GatedDeltaNet(nn.Module):
     ``layer`` is its number among the recurrent layers. The states of a step are `ForwardContext.states`.
     """
 
-    def __init__(self, hidden_size: int, layer: int, whole: StateSpec, eps: float, tp: TensorParallel) -> None:
-        """``whole``: with the heads of all ranks."""
+    def __init__(
+        self, hidden_size: int, layer: int, whole: StateSpec, eps: float, tp: TensorParallel, is_gguf: bool = False
+    ) -> None:
+        """``whole``: with the heads of all ranks. ``is_gguf``: the checkpoint holds value heads in `tiled_heads` order
+        and rates of decay instead of their logarithms."""
         super().__init__()
         if whole.key_heads % tp.size:
             raise ModelError(
@@ -87,15 +111,26 @@ class GatedDeltaNet(nn.Module):
         self.channels = whole.channels // tp.size
         heads = whole.value_heads // tp.size
         self._heads = slice(tp.rank * heads, (tp.rank + 1) * heads)
-        self.in_proj_qkvz = QKVZLinear(hidden_size, whole, tp)
+        self._tp, self._is_gguf, stored = tp, is_gguf, tiled_heads(whole) if is_gguf else None
+        self._stored = torch.arange(whole.value_heads, device="cpu") if stored is None else stored
+        self.in_proj_qkvz = QKVZLinear(hidden_size, whole, tp, stored)
         self.in_proj_b = ExactLinear(hidden_size, whole.value_heads, False, tp)
         self.in_proj_a = ExactLinear(hidden_size, whole.value_heads, False, tp)
-        self.conv1d = CausalConv(whole, tp)
+        for projection in (self.in_proj_b, self.in_proj_a):
+            projection.shards = [replace(shard, order=stored) for shard in projection.shards]
+        self.conv1d = CausalConv(whole, tp, stored, is_gguf)
         self.rate = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)  # -exp(A_log)
         self.dt_bias = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
         self.norm = RMSNorm(whole.value_size, eps, offset=0.0)  # only its weight, in float32
         self.out_proj = RowParallelLinear(whole.value_heads * whole.value_size, hidden_size, False, tp)
-        self._whole_heads = whole.value_heads
+        self._inner = whole.value_heads * whole.value_size
+        # A few kilobytes, not among the weights that are counted: quantised blocks of a file span heads, so its columns
+        # stay where they are, and what is multiplied with them is brought there.
+        self.columns: Tensor | None = None
+        if stored is not None:
+            own = slice(tp.rank * heads * whole.value_size, (tp.rank + 1) * heads * whole.value_size)
+            places = _rows_of(stored.argsort(), whole.value_size)[own]
+            self.columns = torch.tensor(places.tolist(), dtype=torch.int32)
 
     def forward(self, x: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         """Read the states for ``x [T, hidden_size]``: float32 ``[T, value_heads * value_size]``, and the projections
@@ -109,19 +144,24 @@ class GatedDeltaNet(nn.Module):
     def finish(self, core: Tensor, qkvz: Tensor) -> Tensor:
         """``[R, hidden_size]`` from any R rows of what `forward` returned."""
         normed = octavo_kernels.gated_norm(core, qkvz[:, self.channels :], self.norm.weight, self.eps)
+        if self.columns is not None:
+            normed = octavo_kernels.take_columns(self._tp.all_gather(normed, self._inner), self.columns)
         out: Tensor = self.out_proj(normed)
         return out
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """The constants of each head."""
-        yield WeightSlot(0, "A_log", (self._whole_heads,), self._load_rate)
-        yield WeightSlot(0, "dt_bias", (self._whole_heads,), self._load_bias)
+        shape = (len(self._stored),)
+        yield WeightSlot(0, "rate" if self._is_gguf else "A_log", shape, self._load_rate)
+        yield WeightSlot(0, "dt_bias", shape, lambda source: self._load_heads(self.dt_bias, source))
 
     def _load_rate(self, source: WeightSource) -> None:
-        self.rate.copy_(-source.load(torch.float32)[self._heads].exp())
+        self._load_heads(self.rate, source)
+        if not self._is_gguf:
+            self.rate.exp_().neg_()
 
-    def _load_bias(self, source: WeightSource) -> None:
-        self.dt_bias.copy_(source.load(torch.float32)[self._heads])
+    def _load_heads(self, target: Tensor, source: WeightSource) -> None:
+        target.copy_(source.load(torch.float32).cpu()[self._stored][self._heads])
 
 
 class RecurrentDecoderLayer(DecoderLayer):

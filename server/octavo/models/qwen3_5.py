@@ -33,13 +33,18 @@ class Qwen3_5ForCausalLM(LlamaForCausalLM):  # noqa: N801
         *LlamaForCausalLM.checkpoint_names,
     ]
 
+    @property
+    def norm_offset(self) -> float:
+        """The part of a norm's weight that checkpoints leave out; GGUF files hold all of it."""
+        return 0.0 if self.config.files.format == "gguf" else 1.0
+
     def create_rotary(self) -> RotaryEmbedding:
         """The rotary embedding that layers share."""
         return RotaryEmbedding(self.config, rotary_size(self.config))
 
     def create_norm(self) -> RMSNorm:
         """A norm of hidden states."""
-        return RMSNorm(self.config.hidden_size, self.text.rms_norm_eps, offset=1.0)
+        return RMSNorm(self.config.hidden_size, self.text.rms_norm_eps, self.norm_offset)
 
     def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
         """Layer number ``layer``. Those of each kind are numbered apart, as what they keep is."""
@@ -47,13 +52,14 @@ class Qwen3_5ForCausalLM(LlamaForCausalLM):  # noqa: N801
         recurrent = sum(text.is_recurrent(before) for before in range(layer))
         if not text.is_recurrent(layer):
             return super().create_layer(layer - recurrent, rotary)
-        mixer = GatedDeltaNet(text.hidden_size, recurrent, text.state_of(1), text.rms_norm_eps, self.tp)
+        whole, eps, is_gguf = text.state_of(1), text.rms_norm_eps, self.config.files.format == "gguf"
+        mixer = GatedDeltaNet(text.hidden_size, recurrent, whole, eps, self.tp, is_gguf)
         return RecurrentDecoderLayer(self.create_norm(), mixer, self.create_norm(), self.create_mlp())
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> GatedSelfAttention:
         """The attention of layer number ``layer`` of those that have some."""
         bias = self.text.attention_bias
-        return GatedSelfAttention(self.config, layer, self.tp, rotary, bias=bias, norm_offset=1.0)
+        return GatedSelfAttention(self.config, layer, self.tp, rotary, bias=bias, norm_offset=self.norm_offset)
 
     def state_spec(self) -> StateSpec | None:
         """See `Model`."""

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from support import gguf_families
+from support.emulated_tp import EmulatedTP
 from support.gguf_families import LAYOUTS, write_family
 from support.paged import load, logits_of
 
+from octavo import LLM, SamplingParams
 from octavo.errors import ModelError
 from octavo.gguf.weights import gguf_weights
 from octavo.loader import load_model
@@ -54,10 +56,16 @@ def test_logits_are_those_of_transformers(layout: str, tmp_path: Path) -> None:
         ("glm4", "rope.dimension_count", 64, "glm4.rope.dimension_count"),
         ("deepseek3", "attention.kv_lora_rank", 32, "'blk.0.attn_kv_a_mqa.weight' has shape [32, 48]"),
         ("deepseek3", "expert_group_count", 3, "n_group (3)"),
+        ("qwen35", "ssm.inner_size", 80, "qwen35.ssm.inner_size (80) must be qwen35.ssm.time_step_rank (4) heads"),
+        ("qwen35", "ssm.group_count", 3, "qwen35.ssm.group_count (3) must divide qwen35.ssm.time_step_rank (4)"),
+        ("qwen35", "ssm.conv_kernel", 99, "qwen35.ssm.conv_kernel"),
+        ("qwen35", "ssm.conv_kernel", 3, "'blk.0.ssm_conv1d.weight' has shape [128, 4]"),
+        ("qwen35-thrice", "attention.recurrent_layers", [True, True], "an entry for each of 4 layers"),
+        ("qwen35moe", "expert_shared_feed_forward_length", 40, "'blk.0.ffn_gate_shexp.weight' has shape [36, 48]"),
     ],
 )
 def test_metadata_that_tensors_contradict_are_named_in_one_line_before_a_tensor_is_read(
-    layout: str, key: str, value: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, key: str, value: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_model, "fill", lambda taken: pytest.fail("tensors are read"))
     file = replace(LAYOUTS[layout], metadata={**LAYOUTS[layout].metadata, key: value})
@@ -67,6 +75,34 @@ def test_metadata_that_tensors_contradict_are_named_in_one_line_before_a_tensor_
     line = str(caught.value)
     assert said in line and "\n" not in line and "config.json" not in line
     assert any(way_out in line for way_out in ("not of one model", "correct the file", "converted wrongly")), line
+
+
+@pytest.mark.parametrize("layout", ["qwen35-thrice", "qwen35moe"])
+def test_value_heads_in_the_files_order_are_dealt_to_ranks(layout: str, tmp_path: Path) -> None:
+    write_family(tmp_path / "m.gguf", LAYOUTS[layout].model(), LAYOUTS[layout])
+    expected = logits_of(load(tmp_path / "m.gguf"), TOKENS)
+    for logits in EmulatedTP(2, lambda tp: load(tmp_path / "m.gguf", tp=tp)).run(
+        lambda model: logits_of(model, TOKENS)
+    ):
+        for ours, whole in zip(logits, expected, strict=True):
+            torch.testing.assert_close(ours, whole, rtol=0, atol=1e-4)
+
+
+def test_a_hybrids_steps_are_recorded(tmp_path: Path) -> None:
+    """With experts, and with results that are brought into the file's order before they are multiplied."""
+    reference = LAYOUTS["qwen35moe"].model()
+    write_family(tmp_path / "m.gguf", reference, LAYOUTS["qwen35moe"])
+    options: dict[str, Any] = {"dtype": "float32", "quantization": "none", "skip_tokenizer_init": True}
+    llm = LLM(str(tmp_path / "m.gguf"), max_model_len=80, num_gpu_blocks_override=64, **options)
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    (output,) = llm.generate([{"prompt_token_ids": TOKENS[0]}], params, use_tqdm=False)
+    answer = output.outputs[0].token_ids
+    with torch.inference_mode():
+        logits = reference(torch.tensor([TOKENS[0] + answer])).logits[0, len(TOKENS[0]) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    assert len(answer) == 24 and (logits.max(dim=-1).values - chosen).max() < 1e-4
+    runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
+    assert runner.device_runner.recorded_steps.can_record
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ LLAMA_SERVER = next(
 pytestmark = [pytest.mark.long, pytest.mark.skipif(LLAMA_SERVER is None, reason="llama.cpp is not here: make peers")]
 PROMPTS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 50)], [7, 300, 12]]
 NUM_TOKENS, TIE = 24, 5e-3
-# It has no window for Phi-3, wants all of a layer that is left out here, has one way to choose groups of experts, and
+# It has no window for Phi-3, wants all of layers that are left out here, has one way to choose groups of experts, and
 # knows DeepSeek's models without q_lora_rank by their number of layers.
-OTHERWISE = {"phi3-window", "glm4moe", "deepseek2-groups", "deepseek2-lite"}
+OTHERWISE = {"phi3-window", "glm4moe", "qwen35-mtp", "deepseek2-groups", "deepseek2-lite"}
 PLAIN = [name for name in FAMILIES if name != "opt" and name != "mistral"]  # whose files are Llama's but for the name
 
 
