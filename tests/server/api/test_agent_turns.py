@@ -3,13 +3,16 @@ cache, also behind a search for tools, and thoughts that the client never sees a
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from typing import Any
 
 import anthropic
 import pytest
+from openai.types.responses import Response, ResponseStreamEvent
 from support.agent_chats import TEMPLATE
 from support.reciting import Recital, small_tokenizer, write_reciting_model
+from support.sdk_types import fits, named_events
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 WORDS = [
@@ -83,7 +86,9 @@ def spoken(thought: str, text: str, calls: list[tuple[str, dict[str, str]]]) -> 
     return f"{thought}\n</think>\n\n{text}" + "".join("\n\n" + call(name, **values) for name, values in calls)
 
 
-SCRIPTS = {cue: spoken(*said) for cue, *said in TURNS}
+SEARCH = ("please find a tool that knows the time", "Which tool?", "", [("tool_search", {"query": "time é"})])
+WOUND = ('hands of the clock as they are"]}}\n</tools>', "That one.", "", [("Hands", {"hand": "short"})])
+SCRIPTS = {cue: spoken(*said) for cue, *said in [*TURNS, SEARCH, WOUND]}
 FLAGS = (
     "--reasoning-parser",
     "qwen3",
@@ -165,10 +170,10 @@ class Agent:
 BLOCK = 16
 
 
-def run(agent: Agent) -> list[Any]:
+def run(agent: Agent, turns: int = len(TURNS)) -> list[Any]:
     """The usage of each turn; every answer is checked."""
     found = []
-    for turn, (_, _, text, calls) in enumerate(TURNS):
+    for turn, (_, _, text, calls) in enumerate(TURNS[:turns]):
         answer = agent.ask(turn)
         thoughts, *rest = [block.to_dict() for block in answer.content]
         assert (thoughts["type"], thoughts["thinking"]) == ("thinking", "") and thoughts["signature"]
@@ -182,9 +187,68 @@ def run(agent: Agent) -> list[Any]:
 
 
 def test_a_conversation_stays_in_the_cache_also_behind_a_search_for_tools(server):
-    usages = run(Agent(server))
+    agent = Agent(server)
+    usages = run(agent)
     for before, used in pairwise(usages):
         prompt = used.cache_read_input_tokens + used.input_tokens
         assert used.cache_read_input_tokens / prompt >= 0.97
         known = before.cache_read_input_tokens + before.input_tokens + before.output_tokens
         assert used.cache_read_input_tokens >= known - BLOCK, "all of the last turn, but for a block that was not full"
+    sealed, plain = (agent.client.beta.messages.count_tokens(**asked).input_tokens for asked in both_ways(agent))
+    assert sealed == plain, "thoughts of blocks without text are in the prompt"
+
+
+def both_ways(agent: Agent) -> list[dict[str, Any]]:
+    """A request with thoughts as they came, sealed, and one with their text."""
+    asked, thoughts = agent.request(0), iter(TURNS)
+    shown = json.loads(json.dumps(asked))
+    for message in shown["messages"]:
+        if message["role"] == "assistant":
+            message["content"][0] = {"type": "thinking", "thinking": next(thoughts)[1], "signature": "EqQB"}
+    return [asked, shown]
+
+
+def test_deferred_tools_may_stand_at_the_top_and_replicas_open_each_others_seals(server, start, reciting):
+    agent = Agent(server)
+    run(agent, 4)
+    other = Agent(start(*FLAGS, "--deferred-tools", "top", model=reciting))
+    first, *_ = run(other, 3)
+    behind = other.ask(3).usage
+    assert behind.cache_read_input_tokens < first.input_tokens / 2, "the list of tools is another"
+    other.messages, other.tools = agent.messages, agent.tools
+    sealed, plain = (other.client.beta.messages.count_tokens(**asked).input_tokens for asked in both_ways(other))
+    assert sealed == plain
+
+
+def function(name: str, text: str, hint: str = "") -> dict[str, Any]:
+    schema = {"type": "object", "properties": {text: {"type": "string"}}, "required": [hint or text]}
+    return {"type": "function", "name": name, "description": f"{name}: {PROSE}", "parameters": schema, "strict": False}
+
+
+def test_a_search_that_the_client_of_responses_runs(server):
+    """Its call and its result are items of their own; what it found is told of behind all that was computed."""
+    query = {"type": "object", "properties": {"query": {"type": "string"}}}
+    search = {"type": "tool_search", "execution": "client", "description": "Finds tools.", "parameters": query}
+    body: dict[str, Any] = {"tools": [function("Write", "text"), search], "temperature": 0, "store": False}
+    body |= {"instructions": SYSTEM, "include": ["reasoning.encrypted_content"], "max_output_tokens": 200}
+    items: list[dict[str, Any]] = [{"role": "user", "content": SEARCH[0]}]
+    first = fits(Response, server.post("/v1/responses", {**body, "input": items}).text)
+    made = next(item for item in first.output if item.type == "tool_search_call")
+    assert (made.arguments, made.execution, made.status) == ({"query": "time é"}, "client", "completed")
+    events = named_events(server.url + "/v1/responses", {**body, "input": items})
+    for _, data in events:
+        fits(ResponseStreamEvent, data)
+    (streamed,) = [json.loads(data)["item"] for name, data in events if name == "response.output_item.done"][1:]
+    assert streamed["type"] == "tool_search_call" and streamed["arguments"] == made.arguments
+    hands = function("Hands", "hand", hint="hands of the clock as they are")
+    found = {"type": "tool_search_output", "call_id": made.call_id, "execution": "client", "tools": [hands]}
+    said = [item.to_dict() for item in first.output]
+    for item in said:
+        if item["type"] == "reasoning":
+            item["content"], item["summary"] = None, []  # the client keeps what is sealed alone
+    items += [*said, {**found, "status": "completed"}]
+    second = fits(Response, server.post("/v1/responses", {**body, "input": items}).text)
+    assert [(item.name, item.arguments) for item in second.output if item.type == "function_call"] == [
+        ("Hands", '{"hand": "short"}')
+    ]
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - BLOCK

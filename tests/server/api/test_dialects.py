@@ -174,12 +174,12 @@ def test_an_agents_tools(scripted):
         kept = scripted.post("/v1/responses", {**body, "input": [result], "previous_response_id": answer.id})
         assert kept.status_code == 200, kept.text
         fits(ResponseItemList, scripted.get(f"/v1/responses/{kept.json()['id']}/input_items").text)
-    assert [tool.type for tool in answer.tools] == ["function", "custom", "namespace"]
+    assert [tool.type for tool in answer.tools] == ["function", "custom", "namespace", "tool_search"]
     later = [{"type": "additional_tools", "role": "developer", "tools": AGENT}, items[0]]
     assert scripted.post("/v1/responses", {"input": later}).status_code == 200
     named = scripted.post("/v1/responses", {**asked, "tool_choice": {"type": "custom", "name": "apply_patch"}}).json()
     assert [item["type"] for item in named["output"]][-1] == "custom_tool_call"
-    alone = scripted.post("/v1/responses", {"input": "x", "tools": AGENT[3:]})
+    alone = scripted.post("/v1/responses", {"input": "x", "tools": AGENT[3:5]})
     assert alone.status_code == 400 and alone.json()["error"]["param"] == "tools.0.type"
 
 

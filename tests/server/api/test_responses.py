@@ -393,3 +393,28 @@ def test_the_store_is_bounded():
     assert len(store) == 2 and store.get("e") is not None and store.get("d") is not None
     store.put(entry("f", 101))
     assert len(store) == 0 and store.item("msg_e") is None and not store.delete("e")
+
+
+def test_tools_that_come_later_are_told_of_there_and_not_listed():
+    def brings(kind: str, *names: str, **more: Any) -> dict[str, Any]:
+        return {"type": kind, "tools": [{**NOW, "name": name} for name in names], **more}
+
+    user = {"type": "message", "role": "user", "content": "Hi"}
+    searched = brings("tool_search_output", "c", "now", call_id="s")
+    asked = {"type": "tool_search_call", "call_id": "s", "arguments": {"q": 1}}
+    given = [brings("additional_tools", "a"), user, asked, searched, user, brings("additional_tools", "d", "c")]
+    body = ResponsesRequest.model_validate_json(json.dumps({"model": "m", "input": given, "tools": [NOW]}))
+    names = lambda functions: [function["function"]["name"] for function in functions]  # noqa: E731
+    tools = toolbox_of(body.tools, body.input)
+    assert names(tools.listed) == ["now", "a"] and names(tools.functions) == ["now", "a", "c", "d"]
+    assert tools.paths == ["tools.0", "input.0.tools.0", "input.3.tools.0", "input.5.tools.0"]
+    conversation = conversation_of(body, body.input, tools)
+    assert names(conversation.listed) == ["now", "a"]
+    _, call, result, _, told = check_messages(conversation.messages)
+    assert call["tool_calls"][0]["function"] == {"name": "tool_search", "arguments": {"q": 1}}
+    assert result["tool_call_id"] == "s" and result["content"].count('"name": ') == 1 and '"c"' in result["content"]
+    assert told["role"] == "developer" and '"name": "d"' in told["content"] and '"name": "c"' not in told["content"]
+    top = toolbox_of(body.tools, body.input, lists_all=True)
+    assert names(top.listed) == ["now", "a", "c", "d"] and not any(top.told.values())
+    result = messages_of(body.input, told=top.told)[2]
+    assert result["content"] == "c, now"

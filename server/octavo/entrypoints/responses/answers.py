@@ -27,6 +27,7 @@ from octavo.entrypoints.responses.items import (
     ResponseUsage,
     Status,
     SummaryText,
+    ToolSearchItem,
     size_of,
 )
 from octavo.entrypoints.responses.logprobs import TextLogprobs
@@ -40,9 +41,10 @@ from octavo.entrypoints.responses.protocol import (
     ReasoningTextParam,
     RefusalPartParam,
     TextPartParam,
+    ToolSearchCallParam,
 )
 from octavo.entrypoints.responses.store import StoredResponse
-from octavo.entrypoints.responses.tools import ToolName, custom_input
+from octavo.entrypoints.responses.tools import ToolName, custom_input, search_arguments
 from octavo.entrypoints.sealing import Seal
 from octavo.entrypoints.transport.responses import encode_json
 from octavo.interface.outputs import CompletionOutput, RequestOutput
@@ -185,7 +187,9 @@ class ItemWriter:
 
     def id_of(self, part: Part) -> str:
         """The item's id."""
-        prefix = {"text": "msg", "reasoning": "rs", "call": "ctc" if self.tool(part).custom else "fc"}[part.kind]
+        tool = self.tool(part)
+        call = "ctc" if tool.custom else "tsc" if tool.searches else "fc"
+        prefix = {"text": "msg", "reasoning": "rs", "call": call}[part.kind]
         return f"{prefix}_{self._suffix}{part.index:02x}"
 
     def tool(self, part: Part) -> ToolName:
@@ -204,6 +208,8 @@ class ItemWriter:
             return ReasoningItem(self.id_of(part), status, [ReasoningText(part.text)], [], sealed_text)
         tool = self.tool(part)
         namespace = tool.namespace or UNSET
+        if tool.searches:
+            return ToolSearchItem(self.id_of(part), part.call_id, status, search_arguments(part.text))
         if tool.custom:
             return CustomCallItem(self.id_of(part), part.call_id, tool.name, custom_input(part.text), namespace)
         return FunctionCallItem(self.id_of(part), status, part.call_id, tool.name, part.text, namespace)
@@ -217,6 +223,13 @@ class ItemWriter:
             text = ReasoningTextParam(type="reasoning_text", text=part.text)
             return ReasoningParam(type="reasoning", content=[text], id=self.id_of(part))
         tool = self.tool(part)
+        if tool.searches:
+            return ToolSearchCallParam(
+                type="tool_search_call",
+                call_id=part.call_id,
+                arguments=search_arguments(part.text),
+                id=self.id_of(part),
+            )
         shared: dict[str, Any] = {"call_id": part.call_id, "name": tool.name, "id": self.id_of(part)}
         shared["namespace"] = tool.namespace
         if tool.custom:

@@ -16,6 +16,7 @@ from octavo.entrypoints.responses.items import (
     OutputMessage,
     ReasoningItem,
     ResponseFailure,
+    ToolSearchItem,
 )
 from octavo.entrypoints.responses.prepare import PreparedResponse
 from octavo.entrypoints.transport.sse import EventTemplate, named_event
@@ -63,7 +64,8 @@ class ItemEvents:
             if self._items.summarized:
                 return [{"type": f"{_SUMMARY}_text.delta", **where, "summary_index": 0, "delta": text}]
             return [{"type": f"{_REASONING}.delta", **where, "content_index": 0, "delta": text}]
-        if self._items.tool(part).custom:  # which comes whole: the model writes it as JSON
+        tool = self._items.tool(part)
+        if tool.custom or tool.searches:  # which come whole
             return []
         return [{"type": "response.function_call_arguments.delta", **where, "delta": text}]
 
@@ -75,6 +77,8 @@ class ItemEvents:
             kind = "response.custom_tool_call_input"
             delta: list[Event] = [{"type": f"{kind}.delta", **where, "delta": item.input}] if item.input else []
             return [*delta, {"type": f"{kind}.done", **where, "input": item.input}]
+        if isinstance(item, ToolSearchItem):
+            return []
         ended: Event
         if isinstance(item, OutputMessage):
             (content,) = item.content

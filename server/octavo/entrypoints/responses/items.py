@@ -16,6 +16,8 @@ from octavo.entrypoints.responses.protocol import (
     MessageParam,
     ReasoningParam,
     TextPartParam,
+    ToolSearchCallParam,
+    ToolSearchOutputParam,
 )
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -71,6 +73,16 @@ class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
     namespace: str | UnsetType = UNSET
 
 
+class ToolSearchItem(Struct, tag_field="type", tag="tool_search_call"):
+    """A search for tools, which the client runs, as an item."""
+
+    id: str
+    call_id: str
+    status: Status
+    arguments: dict[str, Any]
+    execution: str = "client"
+
+
 class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):
     """A call of a custom tool as an item."""
 
@@ -81,7 +93,7 @@ class CustomCallItem(Struct, tag_field="type", tag="custom_tool_call"):
     namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem | ToolSearchItem
 
 
 class InputTokensDetails(Struct):
@@ -201,6 +213,9 @@ def listed(item: Item, number: int) -> dict[str, Any]:
     if isinstance(item, FunctionCallParam | CustomCallParam | AdditionalToolsParam):
         given = item.model_dump(exclude_none=True)
         return {**given, **shared, **({"role": "developer"} if isinstance(item, AdditionalToolsParam) else {})}
+    if isinstance(item, ToolSearchCallParam | ToolSearchOutputParam):
+        given = item.model_dump(exclude_none=True)
+        return {"call_id": None, "arguments": {}, **given, **shared, "execution": "client"}
     if isinstance(item, CallOutputParam):
         output = [
             part.model_dump() if isinstance(part, ImagePartParam) else {"type": "input_text", "text": part.text}

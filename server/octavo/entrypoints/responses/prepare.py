@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from starlette.requests import Request
@@ -13,6 +15,7 @@ from starlette.requests import Request
 from octavo.chat.messages import Conversation, FieldNames
 from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint, schema_constraint
+from octavo.chat.tools.told import described, offered
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.chat import count_prompt, prepare_chat, read_messages
@@ -25,6 +28,7 @@ from octavo.entrypoints.responses.protocol import (
     CallOutputParam,
     CustomCallParam,
     FunctionCallParam,
+    HostedToolParam,
     ImagePartParam,
     InputTokensRequest,
     Item,
@@ -38,9 +42,12 @@ from octavo.entrypoints.responses.protocol import (
     ResponsesRequest,
     TextPartParam,
     ToolReferenceParam,
+    ToolSearchCallParam,
+    ToolSearchOutputParam,
+    ToolSearchParam,
 )
 from octavo.entrypoints.responses.store import ResponseStore
-from octavo.entrypoints.responses.tools import Toolbox, custom_arguments, function_name, toolbox_of
+from octavo.entrypoints.responses.tools import SEARCH, Toolbox, custom_arguments, function_name, toolbox_of
 from octavo.entrypoints.sealing import Seal
 from octavo.entrypoints.tenants import current_tenant
 from octavo.interface.messages import EngineCoreRequest
@@ -103,7 +110,8 @@ async def _read(checked: CheckedRequest[Any]) -> tuple[Conversation, list[Item],
     """The conversation, its messages checked, with its items and tools. Raises APIError."""
     body: InputTokensRequest = checked.body
     items = [opened(item, checked.state.seal) for item in _items(checked.http, checked.state.replica_tag, body)]
-    tools = toolbox_of(body.tools, items, len(items) - len(body.input))
+    lists_all = checked.state.args.deferred_tools == "top"
+    tools = toolbox_of(body.tools, items, len(items) - len(body.input), lists_all)
     conversation = conversation_of(body, items, tools)
     with naming(_OF_CHATS):
         conversation.messages = await read_messages(checked.state, conversation.messages)
@@ -148,12 +156,13 @@ def conversation_of(body: InputTokensRequest, items: Sequence[Item], tools: Tool
     else:
         named = choice
     return Conversation(
-        messages_of(items, body.instructions, len(items) - len(body.input)),
+        messages_of(items, body.instructions, len(items) - len(body.input), tools.told),
         tools.functions or None,
         named,
         body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
         chat_template_kwargs={**verbosity, **(body.chat_template_kwargs or {})},
+        listed=tools.listed,
         fields=FieldNames("", choice="tool_choice.name", allowed="tool_choice", tools=tools.paths),
     )
 
@@ -171,18 +180,23 @@ def constraint_of(body: InputTokensRequest) -> Constraint | None:
     return constraint
 
 
-def messages_of(items: Sequence[Item], instructions: str | None = None, earlier: int = 0) -> list[dict[str, Any]]:
+def messages_of(
+    items: Sequence[Item],
+    instructions: str | None = None,
+    earlier: int = 0,
+    told: Mapping[int, Sequence[dict[str, Any]]] = MappingProxyType({}),
+) -> list[dict[str, Any]]:
     """Items as messages of a chat: reasoning, text and calls that follow one another are one answer. The first
-    ``earlier`` ones are of earlier responses. Raises APIError naming the item.
+    ``earlier`` ones are of earlier responses; ``told`` as in `Toolbox`. Raises APIError naming the item.
 
     ``instructions`` and system messages at the beginning become one, since many templates take no more.
     """
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for at, item in enumerate(items):
         where = f"input.{at - earlier}" if at >= earlier else "previous_response_id"
-        if isinstance(item, AdditionalToolsParam):
-            continue
-        if isinstance(item, CallOutputParam):
+        if isinstance(item, AdditionalToolsParam | ToolSearchOutputParam):
+            messages += _tools_found(item, told.get(at, ()))
+        elif isinstance(item, CallOutputParam):
             messages.append(
                 {"role": "tool", "tool_call_id": item.call_id, "content": content_of(item.output, f"{where}.output")}
             )
@@ -194,6 +208,17 @@ def messages_of(items: Sequence[Item], instructions: str | None = None, earlier:
         else:
             _add_to_answer(messages, item, where)
     return messages
+
+
+def _tools_found(
+    item: AdditionalToolsParam | ToolSearchOutputParam, tools: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return what the prompt says of tools at the place of the item that brings them: a result, or instructions."""
+    if isinstance(item, ToolSearchOutputParam) and item.call_id is not None:
+        names = [tool.name for tool in item.tools if not isinstance(tool, ToolSearchParam | HostedToolParam)]
+        text = described(tools) if tools else ", ".join(names)
+        return [{"role": "tool", "tool_call_id": item.call_id, "content": text or "no tools"}]
+    return [{"role": "developer", "content": offered(tools)}] if tools else []
 
 
 def text_of(parts: Sequence[TextPartParam | ImagePartParam | RefusalPartParam], where: str) -> str:
@@ -233,16 +258,25 @@ def opened(item: Item, seal: Seal) -> Item:
     return item.model_copy(update={"content": [ReasoningTextParam(type="reasoning_text", text=text)]}) if text else item
 
 
+def _called(item: FunctionCallParam | CustomCallParam | ToolSearchCallParam) -> tuple[str, str]:
+    """The function that an item calls, and its arguments as JSON text."""
+    if isinstance(item, ToolSearchCallParam):
+        given = item.arguments
+        return SEARCH, given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+    arguments = item.arguments if isinstance(item, FunctionCallParam) else custom_arguments(item.input)
+    return function_name(item.name, item.namespace), arguments
+
+
 def _add_to_answer(messages: list[dict[str, Any]], item: Item, where: str) -> None:
     """Add a part of an answer to the one that is last, or begin one. ``where`` is the item's field."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    if isinstance(item, FunctionCallParam | CustomCallParam):
+    if isinstance(item, FunctionCallParam | CustomCallParam | ToolSearchCallParam):
         if last is None:
             messages.append(last := {"role": "assistant", "content": ""})
-        arguments = item.arguments if isinstance(item, FunctionCallParam) else custom_arguments(item.input)
+        name, arguments = _called(item)
         if not isinstance(object_of(arguments), dict):
             raise bad_request(f"{where}.arguments must be a JSON object, got {shown(arguments)}", f"{where}.arguments")
-        call = {"name": function_name(item.name, item.namespace), "arguments": arguments}
+        call = {"name": name, "arguments": arguments}
         last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": call})
         return
     is_new = last is None or bool(last["content"]) or "tool_calls" in last

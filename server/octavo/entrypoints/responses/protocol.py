@@ -115,6 +115,15 @@ class CallOutputParam(_Part):
     id: str | None = None
 
 
+class ToolSearchCallParam(_Part):
+    """A search for tools in an earlier answer, which the client runs."""
+
+    type: Literal["tool_search_call"]
+    call_id: str | None = None
+    arguments: Any = None
+    id: str | None = None
+
+
 class FunctionToolParam(_Part):
     """A function of the client."""
 
@@ -168,7 +177,6 @@ _HOSTED = (
     "web_search_preview",
     "web_search_preview_2025_03_11",
     "image_generation",
-    "tool_search",
 )
 
 
@@ -181,18 +189,27 @@ class HostedToolParam(_Part):
         "web_search_preview",
         "web_search_preview_2025_03_11",
         "image_generation",
-        "tool_search",
     ]
 
 
-ToolParam = FunctionToolParam | CustomToolParam | NamespaceToolParam | HostedToolParam
+class ToolSearchParam(_Part):
+    """A search for further tools. One that the client runs is a function here; others are left out, as hosted tools."""
+
+    type: Literal["tool_search"]
+    execution: Literal["server", "client"] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+ToolParam = FunctionToolParam | CustomToolParam | NamespaceToolParam | ToolSearchParam | HostedToolParam
 _Tools = Annotated[
     list[
         Annotated[
             Annotated[
-                FunctionToolParam | CustomToolParam | NamespaceToolParam | HostedToolParam, Field(discriminator="type")
+                FunctionToolParam | CustomToolParam | NamespaceToolParam | ToolSearchParam | HostedToolParam,
+                Field(discriminator="type"),
             ],
-            known_types("function", "custom", "namespace", others=_HOSTED),
+            known_types("function", "custom", "namespace", others=("tool_search", *_HOSTED)),
         ]
     ],
     Field(max_length=MAX_TOOLS),
@@ -207,6 +224,15 @@ class AdditionalToolsParam(_Part):
     id: str | None = None
 
 
+class ToolSearchOutputParam(_Part):
+    """Tools that a search of the client's has found."""
+
+    type: Literal["tool_search_output"]
+    tools: _Tools
+    call_id: str | None = None
+    id: str | None = None
+
+
 class ItemReferenceParam(_Part):
     """An item of a stored response."""
 
@@ -214,7 +240,16 @@ class ItemReferenceParam(_Part):
     id: str
 
 
-Item = MessageParam | ReasoningParam | FunctionCallParam | CustomCallParam | CallOutputParam | AdditionalToolsParam
+Item = (
+    MessageParam
+    | ReasoningParam
+    | FunctionCallParam
+    | CustomCallParam
+    | CallOutputParam
+    | ToolSearchCallParam
+    | ToolSearchOutputParam
+    | AdditionalToolsParam
+)
 
 
 def _with_type(value: Any) -> Any:
@@ -229,6 +264,8 @@ _InputItem = Annotated[
         | FunctionCallParam
         | CustomCallParam
         | CallOutputParam
+        | ToolSearchCallParam
+        | ToolSearchOutputParam
         | AdditionalToolsParam
         | ItemReferenceParam,
         Field(discriminator="type"),
@@ -241,7 +278,7 @@ _InputItem = Annotated[
         "custom_tool_call",
         "custom_tool_call_output",
         "item_reference",
-        others=("additional_tools",),
+        others=("tool_search_call", "tool_search_output", "additional_tools"),
     ),
     BeforeValidator(_with_type),
 ]
