@@ -3,15 +3,15 @@
 Tensors on it are torch's fake ones, with a shape and a device and no memory; Triton's kernels pass its front end for
 sm_90 and are not run (tests/kernels/triton/test_compile_ahead.py makes machine code of them). Tokens that come back are
 all 0. What a CPU cannot show becomes an error here: tensors of both sides in one operation; in a captured step a copy
-between the two; while `strict`, anything for which the host would wait: a value that is read back, a copy from or to
-memory that is not pinned.
+between the two; the replay of a step whose inputs have been given back; while `strict`, anything for which the host
+would wait: a value that is read back, a copy from or to memory that is not pinned.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -65,6 +65,9 @@ class Graph:
 
     launches: list[Launch] = field(default_factory=list)
     replays: int = 0
+    made: set[int] = field(default_factory=set)  # storages that its own memory pool holds
+    reads: dict[int, str] = field(default_factory=dict)  # other storages, by who reads or writes them
+    lost: list[str] = field(default_factory=list)  # who would read memory that has been given back
 
 
 class PretendedGpu(TorchDispatchMode):
@@ -128,6 +131,7 @@ class PretendedGpu(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor):
                 self._account(tensor)
+        self._note_reads(name, there)
         if name not in VIEWS:
             first = next((t for t in tree_leaves(out) if isinstance(t, Tensor)), None)
             self._launched(Launch(name, rows=tuple(first.shape) if first is not None else ()))
@@ -151,6 +155,8 @@ class PretendedGpu(TorchDispatchMode):
             return
         size = -(-storage.nbytes() // ALLOCATION) * ALLOCATION
         self._addresses[storage._cdata] = self._next_address
+        if self._capturing:
+            self._capturing.made.add(storage._cdata)
         self._next_address += size
         self.allocated += size
         self.peak = max(self.peak, self.allocated)
@@ -159,6 +165,18 @@ class PretendedGpu(TorchDispatchMode):
     def _freed(self, key: int, size: int) -> None:
         self._addresses.pop(key, None)
         self.allocated -= size
+        for graph in [*self.graphs, *([self._capturing] if self._capturing else [])]:
+            if key in graph.reads:
+                graph.lost.append(graph.reads.pop(key))
+            graph.made.discard(key)
+
+    def _note_reads(self, name: str, tensors: Iterable[Tensor]) -> None:
+        """Note what a captured step finds and does not make itself: a graph keeps addresses, not tensors."""
+        if graph := self._capturing:
+            for tensor in tensors:
+                key = tensor.untyped_storage()._cdata
+                if key not in graph.made:
+                    graph.reads.setdefault(key, name)
 
     def address(self, tensor: Tensor) -> int:
         base = self._addresses.get(tensor.untyped_storage()._cdata, 0)
@@ -195,6 +213,8 @@ class PretendedGpu(TorchDispatchMode):
                 for part in value if isinstance(value, tuple) else (value,):
                     if isinstance(part, Tensor) and not isinstance(part, FakeTensor):
                         raise AssertionError(f"{kernel.__name__}: {name} is a tensor of the host")
+                    if isinstance(part, FakeTensor):
+                        self._note_reads(f"{kernel.__name__}: {name}", [part])
             compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
             self.kernels[compiled.hash] = compiled
             self._launched(Launch(kernel.__name__, tuple(grid), compiled.hash))
@@ -295,6 +315,8 @@ class _Graph:
         gpu._pool = max(gpu._pool, inside)
 
     def replay(self) -> None:
+        if self._graph.lost:
+            raise AssertionError(f"a replay reads memory that was given back: {', '.join(self._graph.lost)}")
         self._graph.replays += 1
         self._gpu._launched(Launch("replay", (len(self._graph.launches),)))
 
@@ -328,6 +350,12 @@ def what_is_noticed(gpu: PretendedGpu) -> dict[str, Any]:
     pinned = here.pin_memory()
     graph = torch.cuda.CUDAGraph()
 
+    def reads_what_is_gone() -> None:
+        gone = [torch.ones(4, device="cuda")]
+        captured(lambda: gone[0] * 2)()
+        gone.clear()
+        graph.replay()
+
     def captured(work: Callable[[], object]) -> Callable[[], object]:
         def capture() -> None:
             graph.capture_begin()
@@ -347,6 +375,7 @@ def what_is_noticed(gpu: PretendedGpu) -> dict[str, Any]:
         "a copy from memory that is not pinned": lambda: here.to("cuda", non_blocking=True),
         "a copy that is waited for": lambda: pinned.to("cuda"),
         "a host's index": lambda: there[here],
+        "a replay that reads what is gone": reads_what_is_gone,
         "a captured copy": captured(lambda: pinned.to("cuda", non_blocking=True)),
     }
     right: dict[str, Callable[[], object]] = {

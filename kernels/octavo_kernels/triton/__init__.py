@@ -53,6 +53,7 @@ from octavo_kernels.triton.small_linear import linear
 from octavo_kernels.triton.varlen import varlen_attention
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # Triton decides when a kernel is defined: when this is imported
+LEAST_CAPABILITY = (8, 0)  # the oldest for which Triton has tensor cores' bfloat16
 CAPTURABLE = not INTERPRETED  # the interpreter runs on the host
 
 
@@ -65,6 +66,12 @@ def unavailable_reason() -> str | None:
 
 def unsupported_device_reason(device: torch.device) -> str | None:
     """Explain why these kernels cannot serve tensors on ``device``; None if they can."""
-    if INTERPRETED or device.type == "cuda":
+    if INTERPRETED:
         return None
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= LEAST_CAPABILITY:
+            return None
+        least, own = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, capability))
+        return f"runs on GPUs of compute capability {least} or newer (A100, A10, L4, H100 ...), and this one has {own}"
     return f"runs on CUDA devices, not on {device.type!r}, unless TRITON_INTERPRET=1 (slow, for tests)"

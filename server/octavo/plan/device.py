@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from octavo.errors import ConfigError
 from octavo.memory.ledger import DeviceMemory, gib, this_machine
-from octavo.plan.gpus import CONTEXT_BYTES, find_gpu, gpu_of_driver
+from octavo.plan.gpus import CONTEXT_BYTES, LEAST_CAPABILITY, find_gpu, gpu_of_driver, too_old
 from octavo.plan.speed import Speed
 from octavo.system import limits
 from octavo.system.cuda_driver import gpu_here
@@ -54,6 +54,8 @@ def _own_gpu(memory: int | None) -> PlannedDevice | None:
     found = gpu_here()
     if found is None:
         return None
+    if found.capability < LEAST_CAPABILITY:
+        raise too_old(f"this machine's {found.name}", found.capability)
     known = gpu_of_driver(found.name)
     speed = None
     if known is not None:

@@ -36,9 +36,6 @@ class GPU:
 
 
 GPUS = {
-    "t4": GPU("T4", 14.56, 320, 65),
-    "v100-16gb": GPU("V100 16 GB", 15.77, 900, 125),
-    "v100-32gb": GPU("V100 32 GB", 31.73, 900, 125),
     "l4": GPU("L4", 22.03, 300, 121, True),
     "a10": GPU("A10", 21.96, 600, 125),
     "a10g": GPU("A10G", 21.96, 600, 70),
@@ -54,6 +51,8 @@ GPUS = {
     "h200": GPU("H200", 139.72, 4800, 989, True),
     "b200": GPU("B200", 178.35, 8000, 2250, True),
 }
+LEAST_CAPABILITY = (8, 0)  # as octavo_kernels.triton has it, which imports Triton
+_TOO_OLD = {"t4": (7, 5), "v100": (7, 0), "p100": (6, 0), "p4": (6, 1), "p40": (6, 1)}
 _OTHER_NAMES = {
     "a100": "a100-80gb",
     "h100-80gb": "h100",
@@ -65,11 +64,19 @@ _OTHER_NAMES = {
     "3090": "rtx3090",
     "rtx-5090": "rtx5090",
     "5090": "rtx5090",
-    "v100": "v100-16gb",
     "rtx-a6000": "a6000",
     "a100-40g": "a100-40gb",
     "a100-80g": "a100-80gb",
 }
+
+
+def too_old(name: str, capability: tuple[int, int]) -> ConfigError:
+    """Make the error for a GPU that the kernels do not run on."""
+    own, least = (".".join(map(str, version)) for version in (capability, LEAST_CAPABILITY))
+    return ConfigError(
+        f"{name} has compute capability {own}, and the kernels need {least}: take a newer GPU (A10, L4, A100 ...), or "
+        "plan for a CPU (--cpu)"
+    )
 
 
 def gpu_of_driver(name: str) -> GPU | None:
@@ -85,6 +92,9 @@ def find_gpu(name: str) -> GPU:
     asked = name.lower().replace("_", "-").removeprefix("nvidia-")
     known = _OTHER_NAMES.get(asked, asked)
     if known not in GPUS:
+        for old, capability in _TOO_OLD.items():
+            if old in re.split(r"[^a-z0-9]+", asked):
+                raise too_old(name, capability)
         if re.match("nvidia|tesla", name.lower()) and (own := gpu_of_driver(name)) is not None:
             return own
         near = did_you_mean(asked, GPUS) or f"; known are {', '.join(GPUS)}"

@@ -21,6 +21,7 @@ class FoundGPU:
     used: int  # by other processes, and what the driver keeps for them
     bandwidth: float
     capability: tuple[int, int]
+    cuda: tuple[int, int]  # the newest that the driver runs
 
 
 class _Memory(ctypes.Structure):
@@ -46,7 +47,10 @@ def gpu_here(load: Callable[[str], Any] = ctypes.CDLL) -> FoundGPU | None:
     used = 0 if cuda.cuDeviceGetPCIBusId(bus, 32, device) else _used(load, bus)
     capability = _attribute(cuda, device, _MAJOR), _attribute(cuda, device, _MINOR)
     bandwidth = 2 * clock * 1e3 * bits / 8 / 1e9
-    return FoundGPU(name.value.decode(errors="replace"), size.value, used, bandwidth, capability)
+    version = ctypes.c_int()
+    number = 0 if cuda.cuDriverGetVersion(ctypes.byref(version)) else version.value  # 12080: 12.8
+    newest = number // 1000, number % 1000 // 10
+    return FoundGPU(name.value.decode(errors="replace"), size.value, used, bandwidth, capability, newest)
 
 
 def _attribute(cuda: Any, device: ctypes.c_int, number: int) -> int:

@@ -10,20 +10,47 @@ import torch
 import octavo_kernels
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig, ParallelConfig
+from octavo.system.cuda_driver import FoundGPU, gpu_here
 from octavo_kernels import reference
 
 logger = logging.getLogger(__name__)
 
 _FLAG = "attention_backend (or OCTAVO_KERNEL_BACKEND)"
+_LEAST_DRIVERS = {12: 525, 13: 580}  # by the major version of CUDA
 
 
 def choose_device(device: str) -> torch.device:
-    """ "auto": CUDA where there is one. Raises ConfigError when CUDA is asked for and not there."""
-    if device == "cuda" and not torch.cuda.is_available():
+    """ "auto": CUDA where there is one. Raises ConfigError when CUDA is asked for and not there, and for a GPU that
+    torch should be able to use and cannot: a CPU in its place is slow, and nobody asked for it."""
+    if device not in ("auto", "cuda"):
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    found = gpu_here()
+    if device == "auto" and (found is None or torch.version.cuda is None):
+        if found is not None:
+            logger.warning("device: %s is not used, because this torch is made without CUDA", found.name)
+        return torch.device("cpu")
+    if found is None:
         raise ConfigError("device 'cuda' was asked for and torch sees no CUDA device; use device='cpu' or 'auto'")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
+    raise ConfigError(f"device: {found.name} is here, and {_why_unusable(found)}; or give device='cpu'")
+
+
+def _why_unusable(found: FoundGPU) -> str:
+    """Explain why torch cannot use a GPU that its driver knows, and what to do."""
+    made_for = torch.version.cuda
+    if made_for is None:
+        return "this torch is made without CUDA: install one that is made with it"
+    needed = int(made_for.partition(".")[0])
+    if found.cuda[0] < needed:
+        newest, least = ".".join(map(str, found.cuda)), _LEAST_DRIVERS.get(needed)
+        update = f"update it to {least} or newer" if least else "update it"
+        return f"its driver runs CUDA up to {newest}, while torch needs {made_for}: {update}"
+    try:
+        torch.cuda.init()
+        return "torch does not see it"
+    except (RuntimeError, AssertionError) as error:
+        return f"torch cannot use it: {error}"
 
 
 def ranks_have_gpus(config: EngineConfig) -> bool:

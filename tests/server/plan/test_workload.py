@@ -25,12 +25,13 @@ from octavo.errors import ConfigError
 from octavo.flags.fields import from_flags
 from octavo.flags.parser import CommandParser
 from octavo.memory.dry_run import Plan, make_plan
-from octavo.plan.gpus import CONTEXT_BYTES, GPUS, find_gpu
+from octavo.plan.gpus import CONTEXT_BYTES, GPUS, LEAST_CAPABILITY, find_gpu
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
 from octavo.plan.speed import Point, Speed, fit_speed, pace, step_seconds
 from octavo.plan.workload import Workload, outlook
 from octavo.system.cuda_driver import gpu_here
+from octavo_kernels import triton
 
 ROOT = Path(__file__).parents[3]
 LLAMA_8B = {
@@ -212,10 +213,10 @@ KEYS: dict[str, type] = {
 @pytest.mark.parametrize(
     "device",
     [
-        *(("--gpu", name) for name in ("t4", "l4", "a10", "rtx4090", "a100-40gb", "a100-80gb", "h100", "h200", "b200")),
+        *(("--gpu", name) for name in ("l4", "a10", "rtx4090", "a100-40gb", "a100-80gb", "h100", "h200", "b200")),
         ("--memory", "8GiB"),
         ("--memory", "64GiB"),
-        ("--gpu", "t4", "-tp", "2"),
+        ("--gpu", "a10g", "-tp", "2"),
         ("--cpu",),
     ],
 )
@@ -386,13 +387,18 @@ def test_a_fit_finds_the_speed_that_was_measured(plan: Plan) -> None:
 class _Driver:
     """The shared libraries of a machine with one GPU, of which another process holds a part."""
 
+    def __init__(self, capability: tuple[int, int] = (8, 9)) -> None:
+        self.capability = capability
+
     def __getattr__(self, name: str) -> Any:
         def answer(*given: Any) -> int:
             out = {"cuDeviceTotalMem_v2": 23_654_000_000, "cuDeviceGetAttribute": 6_251_000}
             if name == "cuDeviceGetName":
                 given[0].value = b"NVIDIA L4"
             elif name == "cuDeviceGetAttribute":
-                given[0]._obj.value = {36: 6_251_000, 37: 192, 75: 8, 76: 9}[given[1]]
+                given[0]._obj.value = {36: 6_251_000, 37: 192, 75: self.capability[0], 76: self.capability[1]}[given[1]]
+            elif name == "cuDriverGetVersion":
+                given[0]._obj.value = 12_080
             elif name in out:
                 given[0]._obj.value = out[name]
             elif name == "nvmlDeviceGetMemoryInfo_v2":
@@ -408,6 +414,7 @@ def test_the_gpu_of_this_machine_is_the_default(
     found = gpu_here(lambda name: _Driver())
     assert found is not None and (found.total, found.used) == (23_654_000_000, 1 << 30)
     assert found.bandwidth == pytest.approx(300, rel=0.01) and found.capability == (8, 9)
+    assert found.cuda == (12, 8)
     monkeypatch.setattr("octavo.plan.device.gpu_here", lambda: found)
     assert main(["plan", llama, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -417,9 +424,24 @@ def test_the_gpu_of_this_machine_is_the_default(
     assert "NVIDIA" not in json.loads(capsys.readouterr().out)["device"]
 
 
+def test_a_gpu_that_is_too_old_is_refused(
+    llama: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LEAST_CAPABILITY == triton.LEAST_CAPABILITY
+    for name in ("t4", "Tesla T4", "NVIDIA-Tesla-V100-SXM2-16GB", "v100-32gb"):
+        with pytest.raises(ConfigError, match=r"compute capability 7\.\d, and the kernels need 8\.0: take a newer GPU"):
+            find_gpu(name)
+    found = gpu_here(lambda name: _Driver((7, 5)))
+    monkeypatch.setattr("octavo.plan.device.gpu_here", lambda: found)
+    assert main(["plan", llama]) != 0
+    said = capsys.readouterr()
+    assert "compute capability 7.5" in said.out + said.err and "--cpu" in said.out + said.err
+    assert main(["plan", llama, "--cpu"]) in (0, 1)
+
+
 def test_gpus_have_less_than_their_names_say() -> None:
     assert find_gpu("NVIDIA_H100") is GPUS["h100"] and find_gpu("A100") is GPUS["a100-80gb"]
-    assert find_gpu("NVIDIA-A100-SXM4-40GB") is GPUS["a100-40gb"] and find_gpu("Tesla T4") is GPUS["t4"]
+    assert find_gpu("NVIDIA-A100-SXM4-40GB") is GPUS["a100-40gb"] and find_gpu("Tesla-L4") is GPUS["l4"]
     for gpu in GPUS.values():
         if gpu.title.endswith(" GB"):
             assert gpu.gib < int(gpu.title.split()[-2])

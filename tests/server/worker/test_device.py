@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,8 +15,9 @@ import octavo_kernels
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig, ModelConfig
+from octavo.system.cuda_driver import FoundGPU
 from octavo.worker import worker
-from octavo.worker.device import choose_kernels
+from octavo.worker.device import choose_device, choose_kernels
 from octavo.worker.kv_cache import quantized_kv_dtype
 from octavo_kernels import triton as backend
 from octavo_kernels.triton import attention_configs as configs
@@ -112,6 +114,7 @@ def test_triton_serves_a_cpu_in_its_interpreter_alone(tiny_checkpoints, monkeypa
         choose_kernels(config(tiny_checkpoints, attention_backend="triton"), CPU)
     monkeypatch.setattr(backend, "INTERPRETED", False)
     monkeypatch.setattr(backend, "unavailable_reason", lambda: None)  # as on a machine with a GPU
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with pytest.raises(ConfigError, match=r"'triton' runs on CUDA devices, not on 'cpu', unless TRITON_INTERPRET=1"):
         choose_kernels(config(tiny_checkpoints, attention_backend="triton"), CPU)
     choose_kernels(config(tiny_checkpoints, attention_backend="triton"), CUDA)
@@ -134,3 +137,56 @@ def test_the_cache_beside_quantised_weights(tiny_checkpoints, monkeypatch) -> No
     assert quantized_kv_dtype(usual, CPU) == "bfloat16"
     octavo_kernels.select_backend("triton")
     assert quantized_kv_dtype(usual, CUDA) == "float32"
+
+
+def gpu(cuda: tuple[int, int]) -> FoundGPU:
+    return FoundGPU("NVIDIA L4", 23 << 30, 0, 300.0, (8, 9), cuda)
+
+
+@pytest.mark.parametrize(
+    "made_for, driver, message",
+    [
+        ("13.0", (12, 4), "L4 is here, and its driver runs CUDA up to 12.4, while torch needs 13.0: update it to 580"),
+        ("12.8", (11, 8), "update it to 525 or newer; or give device='cpu'"),
+        ("13.0", (13, 0), "torch cannot use it: no such context"),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_no_cpu(
+    made_for: str, driver: tuple[int, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        raise RuntimeError("no such context")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.version, "cuda", made_for)
+    monkeypatch.setattr("octavo.worker.device.gpu_here", lambda: gpu(driver))
+    for device in ("auto", "cuda"):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            choose_device(device)
+    assert choose_device("cpu") == CPU
+
+
+def test_a_torch_without_cuda_serves_on_the_cpu_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr("octavo.worker.device.gpu_here", lambda: gpu((13, 0)))
+    assert choose_device("auto") == CPU
+    assert "NVIDIA L4 is not used, because this torch is made without CUDA" in caplog.text
+    with pytest.raises(ConfigError, match="made without CUDA: install one"):
+        choose_device("cuda")
+    monkeypatch.setattr("octavo.worker.device.gpu_here", lambda: None)
+    assert choose_device("auto") == CPU
+
+
+@pytest.mark.parametrize("capability, is_served", [((7, 0), False), ((7, 5), False), ((8, 0), True), ((12, 0), True)])
+def test_gpus_below_the_least_capability_are_refused(
+    capability: tuple[int, int], is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    reason = backend.unsupported_device_reason(CUDA)
+    assert (reason is None) == is_served
+    assert is_served or f"this one has {capability[0]}.{capability[1]}" in str(reason)

@@ -21,6 +21,8 @@ class DecodeGraphs(StepGraphs):
     ) -> None:
         """``keep_two``: a drafter on the device asks for the token before the last one, too."""
         self._rows, self._keep_two = SelectedRows(sizes, parts.batch.device), keep_two
+        self._starts = torch.arange(max(sizes, default=0) + 1, device=parts.batch.device)
+        self._offsets = torch.zeros_like(self._starts)
         super().__init__(parts, sizes, self._rows.rows, self._rows.nobody, reader)
 
     @property
@@ -35,8 +37,7 @@ class DecodeGraphs(StepGraphs):
     def plan(self, size: int) -> DraftPlan:
         """See `StepGraphs`."""
         rows = self._rows.rows[:size]
-        starts = torch.arange(size + 1, device=rows.device)
-        return DraftPlan(rows, torch.zeros_like(rows), starts[:size], rows, starts)
+        return DraftPlan(rows, self._offsets[:size], self._starts[:size], rows, self._starts[: size + 1])
 
     def _inputs(self, size: int) -> tuple[StepTokens, Tensor]:
         step, metadata = self._batch.decode_inputs(self._rows.rows[:size])

@@ -22,10 +22,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Captured:
-    """``outputs`` are filled anew by every `replay`."""
+    """``outputs`` are filled anew by every `replay`. ``work`` is held because it holds what it reads: a graph knows
+    addresses alone, and memory that is given back becomes another tensor's."""
 
     outputs: Tensors
     replay: Callable[[], None]
+    work: Callable[[], Tensors]
 
 
 class Capture(Protocol):
@@ -64,7 +66,7 @@ class CudaCapture:
             # The first replay uploads the graph to the device: no request shall wait for that.
             graph.replay()
         torch.cuda.current_stream().wait_stream(self._stream)
-        return Captured(outputs, graph.replay)
+        return Captured(outputs, graph.replay, work)
 
 
 def run_eagerly(work: Callable[[], Tensors]) -> Captured:
@@ -75,4 +77,4 @@ def run_eagerly(work: Callable[[], Tensors]) -> Captured:
         for old, new in zip(outputs, work(), strict=True):
             old.copy_(new)
 
-    return Captured(outputs, replay)
+    return Captured(outputs, replay, work)
