@@ -1,7 +1,7 @@
 """What drawing costs: tokens a second of every kind of sampling, as a share of greedy's.
 
     python -m benchmarks drawing                                # the embedded model, about 6 minutes on two cores
-    python -m benchmarks drawing --vocabulary 151936            # random weights in the shape of Qwen3's head
+    python -m benchmarks drawing --vocabulary 151936            # random weights in the shape of Qwen3 0.6B
     python -m benchmarks drawing --users 1 --kinds "top-k;min-p" --rounds 9
     python -m benchmarks drawing --peers                        # then every server that `make peers` has installed
 
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from benchmarks.peers.drawn import PeerShare
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 16, 96
-LAYERS = 8  # of a model with a larger vocabulary
+# Random weights give logits whose standard deviation is 0.64: nearly every token would be in a nucleus, as no trained
+# model has it. Times 6.5, 151,936 such logits have an entropy of about 3 nats, as the embedded model's on text.
+LAST_NORM = 6.5
 SCHEMA = {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 50}
 KINDS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.0},
@@ -129,11 +131,11 @@ def shares_of(llm: LLM, kinds: list[str], users: int, rounds: int) -> list[Share
     ]
 
 
-def with_vocabulary(folder: Path, vocabulary: int) -> dict[str, Any]:
-    """Arguments of an engine for a checkpoint written to ``folder``: some layers of Qwen3 0.6B's shape, so many tokens,
+def with_vocabulary(folder: Path, vocabulary: int, layers: int, last_norm: float) -> dict[str, Any]:
+    """Arguments of an engine for a checkpoint written to ``folder``: Qwen3 0.6B's shape with so many tokens and layers,
     random weights, which are loaded as 8 bits."""
-    shape = QWEN3_0_6B | {"vocab_size": vocabulary, "num_hidden_layers": LAYERS}
-    write_checkpoint(shape, Path(resolve_model(None, progress=False).directory), folder)
+    shape = QWEN3_0_6B | {"vocab_size": vocabulary, "num_hidden_layers": layers}
+    write_checkpoint(shape, Path(resolve_model(None, progress=False).directory), folder, last_norm)
     return {"model": str(folder), "quantization": "int8"}
 
 
@@ -143,6 +145,10 @@ def main() -> int:
     parser.add_argument("--kinds", help="some of: " + "; ".join(KINDS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--vocabulary", type=int, help="random weights with a head of so many tokens, Qwen3's: 151936")
+    layers = QWEN3_0_6B["num_hidden_layers"]
+    parser.add_argument("--layers", type=int, default=layers, help="of it (default: %(default)s)")
+    flat = "of it; 1: flat logits, the worst case (default: %(default)s)"
+    parser.add_argument("--last-norm", type=float, default=LAST_NORM, help=flat)
     parser.add_argument("--peers", action="store_true", help="servers over HTTP, too: ours and those installed")
     parser.add_argument("--output-json", type=Path, help="write the figures there")
     args = parser.parse_args()
@@ -151,7 +157,9 @@ def main() -> int:
     print("kind                            users   greedy     drawn  share   (lowest - highest)  goal", flush=True)
     found = []
     with tempfile.TemporaryDirectory() as folder:  # grammars read its tokenizer when they are first asked for
-        told = {} if args.vocabulary is None else with_vocabulary(Path(folder), args.vocabulary)
+        told: dict[str, Any] = {}
+        if args.vocabulary is not None:
+            told = with_vocabulary(Path(folder), args.vocabulary, args.layers, args.last_norm)
         llm = LLM(max_model_len=512, max_num_seqs=max(levels), **told)
         for users in levels:
             for share in shares_of(llm, kinds, users, args.rounds):

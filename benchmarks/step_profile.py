@@ -1,17 +1,18 @@
 """Where one step goes: every part of it, at 1, 20 and (a prompt) 128 rows, beside what the machine would allow.
 
     python -m benchmarks step_profile [--rows 1,20] [--no-server] [--page]
+    python -m benchmarks step_profile --model FOLDER --quantization int8 --no-server
 
-Three measurements on the embedded model, all in one run. The machine: how fast it reads memory and multiplies int8. The
-kernels: a recorded step taken apart, each kind replayed with the caches emptied of its weights. The rest: timers around
-the scheduler, the runner and the sampler of an engine that generates, and the CPU time of a server's two processes
-under that many users. ``--page`` writes the tables into docs/measurements.md; figures go to results/step_profile.json.
+Three measurements on one model, the embedded one by default, all in one run. The machine: how fast it reads memory and
+multiplies. The kernels: a recorded step taken apart, each kind replayed with the caches emptied of its weights. The
+rest: timers around the scheduler, the runner and the sampler of an engine that generates, and the CPU time of a
+server's two processes under that many users. Figures go to results/step_profile.json, under the kind of processor and
+the name of the format; ``--page`` writes the tables into docs/measurements.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 
 import octavo_kernels
 from benchmarks.kernels_cpu import best, get_library, limits
+from benchmarks.peers.cpus import better_dtype, cpu_kind, load_results, save_results
 from benchmarks.sections import replace_section
 from octavo import LLM, SamplingParams
 from octavo.engine.core import EngineCore
@@ -29,11 +31,15 @@ from octavo.models.base import CausalLM
 from octavo.worker.cpu.recorded_steps import RecordedSteps
 from octavo_kernels import AttentionMetadata, cpu
 from octavo_kernels.cpu.recording import Program
+from octavo_kernels.quant import PackedLinear
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "measurements.md"
 CONTEXT, PROMPT, OUTPUT = 192, 128, 128
+EMBEDDED = "SmolLM2-135M, Q4_1"
 LINEARS = ("linear: qkv", "linear: attention out", "linear: gate, up", "linear: down")
+LINEAR_KINDS = ("quantized_linear", "dense_linear")
+SQUARE = 1024  # of the matrices whose product shows what the machine can multiply: they stay in its caches
 GATED = LINEARS[2]
 KINDS = {
     "embedding": "embedding",
@@ -89,6 +95,18 @@ def fill(model: CausalLM, caches: list[torch.Tensor], blocks: int) -> None:
         )
 
 
+def all_limits() -> dict[str, float]:
+    """What this machine can do: GB/s of reading, and thousand million products a second of int8 and of 16 bits, each by
+    the fastest way known: our kernels' dot products, or torch's product of two square matrices."""
+    found = limits()
+    int8 = torch.randint(-127, 128, (SQUARE, SQUARE), dtype=torch.int8)
+    real = torch.randn(SQUARE, SQUARE).to(getattr(torch, better_dtype()))
+    rates = {"int8_gmac_s": best(lambda: torch._int_mm(int8, int8), 10), "real_gmac_s": best(lambda: real @ real, 10)}
+    for name, seconds in rates.items():
+        found[name] = max(found.get(name, 0.0), SQUARE**3 / seconds / 1e9)
+    return found
+
+
 def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int) -> list[dict[str, Any]]:
     """Parts of a step of ``rows`` sequences that compute ``new`` tokens each: milliseconds, and the least possible."""
     runner = llm.engine.executor.worker.runner  # type: ignore[attr-defined]
@@ -110,21 +128,23 @@ def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int
     )
     ids, positions = torch.randint(0, 40_000, (rows * new,)), at.repeat(rows)
     program = cpu.record(lambda: model(ids, positions, ForwardContext([metadata], caches)))
-    layers = [layer.method.packed for layer in model.linear_layers() if layer is not model.lm_head]
+    layers = [layer.method.held for layer in model.linear_layers() if layer is not model.lm_head]
+    plain = [name for name in LINEARS if name != GATED or "gated_linear" not in program.kinds]
 
     def label(kind: str, number: int) -> str:
         if kind == "gated_linear":
             return GATED
-        if kind == "quantized_linear":
-            return [name for name in LINEARS if name != GATED][number % 3]
+        if kind in LINEAR_KINDS:
+            return plain[number % len(plain)]
         return KINDS.get(kind, kind)
 
     evict = torch.ones(1 << 24, dtype=torch.int64)
     least: dict[str, tuple[float, float]] = {}
-    for number, packed in enumerate(layers):
+    for number, weight in enumerate(layers):
         name = LINEARS[number % 4]
-        size, macs = least.get(name, (0.0, 0.0))
-        least[name] = (size + packed.nbytes, macs + rows * new * packed.channels * packed.width)
+        rate = limit["int8_gmac_s" if isinstance(weight, PackedLinear) else "real_gmac_s"]
+        size, products = least.get(name, (0.0, 0.0))
+        least[name] = (size + weight.nbytes, products + rows * new * weight.channels * weight.width / rate)
     least["attention"] = (
         len(caches) * rows * length * 2 * caches[0].shape[2] * caches[0].shape[4] * caches[0].itemsize,
         0,
@@ -134,8 +154,8 @@ def kernels(llm: LLM, rows: int, new: int, limit: dict[str, float], repeats: int
         ms = 1e3 * cold(part, evict if name in least else None, repeats)
         entry: dict[str, Any] = {"part": name, "ms": ms}
         if name in least:
-            size, macs = least[name]
-            entry |= {"memory_ms": size / limit["read_gb_s"] / 1e6, "int8_ms": macs / limit["int8_gmac_s"] / 1e6}
+            size, products = least[name]
+            entry |= {"memory_ms": size / limit["read_gb_s"] / 1e6, "products_ms": products / 1e6}
         parts.append(entry)
     parts.append({"part": "all layers, replayed as one", "ms": 1e3 * cold(program, None, 2 * repeats)})
     return parts
@@ -231,32 +251,50 @@ def server(rows_of: list[int]) -> dict[int, dict[str, float]]:
 # ---------------------------------------------------------------- the page
 
 
-def page(figures: dict[str, Any]) -> str:
+def page(cpus: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Of all kinds of processor, and all formats measured on each."""
+    lines: list[str] = []
+    for cpu_name, formats in cpus.items():
+        lines += [f"### {cpu_name}", ""]
+        for name, figures in formats.items():
+            lines += [*_format(name, figures), ""]
+    return "\n".join(lines[:-1])
+
+
+def _format(name: str, figures: dict[str, Any]) -> list[str]:
     limit = figures["limits"]
+    real = f", {limit['real_gmac_s']:.0f} of {figures['real']}" if "real_gmac_s" in limit else ""
     lines = [
-        f"{figures['cpu']}, {figures['threads']} threads, {figures['isa']} kernels, {figures['date']}. Limits "
-        f"measured in the same run: {limit['read_gb_s']:.1f} GB/s of memory reads, {limit['int8_gmac_s']:.0f} billion "
-        "int8 products a second.",
+        f"**{name}**: {figures['threads']} threads, {figures['isa']} kernels, {figures['date']}. Limits measured in "
+        f"the same run: {limit['read_gb_s']:.1f} GB/s of memory reads, {limit['int8_gmac_s']:.0f} billion int8 "
+        f"products a second{real}.",
         "",
     ]
     for step in figures["steps"]:
-        what = f"{step['rows']} rows" if step["new"] == 1 else f"one prompt of {step['new']} tokens"
-        context = f", each over {CONTEXT} tokens of context" if step["new"] == 1 else ""
-        lines += [f"### Kernels: {what.replace('1 rows', '1 row')}{context}", ""]
-        lines += ["| part | ms | memory allows | int8 allows | of the limit |", "|---|---:|---:|---:|---:|"]
-        total = [0.0, 0.0]
-        for part in step["kernels"]:
-            bound = max(part.get("memory_ms", 0), part.get("int8_ms", 0))
-            cells = [f"{part[key]:.2f}" if part.get(key) else "" for key in ("memory_ms", "int8_ms")]
-            if part["part"].startswith("all"):
-                bound = total[1]
-            else:
-                total = [total[0] + part["ms"], total[1] + bound]
-            share = f"{bound / part['ms']:.0%}" if bound else ""
-            lines.append(f"| {part['part']} | {part['ms']:.2f} | {cells[0]} | {cells[1]} | {share} |")
-        lines.append("")
-    engines = {step["rows"]: step for step in figures["steps"] if step["new"] == 1}
-    lines += ["### The whole step", "", "| part, ms | " + " | ".join(f"{rows} rows" for rows in engines) + " |"]
+        lines += [*_kernels(step), ""]
+    return lines + _whole_step({step["rows"]: step for step in figures["steps"] if step["new"] == 1})
+
+
+def _kernels(step: dict[str, Any]) -> list[str]:
+    what = f"{step['rows']} rows" if step["new"] == 1 else f"one prompt of {step['new']} tokens"
+    context = f", each over {CONTEXT} tokens of context" if step["new"] == 1 else ""
+    title = f"{what.replace('1 rows', '1 row')}{context}"
+    lines = [f"| {title} | ms | memory allows | products allow | of the limit |", "|---|---:|---:|---:|---:|"]
+    total = [0.0, 0.0]
+    for part in step["kernels"]:
+        bound = max(part.get("memory_ms", 0), part.get("products_ms", 0))
+        cells = [f"{part[key]:.2f}" if part.get(key) else "" for key in ("memory_ms", "products_ms")]
+        if part["part"].startswith("all"):
+            bound = total[1]
+        else:
+            total = [total[0] + part["ms"], total[1] + bound]
+        share = f"{bound / part['ms']:.0%}" if bound else ""
+        lines.append(f"| {part['part']} | {part['ms']:.2f} | {cells[0]} | {cells[1]} | {share} |")
+    return lines
+
+
+def _whole_step(engines: dict[int, dict[str, Any]]) -> list[str]:
+    lines = ["| the whole step, ms | " + " | ".join(f"{rows} rows" for rows in engines) + " |"]
     lines.append("|---" + "|---:" * len(engines) + "|")
     names = [part["part"] for part in next(iter(engines.values()))["engine"]]
     for number, name in enumerate(names):
@@ -269,7 +307,7 @@ def page(figures: dict[str, Any]) -> str:
     for key, title in titles.items():
         if all("http" in step for step in engines.values()):
             lines.append(f"| {title} | " + " | ".join(f"{s['http'][key]:.2f}" for s in engines.values()) + " |")
-    return "\n".join(lines)
+    return lines
 
 
 def main() -> None:
@@ -280,22 +318,25 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="of each replay; the fastest counts (default: 15)")
     parser.add_argument("--no-server", action="store_true", help="leave the measurements over HTTP out")
     parser.add_argument("--page", action="store_true", help="write the tables into docs/measurements.md")
+    parser.add_argument("--model", help="a folder or name, measured without a server (default: the embedded model)")
+    parser.add_argument("--quantization", help="of its weights")
+    parser.add_argument("--name", default=EMBEDDED, help="of the format (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=HERE / "results" / "step_profile.json")
     args = parser.parse_args()
     rows_of = [int(rows) for rows in args.rows.split(",")]
     library = get_library()
     if library is None:
         raise SystemExit("the CPU kernels are not built: make setup")
-    from benchmarks.peers.cpus import cpu_kind
-
+    if args.model and (args.name == EMBEDDED or not args.no_server):
+        parser.error("--model: needs a --name, and --no-server")
     torch.manual_seed(0)
     figures: dict[str, Any] = {
-        "cpu": cpu_kind(),
         "isa": library.isa,
         "date": time.strftime("%Y-%m-%d"),
-        "limits": limits(),
+        "real": better_dtype(),
+        "limits": all_limits(),
     }
-    llm = LLM(max_num_seqs=max(rows_of))
+    llm = LLM(args.model, quantization=args.quantization, max_num_seqs=max(rows_of))
     figures["threads"] = torch.get_num_threads()
     figures["steps"] = []
     with torch.inference_mode():
@@ -310,12 +351,12 @@ def main() -> None:
         print("over HTTP", flush=True)
         for rows, found in server(rows_of).items():
             next(step for step in figures["steps"] if step["rows"] == rows and step["new"] == 1)["http"] = found
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(figures, indent=1) + "\n")
-    text = page(figures)
-    print(text)
+    results = load_results(args.output)
+    results["cpus"].setdefault(cpu_kind(), {})[args.name] = figures
+    save_results(args.output, results)
+    print("\n".join(_format(args.name, figures)))
     if args.page:
-        replace_section(PAGE, "step-profile", text)
+        replace_section(PAGE, "step-profile", page(results["cpus"]))
 
 
 if __name__ == "__main__":

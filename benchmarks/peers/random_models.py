@@ -95,8 +95,11 @@ GPT_OSS_20B: dict[str, Any] = SHARED | {
 EXPERT_SCALE = 121  # 2^-6: codes of up to 6 become weights of about 0.05
 
 
-def write_checkpoint(config: dict[str, Any], tokenizer_of: Path, target: Path) -> None:
-    """Write bfloat16 weights, experts of gpt-oss as released (MXFP4), in files of some 2 GiB."""
+def write_checkpoint(config: dict[str, Any], tokenizer_of: Path, target: Path, last_norm: float = 1.0) -> None:
+    """Write bfloat16 weights, experts of gpt-oss as released (MXFP4), in files of some 2 GiB.
+
+    ``last_norm`` is the weight of the norm before the head: with 1, all tokens have nearly the same logit.
+    """
     from safetensors.torch import save_file
 
     target.mkdir(parents=True, exist_ok=True)
@@ -114,7 +117,7 @@ def write_checkpoint(config: dict[str, Any], tokenizer_of: Path, target: Path) -
         save_file(shards[-1], target / name, {"format": "pt"})
         files.update(dict.fromkeys(shards[-1], name))
 
-    for name, tensor in _tensors(config):
+    for name, tensor in _tensors(config, last_norm):
         if held > SHARD_BYTES:
             flush()
             shards[-1], held = {}, 0
@@ -133,9 +136,9 @@ def _name_all_ids(path: Path, vocab_size: int) -> None:
     path.write_text(json.dumps(tokenizer))
 
 
-def _tensors(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of the model that transformers makes of ``config``: norms are ones, biases zeros, the rest is
-    drawn."""
+def _tensors(config: dict[str, Any], last_norm: float) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of the model that transformers makes of ``config``: norms but the last are ones, biases zeros,
+    the rest is drawn."""
     import torch
     import transformers
 
@@ -153,7 +156,8 @@ def _tensors(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{name}_blocks", codes
             yield f"{name}_scales", torch.full_like(codes[..., 0], EXPERT_SCALE)
         elif "norm" in name:
-            yield name, torch.ones(meta.shape, dtype=torch.bfloat16)
+            value = last_norm if name == "model.norm.weight" else 1.0
+            yield name, torch.full(meta.shape, value, dtype=torch.bfloat16)
         elif name.endswith(("bias", "sinks")):
             yield name, torch.zeros(meta.shape, dtype=torch.bfloat16)
         else:
