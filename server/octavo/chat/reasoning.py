@@ -62,7 +62,7 @@ class ReasoningParser:
     """
 
     def __init__(self, inside: bool, calls: Callable[[], ToolParser] | None = None) -> None:
-        markers = calls().MARKERS if calls is not None else ()
+        markers = calls().markers if calls is not None else ()
         self._calls = calls
         self._ends = (END, *markers)
         self._markers = re.compile("|".join(map(re.escape, markers)) or r"(?!)")

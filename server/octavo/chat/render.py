@@ -18,7 +18,7 @@ from octavo.chat.tools.choice import format_of, with_arguments_as_text
 from octavo.chat.tools.harmony import STOPS, harmony_grammar, harmony_messages, nearest_effort, speaks_harmony
 from octavo.chat.tools.parsers import HarmonyParser
 from octavo.chat.tools.plan import ToolPlan, combine_constraints, plan_tools, with_allowed_tools
-from octavo.chat.tools.prompt_fallback import inject_tool_prompt
+from octavo.chat.tools.prompt_fallback import tell_of_tools, with_calls_as_text, with_results_as_text
 from octavo.errors import FieldError
 from octavo.interface.sampling_params import SamplingParams
 from octavo.text.chat_template import TemplateLimitError, check_variables
@@ -89,7 +89,7 @@ class Rendered:
     @property
     def needs_special_tokens(self) -> bool:
         """True if special tokens separate the parts of an answer."""
-        return self.harmony or (self.plan is not None and self.plan.parser.needs_special_tokens)
+        return self.harmony or (self.plan is not None and self.plan.forced is None and self.plan.format.special)
 
     @property
     def is_plain(self) -> bool:
@@ -139,6 +139,8 @@ def render(
         raise FieldError("tool_choice demands a call, which cannot continue a final message; drop one", "tool_choice")
     ids = _after_earlier(tokenize(text), conversation.earlier_ids, tokenizer.bos_token_id)
     inside = not harmony and _ends_inside_reasoning(ids, options, tokenizer)
+    if plan is not None and plan.format.thoughts[0]:
+        plan.inside_thoughts = text.rstrip().endswith(plan.format.thoughts[0].rstrip())
     images = images_of(conversation.messages)
 
     def find_boundaries() -> list[int]:
@@ -205,10 +207,19 @@ def _with_tools(
     tools = None if no_calls and options.exclude_tools_when_tool_choice_none else tools
     if tools or any("tool_calls" in message for message in messages):
         calls = format_of(template, options.tool_call_parser)
-        if tools and not no_calls and calls.generic:
-            return inject_tool_prompt(messages, tools), None
+        tell = bool(tools) and not no_calls and not calls.told
+        if not calls.writes and (tell or calls.told):
+            messages = with_calls_as_text(messages, calls.row)
         if calls.arguments_as_text:
             messages = [with_arguments_as_text(message) for message in messages]
+        if calls.needs_none:
+            messages = [
+                {**message, "content": message["content"] or None} if message.get("tool_calls") else message
+                for message in messages
+            ]
+        if tell and tools:
+            messages = messages if calls.writes else with_results_as_text(messages)
+            return tell_of_tools(messages, tools, calls.row, results=not calls.writes), None
     return messages, tools
 
 

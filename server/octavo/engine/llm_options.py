@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo.chat.reasoning import REASONING_PARSERS
-from octavo.chat.tools.parsers import TOOL_PARSERS
+from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.engine import vllm_arguments
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
@@ -33,7 +33,7 @@ class LLMOptions:
         given = self.override_generation_config
         if not isinstance(given, dict | None):
             raise ConfigError(f"override_generation_config must be a dict of sampling parameters, got {given!r}")
-        for name, known in (("tool_call_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+        for name, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_PARSERS)):
             if (given := getattr(self, name)) is not None and given not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(sorted(known))}, got {given!r}")
         check_variables(self.default_chat_template_kwargs or {}, "default_chat_template_kwargs")

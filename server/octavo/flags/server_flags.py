@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from octavo.chat.reasoning import REASONING_PARSERS
-from octavo.chat.tools.parsers import TOOL_PARSERS
+from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.entrypoints.args import ServerArgs
 from octavo.flags.fields import add_flags
 from octavo.interface.pooling import POOLINGS
@@ -89,7 +89,7 @@ SERVER_HELP = {
 CHOICES = {
     "log_level": LEVELS,
     "log_format": FORMATS,
-    "tool_call_parser": sorted(TOOL_PARSERS),
+    "tool_call_parser": sorted(TOOL_FORMATS),
     "reasoning_parser": sorted(REASONING_PARSERS),
     "deferred_tools": ("found", "top"),
     "embedding_pooling": POOLINGS,

@@ -8,7 +8,8 @@ import logging
 import pytest
 
 from octavo.chat.tools.choice import format_of
-from octavo.chat.tools.parsers import TOOL_PARSERS
+from octavo.chat.tools.formats.table import TOOL_FORMATS
+from octavo.chat.tools.prompt_fallback import tell_of_tools, with_calls_as_text
 
 HEAD = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}"
 TAIL = "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -78,6 +79,51 @@ PYTHON = (
     "{% if m.tool_calls %}<|tool_call_start|>[" + EACH + "{{ f.name }}(" + ITEMS + "{{ k }}={{ v | tojson }}"
     "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]<|tool_call_end|>{% endif %}"
 )
+KIMI = (
+    "{% if m.tool_calls %}<|tool_calls_section_begin|>" + EACH + "<|tool_call_begin|>functions.{{ f.name }}:"
+    "{{ loop.index0 }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+    "<|tool_calls_section_end|>{% endif %}"
+)
+SOLAR = (
+    "{% if m.tool_calls %}<|tool_calls|>" + EACH + "<|tool_call:begin|>{{ c.id }}<|tool_call:name|>{{ f.name }}"
+    "<|tool_call:args|>{{ f.arguments | tojson }}<|tool_call:end|>{% endfor %}<|calls|>{% endif %}"
+)
+KIND = "{{ 'string' if v is string else 'boolean' if v is boolean else 'number' if v is number else 'object' }}"
+KIMI3 = (
+    "{% if m.tool_calls %}<|open|>tools<|sep|>" + EACH + '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"'
+    "<|sep|>" + ITEMS + '<|open|>argument key="{{ k }}" type="' + KIND + '"<|sep|>' + VALUE + "<|close|>argument"
+    "<|sep|>{% endfor %}<|close|>call<|sep|>{% endfor %}<|close|>tools<|sep|>{% endif %}"
+)
+GEMMA = (
+    '{% macro typed(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is mapping %}{% raw %}{{% endraw %}'
+    "{% for k, i in v.items() %}{{ k }}:{{ typed(i) }}{{ ',' if not loop.last }}{% endfor %}{% raw %}}{% endraw %}"
+    "{% elif v is sequence %}[{% for i in v %}{{ typed(i) }}{{ ',' if not loop.last }}{% endfor %}]"
+    "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+    + EACH
+    + "<|tool_call>call:{{ f.name }}{{ typed(f.arguments) }}<tool_call|>{% endfor %}"
+)
+M3 = (
+    "{% macro tree(v) %}{% if v is mapping %}{% for k, i in v.items() %}]<]minimax[>[<{{ k }}>{{ tree(i) }}"
+    "]<]minimax[>[</{{ k }}>{% endfor %}{% elif v is string %}{{ v }}{% elif v is sequence %}{% for i in v %}"
+    "]<]minimax[>[<item>{{ tree(i) }}]<]minimax[>[</item>{% endfor %}{% else %}{{ v | tojson }}{% endif %}"
+    "{% endmacro %}"
+    "{% if m.tool_calls %}]<]minimax[>[<tool_call>\n" + EACH + ']<]minimax[>[<invoke name="{{ f.name }}">'
+    "{{ tree(f.arguments) }}]<]minimax[>[</invoke>\n{% endfor %}]<]minimax[>[</tool_call>{% endif %}"
+)
+HY = (
+    "{% if m.tool_calls %}<tool_calls:opensource>\n"
+    + EACH
+    + "<tool_call:opensource>{{ f.name }}<tool_sep:opensource>\n"
+    + ITEMS
+    + "<arg_key:opensource>{{ k }}</arg_key:opensource>\n<arg_value:opensource>"
+    + VALUE
+    + "</arg_value:opensource>\n{% endfor %}</tool_call:opensource>\n{% endfor %}</tool_calls:opensource>{% endif %}"
+)
+CPM = (
+    EACH + '<function name="{{ f.name }}">' + ITEMS + '<param name="{{ k }}">{% if v is string and "<" in v %}'
+    "<![CDATA[{{ v }}]]>{% else %}{{ v }}{% endif %}</param>{% endfor %}</function>\n{% endfor %}"
+)
+KEYED = '{"{{ f.name }}": {{ f.arguments | tojson }}}{{ ", " if not loop.last }}{% endfor %}'
 THINKING = HEAD.replace("{{ m.content }}", "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}")
 WRITTEN = {
     "qwen3_xml": (XML, "qwen3_xml"),
@@ -98,6 +144,20 @@ WRITTEN = {
     "granite": ("{% if m.tool_calls %}<|tool_call|>[" + EACH + LISTED + "]{% endif %}", "granite"),
     "llama3": (ONE_ONLY, "llama3_json"),
     "lfm2": (PYTHON, "lfm2"),
+    "kimi_k2": (KIMI, "kimi_k2"),
+    "kimi_k3": (KIMI3, "kimi_k3"),
+    "solar": (SOLAR, "solar"),
+    "gemma4": (GEMMA, "gemma4"),
+    "minimax_m3": (M3, "minimax_m3"),
+    "hy_v3": (HY, "hy_v3"),
+    "minicpm5": (CPM, "minicpm5"),
+    "apertus": ("{% if m.tool_calls %}<|tools_prefix|>[" + EACH + KEYED + "]<|tools_suffix|>{% endif %}", "apertus"),
+    "gigachat3": (EACH + "<|function_call|>" + BODY + "<|message_sep|>{% endfor %}", "gigachat3"),
+    "functionary": (
+        EACH + "<function={{ f.name }}>{{ f.arguments | tojson }}</function>{% endfor %}",
+        "functionary_v3_1",
+    ),
+    "phi4": ("{% if m.tool_calls %} functools[" + EACH + LISTED + "]{% endif %}", "phi4_mini_json"),
     "pythonic": (PYTHON.replace("<|tool_call_start|>", "").replace("<|tool_call_end|>", ""), "pythonic"),
 }
 
@@ -120,7 +180,7 @@ def test_the_format_is_the_one_that_reads_the_templates_calls_back(family):
         EACH + "<tool_call>[{{ f.name }}]{{ f.arguments | tojson }}</tool_call>{% endfor %}",
         EACH + "<tool_call>{{ f.name }}: {{ f.arguments }}</tool_call>{% endfor %}",  # as Python prints it
         EACH + '{"call": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}{% endfor %}',
-        EACH + "<|tool_call>call:{{ f.name }}{{ f.arguments }}<tool_call|>{% endfor %}",
+        EACH + "<|tool_call>{{ f.name }}-{{ f.arguments }}<tool_call|>{% endfor %}",
         XML.replace("parameter", "param"),
         HERMES.replace("{{ f.arguments | tojson }}", '{"text": "always the same"}'),
         '{# <tool_call> #}{# "parameters": #}',
@@ -171,7 +231,33 @@ def test_a_flag_overrides_what_the_template_says_and_the_log_tells(caplog):
 
 def test_names_of_one_format_are_the_same_format():
     for name, other in (("qwen3_coder", "qwen3_xml"), ("glm47", "glm45"), ("qwen3_json", "hermes")):
-        assert TOOL_PARSERS[name] is TOOL_PARSERS[other]
+        assert TOOL_FORMATS[name] is TOOL_FORMATS[other]
+
+
+def test_a_template_that_writes_calls_and_describes_no_tools_keeps_its_format():
+    blind = template(DEEPSEEK, HEAD.partition("{% for m")[1] + HEAD.partition("{% for m")[2])
+    found = format_of(blind)
+    assert (found.parser, found.how, found.told, found.writes) == ("deepseek_v31", "read back", False, True)
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    (system, user) = tell_of_tools([{"role": "user", "content": "Hi"}], tools, found.row, results=False)
+    assert '{"name": "now"}' in system["content"] and user == {"role": "user", "content": "Hi"}
+    assert "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function name<｜tool▁sep｜>{" in system["content"]
+
+
+def test_a_template_that_writes_calls_only_beside_null_gets_null():
+    shy = template(HERMES.replace("m.tool_calls or []", "(m.tool_calls if m.content is none else [])"))
+    found = format_of(shy)
+    assert (found.parser, found.how, found.needs_none) == ("hermes", "read back", True)
+
+
+def test_calls_that_a_template_drops_are_written_into_their_messages():
+    told = "{% if tools %}{{ tools | tojson }}<|tool_list_start|>{% endif %}"
+    found = format_of(told + "{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert (found.parser, found.told, found.writes) == ("lfm2", True, False)
+    calls = [{"type": "function", "function": {"name": "now", "arguments": {"zone": "UTC"}}}]
+    messages = [{"role": "assistant", "content": "Wait.", "tool_calls": calls}, {"role": "tool", "content": "12"}]
+    written = {"role": "assistant", "content": "Wait.\n<|tool_call_start|>[now(zone='UTC')]<|tool_call_end|>"}
+    assert with_calls_as_text(messages, found.row) == [written, messages[1]]
 
 
 def test_a_template_without_tools_has_the_generic_prompt():

@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from octavo.chat.messages import check_messages
 from octavo.chat.options import ChatOptions
+from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.chat.tools.grammars import call_grammar
 from octavo.chat.tools.harmony import harmony_grammar, harmony_messages, speaks_harmony
 from octavo.chat.tools.parsers import CallPiece, HarmonyParser, Reasoning
@@ -156,7 +157,7 @@ def accepts(grammar: str, text: str) -> bool:
 
 
 def test_demanded_forms_and_calls_are_in_the_format_and_come_behind_thoughts() -> None:
-    calls = call_grammar(HarmonyParser, [WEATHER, {"name": "now"}], None, no_token)
+    calls = call_grammar(TOOL_FORMATS["openai"], [WEATHER, {"name": "now"}], None, no_token)
     final, call = FINAL.partition("assistant")[2], CALL.partition("assistant")[2] + '{"city":"Paris"}<|call|>'
     thoughts = f"{ANALYSIS}Let me <think>.<|end|><|start|>assistant"
     both, only_call = harmony_grammar(ANSWER, calls, no_token), harmony_grammar(None, calls, no_token)

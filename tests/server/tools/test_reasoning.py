@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.chat.reasoning import ReasoningParser, begins_inside_reasoning
-from octavo.chat.tools.parsers import TOOL_PARSERS, CallPiece, Reasoning
+from octavo.chat.tools.formats.table import TOOL_FORMATS
+from octavo.chat.tools.parsers import CallPiece, Reasoning, reader_of
 
 
 def split(chunks: list[str], inside: bool) -> tuple[str, str]:
@@ -101,7 +102,7 @@ def with_calls(kind: str, text: str, cut: bool = False) -> tuple[str, str]:
     """Thoughts and answer, the same for every way to cut the text in two."""
 
     def split(chunks: list[str]) -> tuple[str, str]:
-        parser = ReasoningParser(True, lambda: TOOL_PARSERS[kind](["now"]))
+        parser = ReasoningParser(True, lambda: reader_of(TOOL_FORMATS[kind], ["now"]))
         parts = [parser.feed(chunk) for chunk in chunks] + [parser.finish(cut)]
         return "".join(thoughts for thoughts, _ in parts), "".join(answer for _, answer in parts)
 
@@ -130,7 +131,7 @@ def test_a_call_that_closed_thoughts_only_draft_stays_thought(kind):
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_marker_that_thoughts_only_mention_begins_no_call(kind):
-    marker = TOOL_PARSERS[kind].MARKERS[0]
+    marker = TOOL_FORMATS[kind].markers[0]
     for text in (f"I could write {marker} now", f"{marker}", f"{marker}{marker} </thin"):
         assert with_calls(kind, text) == (text, "")
         assert with_calls(kind, f"{text}</think>Yes.") == (text, "Yes.")
@@ -146,6 +147,6 @@ def test_a_call_that_is_cut_off_inside_thoughts_keeps_what_is_known(kind):
 
 
 def test_commands_thoughts_end_at_a_call():
-    parser = TOOL_PARSERS["cohere_command3"](["now"])
+    parser = reader_of(TOOL_FORMATS["cohere_command3"], ["now"])
     pieces = [*parser.feed("<|START_THINKING|>I need it." + CALLS["cohere_command3"]), *parser.finish()]
     assert pieces == [Reasoning("I need it."), CallPiece(0, "now", '{"zone": "a</think>b"}')]

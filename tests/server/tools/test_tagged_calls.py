@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.chat.tools.parsers import TOOL_PARSERS, CallPiece
+from octavo.chat.tools.formats.table import TOOL_FORMATS
+from octavo.chat.tools.parsers import CallPiece, reader_of
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "write": {
@@ -78,7 +79,7 @@ def written(kind: str, made: list[Call], newline: str = "\n") -> str:
 
 def parse(kind: str, chunks: list[str], cut: bool = False) -> tuple[str, list[list[str]]]:
     """Content, and the calls as [name, arguments]."""
-    parser = TOOL_PARSERS[kind](SCHEMAS)
+    parser = reader_of(TOOL_FORMATS[kind], SCHEMAS)
     content, found = "", []
     for piece in [*(p for chunk in chunks for p in parser.feed(chunk)), *parser.finish(cut)]:
         if isinstance(piece, str):
@@ -200,7 +201,7 @@ def test_values_have_the_kind_of_the_schema(kind, key, text, value):
 def test_texts_come_as_they_are_written(kind):
     whole = written(kind, [("write", {"text": "Once upon a time"})])
     at = whole.index(" upon")
-    parser = TOOL_PARSERS[kind](SCHEMAS)
+    parser = reader_of(TOOL_FORMATS[kind], SCHEMAS)
     assert parser.feed(whole[:at]) == [CallPiece(0, "write", '{"text": "Once')]
     assert parser.feed(" upon") == [CallPiece(0, None, " upon")]
 

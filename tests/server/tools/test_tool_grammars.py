@@ -11,8 +11,10 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from octavo.chat.structured import or_calls
+from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
+from octavo.chat.tools.formats.writer import write_calls
 from octavo.chat.tools.grammars import call_grammar
-from octavo.chat.tools.parsers import TOOL_PARSERS, CallPiece
+from octavo.chat.tools.parsers import CallPiece, reader_of
 from octavo.errors import FieldError
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
@@ -67,7 +69,9 @@ WRITTEN = {
     "hunyuan_a13b": f"<tool_calls>{LISTED}</tool_calls>",
     "nemotron_nano_v2": f"<TOOLCALL>{LISTED}</TOOLCALL>",
     "lfm2": '<|tool_call_start|>[get_weather(city="Paris"), now()]<|tool_call_end|>',
+    "olmo3": '<function_calls>\nget_weather(city="Paris")\nnow()\n</function_calls>',
 }
+WRITTEN |= {row.name: write_calls(row, CALLS) for row in ROWS if row.name not in WRITTEN and row.name != "openai"}
 
 
 def no_token(text: str) -> int | None:
@@ -77,7 +81,7 @@ def no_token(text: str) -> int | None:
 def grammar(kind: str, max_calls: int | None = None, functions: list[dict] | None = None) -> str:
     """The answer's form or calls. Markers are text here, for the byte tokenizer has no tokens for them."""
     calls = call_grammar(
-        TOOL_PARSERS[kind.partition(" ")[0]],
+        TOOL_FORMATS[kind.partition(" ")[0]],
         [WEATHER, NOW] if functions is None else functions,
         max_calls,
         (lambda text: 1) if kind == "mistral v11" else no_token,
@@ -93,7 +97,7 @@ def accepts(text: str, *of: object) -> bool:
 
 def parse(kind: str, text: str) -> tuple[list[tuple[str, dict]], str]:
     """The calls and the content."""
-    parser = TOOL_PARSERS[kind.partition(" ")[0]]({"get_weather": WEATHER["parameters"], "now": {}})
+    parser = reader_of(TOOL_FORMATS[kind.partition(" ")[0]], {"get_weather": WEATHER["parameters"], "now": {}})
     calls: list[list[str]] = []
     content = ""
     for piece in [*parser.feed(text), *parser.finish()]:
@@ -135,6 +139,8 @@ def test_texts_of_the_grammar_are_calls_that_keep_to_the_schemas(kind):
         if not calls:
             assert json.loads(content).keys() == {"a"}, text
         for name, arguments in calls:
+            if "Infinity" in json.dumps(arguments):
+                continue  # as JSON's grammar allows: 1e999
             schema = {"get_weather": WEATHER["parameters"], "now": {"type": "object", "maxProperties": 0}}[name]
             jsonschema_rs.validate(schema, arguments)
         assert not (calls and content.strip()), text

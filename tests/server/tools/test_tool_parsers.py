@@ -8,18 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.chat.tools.parsers import (
-    TOOL_PARSERS,
-    CallPiece,
-    JsonListParser,
-    NamedCallParser,
-    Piece,
-    ToolParser,
-)
+from octavo.chat.tools.formats.row import Format
+from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
+from octavo.chat.tools.parsers import CallPiece, JsonListParser, NamedCallParser, Piece, ToolParser, reader_of
 
-HERMES = TOOL_PARSERS["hermes"]
-KINDS = sorted({parser: name for name, parser in TOOL_PARSERS.items()}.values())  # each once
+HERMES = TOOL_FORMATS["hermes"]
+KINDS = [row.name for row in ROWS]
 NAMES = ("get_weather", "now", "write.file", "f")
+Kind = Format | type[ToolParser]
 Parsed = tuple[str, list[tuple[str, str]]]
 
 
@@ -41,13 +37,13 @@ def add_up(pieces: list[Piece]) -> Parsed:
     return content, calls
 
 
-def parse(kind: type[ToolParser], chunks: list[str], names: tuple[str, ...] = NAMES, cut: bool = False) -> Parsed:
-    parser = kind(names)
+def parse(kind: Kind, chunks: list[str], names: tuple[str, ...] = NAMES, cut: bool = False) -> Parsed:
+    parser = reader_of(kind, names) if isinstance(kind, Format) else kind(names)
     pieces = [piece for chunk in chunks for piece in parser.feed(chunk)]
     return add_up(pieces + parser.finish(cut))
 
 
-def check_every_cut(kind: type[ToolParser], text: str) -> Parsed:
+def check_every_cut(kind: Kind, text: str) -> Parsed:
     whole = parse(kind, [text])
     assert parse(kind, list(text)) == whole, "one character at a time"
     for i in range(len(text) + 1):
@@ -94,21 +90,21 @@ many_calls = st.lists(calls, min_size=1, max_size=3)
 @given(many_calls, prose, spellings, st.booleans(), st.sampled_from(["\n", ""]))
 def test_hermes(made, before, spelling, name_first, gap):
     blocks = [f"<tool_call>{gap}{as_json(*call, spelling, name_first=name_first)}{gap}</tool_call>" for call in made]
-    check_calls(check_every_cut(TOOL_PARSERS["hermes"], before + "\n".join(blocks)), before, made)
+    check_calls(check_every_cut(HERMES, before + "\n".join(blocks)), before, made)
 
 
 @settings(max_examples=20, deadline=None)
 @given(many_calls, prose, spellings, st.sampled_from(["parameters", "arguments"]), st.sampled_from(["; ", ";", "\n"]))
 def test_llama3_json(made, before, spelling, key, separator):
     text = separator.join(as_json(*call, spelling, key) for call in made)
-    check_calls(check_every_cut(TOOL_PARSERS["llama3_json"], text), "", made)
-    check_calls(check_every_cut(TOOL_PARSERS["llama3_json"], before + "<|python_tag|>" + text), before, made)
+    check_calls(check_every_cut(TOOL_FORMATS["llama3_json"], text), "", made)
+    check_calls(check_every_cut(TOOL_FORMATS["llama3_json"], before + "<|python_tag|>" + text), before, made)
 
 
 @settings(max_examples=20, deadline=None)
 @given(many_calls, prose, spellings)
 def test_mistral(made, before, spelling):
-    parser = TOOL_PARSERS["mistral"]
+    parser = TOOL_FORMATS["mistral"]
     listed = "[TOOL_CALLS] [" + ", ".join(as_json(*call, spelling) for call in made) + "]"
     check_calls(check_every_cut(parser, before + listed), before, made)
     named = "".join(f"[TOOL_CALLS]{name}{json.dumps(arguments, **spelling)}" for name, arguments in made)
@@ -127,7 +123,7 @@ pythonic_calls = st.lists(
 def test_pythonic(made, before):
     written = [f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in made]
     text = f"[{', '.join(written)}]"
-    parser = TOOL_PARSERS["pythonic"]
+    parser = TOOL_FORMATS["pythonic"]
     check_calls(check_every_cut(parser, text), "", made)
     check_calls(check_every_cut(parser, f"{before}<|python_start|>{text}<|python_end|>"), before, made)
 
@@ -142,7 +138,7 @@ def test_a_constrained_list(made, spelling):
 # Answers that are cut off at max_tokens.
 
 
-def check_every_end(kind: type[ToolParser], text: str, before: str = "", names: tuple[str, ...] = NAMES) -> None:
+def check_every_end(kind: Kind, text: str, before: str = "", names: tuple[str, ...] = NAMES) -> None:
     """Wherever ``text``, which is ``before`` and calls, ends: no markup is content, and the calls are those of the
     whole text, the last one as far as it came."""
     _, whole = parse(kind, [text], names)
@@ -162,15 +158,13 @@ def check_every_end(kind: type[ToolParser], text: str, before: str = "", names: 
 def test_calls_that_are_cut_off_keep_what_is_known(data, made, before, spelling):
     """In every format: the name or its beginning, and the beginning of the arguments."""
     written = [as_json(*call, spelling, name_first=data.draw(st.booleans())) for call in made]
-    check_every_end(
-        TOOL_PARSERS["hermes"], before + "\n".join(f"<tool_call>{call}</tool_call>" for call in written), before
-    )
-    check_every_end(TOOL_PARSERS["mistral"], f"{before}[TOOL_CALLS] [{', '.join(written)}]", before)
+    check_every_end(HERMES, before + "\n".join(f"<tool_call>{call}</tool_call>" for call in written), before)
+    check_every_end(TOOL_FORMATS["mistral"], f"{before}[TOOL_CALLS] [{', '.join(written)}]", before)
     named = "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, **spelling)}" for name, arguments in made)
-    check_every_end(TOOL_PARSERS["mistral"], before + named, before)
+    check_every_end(TOOL_FORMATS["mistral"], before + named, before)
     llama = "; ".join(as_json(*call, spelling, "parameters") for call in made)
-    check_every_end(TOOL_PARSERS["llama3_json"], llama)
-    check_every_end(TOOL_PARSERS["llama3_json"], before + "<|python_tag|>" + llama, before)
+    check_every_end(TOOL_FORMATS["llama3_json"], llama)
+    check_every_end(TOOL_FORMATS["llama3_json"], before + "<|python_tag|>" + llama, before)
     listed = json.dumps([{"name": name, "parameters": arguments} for name, arguments in made], **spelling)
     check_every_end(JsonListParser, listed)
     check_every_end(NamedCallParser, json.dumps(made[0][1], **spelling), names=NAMES[:1])
@@ -180,8 +174,8 @@ def test_calls_that_are_cut_off_keep_what_is_known(data, made, before, spelling)
 @given(pythonic_calls, prose)
 def test_calls_in_python_that_are_cut_off_keep_whole_arguments(made, before):
     written = [f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in made]
-    check_every_end(TOOL_PARSERS["pythonic"], f"[{', '.join(written)}]")
-    check_every_end(TOOL_PARSERS["pythonic"], f"{before}<|python_start|>[{', '.join(written)}]", before)
+    check_every_end(TOOL_FORMATS["pythonic"], f"[{', '.join(written)}]")
+    check_every_end(TOOL_FORMATS["pythonic"], f"{before}<|python_start|>[{', '.join(written)}]", before)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +189,9 @@ def test_calls_in_python_that_are_cut_off_keep_whole_arguments(made, before):
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": Tru', [("f", '{"a": ')]),  # no JSON begins so
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": -1', [("f", '{"a": -1')]),
         (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool', [("f", "{}")]),
-        (TOOL_PARSERS["llama3_json"], '{"na', []),
-        (TOOL_PARSERS["mistral"], "[TOOL_CALLS]get", [("get_weather", "")]),
-        (TOOL_PARSERS["pythonic"], "[f(a=[1, 2], b='x, y', c=(3", [("f", '{"a": [1, 2], "b": "x, y"')]),
+        (TOOL_FORMATS["llama3_json"], '{"na', []),
+        (TOOL_FORMATS["mistral"], "[TOOL_CALLS]get", [("get_weather", "")]),
+        (TOOL_FORMATS["pythonic"], "[f(a=[1, 2], b='x, y', c=(3", [("f", '{"a": [1, 2], "b": "x, y"')]),
         (JsonListParser, "[", []),
         (JsonListParser, ' [{"name": "now", "parameters"', [("now", "")]),
     ],
@@ -216,7 +210,7 @@ def test_a_call_of_the_only_tool_has_its_name_from_the_beginning():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["Paris", '{"city": "Par', '{"name": "Jane", "age', "[1, 2", "a < b and ", "  "])
 def test_other_texts_that_are_cut_off_are_content(kind, text):
-    content, calls = parse(TOOL_PARSERS[kind], [text], cut=True)
+    content, calls = parse(TOOL_FORMATS[kind], [text], cut=True)
     assert (content, calls) == (text, [])
 
 
@@ -283,13 +277,13 @@ MARKUP = [
 @example("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\')
 @example("mistral", '[TOOL_CALLS]f{"a": "b"} and [TOOL_CALLS]')
 def test_any_text_is_parsed_alike_however_it_is_cut(kind, text):
-    check_every_cut(TOOL_PARSERS[kind], text)
+    check_every_cut(TOOL_FORMATS[kind], text)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(KINDS), st.text(max_size=40))
 def test_text_without_a_call_comes_out_as_it_is(kind, text):
-    assert check_every_cut(TOOL_PARSERS[kind], text) == (text, [])
+    assert check_every_cut(TOOL_FORMATS[kind], text) == (text, [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -327,11 +321,11 @@ def test_text_without_a_call_comes_out_as_it_is(kind, text):
 )
 def test_text_that_is_no_call_is_content_to_the_letter(kind, text):
     names = (*NAMES,)
-    assert parse(TOOL_PARSERS[kind], [text], names) == (text, [])
+    assert parse(TOOL_FORMATS[kind], [text], names) == (text, [])
 
 
 def hermes(body: str) -> Parsed:
-    return check_every_cut(TOOL_PARSERS["hermes"], f"<tool_call>{body}</tool_call>")
+    return check_every_cut(HERMES, f"<tool_call>{body}</tool_call>")
 
 
 @pytest.mark.parametrize(
@@ -358,7 +352,7 @@ def test_arguments_are_exact(body, arguments):
 
 def test_arguments_come_as_they_are_written():
     """A long argument need not be whole before its beginning is seen."""
-    parser = TOOL_PARSERS["hermes"](NAMES)
+    parser = reader_of(HERMES, NAMES)
     assert parser.feed('Wait. <tool_call>\n{"name": "f", "arg') == ["Wait."]
     assert parser.feed('uments": {"text": "Once') == [CallPiece(0, "f", '{"text": "Once')]
     assert parser.feed(" upon") == [CallPiece(0, None, " upon")]
@@ -367,22 +361,22 @@ def test_arguments_come_as_they_are_written():
 
 
 def test_text_that_cannot_be_a_marker_is_not_held_back():
-    parser = TOOL_PARSERS["hermes"](NAMES)
+    parser = reader_of(HERMES, NAMES)
     assert parser.feed("a <to") == ["a"]  # the space waits: before a call it would be dropped
     assert parser.feed("n>") == [" <ton>"]
 
 
 def test_a_call_that_is_cut_off_shows_how_far_it_came():
     text = '<tool_call>{"name": "f", "arguments": {"a": [1, tru'
-    assert check_every_cut(TOOL_PARSERS["hermes"], text) == ("", [("f", '{"a": [1, tru')])
+    assert check_every_cut(HERMES, text) == ("", [("f", '{"a": [1, tru')])
     too_early = '<tool_call>{"name": "f", "argum'
-    assert check_every_cut(TOOL_PARSERS["hermes"], too_early) == (too_early, [])
+    assert check_every_cut(HERMES, too_early) == (too_early, [])
 
 
 def test_a_broken_call_spares_its_neighbours():
     good = '<tool_call>{"name": "now", "arguments": {"a": 1}}</tool_call>'
     bad = '<tool_call>{"name": now}</tool_call>'
-    content, found = check_every_cut(TOOL_PARSERS["hermes"], good + bad + good)
+    content, found = check_every_cut(HERMES, good + bad + good)
     assert content == bad and found == [("now", '{"a": 1}')] * 2
 
 
@@ -394,7 +388,7 @@ def test_a_call_that_breaks_inside_arguments_becomes_content():
 def test_unknown_tools_count_where_calls_are_marked():
     body = '{"name": "made_up", "arguments": {}}'
     assert hermes(body)[1] == [("made_up", "{}")]
-    assert check_every_cut(TOOL_PARSERS["llama3_json"], body) == (body, [])
+    assert check_every_cut(TOOL_FORMATS["llama3_json"], body) == (body, [])
 
 
 def test_long_arguments_take_linear_time():
@@ -403,6 +397,6 @@ def test_long_arguments_take_linear_time():
 
     text = '<tool_call>{"name": "f", "arguments": {"text": "' + "word \\n" * 28_000 + '"}}</tool_call>'
     started = time.perf_counter()
-    content, found = parse(TOOL_PARSERS["hermes"], [text[i : i + 4] for i in range(0, len(text), 4)])
+    content, found = parse(HERMES, [text[i : i + 4] for i in range(0, len(text), 4)])
     assert time.perf_counter() - started < 5
     assert content == "" and len(json.loads(found[0][1])["text"]) == 6 * 28_000

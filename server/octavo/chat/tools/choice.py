@@ -7,11 +7,14 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
-from octavo.chat.tools.parsers import TOOL_PARSERS, CallPiece, ToolParser
+from octavo.chat.tools.formats.row import Format
+from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
+from octavo.chat.tools.parsers import CallPiece, reader_of
 from octavo.text.chat_template import ChatTemplateError, render
 from octavo.text.content_format import with_parts
 from octavo.text.messages import for_template
@@ -21,25 +24,30 @@ logger = logging.getLogger(__name__)
 Call = tuple[str, dict[str, Any]]
 
 # What a template must write so that a format is taken: texts that quote, look like tags or numbers, all kinds of value.
-_LOOK_UP = {
+_LOOK_UP: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "text": {"type": "string"},
-        "count": {"type": "integer"},
-        "ratio": {"type": "number"},
-        "exact": {"type": "boolean"},
-        "filter": {"type": "object"},
-        "tags": {"type": "array"},
+        name: {"type": kind, "description": name}
+        for name, kind in (
+            ("text", "string"),
+            ("count", "integer"),
+            ("ratio", "number"),
+            ("exact", "boolean"),
+            ("filter", "object"),
+            ("tags", "array"),
+        )
     },
+    "required": [],
 }
-_SCHEMAS: dict[str, dict[str, Any]] = {"look_up": _LOOK_UP, "now": {"type": "object", "properties": {}}}
+_SCHEMAS: dict[str, dict[str, Any]] = {"look_up": _LOOK_UP, "now": {"type": "object", "properties": {}, "required": []}}
 _TEXT: Call = ("look_up", {"text": 'It\'s "so" <b>é日</b>\n  two\\', "count": 3, "ratio": -0.5, "exact": True})
 _NESTED: Call = ("look_up", {"text": "007", "filter": {"size": {"of": ["a", "b"]}, "open": False}, "tags": ["x, y"]})
 _BARE: Call = ("now", {})
 _PLAIN: Call = ("look_up", {"text": "Paris", "count": 3})
 _TURNS: tuple[tuple[Call, ...], ...] = ((_TEXT,), (_NESTED,), (_BARE,), (_NESTED, _BARE))
 _PLAIN_TURNS: tuple[tuple[Call, ...], ...] = ((_PLAIN,), (_BARE,))  # of templates that escape nothing
-_TOOLS = [
+_PROBES = ((_TURNS, False), (_TURNS, True), (_PLAIN_TURNS, False), (_PLAIN_TURNS, True))
+_TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": name, "parameters": schema}}
     for name, schema in _SCHEMAS.items()
 ]
@@ -66,7 +74,9 @@ _SIGNS = tuple(
         (r"<tool_call>\s*\[?\s*\{(?![{%#])", "hermes"),
         (r"<TOOLCALL>\s*\[", "nemotron_nano_v2"),
         (r"<tool_calls>\s*\[", "hunyuan_a13b"),
-        (r"<\|tool_(list|call)_start\|>", "lfm2"),
+        (r"<\|tool_(list|call)_start\|>|List of tools: \[", "lfm2"),
+        (r"<\|tool_calls_section_begin\|>", "kimi_k2"),
+        (r"prefix function calls with functools|functools\[\{", "phi4_mini_json"),
         (r"<\|tool_call\|>", "granite"),
         (r"<\|python_start\|>|func_name1\(params_name1", "pythonic"),
         (r'\{"name": function name, "parameters": ', "llama3_json"),
@@ -78,14 +88,22 @@ _SIGNS = tuple(
 class CallFormat:
     """The format in which a template's model writes calls."""
 
-    parser: str  # of TOOL_PARSERS
+    parser: str  # of TOOL_FORMATS
     how: str  # "read back", "described", "flag"; or "generic": the model is told of tools in a prompt of our own
     arguments_as_text: bool = False  # the template takes the arguments of earlier calls as JSON text alone
+    told: bool = True  # the template describes tools itself; False: it must not see them
+    writes: bool = True  # the template writes earlier calls; False: they become text of their message
+    needs_none: bool = False  # the template writes calls only of messages whose content is null
 
     @property
     def generic(self) -> bool:
-        """True if the template must not see the tools."""
+        """True if the format is one of ours, which the template does not know."""
         return self.how == "generic"
+
+    @property
+    def row(self) -> Format:
+        """The format's row in the table."""
+        return TOOL_FORMATS[self.parser]
 
 
 def knows_tools(template: str) -> bool:
@@ -96,20 +114,12 @@ def knows_tools(template: str) -> bool:
 @lru_cache(maxsize=64)
 def format_of(template: str, flag: str | None = None) -> CallFormat:
     """The format of a template's calls; ``flag``, the name of one, overrides what the template says. Logs it once."""
-    own = own_format(template) if knows_tools(template) else None
+    own = own_format(template)
     if flag is not None:
-        if own is not None and TOOL_PARSERS[own.parser] is not TOOL_PARSERS[flag]:
-            logger.warning(
-                "chat template: calls are %s, as --tool-call-parser says, but by the template they would be %s (%s)",
-                flag,
-                own.parser,
-                own.how,
-            )
-        return CallFormat(
-            flag, "flag" if knows_tools(template) else "generic", own is not None and own.arguments_as_text
-        )
+        return _flagged(own, flag, knows_tools(template))
     if own is not None:
-        logger.info("chat template: calls are %s (%s)", own.parser, own.how)
+        how = own.how if own.told else f"{own.how}; the template describes no tools, so a prompt of our own does"
+        logger.info("chat template: calls are %s (%s)", own.parser, how)
         return own
     if knows_tools(template):
         logger.warning(
@@ -118,7 +128,21 @@ def format_of(template: str, flag: str | None = None) -> CallFormat:
         )
     else:
         logger.info("chat template: knows no tools, so the model is told of them in a generic prompt")
-    return CallFormat("hermes", "generic")
+    return CallFormat("hermes", "generic", told=False, writes=False)
+
+
+def _flagged(own: CallFormat | None, flag: str, told: bool) -> CallFormat:
+    """The format that a flag names, told and written as the template is able to."""
+    if own is None:
+        return CallFormat(flag, "flag" if told else "generic", told=told, writes=told)
+    if TOOL_FORMATS[own.parser] is not TOOL_FORMATS[flag]:
+        logger.warning(
+            "chat template: calls are %s, as --tool-call-parser says, but by the template they would be %s (%s)",
+            flag,
+            own.parser,
+            own.how,
+        )
+    return replace(own, parser=flag, how="flag")
 
 
 @lru_cache(maxsize=64)
@@ -137,20 +161,26 @@ def own_format(template: str) -> CallFormat | None:
 
 def _own_format(template: str) -> CallFormat | None:
     writes_calls = False
-    for probes, as_text in ((_TURNS, False), (_TURNS, True), (_PLAIN_TURNS, False), (_PLAIN_TURNS, True)):
-        turns = list(_written_turns(template, probes, as_text))
+    told = knows_tools(template)
+    with suppress(ChatTemplateError):
+        told = _TOOLS[0]["function"]["name"] in _rendered(template, [_USER])
+    for content, (probes, as_text) in product(("", None), _PROBES):
+        turns = list(_written_turns(template, probes, as_text, content))
         writes_calls = writes_calls or bool(turns)
-        for name, parser in TOOL_PARSERS.items() if turns else ():
-            if all(any(_calls_in(parser, text) == expected for text in texts) for expected, texts in turns):
-                return CallFormat(name, "read back", as_text)
-    if writes_calls:
+        for row in ROWS if turns else ():
+            if all(any(_calls_in(row, text) == expected for text in texts) for expected, texts in turns):
+                return CallFormat(row.name, "read back", as_text, told, needs_none=content is None)
+        if turns and content == "" and (probes, as_text) == _PROBES[-1]:
+            break
+    if writes_calls or not knows_tools(template):
         return None
     source = template.replace("\\n", "\n").replace('\\"', '"')
-    return next((CallFormat(name, "described") for sign, name in _SIGNS if sign.search(source)), None)
+    found = next((name for sign, name in _SIGNS if sign.search(source)), None)
+    return CallFormat(found, "described", writes=False) if found else None
 
 
 def _written_turns(
-    template: str, probes: tuple[tuple[Call, ...], ...], as_text: bool
+    template: str, probes: tuple[tuple[Call, ...], ...], as_text: bool, content: str | None
 ) -> Iterator[tuple[list[Call], list[str]]]:
     """Calls, and the ways to cut what the template writes of them; none where it writes no call."""
     with suppress(ChatTemplateError):
@@ -158,11 +188,13 @@ def _written_turns(
         opened = _rendered(template, [_USER], add_generation_prompt=True)
         for calls in probes:
             with suppress(ChatTemplateError):  # some refuse several calls
-                whole = _rendered(template, [_USER, _turn(calls, as_text)])
+                whole = _rendered(template, [_USER, {**_turn(calls, as_text), "content": content}])
                 shared = _shared(whole, before)
                 tail, prompt = whole[shared:], opened[shared:]
                 if len(tail) <= _MAX_TURN and all(name in tail for name, _ in calls):
-                    yield list(calls), [tail, tail[_shared(tail, prompt) :]]
+                    tag = whole.rfind("<", 0, shared)  # a tag that the two share only in part
+                    cut = whole[tag:] if tag >= 0 and ">" not in whole[tag:shared] else tail
+                    yield list(calls), [tail, tail[_shared(tail, prompt) :], cut]
 
 
 def _shared(first: str, second: str) -> int:
@@ -201,9 +233,9 @@ def with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def _calls_in(kind: type[ToolParser], text: str) -> list[Call] | None:
-    """Return the calls that a parser finds in ``text``; None if their arguments are not JSON."""
-    parser = kind(_SCHEMAS)
+def _calls_in(row: Format, text: str) -> list[Call] | None:
+    """Return the calls that a format's reader finds in ``text``; None if their arguments are not JSON."""
+    parser = reader_of(row, _SCHEMAS)
     found: list[tuple[str, str]] = []
     for piece in [*parser.feed(text), *parser.finish()]:
         if isinstance(piece, CallPiece) and piece.name is not None:

@@ -8,29 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.chat.structured import CallGrammar, Constraint, quoted
-from octavo.chat.tools.parsers import ToolParser
-from octavo.chat.tools.parsers.cohere import CohereParser
-from octavo.chat.tools.parsers.deepseek import MarkedJsonParser
-from octavo.chat.tools.parsers.harmony import HarmonyParser
-from octavo.chat.tools.parsers.hermes import GraniteParser, HermesParser, HunyuanParser, NemotronV2Parser
-from octavo.chat.tools.parsers.llama3 import Llama3JsonParser
-from octavo.chat.tools.parsers.mistral import MistralParser
-from octavo.chat.tools.parsers.pythonic import Lfm2Parser
-from octavo.chat.tools.parsers.tagged import TaggedParser
-from octavo.chat.tools.tagged_grammar import lark_of, parameters_of, tagged_calls
+from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonKey, Named, Params, Python, Typed
+from octavo.chat.tools.parsers.format_reader import header_parts
+from octavo.chat.tools.tagged_grammar import MARKS, TokenId, lark_of, parameters_of, tagged_calls
+from octavo.chat.tools.value_grammar import element_calls, typed_calls
 from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
 from octavo.interface.structured_output import StructuredOutputsParams
 
+Functions = list[dict[str, Any]]
+
 
 def call_grammar(
-    parser: type[ToolParser],
-    functions: list[dict[str, Any]],
-    max_calls: int | None,
-    token_id: Callable[[str], int | None],
-    strict: bool = True,
+    row: Format, functions: Functions, max_calls: int | None, token_id: TokenId, strict: bool = True
 ) -> CallGrammar:
-    """The grammar of calls in a parser's format. Raises FieldError.
+    """The grammar of calls in a format. Raises FieldError.
 
     ``token_id`` gives the id of a text that is one token of the vocabulary, else None. ``strict`` as for `to_grammar`.
     """
@@ -39,47 +31,108 @@ def call_grammar(
         return constraint_of(schema, "tools").grammar(strict)
 
     more = "" if max_calls == 1 else "+"
-    if issubclass(parser, TaggedParser):
-        return tagged_calls(parser.TAGS, functions, more, token_id, grammar)
-    if issubclass(parser, (HunyuanParser, NemotronV2Parser, GraniteParser)):
-        end = "" if issubclass(parser, GraniteParser) else f" /\\n?/ {{{parser.END}}}"
-        calls = {"calls": grammar(any_call(functions, max_calls, "arguments"))}
-        return CallGrammar(f"({{{parser.BEGIN}}} /\\n?/ @calls{end})", calls)
-    if issubclass(parser, HermesParser):
-        rule = rf"(/\n?/ {{<tool_call>}} /\n?/ @call /\n?/ {{</tool_call>}}){more}"
-        return CallGrammar(rule, {"call": grammar(_one_call(functions, "arguments"))})
-    if issubclass(parser, CohereParser):
-        calls = {"calls": grammar(any_call(functions, max_calls, "parameters", "tool_name"))}
-        return CallGrammar(f"({{{parser.BEGIN}}} @calls {{{parser.END}}})", calls)
-    if issubclass(parser, MarkedJsonParser):
-        named = [
-            f"{lark_of(parser.CALL + f['name'] + parser.HEADER, token_id)} @args{i} "
-            f"{lark_of(parser.FOOTER + parser.CALL_END, token_id)}"
-            for i, f in enumerate(functions)
-        ]
-        begin, end = (lark_of(mark, token_id) for mark in parser.SECTION)
-        arguments = {f"args{i}": grammar(parameters_of(function)) for i, function in enumerate(functions)}
-        return CallGrammar(f"({begin} ({' | '.join(named)}){more} {end})", arguments)
-    if issubclass(parser, HarmonyParser):  # a call ends the answer
-        to = [
-            f'{quoted(" to=functions." + f["name"] + " ")} {{<|constrain|>}} "json" {{<|message|>}} @args{i}'
-            for i, f in enumerate(functions)
-        ]
-        rule = f'({{<|channel|>}} "commentary" ({" | ".join(to)}) {{<|call|>}})'
-        return CallGrammar(rule, {f"args{i}": grammar(parameters_of(f)) for i, f in enumerate(functions)})
-    if issubclass(parser, Llama3JsonParser):
-        return CallGrammar(f"(@call /(; )?/){more}", {"call": grammar(_one_call(functions, "parameters"))})
-    if issubclass(parser, Lfm2Parser):
-        calls_in_python = _python_calls(functions, more)
-        rule = f"({{{parser.START}}} {calls_in_python.rule} {{{parser.END}}})"
-        return CallGrammar(rule, {}, calls_in_python.rules)
-    if not issubclass(parser, MistralParser):
-        return _python_calls(functions, more)
-    if token_id("[ARGS]") is None:
-        return CallGrammar("{[TOOL_CALLS]} @calls", {"calls": grammar(any_call(functions, max_calls, "arguments"))})
-    named = [f"{quoted(function['name'])} {{[ARGS]}} @args{i}" for i, function in enumerate(functions)]
+    begin, end = (lark_of(mark, token_id) for mark in row.section)
+    match row.arguments:
+        case Harmony():
+            return _harmony_calls(functions, grammar)
+        case Params():
+            return tagged_calls(row, functions, more, token_id, grammar)
+        case Python(lines=lines):
+            calls = _python_calls(functions, more, lines)
+            rule = calls.rule if row.begins else f"({begin} {calls.rule} {end})"
+            return CallGrammar(rule, {}, calls.rules)
+        case Typed():
+            return typed_calls(row, functions, more, token_id)
+        case Elements():
+            return element_calls(row, functions, more, token_id)
+        case Named(or_listed=True) if token_id("[ARGS]") is None:
+            listed = any_call(functions, max_calls, "arguments")
+            return CallGrammar(f"{_marked(row.call)} @calls", {"calls": grammar(listed)})
+        case Named():
+            return _named_calls(row, functions, more, grammar)
+        case Json() | JsonKey():
+            return _json_calls(row, functions, max_calls, token_id, grammar)
+
+
+def _json_calls(
+    row: Format,
+    functions: Functions,
+    max_calls: int | None,
+    token_id: TokenId,
+    grammar: Callable[[dict[str, Any]], str],
+) -> CallGrammar:
+    begin, end = (lark_of(mark, token_id) for mark in row.section)
+    kind, more = row.arguments, "" if max_calls == 1 else "+"
+    if isinstance(kind, Json) and not kind.listed:
+        call = {"call": grammar(_one_call(functions, kind.arguments_key, kind.name_key))}
+        if not row.each:
+            return CallGrammar(f"(@call /({row.between})?/){more}", call)
+        return CallGrammar(f"(/\\n?/ {begin} /\\n?/ @call /\\n?/ {end}){more}", call)
+    if isinstance(kind, Json):
+        listed = any_call(functions, max_calls, kind.arguments_key, kind.name_key)
+    else:
+        listed = _list_of(_keyed_call(functions), max_calls)
+    closing = f"/\\n?/ {end}" if row.ends_section else ""
+    return CallGrammar(f"({begin} /\\n?/ @calls {closing})", {"calls": grammar(listed)})
+
+
+def _harmony_calls(functions: Functions, grammar: Callable[[dict[str, Any]], str]) -> CallGrammar:
+    """A call ends the answer."""
+    to = [
+        f'{quoted(" to=functions." + f["name"] + " ")} {{<|constrain|>}} "json" {{<|message|>}} @args{i}'
+        for i, f in enumerate(functions)
+    ]
+    rule = f'({{<|channel|>}} "commentary" ({" | ".join(to)}) {{<|call|>}})'
+    return CallGrammar(rule, {f"args{i}": grammar(parameters_of(f)) for i, f in enumerate(functions)})
+
+
+def _named_calls(row: Format, functions: Functions, more: str, grammar: Callable[[dict[str, Any]], str]) -> CallGrammar:
+    kind = row.arguments
+    assert isinstance(kind, Named)
+    named = [
+        f"{_named_header(row, f['name'])} @args{i} {_marked(kind.tail + row.call_end)}" for i, f in enumerate(functions)
+    ]
+    begin, end = (_marked(mark) for mark in row.section)
     arguments = {f"args{i}": grammar(parameters_of(function)) for i, function in enumerate(functions)}
-    return CallGrammar(f"({{[TOOL_CALLS]}} ({' | '.join(named)})){more}", arguments)
+    return CallGrammar(f"({begin} ({' | '.join(named)}){more} {end})", arguments)
+
+
+def _named_header(row: Format, name: str) -> str:
+    """Lark for what stands in front of a call's JSON; a name is text, whatever it looks like."""
+    kind = row.arguments
+    assert isinstance(kind, Named)
+    parts, plain = [], ""
+    for part in (row.call, *header_parts(row.header), kind.lead):
+        if part in ("{id}", "{index}"):
+            parts += [quoted(plain), "/[0-9]{1,9}/" if part == "{index}" else "/[A-Za-z0-9]{1,64}/"]
+            plain = ""
+            continue
+        if part.endswith(")?"):
+            part = "" if "{" in part else part[1:-2]
+        for text in [name] if part == "{name}" else MARKS.split(part):
+            if part != "{name}" and MARKS.fullmatch(text):
+                parts += [quoted(plain), f"{{{text}}}"]
+                plain = ""
+            else:
+                plain += text
+    return " ".join(part for part in (*parts, quoted(plain)) if part != '""')
+
+
+def _marked(text: str) -> str:
+    """Lark for a text, with its marks as `with_tokens` finds them."""
+    parts = (f"{{{part}}}" if MARKS.fullmatch(part) else quoted(part) for part in MARKS.split(text) if part)
+    return " ".join(parts)
+
+
+def _keyed_call(functions: Functions) -> dict[str, Any]:
+    calls, definitions = [], {}
+    for i, function in enumerate(functions):
+        definitions[f"tool{i}"] = moved(parameters_of(function), f"#/$defs/tool{i}")
+        name, schema = function["name"], {"$ref": f"#/$defs/tool{i}"}
+        calls.append(
+            {"type": "object", "properties": {name: schema}, "required": [name], "additionalProperties": False}
+        )
+    return {"anyOf": calls, "$defs": definitions}
 
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -94,7 +147,7 @@ NUMBER: /-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?/
 """
 
 
-def _python_calls(functions: list[dict[str, Any]], more: str) -> CallGrammar:
+def _python_calls(functions: Functions, more: str, lines: bool = False) -> CallGrammar:
     """``[f(a=1, b="x"), g()]``: arguments by their names, in the order of the schema."""
     rules, names = [_PYTHON_VALUES], []
     for i, function in enumerate(functions):
@@ -118,6 +171,8 @@ def _python_calls(functions: list[dict[str, Any]], more: str) -> CallGrammar:
     if not names:
         raise FieldError("tools must have Python identifiers as names for this model; rename them", "tools")
     rules.append("call: " + " | ".join(names))
+    if lines:
+        return CallGrammar(f'("\\n" call){more} "\\n"', {}, "\n".join(rules))
     repeated = '(", " call)*' if more else ""
     return CallGrammar(f'"[" call {repeated} "]"', {}, "\n".join(rules))
 
@@ -162,7 +217,10 @@ def any_call(
     functions: list[dict[str, Any]], max_calls: int | None, key: str, name_key: str = "name"
 ) -> dict[str, Any]:
     """The schema of a list of at least one call, with its arguments under ``key``."""
-    call = _one_call(functions, key, name_key)
+    return _list_of(_one_call(functions, key, name_key), max_calls)
+
+
+def _list_of(call: dict[str, Any], max_calls: int | None) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": call, "$defs": call.pop("$defs")}
     if max_calls is not None:
         schema["maxItems"] = max_calls

@@ -12,10 +12,11 @@ from octavo.chat.messages import Conversation, FieldNames
 from octavo.chat.options import ChatOptions
 from octavo.chat.structured import CallGrammar, Constraint
 from octavo.chat.tools.choice import format_of
+from octavo.chat.tools.formats.row import Format, Harmony
+from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.chat.tools.grammars import any_call, call_grammar, constraint_of
 from octavo.chat.tools.harmony import speaks_harmony
-from octavo.chat.tools.parsers import TOOL_PARSERS, HarmonyParser, JsonListParser, NamedCallParser, ToolParser
-from octavo.chat.tools.parsers.mistral import MistralParser
+from octavo.chat.tools.parsers import JsonListParser, NamedCallParser, ToolParser, reader_of
 from octavo.chat.tools.tagged_grammar import parameters_of
 from octavo.errors import FieldError
 from octavo.interface.json_schema import closed, sets_engine_options
@@ -30,26 +31,32 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 @dataclass
 class ToolPlan:
-    """A parser for an answer's calls, and the constraint that forces them."""
+    """The format of an answer's calls, and the constraint that forces them."""
 
-    parser: type[ToolParser]
+    format: Format
     names: tuple[str, ...]
     max_calls: int | None  # further ones are dropped
-    short_ids: bool = False  # nine characters, as Mistral's templates demand
     constraint: Constraint | None = None
     functions: list[dict[str, Any]] = field(default_factory=list)
     strict: bool = True  # as for `to_grammar`
     or_calls: CallGrammar | None = None  # grammar of calls that may replace the constrained output
+    inside_thoughts: bool = False  # the prompt opened the thoughts that the format has
+    forced: type[ToolParser] | None = None  # parser of what the constraint demands, where that is not the format
 
     def new_parser(self) -> ToolParser:
         """A parser of one answer."""
-        return self.parser({function["name"]: parameters_of(function) for function in self.functions})
+        schemas = {function["name"]: parameters_of(function) for function in self.functions}
+        return self.forced(schemas) if self.forced else reader_of(self.format, schemas, self.inside_thoughts)
 
     def new_id(self) -> str:
         """A random id of a call."""
-        length = 9 if self.short_ids else 24
-        made = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(length))
-        return made if self.short_ids else "call_" + made
+        made = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self.format.id_length or 24))
+        return made if self.format.id_length else "call_" + made
+
+    @property
+    def harmony(self) -> bool:
+        """True if answers are in the format of gpt-oss."""
+        return isinstance(self.format.arguments, Harmony)
 
 
 def plan_tools(conversation: Conversation, options: ChatOptions, template: str) -> ToolPlan | None:
@@ -72,8 +79,7 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
         raise FieldError("tool_choice needs tools; send tools or drop it", "tool_choice")
     max_calls = 1 if conversation.parallel_tool_calls is False else None
     harmony = speaks_harmony(options, template)
-    known = "openai" if harmony else format_of(template, options.tool_call_parser).parser
-    short_ids = TOOL_PARSERS[known] is MistralParser
+    row = TOOL_FORMATS["openai" if harmony else format_of(template, options.tool_call_parser).parser]
     if choice == "auto":
         if not options.enable_auto_tool_choice:
             raise FieldError(
@@ -81,9 +87,7 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
                 f'"{fields.required}" or a named one',
                 "tool_choice",
             )
-        return ToolPlan(
-            TOOL_PARSERS[known], names, max_calls, short_ids, functions=functions, strict=options.strict_json_schema
-        )
+        return ToolPlan(row, names, max_calls, functions=functions, strict=options.strict_json_schema)
     functions = [
         _enforced(function, options.strict_json_schema, fields.of_function(at, "parameters"))
         if choice == "required" or function["name"] == _named(choice)
@@ -92,8 +96,8 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
     ]
     if choice == "required":
         constraint = constraint_of(any_call(functions, max_calls, "parameters"), "tools")
-        parser: type[ToolParser] = HarmonyParser if harmony else JsonListParser
-        return ToolPlan(parser, names, max_calls, short_ids, constraint, functions, options.strict_json_schema)
+        listed = None if harmony else JsonListParser
+        return ToolPlan(row, names, max_calls, constraint, functions, options.strict_json_schema, forced=listed)
     name = _named(choice)
     if name not in names:
         raise FieldError(
@@ -101,8 +105,8 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
         )
     index = names.index(name)
     constraint = constraint_of(parameters_of(functions[index]), fields.of_function(index, "parameters"))
-    parser = HarmonyParser if harmony else NamedCallParser
-    return ToolPlan(parser, (name,), 1, short_ids, constraint, [functions[index]], options.strict_json_schema)
+    named = None if harmony else NamedCallParser
+    return ToolPlan(row, (name,), 1, constraint, [functions[index]], options.strict_json_schema, forced=named)
 
 
 def combine_constraints(
@@ -119,11 +123,11 @@ def combine_constraints(
                 asked.field,
             )
         asked = None
-    demanded = plan.constraint is not None and plan.parser is HarmonyParser  # in the model's own format
+    demanded = plan.constraint is not None and plan.harmony  # in the model's own format
     if asked is not None and asked.allows_calls:
         plan.functions = [_offered(function, plan.strict) for function in plan.functions]
     if demanded or (asked is not None and asked.allows_calls):
-        plan.or_calls = call_grammar(plan.parser, plan.functions, plan.max_calls, token_id, plan.strict)
+        plan.or_calls = call_grammar(plan.format, plan.functions, plan.max_calls, token_id, plan.strict)
     return asked or plan.constraint
 
 

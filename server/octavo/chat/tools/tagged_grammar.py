@@ -8,14 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.chat.structured import CallGrammar
-from octavo.chat.tools.parsers.tagged import Tags
+from octavo.chat.tools.formats.row import Format, Params
+from octavo.chat.tools.parsers.format_reader import header_parts
 from octavo.chat.tools.parsers.values import kinds_of
 from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
 
 TokenId = Callable[[str], int | None]
 
-_MARKS = re.compile(r"(<[^<>\s]*>|｜DSML｜)")
+# Texts in rows that may be tokens of a vocabulary.
+MARKS = re.compile(r"(<[^<>\s]*>|｜DSML｜|\[[A-Z_]+\]|\]<\]minimax\[>\[)")
 _WRITABLE = re.compile(r"[^<>\"\s=]+")
 
 
@@ -31,8 +33,8 @@ def lark_of(text: str, token_id: TokenId) -> str:
     """Lark for a text in which some marks may be tokens of the vocabulary; "" for none."""
     parts: list[str] = []
     plain = ""
-    for part in _MARKS.split(text):
-        number = token_id(part) if _MARKS.fullmatch(part) else None
+    for part in MARKS.split(text):
+        number = token_id(part) if MARKS.fullmatch(part) else None
         if number is None:
             plain += part
             continue
@@ -44,10 +46,12 @@ def lark_of(text: str, token_id: TokenId) -> str:
 
 
 def tagged_calls(
-    tags: Tags, functions: list[dict[str, Any]], more: str, token_id: TokenId, grammar: Callable[[dict[str, Any]], str]
+    row: Format, functions: list[dict[str, Any]], more: str, token_id: TokenId, grammar: Callable[[dict[str, Any]], str]
 ) -> CallGrammar:
     """Calls with the arguments in the order of the schema. ``more`` is "+" where several may follow one another.
     Raises FieldError for required arguments whose names cannot stand in a tag."""
+    tags = row.arguments
+    assert isinstance(tags, Params)
     newline = tags.newline
     rules: list[str] = []
     parts: dict[str, str] = {}
@@ -67,25 +71,26 @@ def tagged_calls(
             lead, body = _value(tags, key, value, schema, named, token_id, grammar, rules, parts)
             rules.append(f"argument{named}: {lead} {body}")
             arguments.append(f"argument{named}" + ("" if key in required else "?"))
-        begin = tags.call + function["name"] + tags.name_end + newline
-        rules.append(f"call{i}: {lark_of(begin, token_id)} {' '.join(arguments)} {lark_of(tags.call_end, token_id)}")
+        begin = row.call + "".join(header_parts(row.header)).replace("{name}", function["name"])
+        opening = " /[0-9]{1,3}/ ".join(lark_of(part, token_id) for part in (begin + newline).split("{index}"))
+        rules.append(f"call{i}: {opening} {' '.join(arguments)} {lark_of(row.call_end, token_id)}")
         names.append(f"call{i}")
     rules.append("call: " + " | ".join(names))
-    begin, end = tags.section
+    begin, end = row.section
     if not begin:
         rule = f"(/\\n?/ call){more}"
-    elif tags.each:
+    elif row.each:
         opened, closed = lark_of(begin + newline, token_id), lark_of(newline + end, token_id)
         rule = f"(/\\n?/ {opened} call {closed}){more}"
     else:
-        between = json.dumps(newline)  # by itself: texts of a grammar that begin alike are not told apart
+        between = json.dumps(newline) if newline else ""  # by itself: texts that begin alike are not told apart
         following = f" ({between} call)*" if more else ""
         rule = f"(/\\n{{0,2}}/ {lark_of(begin, token_id)} {between} call{following} {between} {lark_of(end, token_id)})"
     return CallGrammar(rule, parts, "\n".join(rules))
 
 
 def _value(
-    tags: Tags,
+    tags: Params,
     key: str,
     value: Any,
     schema: dict[str, Any],
@@ -98,7 +103,7 @@ def _value(
     """Lark for what stands in front of a value, and for it with its end."""
     kinds = kinds_of(value, schema)
     is_text = kinds == {"string"}
-    key_end = tags.key_end + (f'{"true" if is_text else "false"}">' if tags.typed else "")
+    key_end = tags.key_end + (_kind(tags, kinds) + tags.kind_end if tags.kind_end else "")
     trimmed = "\n" if tags.trims else ""
     lead = lark_of(tags.key + key + key_end + tags.value + trimmed, token_id)
     end = lark_of(trimmed + tags.value_end + tags.newline, token_id)
@@ -119,3 +124,12 @@ def _value(
         rules.append(f"text{named}[suffix={json.dumps(trimmed + tags.value_end)}]: /(.|\\n){length}/")
     after = lark_of(tags.newline, token_id)
     return lead, f"text{named} {after}"
+
+
+def _kind(tags: Params, kinds: set[str]) -> str:
+    """The word for a value's kind."""
+    if kinds == {"string"}:
+        return tags.text_kind
+    if tags.text_kind == "true":
+        return "false"
+    return min(kinds - {"null", "string"}, default="object").replace("integer", "number")

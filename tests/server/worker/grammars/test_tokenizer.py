@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from octavo.chat.structured import with_tokens
+from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.chat.tools.grammars import call_grammar
-from octavo.chat.tools.parsers import TOOL_PARSERS
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 from octavo.worker.grammars.tokenizer import load_tokenizer
 
@@ -158,7 +158,7 @@ def test_names_of_tools_are_text_between_the_tokens_of_a_call(tmp_path, format_,
     contents = json.loads((tmp_path / "tokenizer.json").read_text())
     ids = {token["content"]: token["id"] for token in contents["added_tokens"]}
     function = {"name": name, "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
-    calls = call_grammar(TOOL_PARSERS[format_], [function], 1, ids.get)
+    calls = call_grammar(TOOL_FORMATS[format_], [function], 1, ids.get)
     lead = {"lark_grammar": f"start: {with_tokens(calls.rule, ids.get)}\n{calls.rules}"}
     parts = [{**json.loads(part)["grammars"][0], "name": called} for called, part in calls.parts.items()]
     text = walk(tokenizer, json.dumps({"grammars": [lead, *parts]}), random.Random(0), may_use=frozenset(ids.values()))

@@ -14,7 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from octavo.chat.tools.parsers.reader import SCALAR, CutOffError, NotACallError, Steps, TextReader, as_unicode
 
@@ -29,6 +29,7 @@ class CallPiece:
     index: int
     name: str | None
     arguments: str
+    id: str | None = None  # as the model wrote it, with the name
 
 
 @dataclass
@@ -48,13 +49,12 @@ class ToolParser(TextReader, ABC):
     a call only when it names one of them; those that write arguments as bare text read these by their schemas.
     """
 
-    MARKERS: ClassVar[tuple[str, ...]] = ()  # what a call, or several, may begin with
-    NAME_KEYS: ClassVar[tuple[str, ...]] = ("name",)  # of calls that are JSON
-    needs_special_tokens: ClassVar[bool] = False  # the format's markers are special tokens of the model
-
     def __init__(self, names: Collection[str] | Mapping[str, Any] = ()) -> None:
         super().__init__()
+        self.markers: tuple[str, ...] = ()  # what a call, or several, may begin with
+        self.name_keys: tuple[str, ...] = ("name",)  # of calls that are JSON
         self.num_calls = 0
+        self._call_id: str | None = None  # of the call that begins next, where its text has one
         self._names = frozenset(names)
         self._schemas = names if isinstance(names, Mapping) else {}
         self._space = ""  # read as content; given out only when more content follows
@@ -127,7 +127,8 @@ class ToolParser(TextReader, ABC):
     def _start_call(self, name: str) -> None:
         self._space, self._name, self._held = "", None, ""
         self.num_calls += 1
-        self._give(CallPiece(self.num_calls - 1, name, ""))
+        self._give(CallPiece(self.num_calls - 1, name, "", self._call_id))
+        self._call_id = None
 
     def _give_arguments(self, text: str) -> None:
         self._settled = self._at
@@ -231,7 +232,7 @@ class ToolParser(TextReader, ABC):
         done = False
         while True:
             key = yield from self._member_name()
-            if key in self.NAME_KEYS and name is None:
+            if key in self.name_keys and name is None:
                 name = yield from self._called_name(self._decoded_string(), '"')
                 if not name or (known_only and self._names and name not in self._names):
                     raise NotACallError

@@ -28,8 +28,6 @@ class HarmonyParser(ToolParser):
     """``calls`` False: no tools were offered, so that messages to functions are content. ``continues``: the prompt ends
     inside an answer, whose text goes on. Text without a header is content."""
 
-    needs_special_tokens = True
-
     def __init__(self, names: Collection[str] = (), calls: bool = True, continues: bool = False) -> None:
         super().__init__(names)
         self._calls, self._continues = calls, continues

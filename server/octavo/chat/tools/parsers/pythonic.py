@@ -9,41 +9,41 @@ import re
 import warnings
 from typing import Any
 
-from octavo.chat.tools.parsers.core import ToolParser
+from octavo.chat.tools.formats.row import Python
+from octavo.chat.tools.parsers.format_reader import FormatReader
 from octavo.chat.tools.parsers.reader import MAX_DEPTH, CutOffError, NotACallError, Steps
 
 MAX_CALL_CHARS = 200_000
 _NAME = re.compile(r"[A-Za-z0-9_.]*")
 _PLAIN = re.compile(r"[^\"'\\()\[\]{},]*")
+_BEHIND = ("", ",", ")", "]", "}", ":")  # a text
+# A text up to the first quote that such a character follows.
+_TEXT = re.compile(r"""(["'])((?:\\.|(?!\1\s*(?:[,)\]}:]|$)).)*)\1""", re.DOTALL)
 _CONSTANTS = {"true": True, "false": False, "null": None}  # models mix the languages up
 
 
-class PythonicParser(ToolParser):
-    """The list stands at the beginning of the text, or behind ``<|python_start|>``. Nothing is evaluated: arguments
-    are literals. A call is given out when it is whole, because Python's spelling becomes JSON's only then."""
+class PythonReader(FormatReader):
+    """Reads a list of calls, or one call a line. Nothing is evaluated: arguments are literals. A call is given out when
+    it is whole, because Python's spelling becomes JSON's only then."""
 
     _comma = 0  # behind the last argument that is known to be whole, from the settled position
-    START, END = "<|python_start|>", "<|python_end|>"
-    MARKERS = (START,)
-    needs_special_tokens = True
 
-    def _parse(self) -> Steps[None]:
-        if (yield from self._skip_space()) == "[":
-            yield from self._attempt(self._calls())
-        while (yield from self._content_until(self.START)):
-            yield from self._attempt(self._tagged())
-
-    def _tagged(self) -> Steps[None]:
-        self._at += len(self.START)
+    def _calls(self, found: str) -> Steps[None]:
+        self._at += len(found)
         self._name = ""
         yield from self._skip_space()
-        yield from self._calls()
+        if isinstance(self.row.arguments, Python) and self.row.arguments.lines:
+            yield from self._lines()
+        else:
+            yield from self._list()
+        yield from self._optional(self.row.section[1])
+        self._settled = self._at
 
-    def _calls(self) -> Steps[None]:
+    def _list(self) -> Steps[None]:
         yield from self._expect("[")
         while True:
             yield from self._skip_space()
-            name, source = yield from self._call()
+            name, source = yield from self._source()
             if (yield from self._skip_space()) not in (",", "]"):
                 raise NotACallError
             self._give_call(name, arguments_of(source))
@@ -55,10 +55,17 @@ class PythonicParser(ToolParser):
                 self._at += 1
                 break
         self._settled = self._at
-        yield from self._skip_space()
-        yield from self._read(self.END)
 
-    def _call(self) -> Steps[tuple[str, str]]:
+    def _lines(self) -> Steps[None]:
+        while True:
+            name, source = yield from self._source()
+            self._give_call(name, arguments_of(source))
+            self._settled = self._at
+            if (yield from self._skip_space()) in ("<", ""):
+                return
+            self._name = ""
+
+    def _source(self) -> Steps[tuple[str, str]]:
         """A call up to its closing parenthesis: its name and its source."""
         begin = self._at - self._settled  # nothing is settled meanwhile
         try:
@@ -105,23 +112,24 @@ class PythonicParser(ToolParser):
                     return
 
     def _string(self, quote: str) -> Steps[None]:
+        """Templates write texts without escapes: a quote ends a text only where the next argument or item may begin."""
         end = quote * 3 if (yield from self._starts_with(quote * 3)) else quote
         self._at += len(end)
         plain = re.compile(rf"[^{quote}\\]*")
-        while not (yield from self._read(end)):
+        while True:
+            yield from self._run_of(plain)
+            if (yield from self._read(end)):
+                begin = self._at - self._settled
+                following = yield from self._skip_space()
+                self._at = self._settled + begin
+                if len(end) == 3 or following in _BEHIND:
+                    return
+                continue
             if (yield from self._peek()) == "\\":
                 self._at += 1
             if not (yield from self._peek()):
                 raise NotACallError
             self._at += 1
-            yield from self._run_of(plain)
-
-
-class Lfm2Parser(PythonicParser):
-    """Parses calls within ``<|tool_call_start|>`` and ``<|tool_call_end|>``: LFM2."""
-
-    START, END = "<|tool_call_start|>", "<|tool_call_end|>"
-    MARKERS = (START,)
 
 
 def arguments_of(source: str) -> str:
@@ -129,7 +137,10 @@ def arguments_of(source: str) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about "\d" in strings
-            call = ast.parse(source, mode="eval").body
+            try:
+                call = ast.parse(source, mode="eval").body
+            except SyntaxError:
+                call = ast.parse(_TEXT.sub(_escaped, source), mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NotACallError
         arguments: dict[str, Any] = {}
@@ -141,6 +152,13 @@ def arguments_of(source: str) -> str:
         return text if is_unicode(text) else json.dumps(arguments)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise NotACallError from None
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """A text that was written without escapes, with them."""
+    quote, inner = found[1], found[2]
+    inner = re.sub(rf"(\\\\.)|{quote}|\n", lambda part: part[1] or {"\n": "\\n"}.get(part[0], "\\" + quote), inner)
+    return quote + inner + quote
 
 
 def _literal(node: ast.expr) -> Any:

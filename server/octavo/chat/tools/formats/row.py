@@ -1,0 +1,109 @@
+"""A row of the table of formats holds the texts that a family of models writes around calls, names and arguments,
+and how the arguments are spelled. Plain data: one reader for each kind of arguments works from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Json:
+    """One object with the name and the arguments, or a list of such objects."""
+
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    listed: bool = False  # the family writes a list even for one call; both are read
+
+
+@dataclass(frozen=True)
+class JsonKey:
+    """A list of objects whose only key is the name: ``[{"f": {...}}]``."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """JSON behind a name that stands outside of it."""
+
+    lead: str = ""  # in front of the JSON, as the family writes it
+    tail: str = ""  # behind it
+    or_listed: bool = False  # older models of the family write a list of objects, which is read, too
+
+
+@dataclass(frozen=True)
+class Params:
+    """Arguments one by one between tags, texts to the letter and all else as JSON."""
+
+    key: str
+    key_end: str
+    value_end: str
+    value: str = ""  # in front of a value
+    newline: str = ""  # what the model writes between tags
+    trims: bool = False  # one newline at both ends of a value belongs to the tags
+    kind_end: str = ""  # behind `key_end` stands the value's kind, and then this
+    text_kind: str = "true"  # the kind of a text
+    cdata: bool = False  # values may stand in ``<![CDATA[...]]>``
+
+
+@dataclass(frozen=True)
+class Python:
+    """Calls as Python writes them, in a list or one a line."""
+
+    lines: bool = False
+
+
+@dataclass(frozen=True)
+class Typed:
+    """An object with bare keys, its texts between two quotes that are a token: Gemma."""
+
+    quote: str
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Nested tags, each with a text in front that no value has; ``item`` is an element of a list: MiniMax M3."""
+
+    mark: str
+
+
+@dataclass(frozen=True)
+class Harmony:
+    """Messages with channels and recipients, which have a reader of their own: gpt-oss."""
+
+
+Arguments = Json | JsonKey | Named | Params | Python | Typed | Elements | Harmony
+
+
+@dataclass(frozen=True)
+class Format:
+    """The texts by which a family of models writes calls. A text is "" where the family writes none."""
+
+    name: str  # vLLM's, where it has one
+    arguments: Arguments
+    section: tuple[str, str] = ("", "")  # around all calls of a turn
+    ends_section: bool = True  # False: the model ends its answer instead
+    each: bool = False  # a section holds one call, as the model writes it
+    call: str = ""  # in front of a call
+    header: str = "{name}"  # behind `call`: literals, the name, perhaps an {id} or {index}; "(...)?" may be missing
+    call_end: str = ""
+    between: str = ""  # what the model writes between calls
+    separators: str = ""  # characters that may stand between calls
+    also: tuple[str, ...] = ()  # other texts with which calls begin
+    begins: str = ""  # the character with which an answer begins that is calls without a marker
+    known_only: bool = False  # only names of offered tools make a call
+    thoughts: tuple[str, str] = ("", "")  # around thoughts, where they are not <think>
+    texts: tuple[str, ...] = ()  # marks around other text, which are no content
+    special: bool = False  # the markers are special tokens of the model
+    id_length: int = 0  # of ids that the templates demand; 0: any
+    keeps_ids: bool = False  # the header's name and number are the id of the call
+    aliases: tuple[str, ...] = ()  # other names
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts with which calls may begin."""
+        own = self.section[0] or self.call
+        return (*((own,) if own else ()), *self.also)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts that separate thoughts and other text."""
+        return tuple(mark for mark in (*self.thoughts, *self.texts) if mark)

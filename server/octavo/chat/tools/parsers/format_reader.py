@@ -1,0 +1,164 @@
+"""Base of the readers of all rows: sections, headers, thoughts, and text between calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any
+
+from octavo.chat.tools.formats.row import Format
+from octavo.chat.tools.parsers.core import Reasoning, ToolParser, overlap
+from octavo.chat.tools.parsers.reader import NotACallError, Steps
+
+_FIELD = re.compile(r"\{(?:name|id|index)\}|\([^)]*\)\?")
+_INDEX = re.compile(r"[0-9]*")
+
+
+class FormatReader(ToolParser):
+    """Reads calls by a row of the table. A subclass for each kind of arguments reads one call.
+
+    Of what follows a call, end tags are read if they are there: models forget them. ``inside``: the text begins inside
+    thoughts, because the prompt opened them.
+    """
+
+    def __init__(self, row: Format, names: Collection[str] | Mapping[str, Any] = (), inside: bool = False) -> None:
+        super().__init__(names)
+        self.row = row
+        self.markers = row.markers
+        self._inside = inside and bool(row.thoughts[0])
+
+    def _parse(self) -> Steps[None]:
+        row = self.row
+        if self._inside:
+            yield from self._thoughts()
+        if row.begins and (yield from self._skip_space()) == row.begins:
+            yield from self._attempt(self._calls(""))
+        while found := (yield from self._content_until(*row.markers, *row.marks)):
+            if found in row.markers:
+                yield from self._attempt(self._calls(found))
+                continue
+            self._at += len(found)
+            self._settled = self._at
+            if found == row.thoughts[0]:
+                yield from self._thoughts()
+
+    def _calls(self, found: str) -> Steps[None]:
+        """All calls of a section, or those that follow one another; ``found`` is the marker that comes next."""
+        row = self.row
+        opened = found != row.call
+        self._at += len(found) if opened else 0
+        self._name = ""
+        known_only = row.known_only or (not opened and bool(row.section[0]))
+        first = True
+        while first or (yield from self._another()):
+            first = False
+            yield from self._skip_space()
+            yield from self._call(known_only)
+            self._settled = self._at
+        yield from self._optional(row.section[1])
+        self._settled = self._at
+
+    def _another(self) -> Steps[bool]:
+        """True if another call follows, up to which white space is read."""
+        begin = self._at - self._settled
+        yield from self._skip_space()
+        if self.row.call and (yield from self._starts_with(self.row.call)):
+            return True
+        self._at = self._settled + begin
+        return False
+
+    def _call(self, known_only: bool) -> Steps[None]:
+        """Read one call, whose marker comes next where the row has one."""
+        raise NotImplementedError
+
+    def _optional(self, tag: str) -> Steps[None]:
+        """Read white space and ``tag``, or nothing."""
+        begin = self._at - self._settled
+        yield from self._skip_space()
+        if not tag or not ((yield from self._read(tag)) or self._ends_in(tag)):
+            self._at = self._settled + begin
+
+    def _ends_in(self, tag: str) -> bool:
+        """Return True if the text ends inside ``tag``, and skip its rest."""
+        if self._ended and tag.startswith(self._text[self._at :]):
+            self._at = len(self._text)
+            return True
+        return False
+
+    def _header(self, known_only: bool) -> Steps[str]:
+        """The name in a call's header, which is read. White space may stand around the name."""
+        name = number = ""
+        before = self.row.call
+        self._call_id = None
+        yield from self._expect(before)
+        self._name = ""
+        for part in header_parts(self.row.header):
+            if part == "{name}":
+                name = yield from self._name_in_header()
+                if not name or (known_only and self._names and name not in self._names):
+                    raise NotACallError
+            elif part == "{index}":
+                number = yield from self._run_of(_INDEX)
+            elif part == "{id}":
+                yield from self._run_of(_until(_following(self.row.header, part)))
+            elif part.endswith(")?"):
+                yield from self._optional_header(part[1:-2])
+            else:
+                yield from self._expect(part)
+        if self.row.keeps_ids and number:
+            self._call_id = f"functions.{name}:{number}"
+        return name
+
+    def _name_in_header(self) -> Steps[str]:
+        yield from self._skip_space()
+        name = yield from self._called_name(self._run_of(_until(_following(self.row.header, "{name}"))))
+        yield from self._skip_space()
+        return name
+
+    def _optional_header(self, parts: str) -> Steps[None]:
+        literal, field, _ = parts.partition("{id}")
+        if (yield from self._read(literal)) and field:
+            yield from self._run_of(_until("["))
+            yield from self._skip_space()
+
+    def _thoughts(self) -> Steps[None]:
+        """A call ends them, where the model forgets to close them."""
+        end = self.row.thoughts[1]
+        ends = (end, *self.row.markers)
+        pattern = re.compile("|".join(map(re.escape, ends)))
+        while True:
+            found = pattern.search(self._text, self._at)
+            hold = 0 if found or self._ended else max(overlap(self._text, tag) for tag in ends)
+            until = found.start() if found else max(self._at, len(self._text) - hold)
+            if until > self._at:
+                self._give(Reasoning(self._text[self._at : until]))
+            self._at = self._settled = until
+            if found:
+                self._at = self._settled = until + (len(end) if found.group() == end else 0)
+                return
+            if self._ended:
+                return
+            yield
+
+
+@lru_cache
+def header_parts(header: str) -> tuple[str, ...]:
+    """The literals and fields of a row's header, in order."""
+    parts, at = [], 0
+    for field in _FIELD.finditer(header):
+        parts += [header[at : field.start()], field.group()]
+        at = field.end()
+    return tuple(part for part in (*parts, header[at:]) if part)
+
+
+@lru_cache
+def _following(header: str, field: str) -> str:
+    """The first character of the literal behind a field, if there is one."""
+    return header.partition(field)[2][:1].strip("({")
+
+
+@lru_cache
+def _until(end: str) -> re.Pattern[str]:
+    """A name or an id, up to ``end`` or what no name has."""
+    return re.compile(rf"[^\s<>\"'={{}}\[\]`{re.escape(end)}]*")

@@ -1,0 +1,159 @@
+"""Reader of calls whose arguments stand between tags, one by one, as bare text: Qwen3-Coder, GLM, MiniMax, DeepSeek
+V3.2."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.chat.tools.formats.row import Params
+from octavo.chat.tools.parsers.core import overlap
+from octavo.chat.tools.parsers.format_reader import FormatReader
+from octavo.chat.tools.parsers.reader import CutOffError, NotACallError, Steps
+from octavo.chat.tools.parsers.values import json_of, kinds_of, schema_of
+
+_KEY = re.compile(r"[^<>\"\n]*")
+_WORD = re.compile(r"[a-z]*")
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+
+
+class ParamsReader(FormatReader):
+    """A text is given out as it comes, where its schema allows nothing else; other values when they are whole. An end
+    tag inside a value belongs to it unless another tag follows. A call may end with the text without its end tags."""
+
+    @property
+    def _tags(self) -> Params:
+        assert isinstance(self.row.arguments, Params)
+        return self.row.arguments
+
+    def _call(self, known_only: bool = False) -> Steps[None]:
+        row, tags = self.row, self._tags
+        name = yield from self._header(known_only)
+        yield from self._skip_space()
+        following = yield from self._one_of(tags.key, row.call_end)
+        rest = self._text[self._at :]
+        if not following and not (self._ended and row.header != "{name}" and row.call_end.startswith(rest)):
+            raise NotACallError
+        self._start_call(name)
+        self._settled = self._at
+        self._in_arguments = True
+        yield from self._arguments_in_tags(self._schemas.get(name))
+        self._in_arguments = False
+
+    def _one_of(self, *literals: str) -> Steps[str]:
+        """The one of ``literals`` that comes next; "" if none does."""
+        for literal in literals:
+            if (yield from self._starts_with(literal)):
+                return literal
+        return ""
+
+    def _arguments_in_tags(self, parameters: Any) -> Steps[None]:
+        schema: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
+        tags, call_end, lead = self._tags, self.row.call_end, "{"
+        try:
+            while True:
+                yield from self._skip_space()
+                if not (yield from self._read(tags.key)):
+                    break
+                key = (yield from self._run_of(_KEY)).strip()
+                yield from self._expect(tags.key_end)
+                kinds = kinds_of(schema_of(schema, key), schema)
+                if tags.kind_end:
+                    word = yield from self._run_of(_WORD)
+                    yield from self._expect(tags.kind_end)
+                    kinds = {"string"} if word == tags.text_kind else kinds - {"string"}
+                if tags.value:
+                    yield from self._skip_space()
+                    yield from self._expect(tags.value)
+                lead = yield from self._value(f"{lead}{json.dumps(key, ensure_ascii=False)}: ", kinds)
+            if not (yield from self._read(call_end)) and not self._ends_in(call_end):
+                end = self.row.section[1]  # models forget the call's own
+                if not end or not (yield from self._starts_with(end)):
+                    raise NotACallError
+        except CutOffError:
+            raise
+        except NotACallError:
+            self._at = self._settled if self._at < len(self._text) else self._at
+            self._give_arguments("{}" if lead == "{" else "}")
+            self._in_arguments = False
+            raise
+        self._give_arguments("{}" if lead == "{" else "}")
+
+    def _value(self, lead: str, kinds: set[str]) -> Steps[str]:
+        """Give out ``lead`` and a value, read up to behind its end tag. Returns what stands before the next key."""
+        end = self._tags.value_end
+        if self._tags.cdata and (yield from self._read(_CDATA)):
+            end = _CDATA_END + end
+            kinds = kinds if kinds and "string" not in kinds else {"string"}
+        streams = kinds == {"string"}
+        if self._tags.trims:
+            yield from self._read("\n")
+        if streams:
+            self._give_arguments(lead + '"')
+        held = ""
+        while True:
+            text, ended = yield from self._piece_of_value(end)
+            if streams:
+                self._give_arguments(_escaped(text))
+            else:
+                held += text
+                self._settled = self._at
+            if ended:
+                break
+        self._give_arguments('"' if streams else lead + json_of(held, kinds))
+        return ", "
+
+    def _piece_of_value(self, plain: str) -> Steps[tuple[str, bool]]:
+        """The next piece, and whether the value ends behind it: its end tag ``plain`` is read, too."""
+        end = ("\n" if self._tags.trims else "") + plain
+        while True:
+            at = self._text.find(plain, self._at)
+            if at >= 0:
+                trimmed = len(end) - len(plain) if self._text.startswith(end, max(self._at, at - 1)) else 0
+                piece = self._text[self._at : at - trimmed] if at - trimmed >= self._at else ""
+                if piece:
+                    self._at += len(piece)
+                    return piece, False
+                tag = self._text[self._at : at + len(plain)]
+                begin = self._at - self._settled
+                self._at += len(tag)
+                if (yield from self._is_end_of_value()):
+                    self._at = self._settled + begin + len(tag)
+                    return "", True
+                self._at = self._settled + begin + len(tag)
+                return tag, False
+            if self._at < len(self._text):
+                hold = max(overlap(self._text, end), overlap(self._text, plain))
+                piece = self._text[self._at : max(self._at, len(self._text) - hold)]
+                if piece:
+                    self._at += len(piece)
+                    return piece, False
+            if not (yield from self._more()):  # no end tag any more
+                piece = self._text[self._at :]
+                rest = piece[: len(piece) - max(overlap(piece, end), overlap(piece, plain))]
+                self._at = len(self._text)
+                return rest, True
+
+    def _is_end_of_value(self) -> Steps[bool]:
+        """True if the end tag just read ends the value: a tag of the call, or nothing, follows."""
+        yield from self._skip_space()
+        followers = [tag for tag in (self._tags.key, self.row.call_end, self.row.section[1]) if tag]
+        if (yield from self._one_of(*followers)):
+            return True
+        rest = self._text[self._at :]
+        return self._ended and any(tag.startswith(rest) for tag in followers)
+
+    def _give_cut_call(self) -> None:
+        """Drop the rest of a call that was cut off: it is markup or half a value, and the certain part is already out
+        as JSON."""
+        if not self._in_arguments:
+            super()._give_cut_call()
+            return
+        self.ends_inside_call = True
+        self._at = self._settled = len(self._text)
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

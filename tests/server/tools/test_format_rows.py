@@ -1,0 +1,204 @@
+"""Every row of the table of formats: what its writer writes its reader reads back, however the text is cut, and what is
+no call of it stays in the text."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from octavo.chat.tools.formats.row import Elements, Format, Harmony, Params, Python, Typed
+from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
+from octavo.chat.tools.formats.writer import Call, write_calls
+from octavo.chat.tools.parsers import CallPiece, Reasoning, reader_of
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "write": {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "ratio": {"type": ["number", "null"]},
+            "exact": {"type": "boolean"},
+            "filter": {
+                "type": "object",
+                "properties": {"of": {"type": "array", "items": {"type": "string"}}, "deep": {"type": "boolean"}},
+            },
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+    },
+    "now": {"type": "object", "properties": {}},
+}
+READ = [row for row in ROWS if not isinstance(row.arguments, Harmony)]
+NAMES = [row.name for row in READ]
+
+plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=8)
+awkward = st.sampled_from(
+    [
+        "",
+        "007",
+        "true",
+        "null",
+        "1e5",
+        '"',
+        "it's",
+        "\n",
+        " x\n\n",
+        "<b>x</b>",
+        "{'a': 1}",
+        "</tool_call>",
+        "日 🙂",
+        "\\",
+    ]
+)
+texts = plain | awkward
+calls = st.lists(
+    st.tuples(
+        st.just("write"),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "text": texts,
+                "count": st.integers(-(10**12), 10**12),
+                "ratio": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+                "exact": st.booleans(),
+                "filter": st.fixed_dictionaries(
+                    {"of": st.lists(texts, min_size=1, max_size=2)}, optional={"deep": st.booleans()}
+                ),
+                "tags": st.lists(texts, min_size=1, max_size=3),
+            },
+        ),
+    )
+    | st.just(("now", {})),
+    min_size=1,
+    max_size=3,
+)
+
+
+def read(row: Format, chunks: list[str], inside: bool = False) -> tuple[str, str, list[Call]]:
+    """Content, thoughts and calls."""
+    reader = reader_of(row, SCHEMAS, inside)
+    content, thoughts = "", ""
+    found: list[tuple[str, str]] = []
+    for piece in [*(piece for chunk in chunks for piece in reader.feed(chunk)), *reader.finish()]:
+        if isinstance(piece, str):
+            content += piece
+        elif isinstance(piece, Reasoning):
+            thoughts += piece.text
+        elif piece.name is not None:
+            found.append((piece.name, piece.arguments))
+        else:
+            found[-1] = (found[-1][0], found[-1][1] + piece.arguments)
+    return content, thoughts, [(name, json.loads(arguments)) for name, arguments in found]
+
+
+def read_in_all_cuts(row: Format, text: str) -> tuple[str, str, list[Call]]:
+    """The same for single characters, for pieces of random lengths and for every way to cut the beginning in two."""
+    whole = read(row, [text])
+    assert read(row, list(text)) == whole
+    rng, at, pieces = random.Random(text), 0, []
+    while at < len(text):
+        pieces.append(text[at : (at := at + rng.randint(1, 9))])
+    assert read(row, pieces) == whole
+    for i in range(min(len(text), 200)):
+        assert read(row, [text[:i], text[i:]]) == whole, f"{text[:i]!r} | {text[i:]!r}"
+    return whole
+
+
+def can_write(row: Format, made: list[Call]) -> bool:
+    """False for texts that a format without escapes cannot hold."""
+    text = json.dumps(made, ensure_ascii=False)
+    if isinstance(row.arguments, Params | Typed | Elements):
+        ends = ("<![CDATA[", "]]>") if isinstance(row.arguments, Params) and row.arguments.cdata else ()
+        return not any(mark in text for mark in ends)
+    return True
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15, deadline=None)
+@given(calls, st.sampled_from(["", "Let me look.\n\n"]))
+@example([("write", {"text": "x", "filter": {"of": ["a"]}}), ("now", {}), ("write", {"tags": ["b"]})], "")
+def test_calls_that_a_row_writes_are_read_back(name, made, before):
+    row = TOOL_FORMATS[name]
+    if not can_write(row, made) or (row.begins and before):
+        return
+    content, _, found = read_in_all_cuts(row, before + write_calls(row, made))
+    assert (content.strip(), found) == (before.strip(), made)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_whose_arguments_are_missing_or_broken_stays_in_the_text(name):
+    row = TOOL_FORMATS[name]
+    whole = write_calls(row, [("write", {"text": "x", "count": 3})])
+    before, _, behind = whole.partition("write")
+    for text in (before + "!?" + behind[:0], before, before + "\n\nI would rather not."):
+        content, thoughts, found = read_in_all_cuts(row, "So: " + text)
+        assert (content, thoughts, found) == ("So: " + text, "", [])
+
+
+@pytest.mark.parametrize("name", [row.name for row in READ if row.known_only])
+def test_without_a_sure_marker_only_offered_tools_are_called(name):
+    text = write_calls(TOOL_FORMATS[name], [("unheard_of", {"a": 1})])
+    assert read_in_all_cuts(TOOL_FORMATS[name], text) == (text, "", [])
+
+
+@pytest.mark.parametrize("name", [row.name for row in READ if row.thoughts[0]])
+def test_thoughts_between_marks_of_the_row_are_no_content(name):
+    row = TOOL_FORMATS[name]
+    begin, end = row.thoughts
+    call = write_calls(row, [("now", {})])
+    assert read_in_all_cuts(row, f"{begin}I wonder.{end}Look. {call}") == ("Look.", "I wonder.", [("now", {})])
+    assert read_in_all_cuts(row, f"{begin}I wonder.{call}") == ("", "I wonder.", [("now", {})]), "not closed"
+    assert read(row, [f"I wonder.{end}{call}"], inside=True) == ("", "I wonder.", [("now", {})])
+
+
+@pytest.mark.parametrize("name", [row.name for row in READ if isinstance(row.arguments, Typed | Elements)])
+def test_arguments_come_as_they_are_written(name):
+    whole = write_calls(TOOL_FORMATS[name], [("write", {"text": "Once upon a time"})])
+    at = whole.index(" upon")
+    reader = reader_of(TOOL_FORMATS[name], SCHEMAS)
+    assert reader.feed(whole[:at]) == [CallPiece(0, "write", '{"text": "Once')]
+    assert reader.feed(" upon") == [CallPiece(0, None, " upon")]
+
+
+@pytest.mark.parametrize("name", [row.name for row in READ if isinstance(row.arguments, Typed | Elements | Params)])
+def test_a_call_that_is_cut_off_keeps_what_is_certain(name):
+    text = write_calls(TOOL_FORMATS[name], [("write", {"text": "Once", "filter": {"of": ["a"]}, "tags": ["b"]})])
+    whole = read(TOOL_FORMATS[name], [text])[2]
+    for end in range(len(text)):
+        reader = reader_of(TOOL_FORMATS[name], SCHEMAS)
+        pieces = [*reader.feed(text[:end]), *reader.finish(cut=True)]
+        given_ = "".join(piece.arguments for piece in pieces if isinstance(piece, CallPiece))
+        assert not any(isinstance(piece, str) and piece.strip() for piece in pieces), text[:end]
+        assert json.dumps(whole[0][1], ensure_ascii=False).startswith(given_), text[:end]
+
+
+def test_an_id_in_a_header_is_the_calls_id():
+    reader = reader_of(TOOL_FORMATS["kimi_k2"], SCHEMAS)
+    pieces = reader.feed(write_calls(TOOL_FORMATS["kimi_k2"], [("now", {})] * 2, first=7))
+    assert [piece.id for piece in pieces] == ["functions.now:7", "functions.now:8"]
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("'It's so'", "It's so"),
+        ("'x = \"1\"\n  y = 'é''", "x = \"1\"\n  y = 'é'"),
+        ("'a \\' b'", "a ' b"),
+        ("['it's', 'b']", ["it's", "b"]),
+    ],
+)
+def test_texts_that_a_template_wrote_in_quotes_without_escapes_are_read(source, value):
+    text = f"<|tool_call_start|>[write(text={source}, count=1)]<|tool_call_end|>"
+    assert read_in_all_cuts(TOOL_FORMATS["lfm2"], text) == ("", "", [("write", {"text": value, "count": 1})])
+
+
+def test_names_are_unique_and_rows_have_a_marker_or_a_beginning():
+    assert len(TOOL_FORMATS) == sum(1 + len(row.aliases) for row in ROWS)
+    for row in READ:
+        assert row.markers or row.begins, row.name
+        assert not isinstance(row.arguments, Python) or row.known_only, row.name
