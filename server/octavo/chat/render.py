@@ -12,7 +12,7 @@ from octavo.chat.boundaries import beginnings, positions
 from octavo.chat.messages import Conversation, images_of
 from octavo.chat.options import ChatOptions
 from octavo.chat.reasoning import ReasoningParser, begins_inside_reasoning
-from octavo.chat.structured import Constraint, after_reasoning, or_calls
+from octavo.chat.structured import Constraint, after_reasoning, calls_alone, or_calls
 from octavo.chat.system_messages import rendered
 from octavo.chat.tools.choice import format_of, with_arguments_as_text
 from octavo.chat.tools.harmony import STOPS, harmony_grammar, harmony_messages, nearest_effort, speaks_harmony
@@ -74,7 +74,10 @@ class Rendered:
             demanded = self.plan is not None and self.plan.constraint is not None
             return grammar if self.continues else harmony_grammar(None if demanded else grammar, calls, self.token_id)
         if calls is not None:
-            grammar = or_calls(grammar, calls, self.token_id)
+            demanded = self.plan is not None and self.plan.constraint is not None
+            grammar = calls_alone(calls, self.token_id) if demanded else or_calls(grammar, calls, self.token_id)
+        if self.plan is not None and self.plan.forced is None and (tags := self.plan.format.thoughts)[0]:
+            return after_reasoning(grammar, self.plan.inside_thoughts, self.token_id, tags)
         if self.options.reasoning_parser is not None:
             grammar = after_reasoning(grammar, self.inside_reasoning, self.token_id)
         return grammar

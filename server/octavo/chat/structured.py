@@ -13,6 +13,11 @@ from octavo.errors import FieldError
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 from octavo.text.shown import shown
 
+TokenId = Callable[[str], int | None]
+
+# Texts in formats of calls and thoughts that may be tokens of a vocabulary.
+MARKS = re.compile(r"(<[^<>\s]*>|｜DSML｜|\[[A-Z_]+\]|\]<\]minimax\[>\[)")
+
 
 @dataclass
 class Constraint:
@@ -68,15 +73,15 @@ def schema_constraint(value: Any, field: str) -> Constraint:
     return constraint
 
 
-def after_reasoning(grammar: str, inside: bool, token_id: Callable[[str], int | None]) -> str:
+def after_reasoning(grammar: str, inside: bool, token_id: TokenId, tags: tuple[str, str] = (BEGIN, END)) -> str:
     """A grammar with optional reasoning before its text, required if the prompt ends inside it (``inside``).
 
-    ``token_id`` gives the id of a text that is one token of the vocabulary, else None.
+    ``token_id`` gives the id of a text that is one token of the vocabulary, else None. ``tags`` are around reasoning.
     """
-    opening, closing = _literal(BEGIN, token_id), _literal(END, token_id)
+    opening, closing = (lark_of(tag, token_id) for tag in tags)
     thoughts = rf"({opening})? thoughts" if inside else rf"(/\n{{0,2}}/ {opening} thoughts)?"
-    if token_id(END) is None:
-        rule = f"thoughts[suffix={closing}]: /(.|\\n)*/"
+    if not closing.startswith("<["):
+        rule = f"thoughts[suffix={json.dumps(tags[1])}]: /(.|\\n)*/"
     else:
         rule = f"thoughts: /(.|\\n)*/ {closing}"
     lead = f"start: {thoughts} /\\n{{0,2}}/ @thought_out\n{rule}\n"
@@ -87,9 +92,34 @@ def after_reasoning(grammar: str, inside: bool, token_id: Callable[[str], int | 
 def or_calls(grammar: str, calls: CallGrammar, token_id: Callable[[str], int | None]) -> str:
     """A grammar that allows tool calls instead of its text."""
     rule = with_tokens(calls.rule, token_id)
-    lead = {"lark_grammar": f"start: @answer | {rule}\n{calls.rules}\n"}
-    parts = [{**grammar_parts(part)[0], "name": name} for name, part in {"answer": grammar, **calls.parts}.items()]
+    return _joined(f"@answer | {rule}", calls, {"answer": grammar})
+
+
+def calls_alone(calls: CallGrammar, token_id: TokenId) -> str:
+    """A grammar of tool calls and nothing else."""
+    return _joined(with_tokens(calls.rule, token_id), calls, {})
+
+
+def _joined(start: str, calls: CallGrammar, others: dict[str, str]) -> str:
+    lead = {"lark_grammar": f"start: {start}\n{calls.rules}\n"}
+    parts = [{**grammar_parts(part)[0], "name": name} for name, part in {**others, **calls.parts}.items()]
     return json.dumps({"grammars": [lead, *parts]})
+
+
+def lark_of(text: str, token_id: TokenId) -> str:
+    """Lark for a text in which some marks may be tokens of the vocabulary; "" for none."""
+    parts: list[str] = []
+    plain = ""
+    for part in MARKS.split(text):
+        number = token_id(part) if MARKS.fullmatch(part) else None
+        if number is None:
+            plain += part
+            continue
+        parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
+        parts.append(f"<[{number}]>")
+        plain = ""
+    parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
+    return " ".join(parts)
 
 
 def with_tokens(lark: str, token_id: Callable[[str], int | None]) -> str:

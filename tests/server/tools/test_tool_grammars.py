@@ -10,11 +10,16 @@ import jsonschema_rs
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from octavo.chat.messages import Conversation
+from octavo.chat.options import ChatOptions
+from octavo.chat.render import Rendered
 from octavo.chat.structured import or_calls
+from octavo.chat.tools.formats.row import Elements, Python, Typed
 from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
 from octavo.chat.tools.formats.writer import write_calls
 from octavo.chat.tools.grammars import call_grammar
-from octavo.chat.tools.parsers import CallPiece, reader_of
+from octavo.chat.tools.parsers import CallPiece, NamedCallParser, Piece, reader_of
+from octavo.chat.tools.plan import ToolPlan, combine_constraints, plan_tools
 from octavo.errors import FieldError
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 
@@ -98,9 +103,14 @@ def accepts(text: str, *of: object) -> bool:
 def parse(kind: str, text: str) -> tuple[list[tuple[str, dict]], str]:
     """The calls and the content."""
     parser = reader_of(TOOL_FORMATS[kind.partition(" ")[0]], {"get_weather": WEATHER["parameters"], "now": {}})
+    return added_up([*parser.feed(text), *parser.finish()])
+
+
+def added_up(pieces: list[Piece]) -> tuple[list[tuple[str, dict]], str]:
+    """The calls and the content of pieces."""
     calls: list[list[str]] = []
     content = ""
-    for piece in [*parser.feed(text), *parser.finish()]:
+    for piece in pieces:
         if not isinstance(piece, CallPiece):
             content += piece
         elif piece.name is not None:
@@ -165,6 +175,71 @@ def random_text(matcher: LLMatcher, rng: random.Random) -> str | None:
         assert matcher.consume_token(byte)
         walked.append(byte)
     return None
+
+
+def demanded(kind: str, *functions: dict, choice: object = "required", **fields: object) -> tuple[ToolPlan, str]:
+    """How calls are demanded of a model of a format, and their grammar."""
+    tools = [{"type": "function", "function": function} for function in functions]
+    conversation = Conversation([], tools, tool_choice=choice, **fields)
+    plan = plan_tools(conversation, ChatOptions(tool_call_parser=kind), "{{ tools }}")
+    assert plan is not None
+    constraint = combine_constraints(None, plan, no_token)
+    made = Rendered([], ChatOptions(), plan=plan, constraint=constraint, token_id=no_token).grammar()
+    assert made is not None
+    return plan, made
+
+
+@pytest.mark.parametrize("kind", [row.name for row in ROWS if row.name != "openai"])
+def test_demanded_calls_are_made_and_read_in_the_models_own_format(kind):
+    plan, made = demanded(kind, WEATHER, NOW)
+    rng, finished = random.Random(kind), 0
+    for _ in range(25):
+        text = random_text(LLMatcher(TOKENIZER, made), rng)
+        if text is None:
+            continue
+        finished += 1
+        reader = plan.new_parser()
+        calls, content = added_up([*reader.feed(text), *reader.finish()])
+        assert calls and not content.strip(), text
+        for name, arguments in calls:
+            if "Infinity" not in json.dumps(arguments):
+                jsonschema_rs.validate(
+                    {"get_weather": WEATHER["parameters"], "now": {"maxProperties": 0}}[name], arguments
+                )
+    assert finished > 5
+    own = plan.forced is None
+    assert own is not isinstance(TOOL_FORMATS[kind].arguments, Python | Typed | Elements), (
+        "which say less than a schema"
+    )
+    if own:
+        matcher = LLMatcher(TOKENIZER, made)
+        text = WRITTEN[kind]
+        assert all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"type": "string", "pattern": "b+"}}},
+        {"properties": {"a": {"type": ["string", "integer"]}}},
+        {"properties": {"a": {}}},
+        {"properties": {"a>": {"type": "string"}}, "required": ["a>"]},
+        {"properties": {"a": {"type": "integer"}}, "minProperties": 1},
+    ],
+    ids=str,
+)
+def test_schemas_that_bare_texts_cannot_keep_are_demanded_as_json(parameters):
+    function = {"name": "f", "parameters": {"type": "object", **parameters}}
+    plan, _ = demanded("qwen3_xml", function, choice={"type": "function", "function": {"name": "f"}})
+    assert plan.forced is NamedCallParser
+    assert demanded("hermes", function)[0].forced is None
+
+
+def test_one_demanded_call_ends_the_answer():
+    _, made = demanded("glm45", NOW, parallel_tool_calls=False)
+    matcher = LLMatcher(TOKENIZER, made)
+    assert all(matcher.consume_token(byte) for byte in b"<tool_call>now</tool_call>")
+    assert matcher.is_accepting() and not matcher.consume_token(ord("<"))
 
 
 def test_tools_that_python_cannot_call_are_refused():

@@ -39,6 +39,8 @@ _LOOK_UP: dict[str, Any] = {
     },
     "required": [],
 }
+_LOOK_UP["properties"]["filter"]["additionalProperties"] = {"type": "string"}  # some templates count on these
+_LOOK_UP["properties"]["tags"]["items"] = {"type": "string"}
 _SCHEMAS: dict[str, dict[str, Any]] = {"look_up": _LOOK_UP, "now": {"type": "object", "properties": {}, "required": []}}
 _TEXT: Call = ("look_up", {"text": 'It\'s "so" <b>é日</b>\n  two\\', "count": 3, "ratio": -0.5, "exact": True})
 _NESTED: Call = ("look_up", {"text": "007", "filter": {"size": {"of": ["a", "b"]}, "open": False}, "tags": ["x, y"]})

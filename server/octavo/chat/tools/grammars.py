@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from octavo.chat.structured import CallGrammar, Constraint, quoted
+from octavo.chat.structured import MARKS, CallGrammar, Constraint, TokenId, lark_of, quoted
 from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonKey, Named, Params, Python, Typed
 from octavo.chat.tools.parsers.format_reader import header_parts
-from octavo.chat.tools.tagged_grammar import MARKS, TokenId, lark_of, parameters_of, tagged_calls
+from octavo.chat.tools.tagged_grammar import keeps_schema, parameters_of, tagged_calls
 from octavo.chat.tools.value_grammar import element_calls, typed_calls
 from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
@@ -74,6 +74,14 @@ def _json_calls(
         listed = _list_of(_keyed_call(functions), max_calls)
     closing = f"/\\n?/ {end}" if row.ends_section else ""
     return CallGrammar(f"({begin} /\\n?/ @calls {closing})", {"calls": grammar(listed)})
+
+
+def keeps_schemas(row: Format, functions: Functions) -> bool:
+    """True if calls in a format can be made to keep to the schemas, to their last keyword."""
+    kind = row.arguments
+    if isinstance(kind, Params):
+        return all(keeps_schema(kind, parameters_of(function)) for function in functions)
+    return isinstance(kind, Json | JsonKey | Named | Harmony)
 
 
 def _harmony_calls(functions: Functions, grammar: Callable[[dict[str, Any]], str]) -> CallGrammar:

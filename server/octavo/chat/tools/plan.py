@@ -14,7 +14,7 @@ from octavo.chat.structured import CallGrammar, Constraint
 from octavo.chat.tools.choice import format_of
 from octavo.chat.tools.formats.row import Format, Harmony
 from octavo.chat.tools.formats.table import TOOL_FORMATS
-from octavo.chat.tools.grammars import any_call, call_grammar, constraint_of
+from octavo.chat.tools.grammars import any_call, call_grammar, constraint_of, keeps_schemas
 from octavo.chat.tools.harmony import speaks_harmony
 from octavo.chat.tools.parsers import JsonListParser, NamedCallParser, ToolParser, reader_of
 from octavo.chat.tools.tagged_grammar import parameters_of
@@ -123,9 +123,11 @@ def combine_constraints(
                 asked.field,
             )
         asked = None
-    demanded = plan.constraint is not None and plan.harmony  # in the model's own format
+    demanded = plan.constraint is not None and keeps_schemas(plan.format, plan.functions)  # in the model's own format
     if asked is not None and asked.allows_calls:
         plan.functions = [_offered(function, plan.strict) for function in plan.functions]
+    if demanded:
+        plan.forced = None
     if demanded or (asked is not None and asked.allows_calls):
         plan.or_calls = call_grammar(plan.format, plan.functions, plan.max_calls, token_id, plan.strict)
     return asked or plan.constraint

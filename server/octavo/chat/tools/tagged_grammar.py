@@ -7,17 +7,15 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from octavo.chat.structured import CallGrammar
+from octavo.chat.structured import CallGrammar, TokenId, lark_of
 from octavo.chat.tools.formats.row import Format, Params
 from octavo.chat.tools.parsers.format_reader import header_parts
 from octavo.chat.tools.parsers.values import kinds_of
 from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
 
-TokenId = Callable[[str], int | None]
-
-# Texts in rows that may be tokens of a vocabulary.
-MARKS = re.compile(r"(<[^<>\s]*>|｜DSML｜|\[[A-Z_]+\]|\]<\]minimax\[>\[)")
+_OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "description", "title", "$defs", "$schema"}
+_OF_TEXTS = {"type", "enum", "const", "maxLength", "description", "title", "default", "examples"}
 _WRITABLE = re.compile(r"[^<>\"\s=]+")
 
 
@@ -29,20 +27,22 @@ def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
     return schema if "type" in schema or "$ref" in schema else {"type": "object", **schema}
 
 
-def lark_of(text: str, token_id: TokenId) -> str:
-    """Lark for a text in which some marks may be tokens of the vocabulary; "" for none."""
-    parts: list[str] = []
-    plain = ""
-    for part in MARKS.split(text):
-        number = token_id(part) if MARKS.fullmatch(part) else None
-        if number is None:
-            plain += part
-            continue
-        parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
-        parts.append(f"<[{number}]>")
-        plain = ""
-    parts += [json.dumps(plain, ensure_ascii=False)] if plain else []
-    return " ".join(parts)
+def keeps_schema(tags: Params, schema: dict[str, Any]) -> bool:
+    """True if the grammar of these tags holds all that a tool's schema demands: what it does not know is in texts."""
+    properties = schema.get("properties") or {}
+    if not schema.keys() <= _OF_OBJECTS or schema.get("additionalProperties", False) is not False:
+        return False
+    if not (properties or schema.get("additionalProperties") is False):
+        return False
+    for key, value in properties.items():
+        kinds = kinds_of(value, schema)
+        if not _WRITABLE.fullmatch(key) or not isinstance(value, dict):
+            return False
+        if kinds == {"string"} and not value.keys() <= _OF_TEXTS:
+            return False
+        if kinds != {"string"} and not tags.kind_end and (not kinds or "string" in kinds):
+            return False  # quotes around a text would be read as its own
+    return True
 
 
 def tagged_calls(

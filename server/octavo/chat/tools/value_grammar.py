@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from octavo.chat.structured import CallGrammar
+from octavo.chat.structured import CallGrammar, TokenId, lark_of
 from octavo.chat.tools.formats.row import Elements, Format, Typed
 from octavo.chat.tools.parsers.values import kinds_of
-from octavo.chat.tools.tagged_grammar import TokenId, lark_of, parameters_of
+from octavo.chat.tools.tagged_grammar import parameters_of
 from octavo.errors import FieldError
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
