@@ -46,7 +46,11 @@ class ToolPlan:
     def new_parser(self) -> ToolParser:
         """A parser of one answer."""
         schemas = {function["name"]: parameters_of(function) for function in self.functions}
-        return self.forced(schemas) if self.forced else reader_of(self.format, schemas, self.inside_thoughts)
+        if self.forced is not None:
+            return self.forced(schemas)
+        reader = reader_of(self.format, schemas, self.inside_thoughts)
+        reader.demanded = self.constraint is not None and not self.format.thoughts[0]
+        return reader
 
     def new_id(self) -> str:
         """A random id of a call."""

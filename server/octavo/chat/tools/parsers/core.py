@@ -54,6 +54,7 @@ class ToolParser(TextReader, ABC):
         self.markers: tuple[str, ...] = ()  # what a call, or several, may begin with
         self.name_keys: tuple[str, ...] = ("name",)  # of calls that are JSON
         self.num_calls = 0
+        self.demanded = False  # a grammar makes the text a call
         self._call_id: str | None = None  # of the call that begins next, where its text has one
         self._names = frozenset(names)
         self._schemas = names if isinstance(names, Mapping) else {}
@@ -90,8 +91,14 @@ class ToolParser(TextReader, ABC):
         with contextlib.suppress(CutOffError):  # before any call
             yield from self._parse()
         yield from self._content_until()
-        if not self.num_calls:
+        if self.num_calls:
+            return
+        if not self.demanded:
             self._give(self._space)
+        elif self._cut and len(self._names) == 1:  # before its name, which is known
+            self.ends_inside_call = True
+            (name,) = self._names
+            self._give_call(name, "")
 
     @abstractmethod
     def _parse(self) -> Steps[None]:
