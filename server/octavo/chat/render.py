@@ -76,8 +76,8 @@ class Rendered:
         if calls is not None:
             demanded = self.plan is not None and self.plan.constraint is not None
             grammar = calls_alone(calls, self.token_id) if demanded else or_calls(grammar, calls, self.token_id)
-        if self.plan is not None and self.plan.forced is None and (tags := self.plan.format.thoughts)[0]:
-            return after_reasoning(grammar, self.plan.inside_thoughts, self.token_id, tags)
+        if calls is not None and self.plan is not None and self.plan.inside_thoughts:
+            return after_reasoning(grammar, True, self.token_id, self.plan.format.thoughts)
         if self.options.reasoning_parser is not None:
             grammar = after_reasoning(grammar, self.inside_reasoning, self.token_id)
         return grammar
