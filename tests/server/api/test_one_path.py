@@ -13,6 +13,8 @@ from octavo import LLM, SamplingParams
 from octavo.chat.messages import Conversation, check_messages
 from octavo.chat.options import ChatOptions
 from octavo.chat.render import render
+from octavo.chat.tools.formats.table import TOOL_FORMATS
+from octavo.chat.tools.parsers import CallPiece, reader_of
 from octavo.entrypoints.anthropic import prepare as anthropic
 from octavo.entrypoints.anthropic.protocol import MessagesRequest
 from octavo.entrypoints.app import WORK_OPERATIONS
@@ -307,4 +309,6 @@ def test_a_demanded_call_is_made_offline(both: Any) -> None:
         tool_choice="required",
         parallel_tool_calls=False,
     )
-    assert json.loads(output.outputs[0].text) == [{"name": "now", "parameters": {}}]
+    reader = reader_of(TOOL_FORMATS["hermes"], ["now"])
+    (call,) = [*reader.feed(output.outputs[0].text), *reader.finish()]
+    assert isinstance(call, CallPiece) and (call.name, json.loads(call.arguments)) == ("now", {})
