@@ -124,6 +124,9 @@ wheel: $(RELEASE)/.installed  ## the sdist and this architecture's wheel, kernel
 try-wheel:  ## install the wheel of dist/ as a user does, where no compiler is, and ask it something; ARGS are pip's
 	$(PYTHON) release/try_wheel.py $(ARGS)
 
+try-cpu-image: $(VENV)/.installed  ## what the image server-cpu holds and answers, without a container; needs the wheel in dist/
+	python release/try_cpu_image.py $(ARGS)
+
 chart: $(RELEASE)/.installed  ## the Helm chart as it is published, into dist/; ARGS="--digest server=sha256:..."
 	$(RELEASE)/bin/python release/chart.py $(ARGS)
 

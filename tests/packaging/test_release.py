@@ -91,3 +91,11 @@ def test_a_wheel_is_published_with_all_kernels_and_a_known_platform_alone(
     else:
         with pytest.raises(wheel.ReleaseError, match=why):
             wheel.check(tmp_path / name)
+
+
+def test_the_image_for_cpus_is_tried_with_every_step_that_makes_it() -> None:
+    tried = load("release/try_cpu_image.py").steps((ROOT / "Dockerfile").read_text(), "cpu-packages")
+    assert all(
+        any(word in step for step in tried) for word in ("serve.txt", "cpu_torch.py", "import torch", "model.txt")
+    )
+    assert not [step for step in tried if step.endswith("\\")], "continued lines are one step"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
+import openai
 import pytest
+from support.serving import free_port
 
 from octavo.cli.image import command_line
 from octavo.cli.main import COMMANDS
@@ -47,3 +52,39 @@ def test_a_misspelt_command_is_told_the_right_one() -> None:
 def test_a_wrong_flag_is_refused_as_serves() -> None:
     done = subprocess.run([sys.executable, "-m", "octavo.cli.image", "--modell", "x"], capture_output=True, text=True)
     assert done.returncode == 2 and "did you mean --model?" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_it_answers_when_it_is_started_as_vllms_image(tmp_path: Path) -> None:
+    port, model = free_port(), "smollm2-135m-instruct"
+    given = ["--model", model, "--max-model-len", "512", "--port", str(port), "--host", "127.0.0.1"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "octavo.cli.image", *given],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    url, until = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    def is_loading() -> bool:
+        try:
+            return httpx.get(f"{url}/health", timeout=5).status_code != 200
+        except httpx.TransportError:  # nobody listens yet
+            return True
+
+    try:
+        while is_loading():
+            assert process.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        cards = client.models.list()
+        assert [(card.id, card.model_dump()["max_model_len"]) for card in cards] == [(model, 512)]
+        said = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "Name the capital of France."}], temperature=0
+        )
+        assert "Paris" in (said.choices[0].message.content or "")
+    finally:
+        process.terminate()
+        process.wait(30)
