@@ -37,7 +37,7 @@ def messages_of(given: Sequence[InputMessage], tools: Tools, seal: Seal) -> list
             found += _user(message, where, tools)
         else:
             found += _instructions(message, where, tools, at < last_user)
-    return found
+    return found or [{"role": "system", "content": ""}]  # as empty as what was sent
 
 
 def _instructions(message: SystemMessage, where: str, tools: Tools, passed: bool) -> list[dict[str, Any]]:
