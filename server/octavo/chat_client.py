@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ _PROMPT = re.compile(r"(?:the prompt's|request has) (\d+) (?:input )?tokens|\((\
 TIMEOUT = httpx.Timeout(None, connect=10)
 
 
+_LONGEST_PAUSE = 2.0  # seconds between looks at a server that is loading its model
 _WAYS_OUT = {
     401: "; the key is that of --api-key or OPENAI_API_KEY",
     404: "; --url takes the API's base address, as http://127.0.0.1:8000/v1",
@@ -47,6 +48,14 @@ class MessageRefusedError(OctavoError):
         self.too_long = too_long
         count = _PROMPT.search(message) if too_long else None
         self.prompt_tokens = int(count[1] or count[2]) if count else None
+
+
+class StillLoadingError(MessageRefusedError):
+    """The server has not loaded its model yet; ``pause``: seconds after which it may be asked again."""
+
+    def __init__(self, message: str, pause: float) -> None:
+        super().__init__(message)
+        self.pause = pause
 
 
 @dataclass(frozen=True)
@@ -104,9 +113,13 @@ class Answer:
 
 class Client:
     """An OpenAI-compatible server. Methods raise OctavoError when it cannot be reached. ``uds``: its Unix socket, where
-    ``url`` does not say where it listens."""
+    ``url`` does not say where it listens. ``waiting``: told once when a model is still being loaded, which methods then
+    wait for; without it they raise StillLoadingError."""
 
-    def __init__(self, url: str, api_key: str | None, uds: str | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str | None, uds: str | None = None, waiting: Callable[[str], None] | None = None
+    ) -> None:
+        self._waiting, self._has_waited = waiting, False
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         if "://" not in url:  # 127.0.0.1:8000
             url = f"http://{url}"
@@ -153,9 +166,21 @@ class Client:
 
     def _cards(self) -> list[Any]:
         """The models that the server lists, asked once."""
-        if self._listed is None:
-            self._listed = self._list()
+        while self._listed is None:
+            try:
+                self._listed = self._list()
+            except StillLoadingError as loading:
+                self._wait(loading)
         return self._listed
+
+    def _wait(self, loading: StillLoadingError) -> None:
+        """Wait a moment for a model that is being loaded. Raises ``loading`` where nobody is to be told."""
+        if self._waiting is None:
+            raise loading
+        if not self._has_waited:
+            self._waiting(f"(the server at {self.url} is still loading its model: waiting for it; Ctrl-C stops that)")
+        self._has_waited = True
+        time.sleep(loading.pause)
 
     def _list(self) -> list[Any]:
         try:
@@ -166,6 +191,8 @@ class Client:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise OctavoError(f"no server at {self._http.base_url}: {error}; start one with octavo serve") from None
         if response.status_code != 200:
+            if (pause := _pause_of_loading(response)) is not None:
+                raise StillLoadingError(_reason(response), pause)
             kind = KeyRequiredError if response.status_code == 401 else OctavoError
             said = f"the server at {self.url} answered {response.status_code}: {_reason(response)}"
             raise kind(said + _WAYS_OUT.get(response.status_code, ""))
@@ -179,6 +206,13 @@ class Client:
 
         Raises MessageRefusedError.
         """
+        while True:
+            try:
+                return (yield from self._stream(body, answer))
+            except StillLoadingError as loading:
+                self._wait(loading)
+
+    def _stream(self, body: dict[str, Any], answer: Answer) -> Generator[tuple[str, str], None, None]:
         started = time.perf_counter()
         try:
             with self._http.stream("POST", "/chat/completions", json=_streamed(body)) as response:
@@ -236,6 +270,8 @@ def _streamed(body: dict[str, Any]) -> dict[str, Any]:
 
 def _refusal(response: httpx.Response) -> MessageRefusedError:
     reason = _reason(response)
+    if (pause := _pause_of_loading(response)) is not None:
+        return StillLoadingError(f"the server answered {response.status_code}: {reason}", pause)
     code = None
     with contextlib.suppress(ValueError, KeyError, TypeError):
         code = response.json()["error"].get("code")
@@ -244,6 +280,14 @@ def _refusal(response: httpx.Response) -> MessageRefusedError:
     )
     way_out = _WAYS_OUT.get(response.status_code, "")
     return MessageRefusedError(f"the server answered {response.status_code}: {reason}{way_out}", too_long)
+
+
+def _pause_of_loading(response: httpx.Response) -> float | None:
+    """Return for how many seconds to wait for a model that is being loaded (so llama.cpp says it, too); else None."""
+    if response.status_code != 503 or "loading" not in _reason(response).lower():
+        return None
+    said = response.headers.get("retry-after", "")
+    return min(float(said), _LONGEST_PAUSE) if said.isdecimal() else _LONGEST_PAUSE
 
 
 def _reason(response: httpx.Response) -> str:

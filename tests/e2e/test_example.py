@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.smoke]
 ROOT = Path(__file__).parents[2]
 NAME = "smollm2"
 SELECTOR = f"octavo.dev/llmdeployment={NAME}"
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 CORE = "octavo.engine.core_proc"
 # Runs in the pod, which has neither ps nor pkill: the process whose command line names the engine's core.
 FIND_CORE = (

@@ -76,7 +76,7 @@ def address(cluster: Cluster, namespace: str) -> str:
 
 
 def answers(url: str) -> bool:
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "Name the capital of France."}]
     body = {"model": NAME, "messages": question, "temperature": 0, "max_tokens": 16}
     try:
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)

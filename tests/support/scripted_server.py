@@ -20,7 +20,8 @@ class ScriptedServer:
     """``answers``: by the text of the last message, pieces of the answer; a number among them is a pause in seconds, a
     pair is reasoning and text, a dict is a delta; at None the server is gone. ``refusals``: by the same, why there is
     none. ``reads_images``: the model does. ``requests``: what was asked. ``first_token_sent``: `time.time` of the last
-    answer's begin. ``most_messages``: a longer conversation does not fit."""
+    answer's begin. ``most_messages``: a longer conversation does not fit. ``loading``: so many requests come before the
+    model is loaded."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[Any]] = {}
@@ -30,6 +31,7 @@ class ScriptedServer:
         self.first_token_sent = 0.0
         self.needs_key = False
         self.most_messages: int | None = None
+        self.loading = 0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -71,12 +73,12 @@ class _Handler(BaseHTTPRequestHandler):
         if "messages" not in body:
             self._json({})
             return
+        if not self._may():
+            return
         self._script.requests.append(body)
         said = body["messages"][-1]["content"]
         text = said if isinstance(said, str) else "".join(part.get("text", "") for part in said)
         pieces = self._script.answers.get(text, ["fine"])
-        if not self._may():
-            return
         if text in self._script.refusals:
             self._json({"error": {"message": self._script.refusals[text]}}, 400)
             return
@@ -112,6 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
     def _may(self) -> bool:
+        if self._script.loading > 0:
+            self._script.loading -= 1
+            self._send(b'{"error": {"message": "The model is still loading", "code": 503}}', {"Retry-After": "0"}, 503)
+            return False
         if self._script.needs_key and self.headers.get("Authorization") != f"Bearer {API_KEY}":
             self._json({"error": {"message": "wrong API key"}}, 401)
             return False

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
+from octavo.cli.pastes import FilteredReader, PasteFilter, Pastes
+
 BLOCK = '"""'  # begins and ends a message of several lines
 
 
@@ -29,13 +31,15 @@ class Reader(Protocol):
 
 
 class Terminal:
-    """Lines edited and recalled; what is pasted is one message, however many lines it has."""
+    """Lines edited and recalled; what is pasted is one message, however many lines it has. A long paste is a mark in
+    the messages, as on the line: `whole` has its text."""
 
     interactive = True
 
     def __init__(self) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.history import InMemoryHistory
+        from prompt_toolkit.input import create_input
         from prompt_toolkit.output import create_output
         from prompt_toolkit.utils import is_dumb_terminal
 
@@ -43,11 +47,19 @@ class Terminal:
         if not is_dumb_terminal():
             output = create_output(sys.stdout if sys.stdout.isatty() else sys.stderr)
             output.enable_cpr = False  # or it warns of terminals that do not tell where the cursor is
-        self._session: PromptSession[str] = PromptSession(history=InMemoryHistory(), output=output)
+        self._pastes = Pastes()
+        source: Any = create_input()
+        if hasattr(source, "stdin_reader"):
+            source.stdin_reader = FilteredReader(source.stdin_reader, PasteFilter(self._pastes.shown))
+        self._session: PromptSession[str] = PromptSession(history=InMemoryHistory(), output=output, input=source)
 
     def read(self) -> str | None:
         """The next message, None at the end of input. Raises KeyboardInterrupt."""
         return _message(self._line)
+
+    def whole(self, text: str) -> str:
+        """A message, or a part of one, with the texts of long pastes."""
+        return self._pastes.whole(text)
 
     def keep(self, message: str) -> None:
         """Let the up arrow bring back a whole message, also one of several lines."""

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from io import TextIOWrapper
-
-import httpx
 
 from octavo.chat_client import Client, MessageRefusedError
 from octavo.cli.chat_input import Lines, Reader, Terminal
 from octavo.cli.conversation import Conversation, dim, is_command
+from octavo.cli.own_server import URL, OwnServer, own_server
 from octavo.cli.pictures import Message, read_message
 from octavo.errors import OctavoError
 from octavo.fetch.model_names import FIRST_QUESTIONS
-from octavo.system.parent import octavo_command
 from octavo.system.signals import exit_on_signals
-
-_OWN_URL = "http://127.0.0.1"  # a request must name a host, also through a socket
 
 
 def talk(args: argparse.Namespace) -> int:
@@ -33,9 +26,9 @@ def talk(args: argparse.Namespace) -> int:
             stream.reconfigure(errors="replace")  # undecodable input and unprintable output must not end the chat
     with contextlib.ExitStack() as stack:
         stack.enter_context(exit_on_signals())
-        own = stack.enter_context(_own_server(args.model)) if args.url is None else None
+        own = stack.enter_context(own_server(args.model)) if args.url is None else None
         socket = own.path if own is not None else None
-        client = stack.enter_context(Client(args.url or f"{_OWN_URL}/v1", args.api_key, socket))
+        client = stack.enter_context(Client(args.url or f"{URL}/v1", args.api_key, socket, _print_to_stderr))
         name, question = _model_and_question(args, client)
         model = client.model(name)
         settings = {"max_tokens": args.max_tokens, "temperature": args.temperature}
@@ -49,7 +42,8 @@ def talk(args: argparse.Namespace) -> int:
         )
         if question is not None:
             message = _read(question, _print_to_stderr)
-            return 0 if conversation.ask(_with_input(message.text), message.pictures) else 130
+            with _told_of_its_end(own):
+                return 0 if conversation.ask(_with_input(message.text), message.pictures) else 130
         if not sys.stdin.isatty():
             return _converse(conversation, Lines(sys.stdin), own)
         if args.offers is not None and (offered := args.offers.wait()):
@@ -70,7 +64,7 @@ def _model_and_question(args: argparse.Namespace, client: Client) -> tuple[str |
     return name, " ".join(words) or None
 
 
-def _converse(conversation: Conversation, reader: Reader, own: _Own | None) -> int:
+def _converse(conversation: Conversation, reader: Reader, own: OwnServer | None) -> int:
     interrupted = False  # whether the last key was Ctrl-C at an empty line
     while True:
         try:
@@ -92,22 +86,46 @@ def _converse(conversation: Conversation, reader: Reader, own: _Own | None) -> i
             return 130
 
 
-def _answer(conversation: Conversation, reader: Reader, message: str, own: _Own | None) -> bool:
+def _answer(conversation: Conversation, reader: Reader, message: str, own: OwnServer | None) -> bool:
     """Answer a message, or say why not; False where Ctrl-C stopped the answer. Raises OctavoError where the chat cannot
     go on; else earlier turns stay, and a person may wait for the server and try again."""
-    said = _read(message, _notice) if isinstance(reader, Terminal) else Message(message)
+    said = Message(message)
+    if isinstance(reader, Terminal):
+        said = _read(message, _notice)
+        said = replace(said, text=reader.whole(said.text))
     try:
-        return conversation.ask(said.text, said.pictures)
+        with _told_of_its_end(own):
+            return conversation.ask(said.text, said.pictures)
     except OctavoError as error:
-        if own is not None and own.process.poll() is not None:
-            raise OctavoError(f"the server of this chat has ended (out of memory?): {error}") from None
         if not reader.interactive and not isinstance(error, MessageRefusedError):
             raise
         print(f"octavo: error: {error}", file=sys.stderr)
+        if isinstance(error, _ServerEndedError) and own is not None:
+            _notice("(starting it again: the conversation is kept)")
+            own.start()
     if isinstance(reader, Terminal):
         reader.keep(message)
         _notice("(the up arrow brings your message back)")
     return True
+
+
+class _ServerEndedError(OctavoError):
+    """The conversation's own server is gone."""
+
+
+@contextlib.contextmanager
+def _told_of_its_end(own: OwnServer | None) -> Iterator[None]:
+    """Say of an error that comes of the end of the conversation's own server that this is why."""
+    try:
+        yield
+    except OctavoError as error:
+        may_have_ended = not isinstance(error, MessageRefusedError) or "engine" in str(error)
+        if own is None or not may_have_ended or (end := own.end()) is None:
+            raise
+        raise _ServerEndedError(
+            f"the server of this chat {end}, so the last message has no whole answer; if memory is short, choose a "
+            "smaller model, or give octavo serve a smaller --max-model-len and talk to it by --url"
+        ) from None
 
 
 def _read(text: str, notice: Callable[[str], None]) -> Message:
@@ -131,44 +149,3 @@ def _notice(text: str) -> None:
 def _print_to_stderr(text: str) -> None:
     """Notices that must not end up in a redirected answer."""
     print(text, file=sys.stderr)
-
-
-@dataclass(frozen=True)
-class _Own:
-    """A server for one chat, and its socket's path."""
-
-    path: str
-    process: subprocess.Popen[bytes]
-
-
-@contextlib.contextmanager
-def _own_server(model: str | None) -> Iterator[_Own]:
-    """Start `octavo serve` on a Unix socket that only this user reaches.
-
-    Exits with the server's status if it cannot start; the server has printed why.
-    """
-    with tempfile.TemporaryDirectory(prefix="octavo-") as folder:
-        path = f"{folder}/api"
-        words = ["serve", *([model] if model else []), "--uds", path, "--log-level", "warning"]
-        process = subprocess.Popen(octavo_command(*words), stdin=subprocess.DEVNULL, process_group=0)
-        try:
-            with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as http:
-                while not _is_healthy(http):
-                    if (code := process.poll()) is not None:
-                        if code > 0:
-                            sys.exit(code)
-                        raise OctavoError(
-                            f"the server was killed by signal {-code} before it was ready (out of memory?)"
-                        )
-                    time.sleep(0.05)
-            yield _Own(path, process)
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _is_healthy(http: httpx.Client) -> bool:
-    try:
-        return http.get(f"{_OWN_URL}/health").status_code == 200
-    except httpx.HTTPError:
-        return False

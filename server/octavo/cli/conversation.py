@@ -40,6 +40,7 @@ _CONTROLS = {code: None for code in (*range(32), 127, *range(128, 160)) if chr(c
 _CHARACTERS_A_TOKEN = 3  # fewer than usual, so that estimates are on the safe side
 _HOTTEST = 2  # as OpenAI has it: above it any model talks nonsense
 _ROOM = 256  # tokens kept free for an answer, or a quarter of the context if that is less
+_MOST_CHARACTERS_A_TOKEN = 16  # more than any text has: a longer one never fits the model
 _SHARE = 4  # an answer takes at most 1/4 of the context by default: small models may never stop
 
 Turn = dict[str, Any]  # a message, as the API takes it
@@ -105,6 +106,12 @@ class Conversation:
         return finished
 
     def _content(self, message: str, pictures: Sequence[Path]) -> Any:
+        limit = self._model.max_model_len
+        if limit and len(message) > limit * _MOST_CHARACTERS_A_TOKEN:
+            raise MessageRefusedError(
+                f"the message has {len(message):,} characters, more than the {limit:,} tokens that {self._model.name} "
+                "can read, and nothing was sent: send a part of it"
+            )
         if not pictures:
             return message
         if self._model.reads_images is False:

@@ -25,8 +25,9 @@ ALIASES = {
 # questions wrongly now and then; greedily it goes round in circles without the penalty, which counts the answer's words
 # alone (a repetition_penalty would count the question's, too, and facts would suffer).
 ALIAS_SAMPLING = {DEFAULT_MODEL: {"temperature": 0.0, "frequency_penalty": 0.4}}
-# What chats propose to ask first: the embedded model answers each correctly, every time.
-FIRST_QUESTIONS = ("What is the capital of France?", "Who was the first person on the moon?", "Name three fruits.")
+# What chats propose to ask first: the embedded model answers each correctly, every time and with every kernel. They do
+# not ask of France: "The" and "L" are nearly as likely to begin that answer, so a kernel's rounding decides.
+FIRST_QUESTIONS = ("What is the capital of Japan?", "Who was the first person on the moon?", "Name three fruits.")
 # Ollama's names of models whose architecture runs, and where they are on the hub. Meant, not taken: what Ollama has
 # under a name changes, and gigabytes are not fetched on a guess.
 OLLAMA_NAMES = {

@@ -27,6 +27,7 @@ import octavo_kernels
 from octavo.chat_client import CHAT_SAMPLING, Answer, Model, stream
 from octavo.cli.conversation import Conversation
 from octavo.fetch.model_names import FIRST_QUESTIONS
+from octavo_kernels.cpu import compiler
 
 
 @pytest.fixture
@@ -261,16 +262,25 @@ def test_a_wrong_model_is_one_line_before_a_server_is_started():
     assert done.stderr == "octavo: error: 'smollm2' is not a model; did you mean smollm2-135m-instruct?\n"
 
 
-QUESTIONS = dict(zip(FIRST_QUESTIONS, ("is Paris.", "Neil Armstrong", "Bananas\n2. Oranges\n3. Grapes"), strict=True))
+QUESTIONS = dict(zip(FIRST_QUESTIONS, ("is Tokyo.", "Neil Armstrong", "Bananas\n2. Oranges\n3. Grapes"), strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_the_embedded_model_answers_plain_questions():
-    """What chats propose to ask, always; and the server that was started for the conversation ends with it, however
-    that ends."""
-    chat = subprocess.Popen([*CHAT, "--max-tokens", "16"], stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, text=True)
-    for seed in range(20):
+@pytest.mark.parametrize("isa", compiler.supported_isas())
+def test_the_embedded_model_answers_plain_questions(isa):
+    """What chats propose to ask, always, on each kind of CPU; and the server that was started for the conversation ends
+    with it, however that ends."""
+    times = 20 if isa == compiler.supported_isas()[0] else 2
+    chat = subprocess.Popen(
+        [*CHAT, "--max-tokens", "16"],
+        stdin=-1,
+        stdout=-1,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OCTAVO_CPU_ISA": isa},
+    )
+    for seed in range(times):
         for question in QUESTIONS:
             chat.stdin.write(f"/clear\n/set seed {seed}\n{question}\n")
     chat.stdin.write("/show\n")
@@ -282,12 +292,35 @@ def test_the_embedded_model_answers_plain_questions():
         out += line
     assert "temperature=0\ntop_p=1\nmin_p=0\nfrequency_penalty=0.4\n" in out
     answers = out.split("(forgotten)\n")[1:]
-    right = [word in answer for answer, word in zip(answers, list(QUESTIONS.values()) * 20, strict=True)]
+    right = [word in answer for answer, word in zip(answers, list(QUESTIONS.values()) * times, strict=True)]
     assert all(right), out
     (server,) = Path(f"/proc/{chat.pid}/task/{chat.pid}/children").read_text().split()
     chat.send_signal(signal.SIGTERM)
     assert chat.wait(30) == 128 + signal.SIGTERM
     assert not Path(f"/proc/{server}").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_chat_outlives_its_own_server():
+    """It says what has happened, starts the server again, and has the conversation and the message still."""
+    terminal = Terminal("--max-tokens", "8")
+    terminal.wait_for_prompt()
+    (server,) = Path(f"/proc/{terminal.pid}/task/{terminal.pid}/children").read_text().split()
+    terminal.type("Name the capital of France.\r")
+    terminal.wait_for("is Paris")
+    terminal.wait_for_prompt(2)
+    os.kill(int(server), signal.SIGKILL)
+    terminal.type("And of Italy?\r")
+    terminal.wait_for("was killed by signal 9")
+    terminal.wait_for_prompt(3)
+    assert "smaller model" in terminal.shown and "up arrow" in terminal.shown
+    terminal.type("\x1b[A\r")
+    terminal.wait_for_prompt(4)
+    terminal.type("/show\r/bye\r")
+    assert terminal.exit_code() == 0
+    used = int(re.search(r"context=(\d+) of", terminal.shown)[1])
+    assert used > 60, "the first question and its answer are part of the second prompt"
 
 
 @pytest.mark.slow

@@ -132,6 +132,45 @@ def test_a_server_that_dies_in_mid_answer(scripted):
     assert [len(body["messages"]) for body in scripted.requests] == [1, 1]
 
 
+@pytest.mark.parametrize("listed", [0, 2])
+def test_a_server_that_is_still_loading_is_waited_for(scripted, listed):
+    """Whether it lists its model by then or not; a line says so, once."""
+    scripted.loading = listed
+    terminal = Terminal("--url", scripted.url)
+    terminal.wait_for_prompt()
+    scripted.loading = 3
+    terminal.type("Hi\r")
+    terminal.wait_for("fine")
+    terminal.type("/bye\r")
+    assert terminal.exit_code() == 0
+    assert terminal.shown.count("still loading its model: waiting for it") == 1 and "503" not in terminal.shown
+    assert [len(body["messages"]) for body in scripted.requests] == [1]
+    scripted.loading = 2
+    done = run(CHAT, "--url", scripted.url, "Hi")
+    assert done.stdout == "fine\n" and done.stderr.count("waiting for it") == 1
+
+
+def test_a_paste_of_20_mb_stops_nobody(scripted):
+    """It stands as a mark in the line, is not sent where no model could read it, and is there for the next try."""
+    terminal = Terminal("--url", scripted.url)
+    terminal.wait_for_prompt()
+    pasted = "a line with 'words.png'\r\n" * 5_000
+    for text, said in (("word " * 4_000_000, "20,000,016 characters, more than the 8,192 tokens"), (pasted, "fine")):
+        data = memoryview(f"\x1b[200~{text}\x1b[201~".encode())
+        while data:
+            data = data[os.write(terminal.fd, data[:4096]) :]
+        terminal.wait_for(f"{len(text):,} characters]")
+        terminal.type(" and that is all\r")
+        terminal.wait_for(said)
+        terminal.wait_for_prompt(2)
+    terminal.type("\x1b[A\x1b[A\r")  # the first once more
+    terminal.wait_for("(the up arrow brings your message back)", 2)
+    terminal.type("/bye\r")
+    assert terminal.exit_code() == 0
+    (body,) = scripted.requests
+    assert body["messages"][-1]["content"] == pasted.replace("\r\n", "\n") + " and that is all"
+
+
 def test_a_wrong_key_or_address_says_what_to_do(scripted, shared_server):
     done = run(CHAT, "--url", f"{shared_server.url}/nothing/v1", "Hi")
     assert done.returncode == 1 and "--url takes the API's base address" in done.stderr
