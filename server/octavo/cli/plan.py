@@ -197,14 +197,15 @@ def _print(
     cost = cost_of(asked.price, devices, seen) if asked.price and plan.ledger else None
     if args.json:
         said: dict[str, Any] = as_json(plan, found, reasons, served=not model.unsupported and plan.obstacle is None)
-        said["architecture"] = model.architecture
+        said["architecture"], said["fast_formats"] = model.architecture, asked.device.formats
         if seen is not None and speed is not None:
             said["workload"] = seen.as_json(speed)
         if cost is not None:
             said["cost"] = cost.as_json()
         print(json.dumps(said))
     else:
-        lines = as_text(plan, model.architecture, found, reasons, seen, speed, cost)
+        formats = [f"{'formats':14} {asked.device.formats}"] if asked.device.formats else []
+        lines = as_text(plan, model.architecture, found, formats + reasons, seen, speed, cost)
         if plan.device.kind != "cpu" and (plan.num_devices > 1 or plan.ledger is None):
             lines += rank_rows([_plan_or_none(config, plan, model, *layout) for layout in _LAYOUTS], speed)
         lines += explanation(plan) if args.explain else []

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from octavo.errors import ConfigError
 from octavo.memory.ledger import DeviceMemory, gib, this_machine
+from octavo.plan.formats import fast_formats
 from octavo.plan.gpus import CONTEXT_BYTES, LEAST_CAPABILITY, find_gpu, gpu_of_driver, too_old
 from octavo.plan.speed import Speed
 from octavo.system import limits
@@ -16,12 +17,14 @@ _LEAST = 64 << 20  # less is a number whose unit was forgotten
 
 @dataclass(frozen=True)
 class PlannedDevice:
-    """``host``: the machine that its GPU is in; ``speed``: by its data sheet, None: not known."""
+    """``host``: the machine that its GPU is in; ``speed``: by its data sheet, None: not known; ``formats``: which are
+    the fastest on it, in words; None for a GPU and for a CPU that may be another."""
 
     memory: DeviceMemory
     name: str  # that calibrations are kept by
     speed: Speed | None
     host: DeviceMemory | None = None
+    formats: str | None = None
 
 
 def planned_device(gpu: str | None, memory: int | None, cpu: bool, device: str) -> PlannedDevice:
@@ -44,10 +47,10 @@ def planned_device(gpu: str | None, memory: int | None, cpu: bool, device: str) 
         if device == "cuda":
             raise ConfigError("--device cuda: no driver tells of a GPU in this machine; name one with --gpu")
     cores = limits.cpu_count()
-    here = this_machine()
+    name, speed = f"CPU, {cores} cores", Speed.of_cpu(cores)
     if memory is not None:
-        here = DeviceMemory("cpu", memory, where=f"memory of a machine with {gib(memory)}")
-    return PlannedDevice(here, f"CPU, {cores} cores", Speed.of_cpu(cores))
+        return PlannedDevice(DeviceMemory("cpu", memory, where=f"memory of a machine with {gib(memory)}"), name, speed)
+    return PlannedDevice(this_machine(), name, speed, formats=fast_formats())
 
 
 def _own_gpu(memory: int | None) -> PlannedDevice | None:
