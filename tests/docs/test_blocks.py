@@ -1,20 +1,22 @@
 """Every code block of the pages that can run is run, and every other one is checked as far as it goes.
 
-`bash` and `python` blocks run in their order on the page, against one server on the embedded model. `sh` blocks hold
-commands that cannot run here; `NOT_RUN` says why, and what can be checked of them is: make's targets, the flags of
-`octavo serve`, values of the chart, files. LLMDeployments and LLMGateways are checked against their CRDs.
+`bash` and `python` blocks run in their order on the page, against one server on the embedded model, in the environment
+that the README makes: the wheel and what serving needs, an ordinary user, no compiler. `sh` blocks hold commands that
+cannot run here; `NOT_RUN` says why, and what can be checked of them is: make's targets, the flags of `octavo serve`,
+values of the chart, files. LLMDeployments and LLMGateways are checked against their CRDs.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import httpx
 import jsonschema_rs
 import pytest
 import yaml
+from support.wheels import UV, Environment, readme_environment
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -31,6 +34,10 @@ from generate.blocks import Block, blocks_of  # noqa: E402
 from generate.commands import parser  # noqa: E402
 
 from octavo.cli.image import command_line  # noqa: E402
+from octavo.fetch.cache import cache_dir  # noqa: E402
+from octavo.fetch.model_names import DEFAULT_MODEL  # noqa: E402
+from octavo.fetch.sources import resolve_model  # noqa: E402
+from octavo_kernels.cpu import compiler  # noqa: E402
 
 WRITTEN = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "charts/octavo/README.md"]
 PAGES = sorted(path for path in WRITTEN if path.parent.name != "reference")
@@ -47,7 +54,6 @@ NOT_RUN = {
     "curl http://models.default.svc": "needs a cluster",
     "octavo serve": "serves until it is stopped",
     "octavo dashboard": "serves until it is stopped",
-    "octavo run": "talks until the input ends",
     "pip install": "changes the environment",
     "docker run": "needs Docker",
     "cosign": "asks a registry and a log of signatures",
@@ -97,7 +103,9 @@ def test_a_command_that_does_not_run_here_says_why_and_exists(block: Block) -> N
         for more in piped:
             if more[:2] == ["octavo", "chat"]:
                 parser("chat").parse_args(more[2:])
-        assert any(" ".join(words).startswith(known) for known in NOT_RUN), f"{words}: run it (bash), or say why not"
+        assert any(" ".join(words).startswith(known) for known in {**NOT_RUN, "octavo run": "is run below"}), (
+            f"{words}: run it (bash), or say why not"
+        )
         if words[0] == "make":
             assert words[1] in targets
             for setting in words[2:]:
@@ -169,27 +177,73 @@ def test_examples_are_of_our_kinds(path: Path, schemas: dict[str, Any]) -> None:
         jsonschema_rs.validate(schemas[value["kind"]], value)
 
 
+THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
+ALSO = [version for version in ("3.11", "3.13") if version != THIS]  # the oldest and the newest that releases are for
+
+
+def interpreter(version: str) -> str:
+    """A Python of that version on this machine."""
+    inside = Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")
+    for found in filter(None, [shutil.which(f"python{version}"), *map(str, inside)]):
+        if subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:  # not a shim of none
+            return found
+    pytest.skip(f"there is no Python {version} here")
+
+
+@pytest.fixture(scope="module", params=[THIS, *(pytest.param(version, marks=pytest.mark.long) for version in ALSO)])
+def readme(request: pytest.FixtureRequest) -> Iterator[Environment]:
+    """What `make serve`, or pip with the wheel, leaves; beside it the clients that people have of their own."""
+    python = sys.executable if request.param == THIS else interpreter(request.param)
+    resolve_model(DEFAULT_MODEL)
+    with readme_environment(python, models=cache_dir() / "pypi") as made:
+        clients = made.folder / "clients"
+        where = ["--target", clients, "--python", made.programs / "python"]
+        pinned = ["-c", ROOT / "requirements/dev.txt"]
+        subprocess.run([*UV, *where, *pinned, "openai", "anthropic", "ollama"], check=True, timeout=300)
+        yield replace(made, variables={**made.variables, "PYTHONPATH": str(clients)})
+
+
+@pytest.fixture(scope="module")
+def url(readme: Environment) -> Iterator[str]:
+    with readme.serving() as address:
+        yield address
+
+
+def pasted(block: Block, url: str) -> str:
+    """A block of `bash` as it runs here: against this server, where an error of HTTP is one of the command."""
+    script = "set -euo pipefail\n" + block.text.replace(URL, url).replace("curl ", "curl -sS --fail-with-body ")
+    script = script.replace("octavo bench sweep ", "octavo bench sweep --repeats 1 ")
+    return script.replace("bench serve", f"bench serve --base-url {url}")
+
+
 @pytest.mark.slow
 @pytest.mark.model
 @of("bash")
-def test_commands_run(block: Block, url: str, tmp_path: Path) -> None:
-    bin_folder = os.path.dirname(sys.executable)
-    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
-    script = "set -euo pipefail\n" + block.text.replace(URL, url).replace("curl ", "curl -sS --fail-with-body ")
-    script = script.replace("octavo bench sweep ", "octavo bench sweep --repeats 1 ")
-    if "octavo bench serve" in script:
-        script = script.replace("bench serve", f"bench serve --base-url {url}")
-    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.strip()
+def test_commands_run(block: Block, url: str, readme: Environment) -> None:
+    status, out, err = readme.run("bash", "-c", pasted(block, url), where=readme.empty_folder())
+    assert status == 0, out + err
+    assert out.strip()
+    assert "Traceback" not in err and "slower" not in err, err
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_first_run_answers_by_the_kernels_of_the_wheel(readme: Environment) -> None:
+    """As install.md has it: without a model, and without a question it ends with the input."""
+    assert readme.run("octavo", "run")[:2] == (0, "")
+    status, out, err = readme.run("octavo", "run", DEFAULT_MODEL, "Name the capital of France.", timeout=60)
+    assert status == 0 and "Paris" in out, out + err
+    assert "slower" not in err, "torch computes in place of the kernels"
+    installed = {path.name for path in readme.folder.glob("environment/lib/*/site-packages/octavo_kernels/cpu/lib/*")}
+    assert compiler.library_name(compiler.supported_isas()[0]) in installed
 
 
 @pytest.mark.slow
 @pytest.mark.model
 @of("python")
-def test_python_runs(block: Block, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block.text.replace(URL, url), str(block), "exec"), {"__name__": "__main__"})
-    out = capsys.readouterr().out
+def test_python_runs(block: Block, url: str, readme: Environment) -> None:
+    status, out, err = readme.run("python", "-c", block.text.replace(URL, url))
+    assert status == 0, err
     assert out.strip()
     if "capital of France" in block.text:
         assert "Paris" in out

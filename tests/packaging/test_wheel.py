@@ -6,41 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
+from support.wheels import PACKAGES, ROOT, UV, build, source_tree
 
 from octavo.version import __version__
 from octavo_kernels.cpu import compiler
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = {
-    "server/octavo": "octavo",
-    "kernels/octavo_kernels": "octavo_kernels",
-    "operator/octavo_operator": "octavo_operator",
-    "operator/octavo_router": "octavo_router",
-}
 EXTRA = ["--find-links", "FOLDER", "-c", str(ROOT / "requirements/dev.txt"), f"octavo[cpu]=={__version__}"]
 RUNTIME = "nvidia-cuda-runtime"  # without which PyPI's torch is not loaded
-
-
-def source_tree(folder: Path) -> Path:
-    """A copy of what a wheel is built of, without compiled kernels."""
-    for file in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / file, folder)
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.so", "lib"))
-    return folder
-
-
-def build(folder: Path, **env: str) -> tuple[zipfile.ZipFile, str]:
-    """The wheel, and what was said while it was built."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist")]
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = (folder / "dist").glob("*.whl")
-    return zipfile.ZipFile(wheel), done.stdout + done.stderr
 
 
 def sources() -> set[str]:
@@ -81,30 +56,22 @@ def test_compiled_kernels_come_along_for_every_instruction_set(tmp_path: Path) -
 @pytest.mark.model
 @pytest.mark.skipif(compiler.find_compiler() is None, reason="a wheel with kernels needs a compiler once")
 @pytest.mark.parametrize(
-    "ways",
+    "words",
     [
-        # as docs/install.md tells people without a GPU who have PyPI alone, and `make serve` does: 0.6 GB
-        pytest.param([["--no-deps", "-r", str(ROOT / "requirements/serve.txt")], ["--no-deps", "WHEEL"]], id="small"),
-        # the same by the extra, from an index that is a folder; in the versions that `make setup` has fetched already
-        pytest.param([[*EXTRA, "--excludes", str(ROOT / "requirements/serve.excludes"), RUNTIME]], id="extra"),
+        # by the extra, from an index that is a folder; in the versions that `make setup` has fetched already. By
+        # requirements/serve.txt every documented command runs: tests/docs/test_blocks.py
+        pytest.param([*EXTRA, "--excludes", str(ROOT / "requirements/serve.excludes"), RUNTIME], id="without-nvidia"),
         # with all that PyPI's torch asks for: 2.8 GB
-        pytest.param([EXTRA], id="all", marks=pytest.mark.long),
+        pytest.param(EXTRA, id="all", marks=pytest.mark.long),
     ],
 )
-def test_in_an_empty_environment_without_a_compiler_run_answers(ways: list[list[str]], tmp_path: Path) -> None:
-    folder = source_tree(tmp_path)
-    libraries = folder / "kernels/octavo_kernels/cpu/lib"
-    libraries.mkdir()
-    for isa in compiler.all_isas():
-        if (compiled := compiler.LIBRARIES / compiler.library_name(isa)).exists():  # by `make setup`; else now
-            shutil.copy(compiled, libraries)
-    wheel, _ = build(folder)
+def test_in_an_empty_environment_without_a_compiler_run_answers(words: list[str], tmp_path: Path) -> None:
+    folder = source_tree(tmp_path, kernels=True)
+    build(folder)
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
-    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", environment / "bin" / "python"]
-    for way in ways:
-        words = [word.replace("WHEEL", str(wheel.filename)).replace("FOLDER", str(folder / "dist")) for word in way]
-        subprocess.run([*uv, *words], check=True, timeout=600)
+    named = [word.replace("FOLDER", str(folder / "dist")) for word in words]
+    subprocess.run([*UV, "--python", environment / "bin" / "python", *named], check=True, timeout=600)
     bare = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "CC")}
     fetch = [environment / "bin" / "octavo", "fetch", "--quiet"]
     subprocess.run(fetch, cwd=tmp_path, env={**bare, "PATH": str(environment / "bin")}, check=True, timeout=300)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import sys
+from pathlib import Path
 
 from octavo.entrypoints.args import ServerArgs
 
@@ -23,7 +25,7 @@ def announcement(names: list[str], sock: socket.socket, args: ServerArgs, genera
     rows = {
         "page": f"{base}/" if generates else "",
         "API": f"{base}/v1 (OpenAI's; Anthropic's and Ollama's: {base})" if generates else f"{base}/v1",
-        "chat": f"{key}octavo chat --url {base}/v1" if generates else "",
+        "chat": f"{key}{_program()} chat --url {base}/v1" if generates else "",
         "docs": "" if args.disable_fastapi_docs else f"{base}/docs",
     }
     lines = [first, *(f"  {name:<5} {what}" for name, what in rows.items() if what)]
@@ -32,6 +34,13 @@ def announcement(names: list[str], sock: socket.socket, args: ServerArgs, genera
             "  whoever reaches this machine may use it: --api-key asks for a key, --host 127.0.0.1 lets in nobody else"
         )
     return "\n".join(lines)
+
+
+def _program() -> str:
+    """The command as people can type it where the server was started: a clone's is on nobody's path but make's."""
+    program, here = Path(sys.argv[0]), Path.cwd()
+    inside = program.name == "octavo" and program.is_absolute() and program.is_relative_to(here)
+    return str(program.relative_to(here)) if inside else "octavo"
 
 
 def _listening(sock: socket.socket, args: ServerArgs) -> str:

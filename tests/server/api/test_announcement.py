@@ -34,6 +34,23 @@ def test_every_address_is_one_of_this_machine_that_answers(host):
             pass
 
 
+@pytest.mark.parametrize(
+    ("program", "typed"),
+    [
+        ("{here}/.venv/bin/octavo", ".venv/bin/octavo"),
+        ("/usr/bin/octavo", "octavo"),
+        ("{here}/server/octavo/cli/main.py", "octavo"),
+        ("-c", "octavo"),
+    ],
+)
+def test_the_command_to_chat_is_one_that_can_be_typed_here(program, typed, tmp_path, monkeypatch):
+    """`make serve` puts it on no path but make's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [program.format(here=tmp_path), "serve"])
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        assert f"  chat  {typed} chat --url " in announcement(["m"], sock, ServerArgs(), True)
+
+
 def test_what_there_is_not_is_not_told():
     with socket.create_server(("0.0.0.0", 0)) as sock:
         said = announcement(["embedder"], sock, ServerArgs(disable_fastapi_docs=True, api_key=["k"]), False)
