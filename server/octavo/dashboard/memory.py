@@ -19,7 +19,8 @@ from octavo.errors import OctavoError
 _SECONDS = 1.0  # between looks at the blocks, while the tab is open
 _NO_PORT = (
     "This tab reads the management port of the server: start the server with <code>--management-port 8001</code>, the "
-    "dashboard with <code>--management-url http://HOST:8001</code>."
+    "dashboard with <code>--management-url http://HOST:8001</code>. A page at the server's own address has the map "
+    "of blocks without either."
 )
 
 

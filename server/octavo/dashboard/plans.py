@@ -16,6 +16,7 @@ from typing import Any
 
 from octavo.dashboard.block_map import ledger_html
 from octavo.errors import ConfigError, OctavoError
+from octavo.fetch.description import short_count
 from octavo.memory.ledger import gib
 
 _TIMEOUT = 120.0  # seconds: the headers of a large model's files are fetched
@@ -144,7 +145,7 @@ def _shares(said: dict[str, Any]) -> dict[str, int]:
 
 
 def _cards(said: dict[str, Any]) -> str:
-    weights = f"{said['parameters'] / 1e9:.3g} billion parameters, {said['weight_dtype']}"
+    weights = f"{short_count(said['parameters'])} parameters, {said['weight_dtype']}"
     cards = [("Weights", gib(said["weights_bytes"]), weights)]
     if said["kv_bytes_per_token"]:
         cards.append(("KV cache of a token", f"{said['kv_bytes_per_token']:,} bytes", said["kv_cache_dtype"]))

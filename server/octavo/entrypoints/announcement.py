@@ -38,8 +38,8 @@ def announcement(names: list[str], sock: socket.socket, args: ServerArgs, genera
 
 def _program() -> str:
     """The command as people can type it where the server was started: a clone's is on nobody's path but make's."""
-    program, here = Path(sys.argv[0]), Path.cwd()
-    inside = program.name == "octavo" and program.is_absolute() and program.is_relative_to(here)
+    program, here = Path.cwd() / sys.argv[0], Path.cwd()
+    inside = program.name == "octavo" and program.is_relative_to(here)
     return str(program.relative_to(here)) if inside else "octavo"
 
 

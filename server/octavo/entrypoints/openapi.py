@@ -21,6 +21,20 @@ _KEYS = {
     "apiKeyHeader": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
     "azureKeyHeader": {"type": "apiKey", "in": "header", "name": "Api-Key"},
 }
+# Under which heading an operation stands: that of the first of these with which its path begins.
+_HEADINGS = {
+    "/v1/messages": "Anthropic",
+    "/api/": "Ollama, llama.cpp",
+    "/props": "Ollama, llama.cpp",
+    "/v1/files": "OpenAI: batches",
+    "/v1/batches": "OpenAI: batches",
+    "/v1/responses": "OpenAI: responses",
+    **dict.fromkeys(
+        ("/v1/embed", "/v2/", "/v1/rerank", "/rerank", "/v1/score", "/score", "/classify"), "Vectors, scores"
+    ),
+    "/v1/": "OpenAI",
+    "/": "This server",
+}
 
 
 def document(operations: Sequence[Operation], state: ServerState, title: str, root_path: str) -> dict[str, Any]:
@@ -42,6 +56,7 @@ def document(operations: Sequence[Operation], state: ServerState, title: str, ro
     result: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": title, "version": __version__},
+        "tags": [{"name": name} for name in ("OpenAI", *sorted({*_HEADINGS.values()} - {"OpenAI"}))],
         "paths": paths,
         "components": {
             "schemas": schemas,
@@ -66,6 +81,7 @@ def _describe(operation: Operation, has_keys: bool) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
+        "tags": [next(heading for begin, heading in _HEADINGS.items() if operation.path.startswith(begin))],
         "responses": {
             "200": {"description": "Success", "content": content},
             "4XX": {"description": "The request is invalid or refused", "content": error},

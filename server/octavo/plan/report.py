@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from octavo.fetch.description import short_count
 from octavo.memory.advice import Suggestion
 from octavo.memory.dry_run import Plan
 from octavo.memory.ledger import ModelMemory, gib
@@ -60,7 +61,7 @@ def as_text(
 ) -> list[str]:
     """Lines for people: the ledger as the engine prints it, what fits, what could be changed."""
     model, memory = plan.config.model, plan.memory
-    lines = [f"{model.model}: {memory.parameters / 1e9:.3g} billion parameters, {architecture}"]
+    lines = [f"{model.model}: {short_count(memory.parameters)} parameters, {architecture}"]
     if plan.stages > 1:
         layers, weights = (", ".join(said) for said in zip(*map(_stage, plan.of_stages), strict=True))
         lines.append(f"{'stages':14} {plan.stages:10,} of {layers} layers; weights of a device of each: {weights}")

@@ -38,6 +38,7 @@ def test_every_address_is_one_of_this_machine_that_answers(host):
     ("program", "typed"),
     [
         ("{here}/.venv/bin/octavo", ".venv/bin/octavo"),
+        (".venv/bin/octavo", ".venv/bin/octavo"),
         ("/usr/bin/octavo", "octavo"),
         ("{here}/server/octavo/cli/main.py", "octavo"),
         ("-c", "octavo"),

@@ -108,6 +108,15 @@ def test_every_operation_is_documented(shared_server):
         "/v1/responses",
         "/v1/responses/input_tokens",
     } <= paths.keys()
+    headings: dict[str, set[str]] = {}
+    for path, operations in paths.items():
+        for operation in operations.values():
+            (heading,) = operation["tags"]
+            headings.setdefault(heading, set()).add(path)
+    told = {"OpenAI": "/v1/chat/completions", "Anthropic": "/v1/messages/count_tokens", "This server": "/health"}
+    told |= {"Ollama, llama.cpp": "/api/chat", "Vectors, scores": "/rerank", "OpenAI: batches": "/v1/files"}
+    for heading, path in told.items():
+        assert path in headings[heading] and not any(path in one for name, one in headings.items() if name != heading)
     for path in ("/v1/files", "/v1/batches", "/v1/responses/{response_id}/input_items"):
         assert {"after", "limit"} <= {one["name"] for one in paths[path]["get"]["parameters"] if one["in"] == "query"}
 
