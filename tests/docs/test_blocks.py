@@ -37,6 +37,7 @@ from octavo.cli.image import command_line  # noqa: E402
 from octavo.fetch.cache import cache_dir  # noqa: E402
 from octavo.fetch.model_names import DEFAULT_MODEL  # noqa: E402
 from octavo.fetch.sources import resolve_model  # noqa: E402
+from octavo.version import __version__  # noqa: E402
 from octavo_kernels.cpu import compiler  # noqa: E402
 
 WRITTEN = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "charts/octavo/README.md"]
@@ -262,6 +263,13 @@ PARTS: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
 def test_every_step_of_the_walk_through_has_a_part() -> None:
     numbers = [number for steps, _ in PARTS.values() for number in steps]
     assert sorted(numbers) == [*range(len(walkthrough.steps()))]
+
+
+def test_the_walk_through_shows_the_versions_that_make_setup_installs() -> None:
+    shown, pins = walkthrough.PAGE.read_text(), (ROOT / "requirements/dev.txt").read_text()
+    for name in ("torch", "transformers"):
+        assert f"\n{name} {re.findall(rf'^{name}==([0-9.]+)', pins, re.MULTILINE)[0]}" in shown
+    assert f"\noctavo {__version__}\n" in shown
 
 
 @pytest.mark.slow
