@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import httpx
 import jsonschema_rs
 import pytest
 import yaml
-from support.wheels import UV, Environment, readme_environment
+from support.wheels import Environment, readme_environment
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -197,11 +196,7 @@ def readme(request: pytest.FixtureRequest) -> Iterator[Environment]:
     python = sys.executable if request.param == THIS else interpreter(request.param)
     resolve_model(DEFAULT_MODEL)
     with readme_environment(python, models=cache_dir() / "pypi") as made:
-        clients = made.folder / "clients"
-        where = ["--target", clients, "--python", made.programs / "python"]
-        pinned = ["-c", ROOT / "requirements/dev.txt"]
-        subprocess.run([*UV, *where, *pinned, "openai", "anthropic", "ollama"], check=True, timeout=300)
-        yield replace(made, variables={**made.variables, "PYTHONPATH": str(clients)})
+        yield made.add("openai", "anthropic", "ollama")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,13 @@ class Environment:
         made = Path(tempfile.mkdtemp(dir=self.folder))
         _give([made], self.owner)
         return made
+
+    def add(self, *packages: str) -> Environment:
+        """This with packages beside what the README installs, in the tests' versions: clients that people have."""
+        where = ["--target", self.folder / "clients", "--python", self.programs / "python"]
+        subprocess.run([*UV, *where, "-c", ROOT / "requirements/dev.txt", *packages], check=True, timeout=300)
+        _give([Path(name) for name, _, _ in os.walk(self.folder / "clients")], self.owner)
+        return replace(self, variables={**self.variables, "PYTHONPATH": str(self.folder / "clients")})
 
     @contextmanager
     def serving(self, *flags: str) -> Iterator[str]:
