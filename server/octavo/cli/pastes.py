@@ -45,7 +45,7 @@ class PasteFilter:
 
     @property
     def pasting(self) -> bool:
-        """Whether a paste has begun and has not ended."""
+        """True if a paste has begun and has not ended."""
         return self._pieces is not None
 
     def feed(self, data: str) -> str:
@@ -63,7 +63,7 @@ class PasteFilter:
             out += self._change(text) + END
 
     def _before(self, data: str) -> tuple[bool, str, str]:
-        """Whether a paste begins, what leaves before it (and its START), and what follows."""
+        """Return whether a paste begins, what leaves before it (with its START), and what follows."""
         both = self._passed + data
         if (at := both.find(START)) < 0:
             self._passed = both[1 - len(START) :]
@@ -73,7 +73,7 @@ class PasteFilter:
         return True, data[:cut], data[cut:]
 
     def _inside(self, data: str) -> tuple[str | None, str]:
-        """The paste if this ends it, and what follows."""
+        """Return the paste if this ends it, and what follows."""
         assert self._pieces is not None
         both = self._rest + data
         if (at := both.find(END)) < 0:
@@ -93,11 +93,11 @@ class FilteredReader:
 
     @property
     def closed(self) -> bool:
-        """Whether the terminal is gone."""
+        """True if the terminal is gone."""
         return bool(self._reader.closed)
 
     def read(self) -> str:
-        """What is there, without a wait; empty in the midst of a paste."""
+        """Return what is there, without a wait; empty in the midst of a paste."""
         read = self._filter.feed(self._reader.read(_AT_ONCE))
         while self._filter.pasting and (more := self._reader.read(_AT_ONCE)):
             read += self._filter.feed(more)

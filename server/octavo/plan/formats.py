@@ -1,4 +1,4 @@
-"""Which formats of weights are the fastest on a CPU, by what docs/performance.md and docs/measurements.md measured."""
+"""Advice on formats of weights: the fastest on a CPU, by what docs/performance.md and docs/measurements.md measured."""
 
 from __future__ import annotations
 
