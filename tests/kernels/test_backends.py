@@ -138,8 +138,10 @@ def test_an_instruction_set_that_this_cpu_lacks_is_refused(monkeypatch):
 NO_TILES = """
 import ctypes, logging, sys
 from octavo_kernels.cpu import compiler, library
-flags = compiler._cpu_flags() | {"amx_tile", "amx_int8", "amx_bf16"}
-compiler._cpu_flags = lambda: flags  # a CPU that shows them
+targets, tiles = compiler._TARGETS["x86_64"], frozenset({"amx_tile", "amx_int8", "amx_bf16"})
+flags = compiler._cpu_flags() | tiles
+compiler._cpu_flags = lambda: flags  # a CPU that shows them,
+targets[compiler.AMX] = targets[compiler.AMX][0], tiles  # and whatever else this one has
 EPERM, ALLOW = 0x00050001, 0x7FFF0000
 WORDS = [(0x20, 0, 0, 0), (0x15, 0, 1, 158), (0x06, 0, 0, EPERM), (0x06, 0, 0, ALLOW)]  # if arch_prctl: EPERM
 def refuse():
