@@ -252,8 +252,12 @@ def test_nobody_waits_for_a_side_at_zero_while_another_serves(tmp_path: Path) ->
             becomes(lambda: picker.stat("octavo_router_held_requests") == len(SESSIONS))
             held = picker.by_label("octavo_router_held_requests", "pool")
             assert held.keys() == {"a", "b"} and min(held.values()) > 5, "each side is asked for, so that it wakes"
+            known = router.stat("cluster_membership_healthy")
             with echo("a", ports["a"]):
                 becomes(lambda: sum(one.done() for one in waiting.values()) == held["a"])
+                # The picker may know of the replica before Envoy's own check does, and split.lua a second after that.
+                becomes(lambda: router.stat("cluster_membership_healthy") == known + 1)
+                time.sleep(1)
                 becomes(lambda: {router.side(one) for one in SESSIONS} == {"a"})
                 assert picker.stat("octavo_router_held_requests") == held["b"]
                 with echo("b", ports["b"]):
