@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.chat.options import ChatOptions
 from octavo.chat.structured import CallGrammar, grammar_parts, with_tokens
-from octavo.chat.tools.choice import own_format
+from octavo.chat.tools.choice import knows_tools, own_format
 from octavo.chat.tools.parsers.harmony import CALL, RETURN
 
 REASONING_PARSER = "openai_gptoss"  # vLLM's name
@@ -26,6 +26,8 @@ def speaks_harmony(options: ChatOptions, template: str) -> bool:
         return options.tool_call_parser == "openai"
     if all(mark in template for mark in _MARKS):  # the form of whole answers, however the template writes calls
         return True
+    if not knows_tools(template):
+        return "<|channel|>final" in template
     found = own_format(template) if "<|channel|>" in template else None
     return found is not None and found.parser == "openai"
 
