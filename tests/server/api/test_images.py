@@ -119,7 +119,8 @@ def test_tools_schemas_and_samples_beside_an_image(server: Any) -> None:
     named = {"type": "function", "function": {"name": "describe"}}
     until_done = {"max_tokens": 250, "ignore_eos": False}
     for choice in (named, "required"):
-        answer = ask(server, picture(png(5)), "hm", tools=[tool], tool_choice=choice, **until_done)
+        one = {"tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+        answer = ask(server, picture(png(5)), "hm", **one, **until_done)
         assert answer.status_code == 200, answer.text
         (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
         assert call["function"]["name"] == "describe"

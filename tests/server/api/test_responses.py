@@ -46,7 +46,7 @@ BODIES: dict[str, dict[str, Any]] = {
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
         ],
     },
-    "a call": {"tools": [NOW], "tool_choice": "required", "max_output_tokens": 60},
+    "a call": {"tools": [NOW], "tool_choice": "required", "max_output_tokens": 100},
     "that call": {"tools": [NOW], "tool_choice": {"type": "function", "name": "now"}, "parallel_tool_calls": False},
     "one of the allowed calls": {
         "tools": [NOW],
