@@ -278,11 +278,13 @@ found = []
 for folder, field, value in json.loads(sys.argv[1]):
     path = Path(folder, "config.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
-    before, started, text = peak(), time.process_time(), None
-    try:
-        Worker(EngineArgs(model=folder, skip_tokenizer_init=True).create_engine_config(progress=False))
-    except OctavoError as error:
-        text = str(error)
+    before = peak()
+    for _ in range(2):  # the first one imports what the family needs
+        started, text = time.process_time(), None
+        try:
+            Worker(EngineArgs(model=folder, skip_tokenizer_init=True).create_engine_config(progress=False))
+        except OctavoError as error:
+            text = str(error)
     found.append((time.process_time() - started, peak() - before, text))
 print(json.dumps(found))
 """
