@@ -21,7 +21,7 @@ from collections import Counter
 SEEDS = (1, 2, 3)
 ENOUGH = 0.75
 QUESTIONS = {
-    "What is the capital of France?": "paris",
+    "What is the capital of Japan?": "tokyo",
     "What color is the sky?": "blue",
     "What is 2+2?": "4|four",
     "Who wrote Romeo and Juliet?": "shakespeare",
