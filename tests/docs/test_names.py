@@ -90,6 +90,14 @@ def test_links_lead_to_files(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+def test_the_page_that_is_shown_where_there_is_none_leads_to_pages() -> None:
+    theme = ROOT / "docs/theme"
+    assert f"custom_dir: {theme.relative_to(ROOT)}\n" in (ROOT / "mkdocs.yml").read_text()
+    led = re.findall(r"\{\{ '([^']+)\.html' \| url \}\}", text := (theme / "404.html").read_text())
+    assert len(led) == text.count("href=") > 3
+    assert [name for name in led if not (ROOT / f"docs/{name}.md").exists()] == []
+
+
 @pages
 def test_paths_exist(page: Path) -> None:
     said = re.findall(
