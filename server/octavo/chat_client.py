@@ -23,6 +23,7 @@ _PROMPT = re.compile(r"(?:the prompt's|request has) (\d+) (?:input )?tokens|\((\
 TIMEOUT = httpx.Timeout(None, connect=10)
 
 
+_LEAST_SECONDS = 0.001  # between the first and the last token of an answer that has a rate
 _LONGEST_PAUSE = 2.0  # seconds between looks at a server that is loading its model
 _WAYS_OUT = {
     401: "; the key is that of --api-key or OPENAI_API_KEY",
@@ -83,6 +84,7 @@ class Answer:
     usage: dict[str, Any] = field(default_factory=dict)
     ended: bool = False  # the server has said so, and not only gone
     first_token: float = 0.0
+    last_token: float = 0.0
     elapsed: float = 0.0
 
     @property
@@ -90,9 +92,18 @@ class Answer:
         """Tokens of prompt and answer together; 0 if the server does not say."""
         return int(self.usage.get("prompt_tokens") or 0) + int(self.usage.get("completion_tokens") or 0)
 
-    def take(self, line: str, started: float) -> Iterator[tuple[str, str]]:
-        """The pieces of reasoning and of text in a line of the stream. ``started``: `time.perf_counter` before the
-        request. Raises MessageRefusedError where the server says that the answer broke off."""
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Rate of the tokens after the first; None where the server counts none, or where all came at once, through
+        something that collects them: how fast they were made is not seen."""
+        count, seconds = int(self.usage.get("completion_tokens") or 0), self.last_token - self.first_token
+        return (count - 1) / seconds if count > 1 and seconds >= _LEAST_SECONDS else None
+
+    def take(self, line: str, seconds: float) -> Iterator[tuple[str, str]]:
+        """The pieces of reasoning and of text in a line of the stream, which came ``seconds`` after the request.
+
+        Raises MessageRefusedError where the server says that the answer broke off.
+        """
         self.ended = self.ended or line.startswith("data: [DONE]")
         if not line.startswith("data: {"):
             return
@@ -106,7 +117,7 @@ class Answer:
             delta = choice.get("delta") or {}
             thought, piece = delta.get("reasoning") or delta.get("reasoning_content") or "", delta.get("content") or ""
             if thought or piece:
-                self.first_token = self.first_token or time.perf_counter() - started
+                self.first_token, self.last_token = self.first_token or seconds, seconds
                 self.text += piece
                 yield thought, piece
 
@@ -221,8 +232,9 @@ class Client:
                     raise _refusal(response)
                 lines = _Lines()
                 for data in response.iter_bytes():
+                    seconds = time.perf_counter() - started
                     for line in lines.take(data):
-                        yield from answer.take(line, started)
+                        yield from answer.take(line, seconds)
                 if not answer.ended:
                     raise ValueError("the answer has no end")
         except (httpx.HTTPError, ValueError) as error:
@@ -243,8 +255,9 @@ async def stream(
                 raise _refusal(response)
             lines = _Lines()
             async for data in response.aiter_bytes():
+                seconds = time.perf_counter() - started
                 for line in lines.take(data):
-                    for pieces in answer.take(line, started):
+                    for pieces in answer.take(line, seconds):
                         yield pieces
     except (httpx.HTTPError, ValueError) as error:
         raise OctavoError(f"the connection to {http.base_url} broke: {error or type(error).__name__}") from None

@@ -4,6 +4,7 @@ the page of a real one."""
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import threading
 import time
@@ -21,9 +22,9 @@ class ScriptedServer:
     pair is reasoning and text, a dict is a delta; at None the server is gone. ``refusals``: by the same, why there is
     none. ``reads_images``: the model does. ``requests``: what was asked. ``first_token_sent``: `time.time` of the last
     answer's begin. ``most_messages``: a longer conversation does not fit. ``loading``: so many requests come before the
-    model is loaded."""
+    model is loaded. ``at_once``: an answer is sent as one piece, as by a proxy that collects it."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.answers: dict[str, list[Any]] = {}
         self.refusals: dict[str, str] = {}
         self.reads_images = False
@@ -32,7 +33,8 @@ class ScriptedServer:
         self.needs_key = False
         self.most_messages: int | None = None
         self.loading = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
+        self.at_once = False
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, self))
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -89,7 +91,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         with contextlib.suppress(OSError):  # its reader has gone
+            if not self._script.at_once:
+                self._stream(pieces)
+                return
+            out, self.wfile = self.wfile, io.BytesIO()
             self._stream(pieces)
+            out.write(self.wfile.getvalue())
+            self.wfile = out
 
     def _stream(self, pieces: list[Any]) -> None:
         count = 0

@@ -69,6 +69,17 @@ def page(scripted: ScriptedServer, visit: Callable[[str], Any]) -> Iterator[Any]
     assert not [one for one in shown.problems if "400" not in one]
 
 
+def test_an_answer_that_came_at_once_has_no_rate(scripted: ScriptedServer, page: Any) -> None:
+    scripted.answers["collected"] = ["all ", "at ", "once"]
+    scripted.at_once = True
+    try:
+        ask(page, "collected")
+        expect(answers(page, 1).locator(".figures")).to_contain_text("3 tokens")
+    finally:
+        scripted.at_once = False
+    assert "tokens/s" not in answers(page, 1).locator(".figures").inner_text()
+
+
 def test_an_answer_streams_and_says_what_it_cost(scripted: ScriptedServer, page: Any) -> None:
     scripted.answers["hello"] = [("let me ", ""), ("see", ""), "**bold** ", 0.3, "`code`"]
     ask(page, "hello")

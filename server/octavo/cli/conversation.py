@@ -197,9 +197,10 @@ class Conversation:
     def _report_speed(self, answer: Answer) -> None:
         count, prompt = answer.usage.get("completion_tokens") or 0, answer.usage.get("prompt_tokens") or 0
         cached = (answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        rate = (count - 1) / max(answer.elapsed - answer.first_token, 1e-9) if count > 1 else 0.0
+        rate = answer.tokens_per_second
+        speed = f", {rate:.1f} tokens/s" if rate is not None else ""
         self._notice(
-            f"({count} tokens, {rate:.1f} tokens/s; the first after {answer.first_token:.2f} s; prompt: {prompt} "
+            f"({count} tokens{speed}; the first after {answer.first_token:.2f} s; prompt: {prompt} "
             f"tokens, {cached} cached)"
         )
 

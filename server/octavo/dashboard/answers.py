@@ -30,10 +30,8 @@ class Reply:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Return the rate of the tokens after the first; None if there are none or the server does not count them."""
-        count = int(self.answer.usage.get("completion_tokens") or 0)
-        seconds = self.answer.elapsed - self.answer.first_token
-        return (count - 1) / seconds if count > 1 and seconds > 0 else None
+        """Return the rate of the tokens after the first; None where it is not known."""
+        return self.answer.tokens_per_second
 
     def figures(self) -> str:
         """Time to the first token, tokens a second, cached tokens: as far as they are known."""

@@ -21,10 +21,11 @@ import httpx
 import pytest
 from support.chat_terminal import CHAT, Terminal
 from support.gguf_files import write_gguf
+from support.scripted_server import ScriptedServer
 from support.tiny_models import FAMILIES, make_model
 
 import octavo_kernels
-from octavo.chat_client import CHAT_SAMPLING, Answer, Model, stream
+from octavo.chat_client import CHAT_SAMPLING, Answer, Client, Model, stream
 from octavo.cli.conversation import Conversation
 from octavo.fetch.model_names import FIRST_QUESTIONS
 from octavo_kernels.cpu import compiler
@@ -127,6 +128,26 @@ def test_chat_adds_sampling_only_where_the_model_recommends_none(model, said, se
     client = SimpleNamespace()
     conversation = Conversation(client, Model(model, None, said), settings, None, False, print)
     assert conversation._body([]) == {"model": model, "messages": [], **sent, **settings}
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rate"),
+    [
+        pytest.param(["a ", 0.25, "b ", 0.25, "c"], 4, id="streamed"),
+        pytest.param(["a ", "b ", 0.5, "c"], 4, id="in two pieces"),
+        pytest.param(["a"], None, id="one token"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_answer_has_a_rate_only_where_its_tokens_came_one_after_another(pieces, rate, at_once):
+    with ScriptedServer() as server, Client(f"{server.url}/v1", None) as client:
+        server.answers["count"], server.at_once = pieces, at_once
+        answer = Answer()
+        assert "".join(text for _, text in client.stream({"messages": [{"content": "count"}]}, answer)).startswith("a")
+    if at_once or rate is None:
+        assert answer.tokens_per_second is None
+    else:
+        assert 0.5 * rate < answer.tokens_per_second <= 1.05 * rate
 
 
 def test_an_answer_of_a_server_that_escapes_nothing():
@@ -236,7 +257,7 @@ def test_a_quick_answer_is_all_that_is_printed(shared_server):
     assert done.returncode == 0 and done.stdout.strip() and "cut" not in done.stdout, "the address is good without /v1"
     assert re.fullmatch(r"\(cut after 5 tokens; .*\)\n", done.stderr)
     fast = run(shared_server.url, "-q", "Hello", "--max-tokens", "5", "--temperature", "0", "--verbose")
-    assert fast.stdout == done.stdout and re.search(r"5 tokens, [\d.]+ tokens/s; the first after", fast.stderr)
+    assert fast.stdout == done.stdout and re.search(r"5 tokens(, [\d.]+ tokens/s)?; the first after", fast.stderr)
     assert run(shared_server.url, "-q", "brown fox " * 600).returncode == 1
     none = run(shared_server.url, "-q", "Hello", "--max-tokens", "0")
     assert none.returncode == 1 and "max_tokens" in none.stderr

@@ -87,7 +87,7 @@ function askForKey(wrong) {
   return asking;
 }
 
-/** The events of a stream, parsed. Throws a Refusal where it ends before it is complete. */
+/** The events of a stream, parsed, each with the time at which it was read. Throws a Refusal where it ends before it is complete. */
 async function* events(answer) {
   const reader = answer.body.getReader();
   const decoder = new TextDecoder();
@@ -96,6 +96,7 @@ async function* events(answer) {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) break;
+      const time = performance.now();
       const lines = (rest + decoder.decode(value, { stream: true })).split("\n");
       rest = lines.pop();
       for (const line of lines) {
@@ -103,7 +104,7 @@ async function* events(answer) {
         if (!line.startsWith("data: ")) continue;
         const event = JSON.parse(line.slice(6));
         if (event.error) throw new Refusal(event.error.message ?? "The server failed.", 500);
-        yield event;
+        yield [event, time];
       }
     }
   } catch (error) {

@@ -6,6 +6,7 @@
 // What is sent where neither the visitor nor the model's files set a value: as `octavo chat` does.
 const CHAT_SAMPLING = { temperature: 0.7, top_p: 0.9, min_p: 0.05 };
 const SHARE = 4; // an answer takes at most a fourth of the context unless told otherwise: small models may never stop
+const LEAST_SECONDS = 0.001; // between the first and the last token of an answer that has a rate
 
 const conversation = { messages: kept.read("conversation") ?? [], before: null, running: null };
 
@@ -60,11 +61,11 @@ function wireForm(one) {
 async function answerInto(message, messages, settings, card, changed) {
   const controller = new AbortController();
   conversation.running = { controller, message };
-  const times = { begin: performance.now(), first: 0 };
+  const times = { begin: performance.now(), first: 0, last: 0 };
   try {
     const stream = await ask(messages, settings, card, controller.signal, message);
-    for await (const event of events(stream)) {
-      take(event, message, times);
+    for await (const [event, time] of events(stream)) {
+      take(event, message, times, time);
       changed();
     }
   } catch (error) {
@@ -92,14 +93,17 @@ async function ask(messages, settings, card, signal, message) {
   }
 }
 
-function take(event, message, times) {
+function take(event, message, times, time) {
   message.id ??= event.id;
   message.usage = event.usage ?? message.usage;
   for (const choice of event.choices ?? []) {
     const delta = choice.delta ?? {};
     const thought = delta.reasoning ?? delta.reasoning_content ?? "";
     const text = delta.content ?? "";
-    if ((thought || text || delta.tool_calls?.length) && !times.first) times.first = performance.now();
+    if (thought || text || delta.tool_calls?.length) {
+      times.first ||= time;
+      times.last = time;
+    }
     message.thought = (message.thought ?? "") + thought;
     message.text += text;
     message.finish = choice.finish_reason ?? message.finish;
@@ -112,14 +116,15 @@ function take(event, message, times) {
   }
 }
 
-/** The line under an answer, as far as the server tells. */
-function figuresOf(message, { begin, first }) {
+/** The line under an answer, as far as the server tells; no rate where all tokens came at once, as by a proxy that
+ * collects them. */
+function figuresOf(message, { begin, first, last }) {
   const usage = message.usage ?? {};
   const count = usage.completion_tokens ?? 0;
-  const seconds = (performance.now() - first) / 1000;
+  const seconds = (last - first) / 1000;
   const parts = [];
   if (first) parts.push(`first token ${Math.round(first - begin).toLocaleString("en")} ms`);
-  if (first && count > 1) parts.push(`${((count - 1) / seconds).toLocaleString("en", { maximumFractionDigits: 1 })} tokens/s`);
+  if (count > 1 && seconds >= LEAST_SECONDS) parts.push(`${((count - 1) / seconds).toLocaleString("en", { maximumFractionDigits: 1 })} tokens/s`);
   if (count) parts.push(`${count.toLocaleString("en")} token${count > 1 ? "s" : ""}`);
   if (usage.prompt_tokens) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
