@@ -65,7 +65,7 @@ def test_a_conversation_keeps_its_turns_and_shows_what_they_cost(
     expect(page.get_by_label("number input for temperature")).to_have_value("0.35")
     expect(page.get_by_label("number input for top_p")).to_have_value("0.8")
     expect(page.get_by_label("number input for max_tokens")).to_have_value("2048")
-    scripted.answers |= {"think": [("hm, ", ""), ("well", ""), "the answer"], "wait": ["begun ", 30.0, "never"]}
+    scripted.answers |= {"think": [("hm, ", ""), ("well", ""), 0.05, "the answer"], "wait": ["begun ", 30.0, "never"]}
     scripted.requests.clear()
     page.get_by_label("System prompt").fill("Be brief.")
     ask(page, "think")
@@ -94,6 +94,23 @@ def test_a_conversation_keeps_its_turns_and_shows_what_they_cost(
     said = [message["content"] for message in scripted.requests[-1]["messages"]]
     assert said == ["Be brief.", "wait", "again", "more"], "the oldest turn is left out where the context is full"
     scripted.most_messages = None
+    assert not shown.problems
+
+
+def test_the_title_says_whether_the_server_is_there(
+    open_dashboard: Callable[..., Any], visit: Callable[[str], Any]
+) -> None:
+    """It is looked at again and again: one that has gone is red, and the next one at its address green."""
+    with ScriptedServer() as server:
+        shown = visit(open_dashboard("--url", f"{server.url}/v1").url)
+        shown.page.locator(".octavo-state.ready").wait_for()
+    gone = shown.page.locator(".octavo-state.failed")
+    gone.wait_for()
+    assert f"the server at {server.url} does not answer" in gone.inner_text()
+    with ScriptedServer(int(server.url.rpartition(":")[2])) as server:
+        shown.page.locator(".octavo-state.ready").wait_for()
+        ask(shown.page, "hello")
+        assert "TTFT" in wait_for_answer(shown.page)
     assert not shown.problems
 
 

@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = pytest.mark.model
 
 
@@ -70,6 +71,10 @@ def test_a_load_by_keyboard(tab: Callable[[str], Any]) -> None:
             assert row[f"{metric.upper()} p50 ms"] == f"{one[f'median_{metric}_ms']:.{digits}f}"
             assert row[f"{metric.upper()} p99 ms"] == f"{one[f'p99_{metric}_ms']:.{digits}f}"
         assert row["KV peak %"] != "-" and {"date", "backend", "model_id", "request_rate"} <= one.keys()
+    plots = page.locator(".octavo-plot img").locator("visible=true")
+    assert [plots.count(), plots.get_attribute("class")] == [1, "on-light"]
+    page.evaluate("document.body.classList.add('dark')")
+    assert [plots.count(), plots.get_attribute("class")] == [1, "on-dark"]
     for title in ("CSV", "Markdown", "PNG"):
         assert page.get_by_role("link", name=title).is_visible()
 
@@ -174,6 +179,7 @@ def test_a_plan(tab: Callable[[str], Any], tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     page = tab("Plan")
+    page.get_by_role("heading", name="Fits").wait_for()  # of the model that is served, before anything is pressed
     field(page, "Model").fill(str(tmp_path))
     field(page, "Memory").fill("8GiB")
     page.get_by_role("button", name="Plan", exact=True).click()
@@ -185,4 +191,5 @@ def test_a_plan(tab: Callable[[str], Any], tmp_path: Path) -> None:
     assert "kind: LLMDeployment" in page.locator("#plan-yaml code").inner_text()
     field(page, "Memory").fill("much")
     page.keyboard.press("Enter")
-    page.get_by_text("--memory").locator("visible=true").first.wait_for()
+    expect(page.locator("[role=status]", has_text="No plan: ")).to_contain_text("--memory")
+    assert page.get_by_role("heading", name="Fits").count() == 0, "what is shown is no plan of these fields"

@@ -165,9 +165,9 @@ def save(rows: list[Row], path: Path, kind: str) -> None:
         path.write_text({"json": to_json, "csv": to_csv, "markdown": to_markdown}[kind](rows))
 
 
-def plot(rows: list[Row], path: Path | IO[bytes]) -> None:
+def plot(rows: list[Row], path: Path | IO[bytes], dark: bool = False) -> None:
     """A PNG: tokens per second, time to first token and between tokens over the number of users, a line for each
-    configuration."""
+    configuration. ``dark``: for a dark page, which shows through."""
     try:
         import matplotlib
     except ImportError:
@@ -175,6 +175,14 @@ def plot(rows: list[Row], path: Path | IO[bytes]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    with pyplot.style.context(["dark_background", {"savefig.transparent": True}] if dark else "default"):
+        figure = _drawn(rows, pyplot)
+        figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _drawn(rows: list[Row], pyplot: Any) -> Any:
+    """The figure of `plot`."""
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4))
     lines: dict[str, list[Row]] = {}
     for row in rows:
@@ -191,5 +199,4 @@ def plot(rows: list[Row], path: Path | IO[bytes]) -> None:
     if len(lines) > 1:
         axes[0].legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    return figure

@@ -24,10 +24,16 @@ CSS = """
 .octavo-table td.best { font-weight: 700; color: var(--body-text-color); }
 .octavo-table td.error { text-align: left; color: #b91c1c; white-space: normal; }
 .dark .octavo-table td.error { color: #fca5a5; }
-.octavo-plot img { max-width: 100%; background: #fff; border-radius: .3rem; }
+.octavo-plot img { max-width: 100%; border-radius: .3rem; }
+.octavo-plot img.on-dark, .dark .octavo-plot img.on-light { display: none; }
+.dark .octavo-plot img.on-dark { display: inline; }
 .octavo-files { display: flex; flex-wrap: wrap; gap: .5rem; }
 .octavo-files a { padding: .3rem .8rem; border: 1px solid var(--border-color-primary); border-radius: .4rem; }
-.octavo-progress progress { width: 100%; accent-color: #2563eb; }
+.octavo-progress progress { appearance: none; border: 0; width: 100%; height: .6rem; border-radius: .3rem;
+  overflow: hidden; background: var(--border-color-primary); }
+.octavo-progress progress::-webkit-progress-bar { background: var(--border-color-primary); }
+.octavo-progress progress::-webkit-progress-value { background: #2563eb; }
+.octavo-progress progress::-moz-progress-bar { background: #2563eb; }
 """
 
 
@@ -76,26 +82,29 @@ def num_done(rows: list[Row], repeats: int) -> int:
     return sum(len(row.reports) if not row.error else max(len(row.reports), repeats) for row in rows)
 
 
-def plot_png(rows: list[Row]) -> bytes:
-    """The plot of `octavo bench sweep --plot`; empty where there is nothing to draw, or nothing to draw it with."""
+def plot_png(rows: list[Row], dark: bool = False) -> bytes:
+    """The plot of `octavo bench sweep --plot`, or the same for a dark page; empty where there is nothing to draw, or
+    nothing to draw it with."""
     if not any(row.reports for row in rows):
         return b""
     file = io.BytesIO()
     try:
-        plot(rows, file)
+        plot(rows, file, dark)
     except ConfigError:  # no matplotlib
         return b""
     return file.getvalue()
 
 
-def plot_html(png: bytes) -> str:
-    """The plot on the page."""
-    if not png:
+def plot_html(light: bytes, dark: bytes) -> str:
+    """The plot on the page: that of the colours which the page has."""
+    if not light:
         return ""
-    return (
-        '<div class="octavo-plot"><img alt="tokens per second, time to the first token and between tokens, over the '
-        f'number of users" src="data:image/png;base64,{b64encode(png).decode()}"></div>'
+    alt = "tokens per second, time to the first token and between tokens, over the number of users"
+    images = (
+        f'<img class="{name}" alt="{alt}" src="data:image/png;base64,{b64encode(png).decode()}">'
+        for name, png in (("on-light", light), ("on-dark", dark))
     )
+    return f'<div class="octavo-plot">{"".join(images)}</div>'
 
 
 def to_json_lines(rows: list[Row]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from html import escape
@@ -12,7 +13,7 @@ import gradio as gr
 from fastapi import FastAPI
 from gradio.routes import App
 
-from octavo.chat_client import KeyRequiredError
+from octavo.chat_client import KeyRequiredError, Model
 from octavo.dashboard import block_map, chat, compare, configurations, figures, load, memory, pictures, plan
 from octavo.dashboard.events import QUIET
 from octavo.dashboard.session import Session
@@ -27,6 +28,7 @@ TABS: dict[str, ModuleType] = {
     "Plan": plan,
 }
 
+_LOOK_SECONDS = 3.0  # between looks at whether the server is there
 _FONT, _MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]  # of the system: none is loaded
 _CSS = f"""{block_map.CSS}{figures.CSS}{pictures.CSS}"""
 _CSS += """
@@ -90,6 +92,7 @@ def _build(session: Session) -> Any:
     with gr.Blocks(title="Octavo", analytics_enabled=False) as page:
         session.key, session.model = gr.State(None), gr.State(None)
         title = gr.HTML(_title("Octavo", "", "connecting"), elem_id="octavo-title")
+        kind = gr.State("")  # of what the title says: ready, failed, key; nothing while it starts
         with gr.Row(visible=False) as ask:
             key = gr.Textbox(
                 label="API key", type="password", scale=4, info="The server answers only those who have it."
@@ -108,23 +111,34 @@ def _build(session: Session) -> Any:
                 model = session.find_model(entered)
             except KeyRequiredError as error:
                 told = str(error) if entered else "an API key is needed"
-                yield {title: _title("Octavo", "failed", told), ask: gr.Row(visible=True)}
+                yield {title: _title("Octavo", "failed", told), ask: gr.Row(visible=True), kind: "key"}
             except OctavoError as error:
-                yield {title: _title("Octavo", "failed", str(error))}
+                yield {title: _title("Octavo", "failed", str(error)), kind: "failed"}
             else:
-                length = f", context of {model.max_model_len:,} tokens" if model.max_model_len else ""
-                state = f"ready at {session.address}{length}"
-                yield {
-                    title: _title(model.name, "ready", state),
-                    ask: gr.Row(visible=False),
-                    session.key: entered,
-                    session.model: model,
-                }
+                yield {ask: gr.Row(visible=False), session.key: entered} | ready(model)
+
+        def ready(model: Model) -> dict[Any, Any]:
+            length = f", context of {model.max_model_len:,} tokens" if model.max_model_len else ""
+            state = f"ready at {session.address}{length}"
+            return {title: _title(model.name, "ready", state), kind: "ready", session.model: model}
+
+        async def look(key: str | None, model: Model | None, was: str) -> Any:
+            """Whether the server is there as the title says; another one may be there by now."""
+            if was not in ("ready", "failed"):
+                return gr.skip()
+            try:
+                await session.look(key)
+                return gr.skip() if was == "ready" else ready(await asyncio.to_thread(session.find_model, key))
+            except OctavoError as error:
+                name = model.name if model else "Octavo"
+                return {title: _title(name, "failed", str(error)), kind: "failed"}
 
         # The key goes from the field into this visitor's state and nowhere else.
-        changed = [title, ask, session.key, session.model, key]
+        changed = [title, ask, session.key, session.model, key, kind]
         page.load(show_state, session.key, changed, **QUIET)
         gr.on([use.click, key.submit], show_state, key, changed, **QUIET)
+        shown = [title, kind, session.model]
+        gr.Timer(_LOOK_SECONDS).tick(look, [session.key, session.model, kind], shown, **QUIET)
     return page
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from octavo.chat_client import KeyRequiredError
-from octavo.dashboard.events import errors_shown
+from octavo.dashboard.events import QUIET, Updates
 from octavo.dashboard.plans import Planner, plan_html, plan_words
 from octavo.dashboard.session import Session
 from octavo.dashboard.visitors import check_model
@@ -52,6 +52,7 @@ def build(session: Session) -> None:
                 itl = gr.Textbox(label="Between tokens, at most", placeholder="any, or 40ms")
             button = gr.Button("Plan", variant="primary")
         with gr.Column(scale=3):
+            state = gr.HTML(_state("Planning..."))
             found = gr.HTML()
             command = gr.HTML()
             yaml = gr.Markdown(elem_id="plan-yaml")
@@ -73,26 +74,46 @@ def build(session: Session) -> None:
         "itl": itl,
     }
 
-    async def show(key: str | None, model: str, *values: str | float) -> tuple[str, str, str, str]:
+    async def show(key: str | None, model: str, *values: str | float) -> Updates:
+        yield {state: _state("Planning...")}
         flags: dict[str, Any] = dict(zip(fields, values, strict=True))
         flags |= {"gpus": flags["gpus"] if flags["gpus"] > 1 else None, "prefix_share": flags["prefix_share"] or None}
-        with errors_shown():
+        try:
             await asyncio.to_thread(_check_key, session, key)
             check_model(model or "", named, session.local)
             words = plan_words(model, **flags)
             planned = await planner.plan(words)
+        except OctavoError as error:
+            yield {state: _state(f"No plan: {error}"), found: "", command: "", yaml: "", text: ""}
+            return
         line = escape(f"octavo plan {shlex.join(words)}")
         said = f'<p class="octavo-figures">The same in a terminal: <code>{line}</code></p>'
-        return plan_html(planned.said), said, _code("yaml", planned.yaml), _code("text", planned.text)
+        yield {
+            state: _state(""),
+            found: plan_html(planned.said),
+            command: said,
+            yaml: _code("yaml", planned.yaml),
+            text: _code("text", planned.text),
+        }
 
-    shown = [found, command, yaml, text]
+    def is_open(before: bool, event: gr.SelectData) -> bool:
+        return before or event.value == "Plan"
+
+    opened = gr.State(False)  # once it was: the first plan is that of the fields as they are
+    session.tabs.select(is_open, opened, opened, **QUIET)
+    shown = [state, found, command, yaml, text]
     changes = [
+        opened.change,
         button.click,
         *(box.submit for box in (model, memory, max_model_len, ttft, itl)),
         *(choice.input for choice in (gpu, gpus, quantization, kv_dtype)),
         *(slider.release for slider in (context, output, users, share)),
     ]
     gr.on(changes, show, [session.key, model, *fields.values()], shown, trigger_mode="always_last", **_EVENTS)
+
+
+def _state(text: str) -> str:
+    return f'<p role="status">{escape(text)}</p>' if text else ""
 
 
 def _code(language: str, text: str) -> str:

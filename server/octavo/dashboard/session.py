@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -14,6 +15,8 @@ import httpx
 from octavo.bench.local_server import local_server
 from octavo.chat_client import TIMEOUT, Client, Model, has_tls
 from octavo.errors import OctavoError
+
+_PATIENCE = 10.0  # seconds for the smallest of answers, of a server with much to do
 
 
 class Session:
@@ -85,6 +88,18 @@ class Session:
         """The model to talk to. Raises OctavoError, KeyRequiredError where the visitor needs a key."""
         with self.client(key) as client:
             return client.model(self.model_name)
+
+    async def look(self, key: str | None) -> None:
+        """Ask the server something small. Raises OctavoError where it does not answer, or not well."""
+        way_out = "end the dashboard and start it again" if self._own else "this turns green once it does again"
+        try:
+            async with self.async_client(key) as http:
+                answer = await http.get("/models", timeout=_PATIENCE)
+        except httpx.HTTPError as error:
+            said = str(error) or type(error).__name__
+            raise OctavoError(f"the server at {self.address} does not answer ({said}): {way_out}") from None
+        if answer.status_code != HTTPStatus.OK:
+            raise OctavoError(f"the server at {self.address} answers HTTP {answer.status_code}")
 
     # The server.
 

@@ -66,7 +66,7 @@ class SweepPanel:
 
     async def _measure(self, run: SweepRun, flags: Sequence[str], num_loads: int) -> Updates:
         rows: list[Row] = []
-        began, said, png = time.monotonic(), "", b""
+        began, said, png, dark = time.monotonic(), "", b"", b""
         yield {
             self._run: gr.Button(interactive=False),
             self._stop: gr.Button(interactive=True),
@@ -86,13 +86,14 @@ class SweepPanel:
                         text = "stopping" if run.stopped else f"{time.monotonic() - began:.0f} s"
                         yield {self._progress: self._state(rows, num_loads, text), self._table: self._shown(rows)}
                     png = await asyncio.to_thread(plot_png, rows)  # it takes a processor, too
+                    dark = await asyncio.to_thread(plot_png, rows, dark=True)
         except OctavoError as error:
             said = str(error)
         text = said or ("stopped" if run.stopped else f"done after {time.monotonic() - began:.0f} s")
         yield self._idle() | {
             self._progress: self._state(rows, num_loads, text),
             self._table: self._shown(rows),
-            self._plot: plot_html(png),
+            self._plot: plot_html(png, dark),
             self._files: files_html(rows, png, self._name, not self._own_servers),
         }
 

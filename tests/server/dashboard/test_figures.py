@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from base64 import b64decode
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from octavo.bench.client import RequestResult
 from octavo.bench.report import Report
 from octavo.bench.sweep_table import Row, from_json, to_csv, to_json, to_markdown
-from octavo.dashboard.figures import files_html, num_done, plot_png, table_html
+from octavo.dashboard.figures import files_html, num_done, plot_html, plot_png, table_html
 
 
 def rows_of(*rates: int) -> list[Row]:
@@ -43,6 +46,21 @@ def test_the_table_is_that_of_the_sweep() -> None:
     assert cells(table_html(rows, with_command=True))[2] == ["1", "x", "no &lt;memory&gt;", "octavo serve x"]
     assert num_done(rows, repeats=2) == 2 + 1 + 2
     assert table_html([], with_command=True) == ""
+
+
+def test_a_plot_can_be_read_on_the_page_that_it_is_on() -> None:
+    """Its letters are dark on a light page, and light on a dark one, which shows through."""
+    pytest.importorskip("matplotlib")
+    for dark in (False, True):
+        picture = Image.open(io.BytesIO(plot_png(rows_of(100, 150), dark=dark))).convert("RGBA")
+        pixels = np.asarray(picture)
+        assert pixels[0, 0, 3] == (0 if dark else 255), "the page shows through"
+        solid = pixels[pixels[..., 3] == 255]
+        gray = solid[(solid[:, 0] == solid[:, 1]) & (solid[:, 1] == solid[:, 2])][:, 0]
+        assert (gray.min() > 128 and gray.max() == 255) if dark else gray.min() < 64
+    shown = plot_html(b"one", b"two")
+    assert re.findall(r'class="(on-\w+)".*?base64,(\w+)', shown) == [("on-light", "b25l"), ("on-dark", "dHdv")]
+    assert plot_html(b"", b"") == ""
 
 
 def test_files_are_in_their_links() -> None:
