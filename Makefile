@@ -12,6 +12,7 @@ UNIT_TESTS := tests/operator $(filter-out tests/server/api/,$(wildcard tests/ser
 IMAGE_PREFIX ?= ghcr.io/octavo-dev
 TAG ?= 0.2.0
 WITH_MODEL ?= 0
+IMAGES ?= operator router server server-cpu
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -74,6 +75,9 @@ coverage: setup  ## line coverage by the quick tests, with a tenth of the draws 
 test-smoke: setup  ## install, serve, roll, drain and heal on a real Kubernetes (Linux, root, 8 minutes once all is built)
 	OCTAVO_CLUSTER_TESTS=require OCTAVO_DRAINS=1,0 OCTAVO_ROUTER_ROUNDS=0 python -m pytest -m smoke tests/operator tests/e2e $(ARGS)
 
+test-release: setup  ## a release rehearsed: images and chart to a registry, a cluster from it, answers (Linux, root)
+	OCTAVO_CLUSTER_TESTS=require python -m pytest tests/e2e/test_release.py $(ARGS)
+
 lint: setup  ## ruff, mypy, import contracts
 	ruff check .
 	ruff format --check .
@@ -105,11 +109,13 @@ bench:  ## measurements: WHAT=list names them (compare: beside other servers, 20
 	@case "$(WHAT)" in gpu/*) mkdir -p benchmarks/results ;; *) $(MAKE) --no-print-directory setup ;; esac
 	$(if $(filter gpu/%,$(WHAT)),$(GPU_PYTHON),python) -m benchmarks $(WHAT) $(ARGS)
 
-image:  ## all images, by buildah, without Docker (Linux, root); IMAGE_PREFIX, TAG, WITH_MODEL=1, BASE=image@sha256:...
-	for name in operator router server server-cpu; do \
-	  $(PYTHON) tests/cluster/rig.py build $(IMAGE_PREFIX)/octavo-$$name:$(TAG) . --target $$name \
+image:  ## IMAGES="operator ...", by buildah (Linux, root); IMAGE_PREFIX, TAG, WITH_MODEL=1, BASE=image@sha256:..., PUSH=1 (PLAIN_HTTP=1)
+	for name in $(IMAGES); do \
+	  image=$(IMAGE_PREFIX)/octavo-$$name:$(TAG); \
+	  $(PYTHON) tests/cluster/rig.py build $$image . --target $$name \
 	    --build-arg VERSION=$(TAG) --build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) \
 	    --build-arg WITH_MODEL=$(WITH_MODEL) $(BASE:%=--build-arg BASE=%) || exit 1; \
+	  test "$(PUSH)" != 1 || $(PYTHON) tests/cluster/rig.py push $$image $(if $(filter 1,$(PLAIN_HTTP)),--plain-http) || exit 1; \
 	done
 
 RELEASE := build/release

@@ -67,6 +67,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("arguments", nargs=argparse.REMAINDER)
     command("packages", "install the Debian packages that it needs", lambda a: install_packages())
     command("base-image", "make the Debian base image, so that a later build need not", lambda a: images.debian())
+    one = command("push", "send a built image to the registry that its name has; says its digest", push)
+    one.add_argument("image", help="registry.example.com/name:tag; `buildah login` or `docker login` gives access")
+    one.add_argument("--plain-http", action="store_true", help="the registry has no TLS")
     one = command("load-image", "give built images, or archives of `docker save`, to the cluster", load)
     one.add_argument("images", nargs="+", help="name of a built image, or FILE.tar")
     one = command("clean", "remove images and build layers from the cache", clean)
@@ -122,16 +125,26 @@ def build(arguments: argparse.Namespace) -> None:
     images.build(arguments.name, arguments.context, arguments.arguments)
 
 
+def push(arguments: argparse.Namespace) -> None:
+    name = arguments.image
+    _require_image(name)
+    print(f"{name}@{images.publish(name, plain_http=arguments.plain_http)}")
+
+
 def load(arguments: argparse.Namespace) -> None:
     for image in arguments.images:
         if image.endswith(".tar"):
             archive = str(Path(image).resolve())
             subprocess.run(cluster.enter(["ctr", "-n", "k8s.io", "images", "import", archive]), check=True)
-        elif not images.has(image):
-            raise RigError(f"no image {image} in the build store; `rig.py build {image} CONTEXT` makes one")
         else:
+            _require_image(image)
             cluster.require_up()
             print(f"{image.partition('@')[0]}@{images.push(image)}")
+
+
+def _require_image(name: str) -> None:
+    if not images.has(name):
+        raise RigError(f"no image {name} in the build store; `rig.py build {name} CONTEXT` makes one")
 
 
 def clean(arguments: argparse.Namespace) -> None:

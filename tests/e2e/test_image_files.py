@@ -81,6 +81,30 @@ def test_make_image_hands_the_base_on(base: str) -> None:
     }
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(
+    ("settings", "sent"),
+    [
+        ([], []),
+        (["PUSH=1"], ["push", "registry.example.com/x/octavo-router:1"]),
+        (["PUSH=1", "PLAIN_HTTP=1"], ["push", "registry.example.com/x/octavo-router:1", "--plain-http"]),
+    ],
+)
+def test_make_image_pushes_where_the_images_are_named_after(
+    settings: list[str], sent: list[str], tmp_path: Path
+) -> None:
+    """By a Python that only says how it was called."""
+    told = tmp_path / "python"
+    told.write_text('#!/bin/sh\nshift; echo "said $*"\n')
+    told.chmod(0o755)
+    command = ["make", "image", f"PYTHON={told}", "IMAGE_PREFIX=registry.example.com/x", "TAG=1", "IMAGES=router"]
+    done = subprocess.run([*command, *settings], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    built, *rest = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("said ")]
+    assert built[:2] == ["build", "registry.example.com/x/octavo-router:1"]
+    assert rest == ([sent] if sent else [])
+
+
 def test_a_user_without_an_entry_in_passwd_can_run_them() -> None:
     """OpenShift's uids are of no image's making, and in group 0; their home would be /."""
     assert re.search(r"^ENV .*\bHOME=/tmp\b", DOCKERFILE, re.MULTILINE)
