@@ -38,8 +38,11 @@ class AnswerParser:
         tools: ToolParser | None,
         plan: ToolPlan | None,
         show_reasoning: bool = True,
+        splits: bool = True,
     ) -> None:
+        """``splits`` False: thoughts that ``tools`` finds stay in the content."""
         self._reasoning = reasoning
+        self._splits = splits
         self._show_reasoning = show_reasoning
         self._plan = plan
         self._tools = tools
@@ -75,6 +78,9 @@ class AnswerParser:
     def _add(self, delta: AnswerDelta, piece: Piece) -> None:
         if isinstance(piece, str):
             delta.content += piece
+            return
+        if isinstance(piece, Reasoning) and not self._splits:
+            delta.content += piece.text
             return
         if isinstance(piece, Reasoning):
             delta.reasoning += piece.text if self._show_reasoning else ""

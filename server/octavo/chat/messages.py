@@ -55,6 +55,7 @@ class Conversation:
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     earlier_ids: list[int] = field(default_factory=list)  # tokens before those of the messages
+    thinking: bool | None = None  # the client wants the model to think, or not to; None: it does not say
     listed: list[dict[str, Any]] | None = None  # the tools that the prompt lists; None: all. Messages tell of others
     fields: FieldNames = FieldNames()
 

@@ -15,7 +15,7 @@ class ChatOptions:
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     exclude_tools_when_tool_choice_none: bool = False
-    tool_call_parser: str | None = None  # None: the format that the chat template describes
+    tool_call_parser: str | None = None  # None: the format that the chat template shows
     enable_auto_tool_choice: bool = True
     strict_json_schema: bool = True
-    reasoning_parser: str | None = None  # None: reasoning stays in the content
+    reasoning_parser: str | None = None  # None: the tags that the chat template shows

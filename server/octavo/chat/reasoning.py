@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from octavo.chat.thought_tags import BEGIN, END
+from octavo.chat.thought_tags import THINK, ThoughtTags
 from octavo.chat.tools.parsers import CallPiece, Piece, ToolParser, overlap
 
 
@@ -16,29 +16,30 @@ class HeldCall:
     which ends the reasoning that the model forgot to close.
     """
 
-    def __init__(self, parser: ToolParser, end: str) -> None:
+    def __init__(self, parser: ToolParser, tags: ThoughtTags) -> None:
         self._parser = parser
-        self._end_tag = end
+        self._closing = pattern_of(tags.closings)
+        self._longest = max(map(len, tags.closings))
         self._fed = 0
         self._outside = ""  # behind the first call
         self._begun = False
         self._is_text = False
-        self.end: int | None = None  # of the reasoning, where its closing tag begins
+        self.end: re.Match[str] | None = None  # the tag that closes the reasoning
 
     def read(self, text: str, ended: bool, cut: bool) -> str:
         """Classify ``text``, which has grown: "text", "draft", "call", or "" while that is unknown."""
         while self._fed < len(text) and self.end is None and not self._is_text:
-            at = text.find(self._end_tag, max(0, self._fed - len(self._end_tag) + 1))
-            upto = len(text) if at < 0 else at + len(self._end_tag)
+            tag = self._closing.search(text, max(0, self._fed - self._longest + 1))
+            upto = len(text) if tag is None else tag.end()
             self._take(self._parser.feed(text[self._fed : upto]))
             self._fed = upto
-            if at >= 0 and self._end_tag in self._outside:  # not inside of arguments
-                self.end = at
+            if tag is not None and tag.group() in self._outside:  # not inside of arguments
+                self.end = tag
         if not self._is_text and self.end is None and ended:
             self._take(self._parser.finish(cut))
         if self._is_text:
             return "text"
-        if self.end is not None and text[self.end + len(self._end_tag) :].strip():
+        if self.end is not None and text[self.end.end() :].strip():
             return "draft"
         return "call" if ended else ""
 
@@ -58,14 +59,14 @@ class ReasoningParser:
 
     ``inside``: the text begins inside the reasoning, because the prompt ended with the opening tag. White space around
     the tags belongs to neither part. ``calls`` makes a parser of the answer's calls: one that begins inside reasoning
-    which is not closed ends it.
+    which is not closed ends it. Reasoning that nothing closes goes on to the end of the text.
     """
 
-    def __init__(self, inside: bool, calls: Callable[[], ToolParser] | None = None) -> None:
+    def __init__(self, inside: bool, calls: Callable[[], ToolParser] | None = None, tags: ThoughtTags = THINK) -> None:
         markers = calls().markers if calls is not None else ()
-        self._calls = calls
-        self._ends = (END, *markers)
-        self._markers = re.compile("|".join(map(re.escape, markers)) or r"(?!)")
+        self._calls, self._tags = calls, tags
+        self._ends = (*tags.closings, *markers)
+        self._closing, self._markers = pattern_of(tags.closings), pattern_of(markers)
         self._held: HeldCall | None = None
         self._at = 0  # of the call that is held; before it no marker begins a call
         self._thinking: bool | None = True if inside else None  # None: not known yet
@@ -99,13 +100,14 @@ class ReasoningParser:
     def _read_opening(self, ended: bool) -> bool:
         """True once it is known whether the text begins with the tag."""
         visible = self._text.lstrip()
-        if visible.startswith(BEGIN):
+        tag = next((tag for tag in self._tags.openings if visible.startswith(tag)), None)
+        if tag is not None:
             self._thinking = True
-            self._text = visible[len(BEGIN) :].lstrip()
+            self._text = visible[len(tag) :].lstrip()
             if not self._text and not ended:
-                self._text = BEGIN  # the space behind the tag may go on
+                self._text = tag  # the space behind the tag may go on
                 return False
-        elif BEGIN.startswith(visible) and not ended:
+        elif not ended and any(tag.startswith(visible) for tag in self._tags.openings):
             return False
         elif self._thinking:
             self._text = visible
@@ -117,18 +119,19 @@ class ReasoningParser:
     def _read_reasoning(self, ended: bool, cut: bool) -> str:
         while True:
             if self._held is None:
-                end, marker = self._text.find(END), self._markers.search(self._text, self._at)
-                if marker is None or -1 < end < marker.start() or self._calls is None:
+                end, marker = self._closing.search(self._text), self._markers.search(self._text, self._at)
+                if marker is None or (end and end.start() < marker.start()) or self._calls is None:
                     return self._read_thoughts(end, ended)
-                self._at, self._held = marker.start(), HeldCall(self._calls(), END)
+                self._at, self._held = marker.start(), HeldCall(self._calls(), self._tags)
             found = self._held.read(self._text[self._at :], ended, cut)
-            end = len(self._text) if self._held.end is None else self._at + self._held.end
+            tag = self._held.end
             if found == "text":  # the marker is only mentioned
                 self._at, self._held = self._at + 1, None
-            elif found == "draft":
-                return self._read_thoughts(end, ended)
+            elif found == "draft" and tag is not None:
+                return self._read_thoughts(self._closing.match(self._text, self._at + tag.start()), ended)
             elif found == "call":
-                reasoning, self._text = self._text[: self._at].rstrip(), self._text[self._at : end]
+                reasoning = self._text[: self._at].rstrip()
+                self._text = self._text[self._at : None if tag is None else self._at + tag.start()]
                 self._thinking, self._answering = False, True
                 return reasoning
             else:
@@ -136,10 +139,10 @@ class ReasoningParser:
                 self._drop(len(reasoning))
                 return reasoning
 
-    def _read_thoughts(self, end: int, ended: bool) -> str:
-        """Thoughts up to ``end``, where they are closed, or as far as they surely go where that is -1."""
-        if end != -1:
-            reasoning, self._text = self._text[:end].rstrip(), self._text[end + len(END) :]
+    def _read_thoughts(self, end: re.Match[str] | None, ended: bool) -> str:
+        """Thoughts up to ``end``, the tag that closes them, or as far as they surely go where there is none."""
+        if end is not None:
+            reasoning, self._text = self._text[: end.start()].rstrip(), self._text[end.end() :]
             self._thinking, self._answering = False, True
             return reasoning
         if ended:
@@ -155,14 +158,6 @@ class ReasoningParser:
         self._at = max(0, self._at - length)
 
 
-# vLLM's names -> whether output begins inside the reasoning if neither the prompt nor the text says so. The reasoning
-# of openai_gptoss is split off together with its tool calls (tools.parsers.harmony).
-REASONING_PARSERS = {"deepseek_r1": True, "openai_gptoss": False, "qwen3": False}
-
-
-def begins_inside_reasoning(name: str, prompt_end: str) -> bool:
-    """True if the output for a prompt with this end begins inside the reasoning."""
-    prompt_end = prompt_end.rstrip()
-    if prompt_end.endswith(BEGIN):
-        return True
-    return REASONING_PARSERS[name] and not prompt_end.endswith(END)
+def pattern_of(literals: Iterable[str]) -> re.Pattern[str]:
+    """Matches the one of the literals that comes first; nothing where there is none."""
+    return re.compile("|".join(map(re.escape, literals)) or r"(?!)")

@@ -11,12 +11,14 @@ from octavo.chat.answer import AnswerParser
 from octavo.chat.boundaries import beginnings, positions
 from octavo.chat.messages import Conversation, images_of
 from octavo.chat.options import ChatOptions
-from octavo.chat.reasoning import ReasoningParser, begins_inside_reasoning
-from octavo.chat.structured import Constraint, after_reasoning, calls_alone, or_calls
+from octavo.chat.reasoning import ReasoningParser
+from octavo.chat.structured import MARKS, Constraint, after_reasoning, calls_alone, or_calls
 from octavo.chat.system_messages import rendered
+from octavo.chat.thought_tags import NO_PARSER, ThoughtTags
+from octavo.chat.thoughts import Thoughts, thoughts_of
 from octavo.chat.tools.choice import format_of, with_arguments_as_text
 from octavo.chat.tools.harmony import STOPS, harmony_grammar, harmony_messages, nearest_effort, speaks_harmony
-from octavo.chat.tools.parsers import HarmonyParser
+from octavo.chat.tools.parsers import HarmonyParser, reader_of_marks
 from octavo.chat.tools.plan import ToolPlan, combine_constraints, plan_tools, with_allowed_tools
 from octavo.chat.tools.prompt_fallback import tell_of_tools, with_calls_as_text, with_results_as_text
 from octavo.errors import FieldError
@@ -28,7 +30,7 @@ from octavo.text.messages import for_template
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
 
-_TAG_TOKENS = 12  # at the end of a prompt that surely hold a tag and the space around it
+_TAG_TOKENS = 24  # at the end of a prompt that surely hold a tag and the space around it
 
 Tokenize = Callable[[str], list[int]]
 
@@ -49,7 +51,10 @@ class Rendered:
     constraint: Constraint | None = None
     harmony: bool = False  # answers are in the format of gpt-oss
     continues: bool = False  # the prompt ends inside the answer
+    tags: ThoughtTags | None = None  # around thoughts; None: these are not told from the answer
     inside_reasoning: bool = False  # the prompt ends inside the model's reasoning
+    may_reason: bool = True  # the prompt ends where thoughts may begin, or inside them
+    tags_are_special: bool = False  # tags are special tokens, which an answer's text must keep
     token_id: Callable[[str], int | None] = field(default=lambda _: None, repr=False)  # of a text that is one token
     find_boundaries: Callable[[], list[int]] = field(default=list, repr=False)  # see `octavo.chat.boundaries`
     boundaries: Sequence[int] = ()  # of these, where the model has a use for them
@@ -76,10 +81,8 @@ class Rendered:
         if calls is not None:
             demanded = self.plan is not None and self.plan.constraint is not None
             grammar = calls_alone(calls, self.token_id) if demanded else or_calls(grammar, calls, self.token_id)
-        if calls is not None and self.plan is not None and self.plan.inside_thoughts:
-            return after_reasoning(grammar, True, self.token_id, self.plan.format.thoughts)
-        if self.options.reasoning_parser is not None:
-            grammar = after_reasoning(grammar, self.inside_reasoning, self.token_id)
+        if self.tags is not None and self.may_reason:
+            grammar = after_reasoning(grammar, self.inside_reasoning, self.token_id, self.tags.around)
         return grammar
 
     def add_stop_tokens(self, params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
@@ -92,21 +95,26 @@ class Rendered:
     @property
     def needs_special_tokens(self) -> bool:
         """True if special tokens separate the parts of an answer."""
-        return self.harmony or (self.plan is not None and self.plan.forced is None and self.plan.format.special)
+        calls = self.plan is not None and self.plan.forced is None and self.plan.format.special
+        return self.harmony or calls or self.tags_are_special
 
     @property
     def is_plain(self) -> bool:
         """True if all text of an answer is content."""
-        return self.plan is None and not self.harmony and self.options.reasoning_parser is None
+        return self.plan is None and not self.harmony and self.tags is None
 
     def new_parser(self, show_reasoning: bool = True) -> AnswerParser:
         """Return a new parser for one answer."""
         if self.harmony:
             names = self.plan.names if self.plan is not None else ()
             harmony = HarmonyParser(names, self.plan is not None, self.continues)
-            return AnswerParser(None, harmony, self.plan, show_reasoning)
+            return AnswerParser(None, harmony, self.plan, show_reasoning, self.options.reasoning_parser != NO_PARSER)
         calls = self.plan.new_parser if self.plan is not None else None
-        reasoning = ReasoningParser(self.inside_reasoning, calls) if self.options.reasoning_parser else None
+        if self.tags is None:
+            return AnswerParser(None, calls() if calls is not None else None, self.plan, show_reasoning)
+        reasoning = ReasoningParser(self.inside_reasoning, calls, self.tags)
+        if calls is None and self.tags.texts:
+            calls = partial(reader_of_marks, self.tags.texts)
         return AnswerParser(reasoning, calls() if calls is not None else None, self.plan, show_reasoning)
 
 
@@ -137,13 +145,15 @@ def render(
     if plan is not None:
         constraint = combine_constraints(constraint, plan, token_id)
     harmony, continues = speaks_harmony(options, template), bool(conversation.continue_final_message)
-    text, parts = _text(conversation, options, tokenizer, template, placeholder)
+    thoughts = Thoughts(None, "none") if harmony else thoughts_of(template, options.reasoning_parser)
+    text, parts = _text(conversation, options, tokenizer, template, placeholder, thoughts)
     if harmony and continues and plan is not None and plan.constraint is not None:
         raise FieldError("tool_choice demands a call, which cannot continue a final message; drop one", "tool_choice")
     ids = _after_earlier(tokenize(text), conversation.earlier_ids, tokenizer.bos_token_id)
-    inside = not harmony and _ends_inside_reasoning(ids, options, tokenizer)
-    if plan is not None and plan.format.thoughts[0]:
-        plan.inside_thoughts = text.rstrip().endswith(plan.format.thoughts[0].rstrip())
+    if plan is not None and thoughts.tags is not None:
+        plan.format = replace(plan.format, texts=plan.format.texts or thoughts.tags.texts)
+    elif plan is not None and options.reasoning_parser == NO_PARSER:
+        plan.format = replace(plan.format, thoughts=("", ""))
     images = images_of(conversation.messages)
 
     def find_boundaries() -> list[int]:
@@ -151,7 +161,8 @@ def render(
             return []
         return positions(parts(), ids, tokenize, tokenizer.all_special_ids)
 
-    form = plan, constraint, harmony, continues, inside
+    reasoning = _reasoning_of(thoughts, conversation, ids, tokenizer)
+    form = plan, constraint, harmony, continues, *reasoning
     return Rendered(ids, options, text, images, *form, token_id, find_boundaries)
 
 
@@ -170,14 +181,15 @@ def _text(
     tokenizer: Tokenizer,
     template: str,
     placeholder: Callable[[], str],
+    thoughts: Thoughts,
 ) -> tuple[str, Callable[[], list[str]]]:
     """The prompt's text, and what finds the texts with which it begins (`beginnings`)."""
     given = conversation.chat_template_kwargs or {}
     check_variables(given, "chat_template_kwargs")
-    variables = {**options.default_chat_template_kwargs, **given}
-    harmony = speaks_harmony(options, template)
-    if (effort := conversation.reasoning_effort) is not None:
-        variables.setdefault("reasoning_effort", nearest_effort(effort) if harmony else effort)
+    harmony, effort = speaks_harmony(options, template), conversation.reasoning_effort
+    effort = nearest_effort(effort) if harmony and effort is not None else effort
+    implied, wished = thoughts.switches.variables(conversation.thinking, effort)
+    variables = {**implied, **options.default_chat_template_kwargs, **wished, **given}
     messages, tools = _with_tools(conversation, options, template)
     messages = harmony_messages(messages) if harmony else for_template(messages, template)
 
@@ -198,6 +210,9 @@ def _text(
         own = "chat_template" if conversation.chat_template is not None else None
         raise FieldError(str(error), own or ("chat_template_kwargs" if given else "messages")) from None
     part_of = partial(text_of, is_part=True)
+    refuses_thoughts = conversation.thinking is False or (conversation.thinking is None and effort == "none")
+    if refuses_thoughts and thoughts.tags is not None and thoughts.switches.off is None and conversation.opens_answer:
+        text += thoughts.tags.ended(text)  # the template cannot switch them off
     return text, lambda: beginnings(messages, text, lambda part: rendered(part, part_of))
 
 
@@ -233,8 +248,20 @@ def _after_earlier(ids: list[int], earlier: list[int], bos_token_id: int | None)
     return [*earlier, *ids] if earlier else ids
 
 
-def _ends_inside_reasoning(ids: list[int], options: ChatOptions, tokenizer: Tokenizer) -> bool:
-    name = options.reasoning_parser
-    if name is None:
-        return False
-    return begins_inside_reasoning(name, tokenizer.decode(ids[-_TAG_TOKENS:], skip_special_tokens=False))
+def _reasoning_of(
+    thoughts: Thoughts, conversation: Conversation, ids: list[int], tokenizer: Tokenizer
+) -> tuple[ThoughtTags | None, bool, bool, bool]:
+    """The tags around thoughts; whether the prompt ends inside them; whether it ends where they may begin; whether
+    tags are special tokens."""
+    tags = thoughts.tags
+    if tags is None:
+        return None, False, False, False
+    prompt_end = tokenizer.decode(ids[-_TAG_TOKENS:], skip_special_tokens=False)
+    inside = thoughts.inside(prompt_end)
+    if conversation.continue_final_message:
+        begun = conversation.messages[-1]["content"]
+        inside = inside or begun.rfind(tags.opening) > begun.rfind(tags.closing)
+    may_reason = inside or not (conversation.continue_final_message or tags.closed_by(prompt_end))
+    special = tokenizer.all_special_ids
+    marks = [mark for tag in tags.around for mark in MARKS.findall(tag)]
+    return tags, inside, may_reason, any(tokenizer.backend.token_to_id(mark) in special for mark in marks)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.chat.thought_tags import BEGIN, END
+from octavo.chat.thought_tags import THINK
 from octavo.errors import FieldError
 from octavo.interface.structured_output import StructuredOutputsParams, to_grammar
 from octavo.text.shown import shown
@@ -16,7 +16,7 @@ from octavo.text.shown import shown
 TokenId = Callable[[str], int | None]
 
 # Texts in formats of calls and thoughts that may be tokens of a vocabulary.
-MARKS = re.compile(r"(<[^<>\s]*>|｜DSML｜|\[[A-Z_]+\]|\]<\]minimax\[>\[)")
+MARKS = re.compile(r"(<[^<>\s]*>|｜DSML｜|\[/?[A-Z_]+\]|\]<\]minimax\[>\[)")
 
 
 @dataclass
@@ -73,7 +73,7 @@ def schema_constraint(value: Any, field: str) -> Constraint:
     return constraint
 
 
-def after_reasoning(grammar: str, inside: bool, token_id: TokenId, tags: tuple[str, str] = (BEGIN, END)) -> str:
+def after_reasoning(grammar: str, inside: bool, token_id: TokenId, tags: tuple[str, str] = THINK.around) -> str:
     """A grammar with optional reasoning before its text, required if the prompt ends inside it (``inside``).
 
     ``token_id`` gives the id of a text that is one token of the vocabulary, else None. ``tags`` are around reasoning.

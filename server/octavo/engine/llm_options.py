@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from octavo.chat.reasoning import REASONING_PARSERS
+from octavo.chat.thought_tags import REASONING_PARSERS
 from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.engine import vllm_arguments
 from octavo.engine.args import EngineArgs
@@ -24,8 +24,8 @@ class LLMOptions:
     strict_json_schema: bool = True  # objects have the properties that a schema names, where it says nothing on others
     chat_template: str | None = None  # the template itself, for `chat`
     default_chat_template_kwargs: dict[str, Any] | None = None
-    tool_call_parser: str | None = None  # None: the format that the chat template describes
-    reasoning_parser: str | None = None  # None: grammars constrain the whole output
+    tool_call_parser: str | None = None  # None: the format that the chat template shows
+    reasoning_parser: str | None = None  # None: the tags that the chat template shows
     disable_log_stats: bool = True  # nothing is logged either way, and get_metrics always tells
     use_tqdm_on_load: bool = True
 

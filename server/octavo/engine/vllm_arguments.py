@@ -56,7 +56,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 NO_EFFECT: dict[str, tuple[int | str, str]] = {
     "trust_remote_code": (0, "code from model repositories never runs"),
     "code_revision": (1, "code from model repositories never runs"),
-    "enable_reasoning": (0, "reasoning_parser alone turns it on"),
+    "enable_reasoning": (0, "reasoning is split wherever the chat template shows it"),
     "swap_space": (1, "preempted requests are recomputed"),
     "preemption_mode": (1, "preempted requests are recomputed"),
     "num_scheduler_steps": (1, "every step is scheduled"),

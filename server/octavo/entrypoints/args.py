@@ -44,10 +44,10 @@ class ServerArgs:
     enable_force_include_usage: bool = False
     return_tokens_as_token_ids: bool = False
     response_role: str = "assistant"
-    tool_call_parser: str | None = None  # None: the format that the chat template describes
+    tool_call_parser: str | None = None  # None: the format that the chat template shows
     enable_auto_tool_choice: bool = True
     strict_json_schema: bool = True  # a schema's objects have no other properties, unless it allows them
-    reasoning_parser: str | None = None  # None: reasoning stays in the content
+    reasoning_parser: str | None = None  # None: the tags that the chat template shows
     deferred_tools: str = "found"  # or "top": where the model is told of tools that a client defers
     embedding_pooling: str | None = None  # None: as the model's files say, "mean" where they say nothing
     lora_modules: list[str] = field(default_factory=list)  # name=path, or a JSON object

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
+from octavo.chat.thoughts import thoughts_of
 from octavo.chat.tools.choice import format_of
+from octavo.chat.tools.harmony import speaks_harmony
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.core_launcher import CoreProcess, CoreProcesses
 from octavo.entrypoints.announcement import announcement
@@ -84,7 +86,7 @@ async def serve(
         ready.result()
         metrics.record_startup("fetch", started.fetch_seconds)
         metrics.record_startup("ready", time.perf_counter() - started.at)
-        _find_call_format(state)
+        _find_chat_format(state)
         generates = "generate" in config.model.pooler.tasks
         logger.info("%s", announcement(state.model_names, sockets[0], args, generates))
         frozen = asyncio.create_task(_fail_frozen(engine))
@@ -138,13 +140,18 @@ async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
     waiter.cancel()
 
 
-def _find_call_format(state: ServerState) -> None:
-    """Find the format of tool calls, and log it, before the first request needs it."""
+def _find_chat_format(state: ServerState) -> None:
+    """Find the formats of tool calls and thoughts, and log them, before the first request needs them."""
     tokenizer, args = state.engine.tokenizer, state.args
     if tokenizer is None or "generate" not in state.engine.config.model.pooler.tasks:
         return
     with suppress(ValueError):  # the model has no chat template
-        format_of(tokenizer.get_chat_template(state.chat_options.chat_template, tools=True), args.tool_call_parser)
+        for tools in (True, False):  # of which some models have a template each
+            template = tokenizer.get_chat_template(state.chat_options.chat_template, tools=tools)
+            if tools:
+                format_of(template, args.tool_call_parser)
+            if not speaks_harmony(state.chat_options, template):
+                thoughts_of(template, args.reasoning_parser)
 
 
 async def become_ready(engine: AsyncLLM, state: ServerState) -> None:

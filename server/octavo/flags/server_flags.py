@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import fields
 
-from octavo.chat.reasoning import REASONING_PARSERS
+from octavo.chat.thought_tags import REASONING_PARSERS
 from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.entrypoints.args import ServerArgs
 from octavo.flags.fields import add_flags
@@ -54,8 +54,8 @@ SERVER_HELP = {
     "response_role": "Role of the messages in chat answers",
     "tool_call_parser": "Format of the model's tool calls (default: detected from its chat template)",
     "enable_auto_tool_choice": "Let the model decide whether to call tools",
-    "reasoning_parser": "Format of the model's reasoning. The reasoning is returned as reasoning_content (default: "
-    "none; reasoning stays in the content)",
+    "reasoning_parser": "Format of the model's reasoning, which is returned as reasoning_content. none: it stays in "
+    "the content (default: detected from the chat template)",
     "deferred_tools": "Where the model is told of tools that a client defers (defer_loading). found: where a search "
     "has found them, so that the cache keeps what came before; top: with all others, at the top",
     "embedding_pooling": "Default pooling of /v1/embeddings (default: from the model's files, else mean)",
@@ -90,14 +90,14 @@ CHOICES = {
     "log_level": LEVELS,
     "log_format": FORMATS,
     "tool_call_parser": sorted(TOOL_FORMATS),
-    "reasoning_parser": sorted(REASONING_PARSERS),
+    "reasoning_parser": REASONING_PARSERS,
     "deferred_tools": ("found", "top"),
     "embedding_pooling": POOLINGS,
 }
 # What to do with other values of vLLM's.
 _ADVICE = {
     "tool_call_parser": "leave it out: the chat template tells",
-    "reasoning_parser": "models that write <think> are read by deepseek_r1 or qwen3",
+    "reasoning_parser": "leave it out: the chat template tells",
 }
 _ALIASES = {
     "max_num_queued_reqs": ["--max-queued-requests"],

@@ -24,7 +24,7 @@ def _adapter(value: str) -> list[str]:
 
 
 def _reasoning(value: str) -> list[str]:
-    return [] if value == "none" else ["--reasoning-parser", "deepseek_r1"]
+    return ["--reasoning-parser", "none"] if value == "none" else []
 
 
 def _budget(value: str) -> list[str] | None:
@@ -86,7 +86,7 @@ RULES = [
     Rule("--chat-template-file", ours="--chat-template"),
     refuse("--chat-template", "leave it out: the model's own is used; --chat-template takes a file or a template"),
     Rule("--chat-template-kwargs", ours="--default-chat-template-kwargs"),
-    Rule("--reasoning-format", text="--reasoning-parser; none: leave it out", translate=_reasoning),
+    Rule("--reasoning-format", text="--reasoning-parser none for none; else leave it out", translate=_reasoning),
     Rule("--reasoning-budget", text="--default-chat-template-kwargs for 0; else leave it out", translate=_budget),
     Rule("--embedding --embeddings", 0, text="/v1/embeddings is always there"),
     Rule("--reranking --rerank", 0, text="/rerank is always there"),

@@ -257,8 +257,6 @@ def scripted_model(tiny_model, tmp_path_factory) -> Path:
 
 
 SCRIPTED = (
-    "--reasoning-parser",
-    "qwen3",
     "--tool-call-parser",
     "hermes",
     "--served-model-name",

@@ -90,8 +90,6 @@ SEARCH = ("please find a tool that knows the time", "Which tool?", "", [("tool_s
 WOUND = ('hands of the clock as they are"]}}\n</tools>', "That one.", "", [("Hands", {"hand": "short"})])
 SCRIPTS = {cue: spoken(*said) for cue, *said in [*TURNS, SEARCH, WOUND]}
 FLAGS = (
-    "--reasoning-parser",
-    "qwen3",
     "--served-model-name",
     "reciting",
     "--kv-cache-memory-bytes",

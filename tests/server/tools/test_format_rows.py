@@ -79,9 +79,9 @@ calls = st.lists(
 )
 
 
-def read(row: Format, chunks: list[str], inside: bool = False) -> tuple[str, str, list[Call]]:
+def read(row: Format, chunks: list[str]) -> tuple[str, str, list[Call]]:
     """Content, thoughts and calls."""
-    reader = reader_of(row, SCHEMAS, inside)
+    reader = reader_of(row, SCHEMAS)
     content, thoughts = "", ""
     found: list[tuple[str, str]] = []
     for piece in [*(piece for chunk in chunks for piece in reader.feed(chunk)), *reader.finish()]:
@@ -153,7 +153,6 @@ def test_thoughts_between_marks_of_the_row_are_no_content(name):
     call = write_calls(row, [("now", {})])
     assert read_in_all_cuts(row, f"{begin}I wonder.{end}Look. {call}") == ("Look.", "I wonder.", [("now", {})])
     assert read_in_all_cuts(row, f"{begin}I wonder.{call}") == ("", "I wonder.", [("now", {})]), "not closed"
-    assert read(row, [f"I wonder.{end}{call}"], inside=True) == ("", "I wonder.", [("now", {})])
 
 
 @pytest.mark.parametrize("name", [row.name for row in READ if isinstance(row.arguments, Typed | Elements)])

@@ -6,22 +6,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.chat.reasoning import ReasoningParser, begins_inside_reasoning
+from octavo.chat.reasoning import ReasoningParser
+from octavo.chat.thought_tags import THINK, THOUGHT_TAGS, ThoughtTags
+from octavo.chat.thoughts import thoughts_of
 from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.chat.tools.parsers import CallPiece, Reasoning, reader_of
 
 
-def split(chunks: list[str], inside: bool) -> tuple[str, str]:
-    parser = ReasoningParser(inside)
+def split(chunks: list[str], inside: bool, tags: ThoughtTags = THINK) -> tuple[str, str]:
+    parser = ReasoningParser(inside, tags=tags)
     parts = [parser.feed(chunk) for chunk in chunks] + [parser.finish()]
     return "".join(thoughts for thoughts, _ in parts), "".join(answer for _, answer in parts)
 
 
-def every_cut(text: str, inside: bool) -> tuple[str, str]:
-    whole = split([text], inside)
-    assert split(list(text), inside) == whole
+def every_cut(text: str, inside: bool, tags: ThoughtTags = THINK) -> tuple[str, str]:
+    whole = split([text], inside, tags)
+    assert split(list(text), inside, tags) == whole
     for i in range(len(text) + 1):
-        assert split([text[:i], text[i:]], inside) == whole, f"cut at {i}"
+        assert split([text[:i], text[i:]], inside, tags) == whole, f"cut at {i}"
     return whole
 
 
@@ -46,6 +48,16 @@ def every_cut(text: str, inside: bool) -> tuple[str, str]:
 )
 def test_thoughts_and_answer(text, inside, expected):
     assert every_cut(text, inside) == expected
+
+
+@pytest.mark.parametrize("tags", THOUGHT_TAGS, ids=lambda tags: tags.names[0])
+def test_every_family_s_tags_are_told_from_the_answer(tags):
+    for opening, closing in (tags.around, *tags.also):
+        said = f"So {opening[:2]}."
+        assert every_cut(f"{opening}\n{said}\n{closing}\n\nYes.", False, tags) == (said, "Yes.")
+        assert every_cut(f"So.{closing}Yes. {closing}", True, tags) == ("So.", f"Yes. {closing}")
+        assert every_cut(f"{opening}never ends {closing[:3]}", False, tags) == (f"never ends {closing[:3]}", "")
+        assert every_cut(f"Yes. {opening}", False, tags) == ("", f"Yes. {opening}")
 
 
 pieces = st.sampled_from(["<think>", "</think>", "<", "</", "think", ">", " ", "\n", "a", "日本 "])
@@ -77,7 +89,7 @@ def test_thoughts_come_as_they_are_written():
     ],
 )
 def test_the_prompt_may_open_or_close_the_thoughts(name, prompt, inside):
-    assert begins_inside_reasoning(name, prompt) is inside
+    assert thoughts_of("", name).inside(prompt) is inside
 
 
 # Calls that begin inside reasoning.

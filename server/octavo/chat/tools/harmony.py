@@ -8,10 +8,10 @@ from typing import Any
 
 from octavo.chat.options import ChatOptions
 from octavo.chat.structured import CallGrammar, grammar_parts, with_tokens
+from octavo.chat.thought_tags import HARMONY, NO_PARSER
 from octavo.chat.tools.choice import knows_tools, own_format
 from octavo.chat.tools.parsers.harmony import CALL, RETURN
 
-REASONING_PARSER = "openai_gptoss"  # vLLM's name
 STOPS = (RETURN, CALL)
 _MARKS = ("<|start|>", "<|channel|>final", "<|message|>")
 # The templates know low, medium and high: other efforts are the nearest of them.
@@ -20,9 +20,9 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 def speaks_harmony(options: ChatOptions, template: str) -> bool:
     """True if answers are in harmony: if the template is, unless flags name other formats."""
-    if options.reasoning_parser is not None:
-        return options.reasoning_parser == REASONING_PARSER
-    if options.tool_call_parser is not None:
+    if options.reasoning_parser not in (None, "auto", NO_PARSER):
+        return options.reasoning_parser == HARMONY
+    if options.tool_call_parser not in (None, "auto", NO_PARSER):
         return options.tool_call_parser == "openai"
     if all(mark in template for mark in _MARKS):  # the form of whole answers, however the template writes calls
         return True

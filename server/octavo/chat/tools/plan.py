@@ -40,7 +40,6 @@ class ToolPlan:
     functions: list[dict[str, Any]] = field(default_factory=list)
     strict: bool = True  # as for `to_grammar`
     or_calls: CallGrammar | None = None  # grammar of calls that may replace the constrained output
-    inside_thoughts: bool = False  # the prompt opened the thoughts that the format has
     forced: type[ToolParser] | None = None  # parser of what the constraint demands, where that is not the format
 
     def new_parser(self) -> ToolParser:
@@ -48,7 +47,7 @@ class ToolPlan:
         schemas = {function["name"]: parameters_of(function) for function in self.functions}
         if self.forced is not None:
             return self.forced(schemas)
-        reader = reader_of(self.format, schemas, self.inside_thoughts)
+        reader = reader_of(self.format, schemas)
         reader.demanded = self.constraint is not None and not self.format.thoughts[0]
         return reader
 

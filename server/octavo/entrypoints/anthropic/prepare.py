@@ -93,14 +93,13 @@ def conversation_of(body: CountTokensRequest, seal: Seal, lists_all: bool = Fals
     if body.system:
         messages.insert(0, {"role": "system", "content": [block.text for block in body.system]})
     choice, thinking = body.tool_choice, body.thinking
-    variables = {"enable_thinking": thinking.type in ("enabled", "adaptive")} if thinking is not None else None
     return Conversation(
         messages,
         tools.functions or None,
         _tool_choice(choice),
         False if choice is not None and choice.disable_parallel_tool_use else None,
         reasoning_effort=_effort(body),
-        chat_template_kwargs=variables,
+        thinking=None if thinking is None else thinking.type in ("enabled", "adaptive"),
         continue_final_message=_begins_answer(body.messages[-1]),
         listed=tools.listed,
         fields=replace(_FIELDS, tools=tools.paths),

@@ -12,6 +12,8 @@ from octavo.chat.answer import AnswerParser
 from octavo.chat.messages import Conversation, check_messages
 from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint
+from octavo.chat.thought_tags import NO_PARSER
+from octavo.chat.thoughts import thoughts_of
 from octavo.chat.tools.harmony import speaks_harmony
 from octavo.chat.tools.plan import plan_tools
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
@@ -105,8 +107,8 @@ def _check(state: ServerState, body: ChatRequest | GenerateRequest) -> None:
     """Check what depends on the server. Raises APIError."""
     if body.think not in (None, False, "none") and not can_think(state):
         raise bad_request(
-            f"think is not supported: {body.model or state.model_name} is served without a parser of reasoning "
-            "(--reasoning-parser); drop think",
+            f"think is not supported: the chat template of {body.model or state.model_name} shows no thoughts "
+            "(--reasoning-parser names their format); drop think",
             "think",
         )
     if body.top_logprobs and not body.logprobs:
@@ -153,7 +155,8 @@ async def _prepare_raw(state: ServerState, body: GenerateRequest) -> _Ready:
             limit_of(options),
             constraint_of(body.format),
         )
-    rendered = Rendered(request.prompt_token_ids, state.chat_options)
+    tags = thoughts_of("", state.chat_options.reasoning_parser).tags
+    rendered = Rendered(request.prompt_token_ids, state.chat_options, tags=tags)
     return _within(num_ctx_of(state, options), request), rendered
 
 
@@ -188,7 +191,10 @@ def template_of(state: ServerState) -> str:
 
 def can_think(state: ServerState) -> bool:
     """Tell whether the server separates reasoning from answers."""
-    return state.chat_options.reasoning_parser is not None or speaks_harmony(state.chat_options, template_of(state))
+    options, template = state.chat_options, template_of(state)
+    if speaks_harmony(options, template):
+        return options.reasoning_parser != NO_PARSER
+    return thoughts_of(template, options.reasoning_parser).tags is not None
 
 
 def num_ctx_of(state: ServerState, options: Options | None) -> int | None:
@@ -242,9 +248,8 @@ def generate_conversation(body: GenerateRequest) -> Conversation:
 
 
 def _with_think(conversation: Conversation, think: bool | str | None) -> Conversation:
-    if think is not None:  # the words that templates have for it
-        wanted = think is not False and think != "none"
-        conversation.chat_template_kwargs = {"enable_thinking": wanted, "thinking": wanted}
+    if think is not None:
+        conversation.thinking = think is not False and think != "none"
     if isinstance(think, str):
         conversation.reasoning_effort = think
     return conversation

@@ -9,7 +9,7 @@ from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonK
 from octavo.chat.tools.parsers.core import CallPiece, Piece, Reasoning, ToolParser, overlap
 from octavo.chat.tools.parsers.element_calls import ElementsReader
 from octavo.chat.tools.parsers.forced import JsonListParser, NamedCallParser
-from octavo.chat.tools.parsers.format_reader import FormatReader
+from octavo.chat.tools.parsers.format_reader import FormatReader, MarksReader
 from octavo.chat.tools.parsers.harmony import HarmonyParser
 from octavo.chat.tools.parsers.json_calls import JsonKeyReader, JsonReader, NamedReader
 from octavo.chat.tools.parsers.param_calls import ParamsReader
@@ -27,9 +27,13 @@ _READERS: dict[type, type[FormatReader]] = {
 }
 
 
-def reader_of(row: Format, names: Collection[str] | Mapping[str, Any] = (), inside: bool = False) -> ToolParser:
-    """A reader of one answer in a format. ``names`` are the tools' names, or the schemas of their arguments by name;
-    ``inside``: the prompt opened the thoughts that the row names."""
+def reader_of(row: Format, names: Collection[str] | Mapping[str, Any] = ()) -> ToolParser:
+    """A reader of one answer in a format. ``names`` are the tools' names, or the schemas of their arguments by name."""
     if isinstance(row.arguments, Harmony):
         return HarmonyParser(names)
-    return _READERS[type(row.arguments)](row, names, inside)
+    return _READERS[type(row.arguments)](row, names)
+
+
+def reader_of_marks(texts: tuple[str, ...]) -> ToolParser:
+    """A reader of one answer without calls, in which ``texts`` are marks and no content."""
+    return MarksReader(Format("text", Json(), texts=texts))

@@ -18,20 +18,16 @@ _INDEX = re.compile(r"[0-9]*")
 class FormatReader(ToolParser):
     """Reads calls by a row of the table. A subclass for each kind of arguments reads one call.
 
-    Of what follows a call, end tags are read if they are there: models forget them. ``inside``: the text begins inside
-    thoughts, because the prompt opened them.
+    Of what follows a call, end tags are read if they are there: models forget them.
     """
 
-    def __init__(self, row: Format, names: Collection[str] | Mapping[str, Any] = (), inside: bool = False) -> None:
+    def __init__(self, row: Format, names: Collection[str] | Mapping[str, Any] = ()) -> None:
         super().__init__(names)
         self.row = row
         self.markers = row.markers
-        self._inside = inside and bool(row.thoughts[0])
 
     def _parse(self) -> Steps[None]:
         row = self.row
-        if self._inside:
-            yield from self._thoughts()
         if row.begins and (yield from self._skip_space()) == row.begins:
             yield from self._attempt(self._calls(""))
         while found := (yield from self._content_until(*row.markers, *row.marks)):
@@ -42,6 +38,9 @@ class FormatReader(ToolParser):
             self._settled = self._at
             if found == row.thoughts[0]:
                 yield from self._thoughts()
+            else:
+                yield from self._skip_space()
+                self._settled = self._at
 
     def _calls(self, found: str) -> Steps[None]:
         """All calls of a section, or those that follow one another; ``found`` is the marker that comes next."""
@@ -140,6 +139,13 @@ class FormatReader(ToolParser):
             if self._ended:
                 return
             yield
+
+
+class MarksReader(FormatReader):
+    """Reads an answer without calls, of a family that marks texts and thoughts."""
+
+    def _call(self, known_only: bool) -> Steps[None]:
+        raise NotACallError
 
 
 @lru_cache

@@ -13,8 +13,8 @@ from octavo.chat.tools.parsers.reader import NotACallError, Steps
 class JsonReader(FormatReader):
     """Reads objects with the name and the arguments, alone or in lists. A brace too many is forgiven."""
 
-    def __init__(self, row: Format, names: Collection[str] | Mapping[str, Any] = (), inside: bool = False) -> None:
-        super().__init__(row, names, inside)
+    def __init__(self, row: Format, names: Collection[str] | Mapping[str, Any] = ()) -> None:
+        super().__init__(row, names)
         if isinstance(row.arguments, Json):
             self.name_keys = tuple(dict.fromkeys((row.arguments.name_key, "name")))
 

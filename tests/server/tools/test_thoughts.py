@@ -1,0 +1,218 @@
+"""A template shows its model's thoughts, and what switches them: found by rendering, and obeyed in prompts."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from tests.support.reciting import small_tokenizer
+
+from octavo.chat.messages import Conversation, check_messages
+from octavo.chat.options import ChatOptions
+from octavo.chat.render import render
+from octavo.chat.switches import nearest
+from octavo.chat.thoughts import thoughts_of
+from octavo.interface.outputs import CompletionOutput
+from octavo.text.tokenizer import Tokenizer
+
+TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+SPOKEN = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}OPEN{{ m.reasoning_content }}CLOSE{% endif %}"
+    "{{ m.content }}<|end|>{% endfor %}"
+)
+
+
+def asked(prompt: str, turns: str = TURNS) -> str:
+    return turns + "{% if add_generation_prompt %}<|assistant|>" + prompt + "{% endif %}"
+
+
+def spoken(opening: str, closing: str, prompt: str = "") -> str:
+    return asked(prompt, SPOKEN.replace("OPEN", opening).replace("CLOSE", closing))
+
+
+OFF_BY_TAG = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+ON_BY_TAG = "{% if thinking %}<think>{% else %}</think>{% endif %}"
+EFFORTS = (
+    "{% set e = reasoning_effort if reasoning_effort is defined else 'no_think' %}{% if e not in ['no_think', 'low', "
+    "'high'] %}{{ raise_exception('low or high') }}{% endif %}{{ '<think>' if e != 'no_think' else '<think></think>' }}"
+)
+# Short templates of the families' structure: tags, how they are found, on by default, what turns them on and off.
+FAMILIES = {
+    "qwen3": (
+        spoken("<think>\n", "\n</think>\n\n", OFF_BY_TAG),
+        ("<think>", "</think>"),
+        "read back",
+        True,
+        {"enable_thinking": True},
+        {"enable_thinking": False},
+    ),
+    "deepseek v3.1": (
+        asked(ON_BY_TAG),
+        ("<think>", "</think>"),
+        "opened by the prompt",
+        False,
+        {"thinking": True},
+        {"thinking": False},
+    ),
+    "deepseek r1": (
+        asked("<think>\n", TURNS.replace("m.content", "m.content.split('</think>')[-1]")),
+        ("<think>", "</think>"),
+        "opened by the prompt",
+        True,
+        {},
+        None,
+    ),
+    "kimi k2 thinking": (
+        asked("", TURNS.replace("m.content", "m.content.split('</think>')[-1]")),
+        ("<think>", "</think>"),
+        "described",
+        True,
+        {},
+        None,
+    ),
+    "seed": (
+        spoken("<seed:think>", "</seed:think>", "{{ '<seed:think></seed:think>' if thinking_budget == 0 }}"),
+        ("<seed:think>", "</seed:think>"),
+        "read back",
+        True,
+        {},
+        {"thinking_budget": 0},
+    ),
+    "hy3": (
+        asked(EFFORTS),
+        ("<think>", "</think>"),
+        "opened by the prompt",
+        False,
+        {"reasoning_effort": "high"},
+        {"reasoning_effort": "no_think"},
+    ),
+    "minimax m3": (
+        spoken("<mm:think>", "</mm:think>", "{{ '</mm:think>' if thinking_mode == 'disabled' }}"),
+        ("<mm:think>", "</mm:think>"),
+        "read back",
+        True,
+        {"thinking_mode": "enabled"},
+        {"thinking_mode": "disabled"},
+    ),
+    "gemma 4": (
+        asked("{{ '' if enable_thinking else '<|channel>thought\n<channel|>' }}"),
+        ("<|channel>thought", "<channel|>"),
+        "described",
+        False,
+        {"enable_thinking": True},
+        {"enable_thinking": False},
+    ),
+    "unheard of": (spoken("<inner>", "</inner>"), ("<inner>", "</inner>"), "read back", True, {}, None),
+    "plain": (TURNS, None, "none", True, {}, None),
+    "a message for thoughts": (spoken("", "<|end|><|assistant|>"), None, "none", True, {}, None),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tags_and_switches_are_found_by_rendering(name):
+    template, tags, how, by_default, on, off = FAMILIES[name]
+    found = thoughts_of(template)
+    assert (found.tags.around if found.tags else None, found.how) == (tags, how)
+    assert (found.switches.by_default, dict(found.switches.on), found.switches.off) == (by_default, on, off)
+
+
+def test_efforts_that_a_template_refuses_are_the_nearest_that_it_takes():
+    efforts = thoughts_of(FAMILIES["hy3"][0]).switches.efforts
+    assert efforts == {"reasoning_effort": ("low", "high")}
+    for effort, expected in (("minimal", "low"), ("low", "low"), ("medium", "high"), ("max", "high"), ("odd", "odd")):
+        assert nearest(effort, efforts["reasoning_effort"]) == expected
+
+
+def test_a_template_that_takes_too_much_is_left_alone_and_said(caplog):
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}</think>"
+    with caplog.at_level(logging.WARNING):
+        assert thoughts_of(endless).tags is None
+    assert "so thoughts are not looked for" in caplog.text
+
+
+def test_a_flag_overrides_the_template_and_the_log_says_what_it_shows(caplog):
+    template = FAMILIES["seed"][0]
+    with caplog.at_level(logging.WARNING):
+        assert thoughts_of(template, "qwen3").tags.around == ("<think>", "</think>")
+    assert "by the template they would be <seed:think> ... </seed:think> (read back)" in caplog.text
+    assert thoughts_of(template, "none").tags is None
+    assert thoughts_of(template, "auto") == thoughts_of(template)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer(small_tokenizer(["Is it so?"], ["<|end|>"]), {})
+
+
+def prepared(tokenizer: Tokenizer, template: str, options: dict | None = None, **wishes):
+    conversation = Conversation(check_messages([{"role": "user", "content": "Hi"}]), **wishes)
+    return render(conversation, ChatOptions(template, **options or {}), tokenizer, tokenizer.encode, str)
+
+
+def end_of(tokenizer: Tokenizer, name: str, options: dict | None = None, **wishes) -> str:
+    text = prepared(tokenizer, FAMILIES[name][0], options, **wishes).text
+    return text.rpartition("<|assistant|>")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes", "expected"),
+    [
+        ("qwen3", {}, ""),
+        ("qwen3", {"thinking": False}, "<think>\n\n</think>\n\n"),
+        ("qwen3", {"reasoning_effort": "none"}, "<think>\n\n</think>\n\n"),
+        ("qwen3", {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, ""),
+        ("qwen3", {"reasoning_effort": "low"}, ""),
+        ("deepseek v3.1", {}, "</think>"),
+        ("deepseek v3.1", {"thinking": True}, "<think>"),
+        ("deepseek v3.1", {"reasoning_effort": "low"}, "<think>"),
+        ("deepseek v3.1", {"reasoning_effort": "low", "chat_template_kwargs": {"thinking": False}}, "</think>"),
+        ("hy3", {}, "<think></think>"),
+        ("hy3", {"thinking": True}, "<think>"),
+        ("hy3", {"reasoning_effort": "medium"}, "<think>"),
+        ("hy3", {"reasoning_effort": "none"}, "<think></think>"),
+        ("seed", {"thinking": False}, "<seed:think></seed:think>"),
+        ("deepseek r1", {"thinking": False}, "<think>\n\n</think>\n\n"),
+        ("kimi k2 thinking", {"reasoning_effort": "none"}, "<think>\n\n</think>\n\n"),
+        ("unheard of", {"thinking": False}, "<inner></inner>"),
+        ("plain", {"thinking": False, "reasoning_effort": "none"}, ""),
+    ],
+)
+def test_a_request_that_switches_thoughts_is_obeyed(tokenizer, name, wishes, expected):
+    template = FAMILIES[name][0]
+    if name == "plain":
+        template = asked("")
+    assert prepared(tokenizer, template, **wishes).text.rpartition("<|assistant|>")[2] == expected
+
+
+def test_the_servers_own_default_stands_against_an_effort_and_not_against_a_switch(tokenizer):
+    options = {"default_chat_template_kwargs": {"enable_thinking": False}}
+    off = "<think>\n\n</think>\n\n"
+    assert end_of(tokenizer, "qwen3", options) == end_of(tokenizer, "qwen3", options, reasoning_effort="high") == off
+    assert end_of(tokenizer, "qwen3", options, thinking=True) == ""
+
+
+def answer(rendered, text: str, reason: str = "stop") -> tuple[str, str]:
+    completion = CompletionOutput(index=0, text=text, token_ids=[1], finish_reason=reason)
+    delta = rendered.new_parser().feed(completion)
+    return delta.reasoning, delta.content
+
+
+@pytest.mark.parametrize("name", [name for name, (_, tags, *_) in FAMILIES.items() if tags])
+def test_thoughts_are_told_from_answers_without_a_flag(tokenizer, name):
+    template, (opening, closing), *_ = FAMILIES[name]
+    rendered = prepared(tokenizer, template, thinking=True)
+    begins = "" if rendered.inside_reasoning else opening
+    assert answer(rendered, f"{begins}So.{closing}\n\nYes.") == ("So.", "Yes.")
+    assert answer(rendered, f"{begins}So, and never an end", "length") == ("So, and never an end", "")
+    if not rendered.inside_reasoning:
+        assert answer(rendered, "Yes.") == ("", "Yes.")
+    off = prepared(tokenizer, template, thinking=False)
+    assert not off.inside_reasoning and answer(off, "Yes.") == ("", "Yes.")
+    silent = prepared(tokenizer, template, {"reasoning_parser": "none"}, thinking=True)
+    assert answer(silent, f"{begins}So.{closing}\n\nYes.") == ("", f"{begins}So.{closing}\n\nYes.") and silent.is_plain
+
+
+def test_an_answer_s_marks_are_no_content(tokenizer):
+    rendered = prepared(tokenizer, asked("<|START_THINKING|>") + "{# <|START_RESPONSE|><|END_RESPONSE|> #}")
+    text = "So.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"
+    assert answer(rendered, text) == ("So.", "Yes.")
