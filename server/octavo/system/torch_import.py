@@ -19,7 +19,7 @@ import re
 import struct
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 _UNUSED = re.compile(
     r"lib(cublas|cublasLt|cudnn|cufft|cufile|cupti|curand|cusparse|cusparseLt|nccl|nvrtc|nvshmem_host)\.so\.\d+"
 )
+# Variables of theirs are looked up while torch is loaded: of NVSHMEM since torch 2.15.
+_VARIABLES = ("nvshmem_selected_device_transport",)
 # Formulas for tensors without data, and exported graphs: only torch.compile and its kin read them.
 _FOR_COMPILERS = ("torch._meta_registrations", "torch.export")
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # ELF's e_machine
@@ -114,7 +116,9 @@ def _without_cuda_libraries() -> Iterator[None]:
 
     try:
         with ExitStack() as files:
-            empty = {name: _load_empty(name, files) for name in names}
+            # In a library of its own: one of NVIDIA's name is asked for versions of its symbols, and has none.
+            empty = {"": _load_empty("liboctavo_variables.so", files, _VARIABLES)}
+            empty |= {name: _load_empty(name, files) for name in names}
             while missing := _missing_of(folder / "lib" / "libtorch_python.so", without=set(empty)):
                 empty[missing] = _load_empty(missing, files)
         sys.setdlopenflags(os.RTLD_LAZY)
@@ -144,29 +148,39 @@ def _missing_of(library: Path, without: set[str]) -> str | None:
     return None
 
 
-def _load_empty(name: str, files: ExitStack) -> ctypes.CDLL:
-    """A library that lies nowhere but in memory. The loader knows libraries by their paths: ``files`` is not to be
-    closed before the last one is loaded, so that they all differ."""
+def _load_empty(name: str, files: ExitStack, variables: Sequence[str] = ()) -> ctypes.CDLL:
+    """A library that lies nowhere but in memory; its ``variables`` are found by all others. The loader knows libraries
+    by their paths: ``files`` is not to be closed before the last one is loaded, so that they all differ."""
     file = files.enter_context(os.fdopen(os.memfd_create(name), "wb", buffering=0))
-    file.write(empty_library(name))
-    return ctypes.CDLL(f"/proc/self/fd/{file.fileno()}", mode=os.RTLD_LAZY)
+    file.write(empty_library(name, variables))
+    mode = os.RTLD_LAZY | (os.RTLD_GLOBAL if variables else 0)
+    return ctypes.CDLL(f"/proc/self/fd/{file.fileno()}", mode=mode)
 
 
-def empty_library(soname: str) -> bytes:
-    """An ELF shared object that is called ``soname`` and defines nothing (System V ABI, chapters 4 and 5)."""
+def empty_library(soname: str, variables: Sequence[str] = ()) -> bytes:
+    """An ELF shared object that is called ``soname`` and defines ``variables``, each with 8 bytes of zeros, and nothing
+    else (System V ABI, chapters 4 and 5)."""
     header, segment, symbol = 64, 56, 24  # bytes
     symbols = header + 2 * segment
-    table = symbols + symbol  # hash table: one bucket, one chain, both of the null symbol
-    strings = table + 16
-    texts = b"\0" + soname.encode() + b"\0"
+    texts, entries = b"\0" + soname.encode() + b"\0", bytes(symbol)  # the null symbol, whose zeros are the variables'
+    for name in variables:
+        entries += struct.pack("<IBBHQQ", len(texts), 0x11, 0, 1, symbols, 8)  # global, an object, in some section
+        texts += name.encode() + b"\0"
+    count = len(variables)
+    # Hash table: one bucket, the first variable, from which a chain leads through the others.
+    chain = [0, *range(2, count + 1), 0][: count + 1]
+    hashes = struct.pack(f"<{4 + count}I", 1, 1 + count, min(1, count), *chain)
+    hashes += bytes(-len(hashes) % 8)
     texts += bytes(-len(texts) % 8)
+    table = symbols + len(entries)
+    strings = table + len(hashes)
     dynamic = strings + len(texts)
     tags = [(14, 1), (4, table), (5, strings), (6, symbols), (10, len(texts)), (11, symbol), (0, 0)]
-    entries = b"".join(struct.pack("<QQ", *tag) for tag in tags)
-    size = dynamic + len(entries)
+    ends = b"".join(struct.pack("<QQ", *tag) for tag in tags)
+    size = dynamic + len(ends)
     machine = _MACHINES.get(platform.machine(), 0)
     ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")  # 64 bits, little-endian
     elf = ident + struct.pack("<HHIQQQIHHHHHH", 3, machine, 1, 0, header, 0, 0, header, segment, 2, 0, 0, 0)
     load = struct.pack("<IIQQQQQQ", 1, 6, 0, 0, 0, size, size, 4096)  # PT_LOAD, readable and writable
-    dynamic_segment = struct.pack("<IIQQQQQQ", 2, 6, dynamic, dynamic, dynamic, len(entries), len(entries), 8)
-    return elf + load + dynamic_segment + bytes(symbol) + struct.pack("<IIII", 1, 1, 0, 0) + texts + entries
+    dynamic_segment = struct.pack("<IIQQQQQQ", 2, 6, dynamic, dynamic, dynamic, len(ends), len(ends), 8)
+    return elf + load + dynamic_segment + entries + hashes + texts + ends

@@ -66,3 +66,21 @@ def test_an_empty_library_is_one(tmp_path):
     path.write_bytes(empty_library("libnothing.so.7"))
     with pytest.raises(AttributeError):
         ctypes.CDLL(str(path)).anything  # noqa: B018
+
+
+@pytest.mark.parametrize("names", [["one"], ["one", "two", "three"], [f"number_{i}" for i in range(40)]])
+def test_a_library_has_the_variables_that_it_is_made_with(names, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(empty_library("libvariables.so", names))
+    library = ctypes.CDLL(str(path))
+    assert [ctypes.c_long.in_dll(library, name).value for name in names] == [0] * len(names)
+    with pytest.raises(ValueError):
+        ctypes.c_long.in_dll(library, "none")
+
+
+def test_torch_finds_variables_of_libraries_that_are_not_there():
+    """As torch 2.15 looks for NVSHMEM's: every library finds them."""
+    name = "octavo_test_variable"
+    look = f"lambda: print(ctypes.c_long.in_dll(ctypes.CDLL(None), {name!r}))"
+    lines = f"import atexit, ctypes\ntorch_import._VARIABLES = ({name!r},)\natexit.register({look})"
+    assert "c_long(0)" in loaded_by(lines)
