@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from octavo.entrypoints import health, models, pages
+from octavo.entrypoints import health, llama_cpp, models, pages
 from octavo.entrypoints.anthropic import routes as anthropic
 from octavo.entrypoints.batches import routes as batches
 from octavo.entrypoints.errors import on_http_exception, on_unexpected
@@ -36,6 +36,7 @@ WORK_OPERATIONS = (
     *models.OPERATIONS,
     *batches.OPERATIONS,
     *ollama.OPERATIONS,
+    *llama_cpp.OPERATIONS,
 )
 
 

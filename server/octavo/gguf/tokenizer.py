@@ -13,6 +13,15 @@ from typing import Any
 from octavo.errors import ModelError
 from octavo.gguf.pre_tokenizers import DEFAULT, REFUSED, RULES
 
+# Marks of infilling by their role (`octavo.chat.infill`): GGUF's names, and those of older files.
+_INFILL = {
+    "fim_pre_token": ("fim_pre", "prefix"),
+    "fim_suf_token": ("fim_suf", "suffix"),
+    "fim_mid_token": ("fim_mid", "middle"),
+    "fim_pad_token": ("fim_pad",),
+    "fim_rep_token": ("fim_rep",),
+    "fim_sep_token": ("fim_sep",),
+}
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 
@@ -81,6 +90,7 @@ def tokenizer_config(meta: Mapping[str, Any]) -> dict[str, Any]:
         "model_max_length": 10**30,
         "clean_up_tokenization_spaces": False,
         "tokenizer_class": "PreTrainedTokenizerFast",
+        **{role: mark for role, names in _INFILL.items() if (mark := next(filter(None, map(token, names)), None))},
     }
 
 

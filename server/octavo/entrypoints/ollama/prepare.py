@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from octavo.chat.answer import AnswerParser
+from octavo.chat.infill import Around
 from octavo.chat.messages import Conversation, check_messages
 from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint
@@ -20,6 +21,7 @@ from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.generation.chat import prepare_chat as prepare_conversation
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
+from octavo.entrypoints.generation.infill import infill_prompts
 from octavo.entrypoints.generation.run import (
     PromptOptions,
     TokenLimit,
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 _Ready = tuple[EngineCoreRequest, Rendered]
 _OF_IDS = {"prompt_token_ids": "context"}  # where the client's tokens are
+_RAW = "raw, suffix, or the model's own"
 _SAMPLING = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -92,9 +95,9 @@ async def prepare_generate(checked: CheckedRequest[GenerateRequest]) -> Prepared
     """Prepare the answer to a prompt; None where it is empty. Raises ValueError, APIError."""
     state, body = checked.state, checked.body
     _check(state, body)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return None
-    if body.raw or not template_of(state):
+    if body.suffix or body.raw or not template_of(state):
         request, rendered = await _prepare_raw(state, body)
     else:
         conversation = generate_conversation(body)
@@ -137,20 +140,23 @@ async def _render(state: ServerState, body: ChatRequest | GenerateRequest, conve
 async def _prepare_raw(state: ServerState, body: GenerateRequest) -> _Ready:
     """The prompt as it is, without a chat template."""
     if body.system:
-        raise bad_request("system needs a chat template, and there is none here (raw, or the model's own)", "system")
+        raise bad_request(f"system needs a chat template, and there is none here ({_RAW})", "system")
     if body.images:
-        raise bad_request("images need a chat template, and there is none here (raw, or the model's own)", "images")
-    if body.raw and body.context:
+        raise bad_request(f"images need a chat template, and there is none here ({_RAW})", "images")
+    if (body.raw or body.suffix) and body.context:
         raise bad_request("context is not for raw prompts: put the earlier text into prompt", "context")
     options = body.options or Options()
+    params = _params(state, body, options)
     prompt: str | list[int] = body.prompt or ""
+    if body.suffix:
+        (prompt,) = await infill_prompts(state, [prompt], Around(body.suffix), params, "suffix")
     if body.context:
         prompt = [*body.context, *state.engine.input_processor.tokenize(body.prompt or "", add_special_tokens=False)]
     with in_words_of("prompt"), naming(_OF_IDS):
         request = await prepare_request(
             state,
             prompt,
-            _params(state, body, options),
+            params,
             PromptOptions(),
             limit_of(options),
             constraint_of(body.format),

@@ -111,7 +111,6 @@ class GenerateRequest(_GenerationBody):
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields(
         {
-            "suffix": (),
             "template": (),
             "width": (0,),
             "height": (0,),
@@ -122,6 +121,7 @@ class GenerateRequest(_GenerationBody):
     )
 
     prompt: str | None = None
+    suffix: str | None = None  # what follows the text that is asked for: infilling
     system: str | None = None
     images: list[ImageText] | None = None  # in base64
     raw: bool | None = None

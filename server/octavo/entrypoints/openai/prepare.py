@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from octavo.chat.answer import AnswerParser
+from octavo.chat.infill import Around
 from octavo.chat.render import Rendered
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.chat import prepare_chat, read_messages
 from octavo.entrypoints.generation.context import naming
+from octavo.entrypoints.generation.infill import infill_prompts
 from octavo.entrypoints.generation.run import TokenLimit, TopLogprobs, external_id, prepare_request, sampling_params
 from octavo.entrypoints.openai.protocol import NO_LIMIT, ChatCompletionRequest, CompletionRequest
 from octavo.entrypoints.openai.response_format import constraint_of
@@ -75,13 +77,18 @@ async def prepare_completion(checked: CheckedRequest[CompletionRequest]) -> Prep
         params.prompt_logprobs = body.logprobs
     prompts = body.prompts()
     options = body.prompt_options(add_special_tokens=True)
+    texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+    if body.suffix:
+        room, options = options.truncate_prompt_tokens, replace(options, truncate_prompt_tokens=None)
+        room = state.engine.config.scheduler.max_model_len - 1 if room == -1 else room
+        infilled = await infill_prompts(state, prompts, Around(body.suffix, room=room), params, "suffix")
+        prompts, texts = [*infilled], [None] * len(prompts)
     limit, constraint = TokenLimit(params.max_tokens), constraint_of(body)
     requests = []
     for prompt in prompts:
         with naming({"prompt_token_ids": "prompt"}):
             requests.append(await prepare_request(state, prompt, params, options, limit, constraint))
         await asyncio.sleep(0)  # let other requests run between a thousand prompts
-    texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     created = int(time.time())
     return PreparedCompletion(checked, requests, completion_id, created, params.n, prompt_only, texts=texts)
 

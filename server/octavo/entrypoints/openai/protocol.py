@@ -221,7 +221,7 @@ class CompletionRequest(GenerationRequest):
     max_tokens: LimitOrZero | None = None
     echo: bool | None = None
     logprobs: Index | None = None
-    suffix: _only("") = None  # type: ignore[valid-type]  # infilling is not supported
+    suffix: str | None = None  # what follows the text that is asked for: infilling
     best_of: Annotated[Count | None, WithJsonSchema({"enum": [None, 1], "description": "Or the same as n."})] = None
 
     def check(self) -> None:
@@ -229,6 +229,8 @@ class CompletionRequest(GenerationRequest):
         super().check()
         if self.best_of not in (None, 1, self.n):
             raise bad_request(f"best_of must be 1, or the same as n, got {self.best_of}: drop it and use n", "best_of")
+        if self.suffix and self.echo:
+            raise bad_request("echo is not possible with suffix: the text comes between the two; drop echo", "echo")
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a string or token ids. Raises APIError."""
