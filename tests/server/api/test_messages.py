@@ -237,7 +237,10 @@ WRONG: dict[str, dict[str, Any]] = {
     "prompt is too long": {"messages": [{"role": "user", "content": "fox " * 2_000}]},
     "stop is not": {"stop": ["x"]},
     "mcp_servers": {"mcp_servers": [{"type": "url"}]},
-    "context_management": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+    "context_management": {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+    "context_management.edits.0.keep": {
+        "context_management": {"edits": [{"type": "clear_tool_uses_20250919", "keep": {"type": "input_tokens"}}]}
+    },
     "output_format": {
         "output_format": {"type": "json_schema", "schema": PLACE},
         "output_config": {"format": {"type": "json_schema", "schema": PLACE}},

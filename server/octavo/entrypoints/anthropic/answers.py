@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from octavo.chat.parts import Part, PartSplitter
-from octavo.entrypoints.anthropic.prepare import PreparedMessage
+from octavo.entrypoints.anthropic.prepare import AppliedEdit, PreparedMessage
 from octavo.entrypoints.sealing import Seal
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.messages import object_of
@@ -49,6 +49,12 @@ class MessageUsage(Struct):
     cache_creation_input_tokens: int = 0
 
 
+class AppliedEdits(Struct):
+    """What was cleared of the conversation."""
+
+    applied_edits: list[AppliedEdit]
+
+
 class AnthropicMessage(Struct):
     """The response of /v1/messages."""
 
@@ -60,12 +66,20 @@ class AnthropicMessage(Struct):
     stop_sequence: str | None = None
     role: str = "assistant"
     type: str = "message"
+    context_management: AppliedEdits | UnsetType = UNSET
+
+
+class UneditedCount(Struct):
+    """Tokens that a prompt would have without edits."""
+
+    original_input_tokens: int
 
 
 class TokenCount(Struct):
     """The response of /v1/messages/count_tokens."""
 
     input_tokens: int
+    context_management: UneditedCount | UnsetType = UNSET
 
 
 class StopDelta(Struct):
@@ -99,7 +113,13 @@ def message_of(prepared: PreparedMessage, output: RequestOutput, num_tokens: int
     """Make a message of ``num_tokens`` without its content and its end."""
     cached = output.num_cached_tokens
     used = MessageUsage(len(output.prompt_token_ids) - cached, cached, num_tokens)
-    return AnthropicMessage(prepared.id, prepared.answering_name, [], used)
+    return AnthropicMessage(prepared.id, prepared.answering_name, [], used, context_management=applied_edits(prepared))
+
+
+def applied_edits(prepared: PreparedMessage) -> AppliedEdits | UnsetType:
+    """What was cleared, for clients that asked for edits."""
+    management = prepared.body.context_management
+    return UNSET if management is None or management.tool_edit is None else AppliedEdits(prepared.edits)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from octavo.chat.parts import Part, PartSplitter, Step
 from octavo.entrypoints.anthropic.answers import (
     AnthropicMessage,
+    AppliedEdits,
     Block,
     BlockWriter,
     MessageUsage,
@@ -85,6 +86,7 @@ class MessageDelta(Struct, tag_field="type", tag="message_delta"):
 
     delta: StopDelta
     usage: MessageUsage
+    context_management: AppliedEdits | UnsetType = UNSET
 
 
 class MessageStop(Struct, tag_field="type", tag="message_stop"):
@@ -175,7 +177,8 @@ class MessageEvents:
         stop = stop_of(completion, is_call, self._prepared.body.max_tokens, self._num_tokens)
         if self._prepared.only_warms:
             stop = StopDelta("max_tokens", None)
-        delta = MessageDelta(stop, message_of(self._prepared, self._last, self._num_tokens).usage)
+        message = message_of(self._prepared, self._last, self._num_tokens)
+        delta = MessageDelta(stop, message.usage, message.context_management)
         return named_event("message_delta", delta) + named_event("message_stop", MessageStop())
 
     def error(self, error: APIError) -> bytes:

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from octavo.chat.answer import AnswerParser
 from octavo.chat.messages import Conversation, FieldNames
 from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint
+from octavo.entrypoints.anthropic import editing
 from octavo.entrypoints.anthropic.messages import messages_of
 from octavo.entrypoints.anthropic.protocol import (
     AssistantMessage,
@@ -27,12 +30,20 @@ from octavo.entrypoints.anthropic.tools import Tools
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.chat import count_prompt, prepare_chat, read_messages
-from octavo.entrypoints.generation.context import in_words_of, naming
+from octavo.entrypoints.generation.context import in_words_of, is_too_long, naming
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, TopLogprobs, external_id, sampling_params
 from octavo.entrypoints.sealing import Seal
 
 _OPTIONS = PromptOptions(add_special_tokens=False)
 _FIELDS = FieldNames(function="", parameters="input_schema", choice="tool_choice.name", required="any")
+
+
+class AppliedEdit(Struct):
+    """What an edit of the conversation has cleared."""
+
+    type: str
+    cleared_tool_uses: int
+    cleared_input_tokens: int
 
 
 @dataclass
@@ -41,6 +52,7 @@ class PreparedMessage(Prepared[MessagesRequest]):
 
     id: str
     rendered: Rendered
+    edits: list[AppliedEdit]
 
     @property
     def omits_thoughts(self) -> bool:
@@ -62,9 +74,8 @@ async def prepare(checked: CheckedRequest[MessagesRequest]) -> PreparedMessage:
     """Prepare the answer to a conversation. Raises ValueError, APIError."""
     state, body = checked.state, checked.body
     message_id = external_id(checked.http, "msg", between="_")
-    conversation = conversation_of(body, state.seal, state.args.deferred_tools == "top")
+    conversation, edits = await _edited(checked)
     body.messages = []  # images are not kept as long as the answer takes
-    conversation.messages = await read_messages(state, conversation.messages)
     # Agents ask for a fixed number of tokens, however long the conversation has become: the answer gets what is left.
     limit = TokenLimit(max(1, body.max_tokens), clamps=True)
     with naming({"stop": "stop_sequences"}):
@@ -74,16 +85,56 @@ async def prepare(checked: CheckedRequest[MessagesRequest]) -> PreparedMessage:
         request, rendered = await prepare_chat(
             state, conversation, params, _OPTIONS, limit, partial(constraint_of, body)
         )
-    return PreparedMessage(checked, [request], message_id, rendered)
+    return PreparedMessage(checked, [request], message_id, rendered, edits)
 
 
-async def count_tokens(checked: CheckedRequest[CountTokensRequest]) -> int:
-    """Count the tokens of a conversation's prompt. Raises ValueError, APIError."""
+async def count_tokens(checked: CheckedRequest[CountTokensRequest]) -> tuple[int, int]:
+    """Count the tokens of a conversation's prompt, and those that it would have without edits. Raises ValueError,
+    APIError."""
+    conversation, edits = await _edited(checked)
+    count = len(await count_prompt(checked.state, conversation, _OPTIONS, partial(constraint_of, checked.body)))
+    return count, count + sum(edit.cleared_input_tokens for edit in edits)
+
+
+async def _edited(checked: CheckedRequest[Any]) -> tuple[Conversation, list[AppliedEdit]]:
+    """The checked conversation, and what edits have cleared of it."""
+    state, body = checked.state, checked.body
+    edit = body.context_management.tool_edit if body.context_management is not None else None
+    whole = await _read(checked)
+    if edit is None:
+        return whole, []
+    trigger = edit.trigger.value if edit.trigger is not None else editing.TRIGGER
+    by_calls = edit.trigger is not None and edit.trigger.type == "tool_uses"
+    if by_calls and editing.num_tool_uses(body.messages) <= trigger:
+        return whole, []
+    before, find_constraint = body.messages, partial(constraint_of, body)
+    cleared = editing.clear_tool_uses(before, edit)
+    if not cleared.texts:
+        return whole, []
+    body.messages = cleared.messages
+    try:
+        edited = await _read(checked)
+    finally:
+        body.messages = before
+    after = len(await count_prompt(state, edited, _OPTIONS, find_constraint))
+    try:
+        length = len(await count_prompt(state, whole, _OPTIONS, find_constraint))
+    except ValueError as error:
+        if not is_too_long(error):
+            raise
+        tokenize = state.engine.input_processor.tokenize  # piece by piece: all of it is more than the model takes
+        length = after + sum(len(tokenize(text, False, -1)) for text in cleared.texts)
+    least = edit.clear_at_least.value if edit.clear_at_least is not None else 0
+    if (not by_calls and length <= trigger) or length - after < least:
+        return whole, []
+    return edited, [AppliedEdit(edit.type, len(cleared.texts), max(0, length - after))]
+
+
+async def _read(checked: CheckedRequest[Any]) -> Conversation:
     state = checked.state
     conversation = conversation_of(checked.body, state.seal, state.args.deferred_tools == "top")
     conversation.messages = await read_messages(state, conversation.messages)
-    find_constraint = partial(constraint_of, checked.body)
-    return len(await count_prompt(state, conversation, _OPTIONS, find_constraint))
+    return conversation
 
 
 def conversation_of(body: CountTokensRequest, seal: Seal, lists_all: bool = False) -> Conversation:

@@ -252,16 +252,57 @@ class OutputConfig(_Part):
     format: JsonFormat | None = None
 
 
-class Edit(_Part):
+class ClearThinking(_Part):
     """An edit that the chat template makes anyway: it chooses which of the earlier reasoning it shows."""
 
     type: Annotated[str, Field(pattern="^clear_thinking_")]
 
 
+class InputTokens(_Part):
+    """A number of tokens of the prompt."""
+
+    type: Literal["input_tokens"]
+    value: Index
+
+
+class ToolUses(_Part):
+    """A number of calls."""
+
+    type: Literal["tool_uses"]
+    value: Index
+
+
+class ClearToolUses(_Part):
+    """Clears old results of tools: where the prompt is longer than ``trigger`` (100,000 tokens), of all calls but the
+    last ones (``keep``: 3), and only where that saves ``clear_at_least``."""
+
+    type: Annotated[str, Field(pattern="^clear_tool_uses_[0-9]+$")]
+    trigger: Annotated[InputTokens | ToolUses, Field(discriminator="type")] | None = None
+    keep: ToolUses | None = None
+    clear_at_least: InputTokens | None = None
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: bool | list[str] | None = None  # of the tools with these names
+
+
+def _edit_kind(edit: Any) -> str:
+    kind = edit.get("type") if isinstance(edit, dict) else getattr(edit, "type", None)
+    return "tool_uses" if isinstance(kind, str) and kind.startswith("clear_tool_uses_") else "thinking"
+
+
+AnyEdit = Annotated[
+    Annotated[ClearToolUses, Tag("tool_uses")] | Annotated[ClearThinking, Tag("thinking")], Discriminator(_edit_kind)
+]
+
+
 class ContextManagement(_Part):
     """Edits of a long conversation."""
 
-    edits: list[Edit] | None = None
+    edits: list[AnyEdit] | None = None
+
+    @property
+    def tool_edit(self) -> ClearToolUses | None:
+        """The edit of results of tools, if there is one."""
+        return next((edit for edit in self.edits or () if isinstance(edit, ClearToolUses)), None)
 
 
 # Where a body holds images in base64, for `read_body`.

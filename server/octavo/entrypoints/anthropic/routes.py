@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.entrypoints.anthropic.answers import AnthropicMessage, TokenCount, whole
+from octavo.entrypoints.anthropic.answers import AnthropicMessage, TokenCount, UneditedCount, whole
 from octavo.entrypoints.anthropic.events import MessageEvents
 from octavo.entrypoints.anthropic.prepare import count_tokens, prepare
 from octavo.entrypoints.anthropic.protocol import IMAGES, CountTokensRequest, MessagesRequest
@@ -19,7 +20,11 @@ MESSAGES = Dialect("create_message", MessagesRequest, prepare, whole, MessageEve
 
 async def count_message_tokens(request: Request) -> Response:
     """Handle POST /v1/messages/count_tokens."""
-    return JSON(TokenCount(await count_tokens(await read_request(request, CountTokensRequest, IMAGES))))
+    checked = await read_request(request, CountTokensRequest, IMAGES)
+    management = checked.body.context_management
+    edits = management is not None and management.tool_edit is not None
+    count, original = await count_tokens(checked)
+    return JSON(TokenCount(count, UneditedCount(original) if edits else UNSET))
 
 
 OPERATIONS = (
