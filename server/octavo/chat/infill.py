@@ -32,13 +32,15 @@ ROLES = ("fim_pre_token", "fim_suf_token", "fim_mid_token", "fim_pad_token", "fi
 
 PREFIX_SHARE = 0.75  # of the room that both texts have: what was typed last says most
 MARKS = 3  # around the texts, at most
-REPOSITORY, FILE = "project", "file"  # names, where clients give none
+# llama.cpp's words, so that a prompt has the tokens that it has there: names that clients do not give, and what stands
+# between files where the vocabulary has no mark for it.
+REPOSITORY, FILE, BETWEEN = "myproject", "filename", "\n\n--- snippet ---\n\n"
 
 
 @dataclass(frozen=True)
 class InfillTokens:
-    """Ids of a model's marks. ``middle`` None: the suffix comes first. ``repository`` and ``file`` are both there, or
-    neither: the marks before the names of a repository and of a file."""
+    """Ids of a model's marks. ``middle`` None: the suffix comes first. ``repository`` and ``file`` stand before their
+    names, ``stops`` end an answer."""
 
     prefix: int
     suffix: int
@@ -58,26 +60,23 @@ class InfillFile:
 
 @dataclass(frozen=True)
 class Around:
-    """What an infilling goes by, besides the text before it: the text after it, other files with the oldest first, the
-    name of its own, and what it is to begin with (``behind``); prompts have at most ``room`` tokens."""
+    """What an infilling goes by, besides the text before it: the ``line`` that goes on, the text after it, and other
+    files with the oldest first (None: nothing is said of files). Prompts have at most ``room`` tokens."""
 
     suffix: str
-    files: Sequence[InfillFile] = ()
-    name: str = FILE
-    behind: str = ""
+    line: str = ""
+    files: Sequence[InfillFile] | None = None
     room: int | None = None  # as many as they have
 
 
 @dataclass(frozen=True)
 class InfillParts:
-    """Token ids of the parts of a prompt: ``bos``, other files, and the texts around the middle; ``behind`` is the
-    beginning of the middle itself."""
+    """Token ids of the parts of a prompt: ``bos``, other files, and the texts around the middle."""
 
     bos: list[int]
     files: list[int]
     prefix: list[int]
     suffix: list[int]
-    behind: list[int]
 
 
 def find_infill_tokens(tokenizer: Tokenizer) -> InfillTokens | None:
@@ -97,8 +96,6 @@ def find_infill_tokens(tokenizer: Tokenizer) -> InfillTokens | None:
     pad = first(_PADS, "fim_pad_token")
     ends = [number for text in _ENDS if (number := to_id(text)) is not None]
     stops = tuple(dict.fromkeys(n for n in (pad, repository, file, *ends) if n is not None))
-    if repository is None or file is None:
-        repository = file = None
     return InfillTokens(prefix, suffix, middle, repository, file, stops)
 
 
@@ -151,30 +148,31 @@ def encode_parts(tokenizer: Tokenizer, tokens: InfillTokens, prefix: str | list[
     bos = tokenizer.encode("", add_special_tokens=True)[:1]
     parts = InfillParts(
         bos if bos and bos[0] == tokenizer.bos_token_id else [],
-        _encode_files(tokenizer, tokens, around),
-        encode_text(tokenizer, prefix) if isinstance(prefix, str) else prefix,
+        _encode_files(tokenizer, tokens, around.files),
+        (encode_text(tokenizer, prefix) if isinstance(prefix, str) else prefix) + encode_text(tokenizer, around.line),
         encode_suffix(tokenizer, around.suffix),
-        encode_suffix(tokenizer, around.behind) if around.behind else [],
     )
     return parts if around.room is None else fit(parts, around.room)
 
 
-def _encode_files(tokenizer: Tokenizer, tokens: InfillTokens, around: Around) -> list[int]:
+def _encode_files(tokenizer: Tokenizer, tokens: InfillTokens, files: Sequence[InfillFile] | None) -> list[int]:
     """Token ids of other files, and of the name of the one that is completed."""
-    if tokens.repository is None or tokens.file is None:
-        return encode_text(tokenizer, "".join(f"{file.text}\n\n" for file in around.files))
-    if not around.files:
+    if files is None:
         return []
-    ids = [tokens.repository, *encode_text(tokenizer, f"{REPOSITORY}\n")]
-    for file in around.files:
-        ids += [tokens.file, *encode_text(tokenizer, f"{file.name}\n{file.text}")]
-    return [*ids, tokens.file, *encode_text(tokenizer, f"{around.name}\n")]
+    ids = [] if tokens.repository is None else [tokens.repository, *encode_text(tokenizer, f"{REPOSITORY}\n")]
+    for file in files:
+        if tokens.file is None:
+            ids += encode_text(tokenizer, BETWEEN)
+        else:
+            ids += [tokens.file, *encode_text(tokenizer, f"{file.name}\n")]
+        ids += encode_text(tokenizer, file.text)
+    return ids if tokens.file is None else [*ids, tokens.file, *encode_text(tokenizer, f"{FILE}\n")]
 
 
 def fit(parts: InfillParts, room: int) -> InfillParts:
     """Cut the parts to ``room`` tokens: the oldest of the other files first, then the head of the prefix and the tail
     of the suffix, which keeps a quarter at least as long as it has that."""
-    left = room - len(parts.bos) - len(parts.behind) - MARKS
+    left = room - len(parts.bos) - MARKS
     prefix, suffix = len(parts.prefix), len(parts.suffix)
     if prefix + suffix > left:
         share = int(PREFIX_SHARE * max(0, left))
@@ -186,7 +184,6 @@ def fit(parts: InfillParts, room: int) -> InfillParts:
         parts.files[max(0, len(parts.files) - files) :],
         parts.prefix[len(parts.prefix) - max(0, prefix) :],
         parts.suffix[:suffix],
-        parts.behind,
     )
 
 
@@ -195,5 +192,5 @@ def infill_prompt(tokens: InfillTokens, parts: InfillParts) -> list[int]:
     before = [tokens.prefix, *parts.prefix]
     after = [tokens.suffix, *parts.suffix]
     if tokens.middle is None:
-        return [*parts.bos, *parts.files, *after, *before, *parts.behind]
-    return [*parts.bos, *parts.files, *before, *after, tokens.middle, *parts.behind]
+        return [*parts.bos, *parts.files, *after, *before]
+    return [*parts.bos, *parts.files, *before, *after, tokens.middle]

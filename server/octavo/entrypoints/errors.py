@@ -231,7 +231,7 @@ def _field(location: tuple[int | str, ...]) -> str:
 
 
 _ROLES = ("user", "assistant", "system")
-_UNIONS = ("tool_choice", "format")
+_UNIONS = ("tool_choice", "format", "trigger")
 _MEMBERS = frozenset(
     {
         *_ROLES,
@@ -264,6 +264,9 @@ _MEMBERS = frozenset(
         "grammar",
         "client",
         "hosted",
+        "input_tokens",
+        "tool_uses",
+        "thoughts",
     }
 )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Struct, to_builtins
 from pydantic import BaseModel, ConfigDict, Field
 
-from octavo.chat.infill import FILE, Around, InfillFile
+from octavo.chat.infill import Around, InfillFile
 from octavo.entrypoints.dialect import CheckedRequest, Dialect, Prepared
 from octavo.entrypoints.errors import APIError, ErrorResponse
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
@@ -57,8 +57,7 @@ class InfillRequest(ModelBody):
     input_prefix: str
     input_suffix: str
     input_extra: Annotated[list[ExtraFile] | None, Field(max_length=_MOST_FILES)] = None
-    prompt: str | None = None  # what the middle begins with
-    filename: str | None = None
+    prompt: str | None = None  # the line that goes on, behind the prefix
     n_predict: Annotated[int, Field(ge=-2), FromFloat] | None = None  # below 0: as many as fit
     stream: bool | None = None
     temperature: float | None = None
@@ -173,7 +172,7 @@ async def _prepare(checked: CheckedRequest[InfillRequest]) -> PreparedInfill:
     params.output_kind = RequestOutputKind.DELTA
     files = [InfillFile(file.filename, file.text) for file in body.input_extra or ()]
     room = longest - min(max(1, _ROOM if wanted is None else wanted), longest // 2)
-    around = Around(body.input_suffix, files, body.filename or FILE, body.prompt or "", room)
+    around = Around(body.input_suffix, body.prompt or "", files, room)
     (ids,) = await infill_prompts(state, [body.input_prefix], around, params, "input_suffix")
     request = await prepare_request(state, ids, params, PromptOptions(), limit)
     return PreparedInfill(checked, [request], wanted == 0)

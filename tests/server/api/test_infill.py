@@ -120,9 +120,11 @@ def test_an_editors_request(coder):
     assert times["predicted_n"] == answer["tokens_predicted"] > 0 and times["predicted_ms"] > 0
 
 
-def test_the_middle_goes_on_behind_what_is_typed(coder):
-    at = MIDDLE.index("\n")  # where a token ends
-    assert infill(coder, prompt=MIDDLE[:at])["content"] == MIDDLE[at:]
+def test_the_line_that_goes_on_stands_behind_the_prefix(coder):
+    first, line = PREFIX.splitlines(keepends=True)
+    parted, whole = infill(coder, input_prefix=first, prompt=line), infill(coder)
+    assert parted["content"] == MIDDLE
+    assert parted["tokens_evaluated"] - whole["tokens_evaluated"] in (0, 1), "cut at its beginning, and all there"
 
 
 def test_a_stream_adds_up_to_the_whole_answer(coder):

@@ -42,6 +42,7 @@ UNSAYABLE = {
     "/v1/responses",
     "/v1/responses/input_tokens",
     "/v2/embed",
+    "/infill",  # which models can
 }
 NOT_BUILT = {"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"}  # a 501 is what they say
 OPERATIONS = [f"{operation.method} {operation.path}" for operation in (*STATE_OPERATIONS, *WORK_OPERATIONS)]

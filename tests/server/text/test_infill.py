@@ -88,15 +88,16 @@ def test_roles_of_a_file_win_over_spellings():
 
 
 def test_other_files_come_first_with_their_names():
+    """As llama.cpp has them, token by token."""
     files = [InfillFile("old.py", "x = 1\n"), InfillFile("new.py", "y = 2\n")]
-    around = Around("!", files, "mine.py", "be")
-    assert spelled(byte_level(*QWEN), "a", around) == (
-        "<|repo_name|>project\n<|file_sep|>old.py\nx = 1\n<|file_sep|>new.py\ny = 2\n<|file_sep|>mine.py\n"
-        "<|fim_prefix|>a<|fim_suffix|>!<|fim_middle|>be"
+    assert spelled(byte_level(*QWEN), "a", Around("!", " = ", files)) == (
+        "<|repo_name|>myproject\n<|file_sep|>old.py\nx = 1\n<|file_sep|>new.py\ny = 2\n<|file_sep|>filename\n"
+        "<|fim_prefix|>a = <|fim_suffix|>!<|fim_middle|>"
     )
-    assert spelled(byte_level(*DEEPSEEK), "a", around) == (
-        "x = 1\n\n\ny = 2\n\n\n<｜fim▁begin｜>a<｜fim▁hole｜>!<｜fim▁end｜>be"
+    assert spelled(byte_level(*DEEPSEEK), "a", Around("!", " = ", files)) == (
+        "\n\n--- snippet ---\n\nx = 1\n\n\n--- snippet ---\n\ny = 2\n<｜fim▁begin｜>a = <｜fim▁hole｜>!<｜fim▁end｜>"
     )
+    assert spelled(byte_level(*QWEN), "a", Around("!", files=[])).startswith("<|repo_name|>myproject\n<|file_sep|>file")
 
 
 def test_the_first_token_of_a_text_comes_first():
@@ -135,15 +136,13 @@ def test_nobodys_text_becomes_a_mark(pieces):
 LENGTHS = st.integers(0, 40)
 
 
-@given(LENGTHS, LENGTHS, LENGTHS, st.integers(0, 1), st.integers(0, 5), st.integers(10, 100))
-def test_what_does_not_fit_is_cut_where_it_matters_least(files, prefix, suffix, bos, behind, room):
+@given(LENGTHS, LENGTHS, LENGTHS, st.integers(0, 1), st.integers(10, 100))
+def test_what_does_not_fit_is_cut_where_it_matters_least(files, prefix, suffix, bos, room):
     numbers = iter(range(1000))
-    parts = InfillParts(*([next(numbers) for _ in range(n)] for n in (bos, files, prefix, suffix, behind)))
+    parts = InfillParts(*([next(numbers) for _ in range(n)] for n in (bos, files, prefix, suffix)))
     cut = fit(parts, room)
-    total = sum(map(len, (cut.bos, cut.files, cut.prefix, cut.suffix, cut.behind)))
-    whole = bos + files + prefix + suffix + behind
-    assert total + MARKS <= max(room, bos + behind + MARKS)
-    assert total == min(whole, max(room - MARKS, bos + behind)), "no room is left unused"
+    total = sum(map(len, (cut.bos, cut.files, cut.prefix, cut.suffix)))
+    assert total == min(bos + files + prefix + suffix, room - MARKS), "no room is left unused"
     assert cut.files == parts.files[files - len(cut.files) :] and cut.suffix == parts.suffix[: len(cut.suffix)]
     assert cut.prefix == parts.prefix[prefix - len(cut.prefix) :]
     if len(cut.prefix) < prefix or len(cut.suffix) < suffix:

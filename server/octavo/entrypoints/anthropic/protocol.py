@@ -286,11 +286,11 @@ class ClearToolUses(_Part):
 
 def _edit_kind(edit: Any) -> str:
     kind = edit.get("type") if isinstance(edit, dict) else getattr(edit, "type", None)
-    return "tool_uses" if isinstance(kind, str) and kind.startswith("clear_tool_uses_") else "thinking"
+    return "tool_uses" if isinstance(kind, str) and kind.startswith("clear_tool_uses_") else "thoughts"
 
 
 AnyEdit = Annotated[
-    Annotated[ClearToolUses, Tag("tool_uses")] | Annotated[ClearThinking, Tag("thinking")], Discriminator(_edit_kind)
+    Annotated[ClearToolUses, Tag("tool_uses")] | Annotated[ClearThinking, Tag("thoughts")], Discriminator(_edit_kind)
 ]
 
 
