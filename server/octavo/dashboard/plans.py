@@ -155,9 +155,13 @@ def _cards(said: dict[str, Any]) -> str:
         longest = f"sequences of {said['max_model_len']:,} tokens; at most {said['max_num_seqs']:,} run at a time"
         cards.append(("Holds", f"{said['max_concurrency']:,.1f}", longest))
     if seen := said.get("workload"):
+        at_a_time = said["max_num_seqs"] * said["data_parallel_size"]
+        held = f"{seen['capacity']:,} if all are at their longest"
+        if seen["mean_capacity"] > at_a_time:
+            held += f"; {at_a_time:,} run at a time, the others wait"
         how = "calibrated" if seen["calibrated"] else "not calibrated"
         cards += [
-            ("Users that fit", f"{seen['mean_capacity']:,}", f"{seen['capacity']:,} if all are at their longest"),
+            ("Users that the cache holds", f"{seen['mean_capacity']:,}", held),
             ("Speed", f"{seen['tokens_per_second']:,.0f} tok/s", f"of {seen['users']:,.0f} users, {how}"),
             ("Time to first token", f"{seen['ttft_ms']:,.0f} ms", how),
             ("Between tokens", f"{seen['itl_ms']:,.1f} ms", how),

@@ -29,6 +29,18 @@ CONFIG = {
 }
 
 
+@pytest.mark.parametrize(("running", "waits"), [(128, True), (65536, False)])
+def test_users_that_the_cache_holds_are_no_more_than_run(
+    running: int, waits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    words = plan_words(str(tmp_path), gpu="h200", context=64, output=64, users=20, max_num_seqs=running)
+    assert main(["plan", *words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert 128 < said["workload"]["mean_capacity"] < 65536
+    assert ("128 run at a time, the others wait" in plan_html(said)) is waits
+
+
 def test_the_command_and_the_page_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     words = plan_words(str(tmp_path), gpu="h100", context=2048, users=20, prefix_share=None, memory=" ")
