@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+AUTO, NONE = "auto", "none"  # values of flags: as the chat template shows; not at all
+
 
 @dataclass(frozen=True)
 class ChatOptions:
@@ -15,7 +17,17 @@ class ChatOptions:
     trust_request_chat_template: bool = False
     default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     exclude_tools_when_tool_choice_none: bool = False
-    tool_call_parser: str | None = None  # None: the format that the chat template shows
+    tool_call_parser: str | None = None  # None, "auto": the format that the chat template shows; "none": no calls
     enable_auto_tool_choice: bool = True
     strict_json_schema: bool = True
-    reasoning_parser: str | None = None  # None: the tags that the chat template shows
+    reasoning_parser: str | None = None  # None, "auto": the tags that the chat template shows; "none": no thoughts
+
+    @property
+    def call_format(self) -> str | None:
+        """The format of calls that a flag names; None: the chat template tells."""
+        return None if self.tool_call_parser in (AUTO, NONE) else self.tool_call_parser
+
+    @property
+    def reads_calls(self) -> bool:
+        """False if calls stay in the text of an answer."""
+        return self.tool_call_parser != NONE

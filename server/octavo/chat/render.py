@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from octavo.chat.answer import AnswerParser
 from octavo.chat.boundaries import beginnings, positions
 from octavo.chat.messages import Conversation, images_of
-from octavo.chat.options import ChatOptions
+from octavo.chat.options import NONE, ChatOptions
 from octavo.chat.reasoning import ReasoningParser
 from octavo.chat.structured import MARKS, Constraint, after_reasoning, calls_alone, or_calls
 from octavo.chat.system_messages import rendered
-from octavo.chat.thought_tags import NO_PARSER, ThoughtTags
+from octavo.chat.thought_tags import ThoughtTags
 from octavo.chat.thoughts import Thoughts, thoughts_of
 from octavo.chat.tools.choice import format_of, with_arguments_as_text
 from octavo.chat.tools.harmony import STOPS, harmony_grammar, harmony_messages, nearest_effort, speaks_harmony
@@ -108,7 +108,7 @@ class Rendered:
         if self.harmony:
             names = self.plan.names if self.plan is not None else ()
             harmony = HarmonyParser(names, self.plan is not None, self.continues)
-            return AnswerParser(None, harmony, self.plan, show_reasoning, self.options.reasoning_parser != NO_PARSER)
+            return AnswerParser(None, harmony, self.plan, show_reasoning, self.options.reasoning_parser != NONE)
         calls = self.plan.new_parser if self.plan is not None else None
         if self.tags is None:
             return AnswerParser(None, calls() if calls is not None else None, self.plan, show_reasoning)
@@ -152,7 +152,7 @@ def render(
     ids = _after_earlier(tokenize(text), conversation.earlier_ids, tokenizer.bos_token_id)
     if plan is not None and thoughts.tags is not None:
         plan.format = replace(plan.format, texts=plan.format.texts or thoughts.tags.texts)
-    elif plan is not None and options.reasoning_parser == NO_PARSER:
+    elif plan is not None and options.reasoning_parser == NONE:
         plan.format = replace(plan.format, thoughts=("", ""))
     images = images_of(conversation.messages)
 
@@ -224,7 +224,7 @@ def _with_tools(
     tools = conversation.tools if conversation.listed is None else conversation.listed or None
     tools = None if no_calls and options.exclude_tools_when_tool_choice_none else tools
     if tools or any("tool_calls" in message for message in messages):
-        calls = format_of(template, options.tool_call_parser)
+        calls = format_of(template, options.call_format)
         tell = bool(tools) and not no_calls and not calls.told
         if not calls.writes and (tell or calls.told):
             messages = with_calls_as_text(messages, calls.row)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.chat.options import AUTO, NONE
+
 
 @dataclass(frozen=True)
 class ThoughtTags:
@@ -53,12 +55,15 @@ THINK = ThoughtTags(
         "deepseek_r1",
         "deepseek_v3",
         "deepseek_v4",
+        "deepseek_v41",
         "glm45",
         "glm47",
         "granite_thinking_parser",
         "holo2",
         "kimi_k2",
+        "ling3",
         "mimo",
+        "minicpmv",
         "minimax_m2",
         "nemotron_v3",
         "olmo3",
@@ -87,6 +92,13 @@ THOUGHT_TAGS = (
         ("kimi_k3",),
         texts=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
+    ThoughtTags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", ("plamo3",)),
+    ThoughtTags(
+        "<ifm|think>",
+        "</ifm|think>",
+        ("k2_horizon",),
+        also=(("<ifm|think_fast>", "</ifm|think_fast>"), ("<ifm|think_faster>", "</ifm|think_faster>")),
+    ),
     ThoughtTags("<|inner_prefix|>", "<|inner_suffix|>", ("apertus",)),
     ThoughtTags("<think>", "</think>", ("hunyuan_a13b",), texts=("<answer>", "</answer>")),
     ThoughtTags("<think>", "</think>", ("ernie45",), texts=("<response>", "</response>")),
@@ -108,6 +120,5 @@ THOUGHT_TAGS = (
 # Whose output begins inside the thoughts if neither the prompt nor the text says so.
 ALWAYS_THINKING = frozenset({"deepseek_r1", "minimax_m2", "step3"})
 HARMONY = "openai_gptoss"  # thoughts that are split off together with calls (tools.parsers.harmony)
-NO_PARSER = "none"  # thoughts stay in the content
 TAGS_BY_NAME = {name: tags for tags in THOUGHT_TAGS for name in tags.names}
-REASONING_PARSERS = ("auto", NO_PARSER, HARMONY, *sorted(TAGS_BY_NAME))
+REASONING_PARSERS = (AUTO, NONE, HARMONY, *sorted(TAGS_BY_NAME))

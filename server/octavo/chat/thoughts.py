@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from octavo.chat.options import AUTO, NONE
 from octavo.chat.switches import Switches, find_switches
-from octavo.chat.thought_tags import ALWAYS_THINKING, HARMONY, NO_PARSER, TAGS_BY_NAME, THOUGHT_TAGS, ThoughtTags
+from octavo.chat.thought_tags import ALWAYS_THINKING, HARMONY, TAGS_BY_NAME, THOUGHT_TAGS, ThoughtTags
 from octavo.text.chat_template import ChatTemplateError, render
 from octavo.text.content_format import with_parts
 from octavo.text.messages import REASONING, for_template
@@ -49,11 +50,11 @@ def thoughts_of(template: str, flag: str | None = None) -> Thoughts:
     """How the model of a template thinks; ``flag``, a name of `REASONING_PARSERS`, overrides what the template says.
     Logs it once."""
     found = _found(template)
-    if flag in (None, "auto"):
+    if flag in (None, AUTO):
         if found.tags is not None:
             logger.info("chat template: thoughts are %s (%s)%s", _shown(found.tags), found.how, _switch_of(found))
         return found
-    tags = None if flag in (NO_PARSER, HARMONY) else TAGS_BY_NAME[str(flag)]
+    tags = None if flag in (NONE, HARMONY) else TAGS_BY_NAME[str(flag)]
     if found.tags is not None and tags is not None and tags.around != found.tags.around:
         logger.warning(
             "chat template: thoughts are %s, as --reasoning-parser says, but by the template they would be %s (%s)",

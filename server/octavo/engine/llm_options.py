@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo.chat.thought_tags import REASONING_PARSERS
-from octavo.chat.tools.formats.table import TOOL_FORMATS
+from octavo.chat.tools.formats.table import TOOL_CALL_PARSERS
 from octavo.engine import vllm_arguments
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
@@ -33,9 +33,9 @@ class LLMOptions:
         given = self.override_generation_config
         if not isinstance(given, dict | None):
             raise ConfigError(f"override_generation_config must be a dict of sampling parameters, got {given!r}")
-        for name, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_PARSERS)):
+        for name, known in (("tool_call_parser", TOOL_CALL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
             if (given := getattr(self, name)) is not None and given not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(sorted(known))}, got {given!r}")
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {given!r}")
         check_variables(self.default_chat_template_kwargs or {}, "default_chat_template_kwargs")
 
 

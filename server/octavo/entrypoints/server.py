@@ -142,16 +142,16 @@ async def _first_of(task: asyncio.Task[Any], event: asyncio.Event) -> None:
 
 def _find_chat_format(state: ServerState) -> None:
     """Find the formats of tool calls and thoughts, and log them, before the first request needs them."""
-    tokenizer, args = state.engine.tokenizer, state.args
+    tokenizer, options = state.engine.tokenizer, state.chat_options
     if tokenizer is None or "generate" not in state.engine.config.model.pooler.tasks:
         return
     with suppress(ValueError):  # the model has no chat template
         for tools in (True, False):  # of which some models have a template each
-            template = tokenizer.get_chat_template(state.chat_options.chat_template, tools=tools)
+            template = tokenizer.get_chat_template(options.chat_template, tools=tools)
             if tools:
-                format_of(template, args.tool_call_parser)
-            if not speaks_harmony(state.chat_options, template):
-                thoughts_of(template, args.reasoning_parser)
+                format_of(template, options.call_format)
+            if not speaks_harmony(options, template):
+                thoughts_of(template, options.reasoning_parser)
 
 
 async def become_ready(engine: AsyncLLM, state: ServerState) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from octavo.chat.thought_tags import REASONING_PARSERS
-from octavo.chat.tools.formats.table import TOOL_FORMATS
+from octavo.chat.tools.formats.table import TOOL_CALL_PARSERS
 from octavo.entrypoints.args import ServerArgs
 from octavo.flags.fields import add_flags
 from octavo.interface.pooling import POOLINGS
@@ -52,7 +52,8 @@ SERVER_HELP = {
     "disable_fastapi_docs": "Disable /docs and /openapi.json",
     "return_tokens_as_token_ids": 'Write tokens in log-probabilities as "token_id:123"',
     "response_role": "Role of the messages in chat answers",
-    "tool_call_parser": "Format of the model's tool calls (default: detected from its chat template)",
+    "tool_call_parser": "Format of the model's tool calls. none: they stay in the content (default: detected from the "
+    "chat template)",
     "enable_auto_tool_choice": "Let the model decide whether to call tools",
     "reasoning_parser": "Format of the model's reasoning, which is returned as reasoning_content. none: it stays in "
     "the content (default: detected from the chat template)",
@@ -89,15 +90,15 @@ SERVER_HELP = {
 CHOICES = {
     "log_level": LEVELS,
     "log_format": FORMATS,
-    "tool_call_parser": sorted(TOOL_FORMATS),
+    "tool_call_parser": TOOL_CALL_PARSERS,
     "reasoning_parser": REASONING_PARSERS,
     "deferred_tools": ("found", "top"),
     "embedding_pooling": POOLINGS,
 }
 # What to do with other values of vLLM's.
 _ADVICE = {
-    "tool_call_parser": "leave it out: the chat template tells",
-    "reasoning_parser": "leave it out: the chat template tells",
+    "tool_call_parser": "leave it out: the chat template tells, and a model's response_template (hf) is not read",
+    "reasoning_parser": "leave it out: the chat template tells, and a model's response_template (hf) is not read",
 }
 _ALIASES = {
     "max_num_queued_reqs": ["--max-queued-requests"],

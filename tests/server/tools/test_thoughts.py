@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 
 import pytest
@@ -11,7 +12,11 @@ from octavo.chat.messages import Conversation, check_messages
 from octavo.chat.options import ChatOptions
 from octavo.chat.render import render
 from octavo.chat.switches import nearest
+from octavo.chat.thought_tags import REASONING_PARSERS
 from octavo.chat.thoughts import thoughts_of
+from octavo.chat.tools.formats.table import TOOL_CALL_PARSERS
+from octavo.errors import FieldError
+from octavo.flags.server_flags import add_server_flags
 from octavo.interface.outputs import CompletionOutput
 from octavo.text.tokenizer import Tokenizer
 
@@ -216,3 +221,48 @@ def test_an_answer_s_marks_are_no_content(tokenizer):
     rendered = prepared(tokenizer, asked("<|START_THINKING|>") + "{# <|START_RESPONSE|><|END_RESPONSE|> #}")
     text = "So.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"
     assert answer(rendered, text) == ("So.", "Yes.")
+
+
+# Values of the flags.
+
+
+def test_without_a_parser_calls_stay_in_the_content(tokenizer):
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    template = "{{ tools | tojson }}" + asked("")
+    rendered = prepared(tokenizer, template, {"tool_call_parser": "none"}, tools=tools)
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    assert answer(rendered, call) == ("", call) and '"now"' in rendered.text
+    assert answer(prepared(tokenizer, template, {"tool_call_parser": "auto"}, tools=tools), call) == ("", "")
+    for choice in ("required", {"type": "function", "function": {"name": "now"}}):
+        with pytest.raises(FieldError, match="--tool-call-parser none") as refused:
+            prepared(tokenizer, template, {"tool_call_parser": "none"}, tools=tools, tool_choice=choice)
+        assert refused.value.param == "tool_choice"
+
+
+# vLLM's, of its version 0.32.
+CALL_PARSERS = """
+dots deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 cohere_command3 cohere_command4 ernie45 glm45 glm47
+ling3 granite-20b-fc granite granite4 hermes poolside_v1 hunyuan_a13b hy_v3 internlm jamba lfm2 kimi_k2 kimi_k3
+k2_horizon llama3_json llama4_json llama4_pythonic longcat mimo minimax_m2 minimax_m3 minicpm5 mistral olmo3 plamo3
+openai phi4_mini_json pythonic qwen3_coder qwen3_json qwen3_xml seed_oss step3 step3p5 xlam gigachat3
+functiongemma gemma4 apertus
+"""
+THOUGHT_PARSERS = """
+deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 poolside_v1 cohere_command3 cohere_command4 ernie45 gemma4 glm45 glm47
+ling3 openai_gptoss granite granite_thinking_parser holo2 hunyuan_a13b hy_v3 kimi_k2 kimi_k3 k2_horizon mimo minicpmv
+minimax_m2 minimax_m3 mistral nemotron_v3 olmo3 plamo3 qwen3 seed_oss step3 step3p5
+"""
+
+
+def test_names_of_vllm_are_known():
+    assert not {"auto", "none", *CALL_PARSERS.split()} - {*TOOL_CALL_PARSERS}
+    assert not {"auto", "none", *THOUGHT_PARSERS.split()} - {*REASONING_PARSERS}
+
+
+@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
+def test_a_parser_that_is_not_known_is_refused_with_a_way_out(flag, capsys):
+    parser = argparse.ArgumentParser()
+    add_server_flags(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args([flag, "hf"])
+    assert "leave it out: the chat template tells" in capsys.readouterr().err

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from octavo.chat.options import ChatOptions
+from octavo.chat.options import AUTO, NONE, ChatOptions
 from octavo.chat.structured import CallGrammar, grammar_parts, with_tokens
-from octavo.chat.thought_tags import HARMONY, NO_PARSER
+from octavo.chat.thought_tags import HARMONY
 from octavo.chat.tools.choice import knows_tools, own_format
 from octavo.chat.tools.parsers.harmony import CALL, RETURN
 
@@ -20,10 +20,10 @@ _EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 
 def speaks_harmony(options: ChatOptions, template: str) -> bool:
     """True if answers are in harmony: if the template is, unless flags name other formats."""
-    if options.reasoning_parser not in (None, "auto", NO_PARSER):
+    if options.reasoning_parser not in (None, AUTO, NONE):
         return options.reasoning_parser == HARMONY
-    if options.tool_call_parser not in (None, "auto", NO_PARSER):
-        return options.tool_call_parser == "openai"
+    if options.call_format is not None:
+        return options.call_format == "openai"
     if all(mark in template for mark in _MARKS):  # the form of whole answers, however the template writes calls
         return True
     if not knows_tools(template):

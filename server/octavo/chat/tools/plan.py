@@ -42,6 +42,11 @@ class ToolPlan:
     or_calls: CallGrammar | None = None  # grammar of calls that may replace the constrained output
     forced: type[ToolParser] | None = None  # parser of what the constraint demands, where that is not the format
 
+    @property
+    def name(self) -> str:
+        """The format's name in metrics."""
+        return self.format.name if self.forced is None else "json"
+
     def new_parser(self) -> ToolParser:
         """A parser of one answer."""
         schemas = {function["name"]: parameters_of(function) for function in self.functions}
@@ -80,9 +85,16 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
         return None
     if not names:
         raise FieldError("tool_choice needs tools; send tools or drop it", "tool_choice")
+    if not options.reads_calls:
+        if choice == "auto":
+            return None
+        raise FieldError(
+            'tool_choice demands a call, and the server reads none (--tool-call-parser none); use "auto" or drop it',
+            "tool_choice",
+        )
     max_calls = 1 if conversation.parallel_tool_calls is False else None
     harmony = speaks_harmony(options, template)
-    row = TOOL_FORMATS["openai" if harmony else format_of(template, options.tool_call_parser).parser]
+    row = TOOL_FORMATS["openai" if harmony else format_of(template, options.call_format).parser]
     if choice == "auto":
         if not options.enable_auto_tool_choice:
             raise FieldError(

@@ -11,9 +11,9 @@ from typing import Any
 from octavo.chat.answer import AnswerParser
 from octavo.chat.infill import Around
 from octavo.chat.messages import Conversation, check_messages
+from octavo.chat.options import NONE
 from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint
-from octavo.chat.thought_tags import NO_PARSER
 from octavo.chat.thoughts import thoughts_of
 from octavo.chat.tools.harmony import speaks_harmony
 from octavo.chat.tools.plan import plan_tools
@@ -199,7 +199,7 @@ def can_think(state: ServerState) -> bool:
     """Tell whether the server separates reasoning from answers."""
     options, template = state.chat_options, template_of(state)
     if speaks_harmony(options, template):
-        return options.reasoning_parser != NO_PARSER
+        return options.reasoning_parser != NONE
     return thoughts_of(template, options.reasoning_parser).tags is not None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from octavo.chat.options import AUTO, NONE
 from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonKey, Named, Params, Python, Typed
 
 _PARAMETER = Params("<parameter=", ">", "</parameter>", newline="\n")
@@ -49,7 +50,7 @@ ROWS = (
         section=("<tool_call>", "</tool_call>"),
         each=True,
         between="\n",
-        aliases=("qwen", "qwen3", "qwen3_json", "granite4"),
+        aliases=("qwen", "qwen3", "qwen3_json", "granite4", "ernie45"),
     ),
     Format(
         "llama3_json",
@@ -256,7 +257,53 @@ ROWS = (
         special=True,
     ),
     Format("olmo3", Python(lines=True), section=("<function_calls>", "</function_calls>"), known_only=True),
+    Format("longcat", Json(), section=("<longcat_tool_call>", "</longcat_tool_call>"), each=True, between="\n"),
+    Format(
+        "dots",
+        Params('<parameter name="', '">', "</parameter>", newline="\n"),
+        section=("<dots_function_call>", "</dots_function_call>"),
+        call='<invoke name="',
+        header='{name}">',
+        call_end="</invoke>",
+    ),
+    Format(
+        "step3",
+        Params('<steptml:parameter name="', '">', "</steptml:parameter>"),
+        section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+        call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+        header='{name}">',
+        call_end="</steptml:invoke><｜tool_call_end｜>",
+        special=True,
+    ),
+    Format(
+        "k2_horizon",
+        Params(
+            key="<ifm|arg_key>",
+            key_end="</ifm|arg_key><ifm|arg_type>",
+            kind_end="</ifm|arg_type>",
+            text_kind="string",
+            value="<ifm|arg_value>",
+            value_end="</ifm|arg_value>",
+        ),
+        section=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+        call="<ifm|tool_call>",
+        call_end="</ifm|tool_call>",
+        special=True,
+    ),
+    Format(
+        "plamo3",
+        Named(),
+        section=("<|plamo:begin_tool_requests:plamo|>", "<|plamo:end_tool_requests:plamo|>"),
+        call="<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",
+        header="{name}<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json"
+        "<|plamo:msg|>",
+        call_end="<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+        special=True,
+    ),
+    Format("granite-20b-fc", Json(), section=("<function_call>", ""), each=True),
+    Format("xlam", Json(listed=True), section=("<tool_call>", "</tool_call>"), begins="[", known_only=True),
     Format("cohere_command_r", Json("tool_name", "parameters", listed=True), section=("Action:\n```json\n", "```")),
 )
-# By each of its names.
+# By each of its names; as a flag a name, or what is said of the chat template or of none.
 TOOL_FORMATS = {name: row for row in ROWS for name in (row.name, *row.aliases)}
+TOOL_CALL_PARSERS = (AUTO, NONE, *sorted(TOOL_FORMATS))
