@@ -16,21 +16,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--download-dir", help="Folder of fetched models (default: the caches of Octavo and Hugging Face)"
     )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="Print how the chat template writes tool calls and reasoning, what switches reasoning, and what a next "
+        "turn loses of the cache (default: what the files say of the model)",
+    )
     parser.add_argument("--json", action="store_true", help="Print one JSON object (default: lines)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints what the files say. Raises ModelError."""
+    if args.chat:
+        return _show_chat(args)
     found = _described(args.model, args.download_dir)
     if args.json:
         print(json.dumps(found))
         return 0
+    _print_lines(found)
+    print(f"\n`octavo plan {args.model}` says what it takes of a device, `octavo run {args.model}` talks to it.")
+    return 0
+
+
+def _print_lines(found: dict[str, Any]) -> None:
     width = max(map(len, found))
     for name, value in found.items():
         if value not in (None, "", {}):
             text = ", ".join(f"{key}={one}" for key, one in value.items()) if isinstance(value, dict) else str(value)
             print(f"{name.replace('_', ' ').ljust(width)}  {text}")
-    print(f"\n`octavo plan {args.model}` says what it takes of a device, `octavo run {args.model}` talks to it.")
+
+
+def _show_chat(args: argparse.Namespace) -> int:
+    """Prints what the chat template shows. Raises ModelError where there is none."""
+    from octavo.chat.report import chat_report, in_words
+    from octavo.errors import ModelError
+    from octavo.fetch.installed import find_installed
+    from octavo.fetch.model_names import looks_local
+    from octavo.fetch.sources import resolve_model
+    from octavo.text.tokenizer import Tokenizer
+
+    path = (
+        Path(args.model).expanduser() if looks_local(args.model) else find_installed(args.model, args.download_dir).path
+    )
+    tokenizer = Tokenizer.from_files(resolve_model(str(path), download_dir=args.download_dir, progress=False))
+    try:
+        template = tokenizer.get_chat_template(None, tools=True)
+    except ValueError as error:
+        raise ModelError(f"{args.model}: {error}") from None
+    report = chat_report(template)
+    if args.json:
+        print(json.dumps(report.as_dict()))
+        return 0
+    _print_lines(in_words(report))
     return 0
 
 
