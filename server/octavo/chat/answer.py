@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo.chat.reasoning import ReasoningParser
+from octavo.chat.spelled import SpelledMarkers, joined
 from octavo.chat.tools.parsers import Piece, Reasoning, ToolParser
 from octavo.chat.tools.plan import ToolPlan
 from octavo.interface.outputs import CompletionOutput
@@ -20,6 +22,11 @@ class CallDelta:
     name: str | None = None
 
 
+# Told of an answer that is complete: its format, or "json" as a grammar made it; how many calls it has; how many texts
+# began as a call and are content; how many of the calls have a name that no tool has.
+CountCalls = Callable[[str, int, int, int], None]
+
+
 @dataclass
 class AnswerDelta:
     """The addition that new text makes to an answer."""
@@ -27,6 +34,16 @@ class AnswerDelta:
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an answer is read."""
+
+    shows_reasoning: bool = True
+    splits: bool = True  # False: thoughts that stand among calls stay in the content
+    count: CountCalls | None = None
+    spelled: SpelledMarkers | None = None  # breaks up what only looks like a marker
 
 
 class AnswerParser:
@@ -37,13 +54,10 @@ class AnswerParser:
         reasoning: ReasoningParser | None,
         tools: ToolParser | None,
         plan: ToolPlan | None,
-        show_reasoning: bool = True,
-        splits: bool = True,
+        reading: Reading | None = None,
     ) -> None:
-        """``splits`` False: thoughts that ``tools`` finds stay in the content."""
+        self._reading = reading or Reading()
         self._reasoning = reasoning
-        self._splits = splits
-        self._show_reasoning = show_reasoning
         self._plan = plan
         self._tools = tools
 
@@ -54,8 +68,17 @@ class AnswerParser:
 
     def feed(self, completion: CompletionOutput) -> AnswerDelta:
         """Return what the new text of ``completion`` adds."""
-        text, finished = completion.text, completion.finished
-        delta = AnswerDelta()
+        if (spelled := self._reading.spelled) is None:
+            return self._read(completion.text, completion)
+        delta = self._read(spelled.broken(completion.text, completion.token_ids), completion)
+        delta.reasoning, delta.content = joined(delta.reasoning), joined(delta.content)
+        for call in delta.calls:
+            call.arguments = joined(call.arguments)
+            call.name = call.name and joined(call.name)
+        return delta
+
+    def _read(self, text: str, completion: CompletionOutput) -> AnswerDelta:
+        finished, delta = completion.finished, AnswerDelta()
         stopped = isinstance(completion.stop_reason, str)  # by a stop string of the client
         cut = completion.finish_reason == "length" or stopped
         if self._reasoning is not None:
@@ -63,7 +86,7 @@ class AnswerParser:
             if finished:
                 reasoning, rest = self._reasoning.finish(cut)
                 delta.reasoning, text = delta.reasoning + reasoning, text + rest
-            if not self._show_reasoning:
+            if not self._reading.shows_reasoning:
                 delta.reasoning = ""
         if self._tools is None:
             delta.content = text
@@ -73,17 +96,20 @@ class AnswerParser:
             pieces += self._tools.finish(cut)
         for piece in pieces:
             self._add(delta, piece)
+        if finished and self._plan is not None and self._reading.count is not None:
+            name, tools = self._plan.name, self._tools
+            self._reading.count(name, tools.num_calls, tools.num_malformed, tools.num_unknown)
         return delta
 
     def _add(self, delta: AnswerDelta, piece: Piece) -> None:
         if isinstance(piece, str):
             delta.content += piece
             return
-        if isinstance(piece, Reasoning) and not self._splits:
+        if isinstance(piece, Reasoning) and not self._reading.splits:
             delta.content += piece.text
             return
         if isinstance(piece, Reasoning):
-            delta.reasoning += piece.text if self._show_reasoning else ""
+            delta.reasoning += piece.text if self._reading.shows_reasoning else ""
             return
         assert self._plan is not None
         if self._plan.max_calls is None or piece.index < self._plan.max_calls:

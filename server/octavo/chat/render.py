@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo.chat.answer import AnswerParser
+from octavo.chat.answer import AnswerParser, CountCalls, Reading
 from octavo.chat.boundaries import beginnings, positions
 from octavo.chat.messages import Conversation, images_of
 from octavo.chat.options import NONE, ChatOptions
 from octavo.chat.reasoning import ReasoningParser
+from octavo.chat.spelled import SpelledMarkers
 from octavo.chat.structured import MARKS, Constraint, after_reasoning, calls_alone, or_calls
 from octavo.chat.system_messages import rendered
 from octavo.chat.thought_tags import ThoughtTags
 from octavo.chat.thoughts import Thoughts, thoughts_of
 from octavo.chat.tools.choice import format_of, with_arguments_as_text
+from octavo.chat.tools.formats.row import Params
 from octavo.chat.tools.harmony import STOPS, harmony_grammar, harmony_messages, nearest_effort, speaks_harmony
 from octavo.chat.tools.parsers import HarmonyParser, reader_of_marks
+from octavo.chat.tools.parsers.harmony import MARKS as HARMONY_MARKS
 from octavo.chat.tools.plan import ToolPlan, combine_constraints, plan_tools, with_allowed_tools
 from octavo.chat.tools.prompt_fallback import tell_of_tools, with_calls_as_text, with_results_as_text
 from octavo.errors import FieldError
@@ -57,6 +60,9 @@ class Rendered:
     tags_are_special: bool = False  # tags are special tokens, which an answer's text must keep
     token_id: Callable[[str], int | None] = field(default=lambda _: None, repr=False)  # of a text that is one token
     find_boundaries: Callable[[], list[int]] = field(default=list, repr=False)  # see `octavo.chat.boundaries`
+    marker_ids: Mapping[str, int] = field(default_factory=dict, repr=False)  # markers that are tokens of their own
+    decode: Callable[[Sequence[int]], str] = field(default=lambda _: "", repr=False)  # markers included
+    count_calls: CountCalls | None = field(default=None, repr=False)  # of an answer that is complete
     boundaries: Sequence[int] = ()  # of these, where the model has a use for them
 
     def with_boundaries(self) -> Rendered:
@@ -105,17 +111,19 @@ class Rendered:
 
     def new_parser(self, show_reasoning: bool = True) -> AnswerParser:
         """Return a new parser for one answer."""
+        spelled = SpelledMarkers(self.marker_ids, self.decode) if self.marker_ids else None
+        reading = Reading(show_reasoning, self.options.reasoning_parser != NONE, self.count_calls, spelled)
         if self.harmony:
             names = self.plan.names if self.plan is not None else ()
             harmony = HarmonyParser(names, self.plan is not None, self.continues)
-            return AnswerParser(None, harmony, self.plan, show_reasoning, self.options.reasoning_parser != NONE)
+            return AnswerParser(None, harmony, self.plan, reading)
         calls = self.plan.new_parser if self.plan is not None else None
         if self.tags is None:
-            return AnswerParser(None, calls() if calls is not None else None, self.plan, show_reasoning)
+            return AnswerParser(None, calls() if calls is not None else None, self.plan, reading)
         reasoning = ReasoningParser(self.inside_reasoning, calls, self.tags)
         if calls is None and self.tags.texts:
             calls = partial(reader_of_marks, self.tags.texts)
-        return AnswerParser(reasoning, calls() if calls is not None else None, self.plan, show_reasoning)
+        return AnswerParser(reasoning, calls() if calls is not None else None, self.plan, reading)
 
 
 def render(
@@ -163,7 +171,22 @@ def render(
 
     reasoning = _reasoning_of(thoughts, conversation, ids, tokenizer)
     form = plan, constraint, harmony, continues, *reasoning
-    return Rendered(ids, options, text, images, *form, token_id, find_boundaries)
+    made = Rendered(ids, options, text, images, *form, token_id, find_boundaries)
+    found = {marker: token_id(marker) for marker in _markers(made)}
+    whole = {marker: number for marker, number in found.items() if number is not None}
+    return replace(made, marker_ids=whole, decode=partial(tokenizer.decode, skip_special_tokens=False))
+
+
+def _markers(rendered: Rendered) -> set[str]:
+    """The texts that tell calls and thoughts from other text."""
+    if rendered.harmony:
+        return set(HARMONY_MARKS)
+    found = {*rendered.tags.openings, *rendered.tags.closings} if rendered.tags is not None else set[str]()
+    if rendered.plan is not None and rendered.plan.forced is None:
+        row = rendered.plan.format
+        ends = (row.arguments.value_end,) if isinstance(row.arguments, Params) else ()
+        found |= {*row.markers, *row.marks, *row.section, row.call, row.call_end, *ends}
+    return found - {""}
 
 
 def _template(conversation: Conversation, options: ChatOptions, tokenizer: Tokenizer) -> str:

@@ -191,6 +191,17 @@ class EngineMetrics:
             Counter, "octavo:prompt_lines_stripped", "Number of lines for billing left out of instructions"
         )
         self._stripped = stripped.labels(**self._labels)
+        self._calls = self._family(Counter, "octavo:tool_calls", "Number of tool calls in answers, by format", "format")
+        self._malformed = self._family(
+            Counter,
+            "octavo:tool_calls_malformed",
+            "Number of texts that began as a tool call and were returned as content, by format",
+            "format",
+        )
+        unknown = self._family(
+            Counter, "octavo:tool_calls_unknown", "Number of tool calls whose name no tool of the request has"
+        )
+        self._unknown = unknown.labels(**self._labels)
 
     def _count_steps(self, config: EngineConfig) -> None:
         """Create Octavo's own metrics. A step that computes prompt tokens is a prefill step."""
@@ -313,6 +324,14 @@ class EngineMetrics:
     def record_stripped_lines(self, count: int) -> None:
         """Lines that were left out of a prompt, since they differ in every request."""
         self._stripped.inc(count)
+
+    def record_calls(self, form: str, calls: int, malformed: int, unknown: int) -> None:
+        """The tool calls of an answer that is complete, in the format ``form``: all of them, texts that began as one,
+        and calls whose name no tool has."""
+        for counter, count in ((self._calls, calls), (self._malformed, malformed)):
+            if count:
+                counter.labels(**self._labels, format=form).inc(count)
+        self._unknown.inc(unknown)
 
     def record_startup(self, phase: str, seconds: float) -> None:
         """The duration of one phase of the start."""

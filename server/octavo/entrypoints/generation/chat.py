@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,7 +61,7 @@ async def prepare_chat(
     rendered.add_stop_tokens(params, state.engine.input_processor.eos_token_ids)
     prompt, form = rendered.prompt(features), rendered.constraint
     request = await prepare_request(state, prompt, params, options, limit, form, rendered.grammar)
-    return request, rendered
+    return request, replace(rendered, count_calls=state.metrics.record_calls)
 
 
 async def count_prompt(

@@ -54,6 +54,8 @@ class ToolParser(TextReader, ABC):
         self.markers: tuple[str, ...] = ()  # what a call, or several, may begin with
         self.name_keys: tuple[str, ...] = ("name",)  # of calls that are JSON
         self.num_calls = 0
+        self.num_unknown = 0  # of these, calls whose names no tool has
+        self.num_malformed = 0  # texts that began as a call with a name and became content
         self.demanded = False  # a grammar makes the text a call
         self._call_id: str | None = None  # of the call that begins next, where its text has one
         self._names = frozenset(names)
@@ -134,6 +136,7 @@ class ToolParser(TextReader, ABC):
     def _start_call(self, name: str) -> None:
         self._space, self._name, self._held = "", None, ""
         self.num_calls += 1
+        self.num_unknown += bool(self._names) and name not in self._names
         self._give(CallPiece(self.num_calls - 1, name, "", self._call_id))
         self._call_id = None
 
@@ -157,6 +160,7 @@ class ToolParser(TextReader, ABC):
             if self._in_arguments and self._ended and self._at == len(self._text):  # the client sees how far it came
                 self._give_arguments(self._text[self._settled :])
             else:
+                self.num_malformed += bool(self._name) or self._in_arguments
                 if self._at == self._settled and self.num_calls == calls_before:
                     self._at += self._at < len(self._text)  # behind the marker's beginning, or it would be met for ever
                 self._settle_as_content(self._at)

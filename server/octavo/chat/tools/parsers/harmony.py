@@ -17,6 +17,7 @@ from octavo.chat.tools.parsers.reader import CutOffError, NotACallError, Steps
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 _FUNCTION = "functions."
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
