@@ -17,8 +17,8 @@ from octavo.chat.structured import MARKS, Constraint, after_reasoning, calls_alo
 from octavo.chat.system_messages import rendered
 from octavo.chat.thought_tags import ThoughtTags
 from octavo.chat.thoughts import Thoughts, thoughts_of
-from octavo.chat.tools.choice import format_of, with_arguments_as_text
-from octavo.chat.tools.formats.row import Params
+from octavo.chat.tools.choice import format_of, own_format, with_arguments_as_text
+from octavo.chat.tools.formats.row import Format, Json, Params
 from octavo.chat.tools.harmony import STOPS, harmony_grammar, harmony_messages, nearest_effort, speaks_harmony
 from octavo.chat.tools.parsers import HarmonyParser, reader_of_marks
 from octavo.chat.tools.parsers.harmony import MARKS as HARMONY_MARKS
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
 
 _TAG_TOKENS = 24  # at the end of a prompt that surely hold a tag and the space around it
+
+_RECIPIENT = ">>>"  # in front of messages that name who is to read them
 
 Tokenize = Callable[[str], list[int]]
 
@@ -60,6 +62,7 @@ class Rendered:
     tags_are_special: bool = False  # tags are special tokens, which an answer's text must keep
     token_id: Callable[[str], int | None] = field(default=lambda _: None, repr=False)  # of a text that is one token
     find_boundaries: Callable[[], list[int]] = field(default=list, repr=False)  # see `octavo.chat.boundaries`
+    marks: Format | None = None  # the row whose marks stand around answers, where there are any
     marker_ids: Mapping[str, int] = field(default_factory=dict, repr=False)  # markers that are tokens of their own
     decode: Callable[[Sequence[int]], str] = field(default=lambda _: "", repr=False)  # markers included
     count_calls: CountCalls | None = field(default=None, repr=False)  # of an answer that is complete
@@ -107,7 +110,7 @@ class Rendered:
     @property
     def is_plain(self) -> bool:
         """True if all text of an answer is content."""
-        return self.plan is None and not self.harmony and self.tags is None
+        return self.plan is None and not self.harmony and self.tags is None and self.marks is None
 
     def new_parser(self, show_reasoning: bool = True) -> AnswerParser:
         """Return a new parser for one answer."""
@@ -118,11 +121,9 @@ class Rendered:
             harmony = HarmonyParser(names, self.plan is not None, self.continues)
             return AnswerParser(None, harmony, self.plan, reading)
         calls = self.plan.new_parser if self.plan is not None else None
-        if self.tags is None:
-            return AnswerParser(None, calls() if calls is not None else None, self.plan, reading)
-        reasoning = ReasoningParser(self.inside_reasoning, calls, self.tags)
-        if calls is None and self.tags.texts:
-            calls = partial(reader_of_marks, self.tags.texts)
+        reasoning = ReasoningParser(self.inside_reasoning, calls, self.tags) if self.tags is not None else None
+        if calls is None and self.marks is not None:
+            calls = partial(reader_of_marks, self.marks)
         return AnswerParser(reasoning, calls() if calls is not None else None, self.plan, reading)
 
 
@@ -174,7 +175,20 @@ def render(
     made = Rendered(ids, options, text, images, *form, token_id, find_boundaries)
     found = {marker: token_id(marker) for marker in _markers(made)}
     whole = {marker: number for marker, number in found.items() if number is not None}
-    return replace(made, marker_ids=whole, decode=partial(tokenizer.decode, skip_special_tokens=False))
+    return replace(
+        made,
+        marks=_marks(thoughts, template),
+        marker_ids=whole,
+        decode=partial(tokenizer.decode, skip_special_tokens=False),
+    )
+
+
+def _marks(thoughts: Thoughts, template: str) -> Format | None:
+    """The row whose marks stand around answers."""
+    if thoughts.tags is not None and thoughts.tags.texts:
+        return Format("text", Json(), texts=thoughts.tags.texts)
+    found = own_format(template) if _RECIPIENT in template else None
+    return found.row if found is not None and found.row.begun else None
 
 
 def _markers(rendered: Rendered) -> set[str]:

@@ -92,6 +92,13 @@ THOUGHT_TAGS = (
         ("kimi_k3",),
         texts=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
+    ThoughtTags(
+        "to=self<|message|>",
+        "<|eom|>",
+        ("muse_glimmer",),
+        texts=("<|start|>assistant", "to=user<|message|>", "<|eot|>"),
+        both_signs=True,
+    ),
     ThoughtTags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", ("plamo3",)),
     ThoughtTags(
         "<ifm|think>",

@@ -157,6 +157,17 @@ WRITTEN = {
         EACH + "<function={{ f.name }}>{{ f.arguments | tojson }}</function>{% endfor %}",
         "functionary_v3_1",
     ),
+    "functionary 3.2": (EACH + ">>>{{ f.name }}\n{{ f.arguments | tojson }}{% endfor %}", "functionary_v3_2"),
+    "muse": (
+        EACH
+        + '<|start|>assistant to={{ f.name }}<|message|><atem:function_calls>\n<atem:invoke name="{{ f.name }}">\n'
+        + ITEMS
+        + '<atem:parameter name="{{ k }}">'
+        + VALUE
+        + "</atem:parameter>\n{% endfor %}</atem:invoke>\n"
+        "</atem:function_calls><|eom|>{% endfor %}",
+        "muse_glimmer",
+    ),
     "phi4": ("{% if m.tool_calls %} functools[" + EACH + LISTED + "]{% endif %}", "phi4_mini_json"),
     "pythonic": (PYTHON.replace("<|tool_call_start|>", "").replace("<|tool_call_end|>", ""), "pythonic"),
 }

@@ -64,6 +64,8 @@ _SIGNS = tuple(
     for sign, name in (
         (r"<\|channel\|>final", "openai"),
         (r"\[TOOL_CALLS\]", "mistral"),
+        (r">>>\$\{recipient\}", "functionary_v3_2"),
+        (r"<atem:function_calls>", "muse_glimmer"),
         (r"<\|START_ACTION\|>", "cohere_command3"),
         (r"<seed:tool_call>", "seed_oss"),
         (r"<minimax:tool_call>", "minimax_m2"),

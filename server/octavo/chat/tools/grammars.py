@@ -81,7 +81,7 @@ def keeps_schemas(row: Format, functions: Functions) -> bool:
     kind = row.arguments
     if isinstance(kind, Params):
         return all(keeps_schema(kind, parameters_of(function)) for function in functions)
-    return isinstance(kind, Json | JsonKey | Named | Harmony)
+    return isinstance(kind, Json | JsonKey | Named | Harmony) and not row.begun
 
 
 def _harmony_calls(functions: Functions, grammar: Callable[[dict[str, Any]], str]) -> CallGrammar:

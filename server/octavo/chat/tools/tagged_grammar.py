@@ -72,12 +72,19 @@ def tagged_calls(
             rules.append(f"argument{named}: {lead} {body}")
             arguments.append(f"argument{named}" + ("" if key in required else "?"))
         begin = row.call + "".join(header_parts(row.header)).replace("{name}", function["name"])
+        end = row.call_end
+        if row.addressed:  # each section is a message of its own
+            to = row.addressed.replace("{name}", function["name"])
+            begin, end = f"{to}{row.section[0]}{newline}{begin}", f"{end}{newline}{row.section[1]}"
         opening = " /[0-9]{1,3}/ ".join(lark_of(part, token_id) for part in (begin + newline).split("{index}"))
-        rules.append(f"call{i}: {opening} {' '.join(arguments)} {lark_of(row.call_end, token_id)}")
+        rules.append(f"call{i}: {opening} {' '.join(arguments)} {lark_of(end, token_id)}")
         names.append(f"call{i}")
     rules.append("call: " + " | ".join(names))
     begin, end = row.section
-    if not begin:
+    if row.addressed:
+        another = lark_of(row.thoughts[1] + row.texts[0], token_id)
+        rule = f"(/ ?/ call{f' ({another} / ?/ call)*' if more else ''})"
+    elif not begin:
         rule = f"(/\\n?/ call){more}"
     elif row.each:
         opened, closed = lark_of(begin + newline, token_id), lark_of(newline + end, token_id)

@@ -88,6 +88,8 @@ class Format:
     between: str = ""  # what the model writes between calls
     separators: str = ""  # characters that may stand between calls
     also: tuple[str, ...] = ()  # other texts with which calls begin
+    addressed: str = ""  # in front of a message to a tool, with its {name}; no content
+    begun: str = ""  # the prompt has written `call`: in front of an answer without calls the model writes this
     begins: str = ""  # the character with which an answer begins that is calls without a marker
     known_only: bool = False  # only names of offered tools make a call
     thoughts: tuple[str, str] = ("", "")  # around thoughts, where they are not <think>

@@ -247,6 +247,27 @@ ROWS = (
     ),
     Format("functionary_v3_1", Named(), call="<function=", header="{name}>", call_end="</function>"),
     Format(
+        "functionary_v3_2",
+        Named("\n"),
+        call=">>>",
+        begun="all\n",
+        known_only=True,
+        texts=(">>>all\n",),
+    ),
+    Format(
+        "muse_glimmer",
+        Params('<atem:parameter name="', '">', "</atem:parameter>", newline="\n"),
+        section=("<atem:function_calls>", "</atem:function_calls>"),
+        each=True,
+        call='<atem:invoke name="',
+        header='{name}">',
+        call_end="</atem:invoke>",
+        addressed="to={name}<|message|>",
+        thoughts=("to=self<|message|>", "<|eom|>"),
+        texts=("<|start|>assistant", "to=user<|message|>", "<|eot|>"),
+        special=True,
+    ),
+    Format(
         "phi4_mini_json", Json(listed=True), section=("functools", ""), known_only=True, aliases=("firefunction_v2",)
     ),
     Format(

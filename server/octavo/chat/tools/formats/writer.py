@@ -47,6 +47,10 @@ def _marked(row: Format, calls: Sequence[Call], first: int) -> str:
     ]
     if not begin:
         return row.between.join(made)
+    if row.addressed:
+        to = [row.addressed.replace("{name}", name) for name, _ in calls]
+        between = f"{row.thoughts[1]}{row.texts[0]} "
+        return between.join(f"{a}{begin}{newline}{call}{newline}{end}" for a, call in zip(to, made, strict=True))
     if row.each:
         return newline.join(f"{begin}{newline}{call}{newline}{end}" for call in made)
     return f"{begin}{newline}{newline.join(made)}{newline}{end}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonKey, Named, Params, Python, Typed
@@ -34,6 +35,6 @@ def reader_of(row: Format, names: Collection[str] | Mapping[str, Any] = ()) -> T
     return _READERS[type(row.arguments)](row, names)
 
 
-def reader_of_marks(texts: tuple[str, ...]) -> ToolParser:
-    """A reader of one answer without calls, in which ``texts`` are marks and no content."""
-    return MarksReader(Format("text", Json(), texts=texts))
+def reader_of_marks(row: Format) -> ToolParser:
+    """A reader of one answer without calls, whose texts stand between the row's marks."""
+    return MarksReader(replace(row, section=("", ""), call="", also=(), known_only=False))

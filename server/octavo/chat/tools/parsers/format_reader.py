@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -24,13 +25,17 @@ class FormatReader(ToolParser):
     def __init__(self, row: Format, names: Collection[str] | Mapping[str, Any] = ()) -> None:
         super().__init__(names)
         self.row = row
-        self.markers = row.markers
+        addressed = tuple(row.addressed.replace("{name}", name) for name in names if row.addressed)
+        self.markers = (*row.markers, *addressed)
+        self._marks = (*row.marks, *addressed)
 
     def _parse(self) -> Steps[None]:
         row = self.row
         if row.begins and (yield from self._skip_space()) == row.begins:
             yield from self._attempt(self._calls(""))
-        while found := (yield from self._content_until(*row.markers, *row.marks)):
+        if row.begun:
+            yield from self._begun()
+        while found := (yield from self._content_until(*row.markers, *self._marks)):
             if found in row.markers:
                 yield from self._attempt(self._calls(found))
                 continue
@@ -39,8 +44,19 @@ class FormatReader(ToolParser):
             if found == row.thoughts[0]:
                 yield from self._thoughts()
             else:
+                self._space = ""
                 yield from self._skip_space()
                 self._settled = self._at
+
+    def _begun(self) -> Steps[None]:
+        """An answer's first message, in front of which the prompt has written the mark of calls."""
+        if (yield from self._read(self.row.begun)) or (yield from self._starts_with(self.row.call or self.row.begun)):
+            self._settled = self._at
+            return
+        row, self.row = self.row, replace(self.row, call="")
+        self._name = ""
+        yield from self._attempt(self._call(known_only=True))
+        self.row = row
 
     def _calls(self, found: str) -> Steps[None]:
         """All calls of a section, or those that follow one another; ``found`` is the marker that comes next."""
@@ -124,7 +140,7 @@ class FormatReader(ToolParser):
     def _thoughts(self) -> Steps[None]:
         """A call ends them, where the model forgets to close them."""
         end = self.row.thoughts[1]
-        ends = (end, *self.row.markers)
+        ends = (end, *self.markers)
         pattern = re.compile("|".join(map(re.escape, ends)))
         while True:
             found = pattern.search(self._text, self._at)
