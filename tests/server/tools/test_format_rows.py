@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from octavo.chat.tools.formats.row import Elements, Format, Harmony, Params, Python, Typed
@@ -96,7 +96,7 @@ def read(row: Format, chunks: list[str]) -> tuple[str, str, list[Call]]:
     return content, thoughts, [(name, json.loads(arguments)) for name, arguments in found]
 
 
-def read_in_all_cuts(row: Format, text: str) -> tuple[str, str, list[Call]]:
+def read_in_all_cuts(row: Format, text: str, cuts: int = 60) -> tuple[str, str, list[Call]]:
     """The same for single characters, for pieces of random lengths and for every way to cut the beginning in two."""
     whole = read(row, [text])
     assert read(row, list(text)) == whole
@@ -104,7 +104,7 @@ def read_in_all_cuts(row: Format, text: str) -> tuple[str, str, list[Call]]:
     while at < len(text):
         pieces.append(text[at : (at := at + rng.randint(1, 9))])
     assert read(row, pieces) == whole
-    for i in range(min(len(text), 60)):
+    for i in range(min(len(text), cuts)):
         assert read(row, [text[:i], text[i:]]) == whole, f"{text[:i]!r} | {text[i:]!r}"
     return whole
 
@@ -123,11 +123,22 @@ def can_write(row: Format, made: list[Call]) -> bool:
 @given(calls, st.sampled_from(["", "Let me look.\n\n"]))
 @example([("write", {"text": "x", "filter": {"of": ["a"]}}), ("now", {}), ("write", {"tags": ["b"]})], "")
 def test_calls_that_a_row_writes_are_read_back(name, made, before):
-    row = TOOL_FORMATS[name]
+    check_read_back(TOOL_FORMATS[name], made, before)
+
+
+def check_read_back(row: Format, made: list[Call], before: str, cuts: int = 60) -> None:
     if not can_write(row, made) or (row.begins and before):
         return
-    content, _, found = read_in_all_cuts(row, before + write_calls(row, made))
+    content, _, found = read_in_all_cuts(row, before + write_calls(row, made), cuts)
     assert (content.strip(), found) == (before.strip(), made)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(calls, st.sampled_from(["", "Let me look.\n\n", "a < b, [1] and {2}: "]))
+def test_ten_thousand_answers_of_a_row_are_read_back_in_every_cut(name, made, before):
+    check_read_back(TOOL_FORMATS[name], made, before, cuts=200)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from octavo.chat.structured import MARKS, CallGrammar, Constraint, TokenId, lark_of, quoted
+from octavo.chat.structured import MARKS, CallGrammar, Constraint, TokenId, grammar_parts, lark_of, quoted
 from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonKey, Named, Params, Python, Typed
 from octavo.chat.tools.parsers.format_reader import header_parts
 from octavo.chat.tools.tagged_grammar import keeps_schema, parameters_of, tagged_calls
@@ -28,7 +28,7 @@ def call_grammar(
     """
 
     def grammar(schema: dict[str, Any]) -> str:
-        return constraint_of(schema, "tools").grammar(strict)
+        return _spaced(constraint_of(schema, "tools").grammar(strict))
 
     more = "" if max_calls == 1 else "+"
     begin, end = (lark_of(mark, token_id) for mark in row.section)
@@ -54,6 +54,18 @@ def call_grammar(
             return _json_calls(row, functions, max_calls, token_id, grammar)
 
 
+def _spaced(grammar: str) -> str:
+    """A grammar of JSON with the spaces that chat templates write, so that a call which comes back as history is the
+    same tokens again."""
+    parts = grammar_parts(grammar)
+    for part in parts:
+        if isinstance(schema := part.get("json_schema"), dict):
+            lenient = schema.get("x-guidance", {}).get("lenient", False)
+            spaces = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+            part["json_schema"] = {**schema, "x-guidance": {**spaces, "lenient": lenient}}
+    return json.dumps({"grammars": parts})
+
+
 def _json_calls(
     row: Format,
     functions: Functions,
@@ -66,7 +78,8 @@ def _json_calls(
     if isinstance(kind, Json) and not kind.listed:
         call = {"call": grammar(_one_call(functions, kind.arguments_key, kind.name_key))}
         if not row.each:
-            return CallGrammar(f"(@call /({row.between})?/){more}", call)
+            following = f" ({quoted(row.between)} @call)*" if more else ""
+            return CallGrammar(f"(@call{following})", call)
         return CallGrammar(f"(/\\n?/ {begin} /\\n?/ @call /\\n?/ {end}){more}", call)
     if isinstance(kind, Json):
         listed = any_call(functions, max_calls, kind.arguments_key, kind.name_key)

@@ -16,6 +16,7 @@ def write_calls(row: Format, calls: Sequence[Call], first: int = 0) -> str:
     """The text of a turn's calls, of each its name and arguments. ``first`` is the number of earlier calls. Raises
     ValueError for harmony, whose calls are messages, not text of one."""
     begin, end = row.section
+    end = end if row.ends_section else ""
     match row.arguments:
         case Harmony():
             raise ValueError("harmony's calls are messages")
