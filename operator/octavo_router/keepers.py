@@ -1,5 +1,6 @@
-"""Find the replica that keeps what a request names: responses, files and batches stay in the engine that made them.
-Pure.
+"""Find the replica that keeps what a request names. Pure.
+
+Responses, conversations, files and batches stay in the engine that made them.
 
 Their ids begin with a hash of the address of the engine (`octavo/entrypoints/replica.py`), so every router finds it
 again without asking anybody. An id only chooses among the replicas that are there.
@@ -16,9 +17,13 @@ from collections.abc import Iterable
 from typing import Any
 
 _NAME = r"([a-z2-7]{8})[0-9a-f]{32}"
-_IN_PATH = re.compile(rf"/v1/(?:responses/resp_|files/file-|batches/batch_){_NAME}(?:/.*)?")
+_IN_PATH = re.compile(rf"/v1/(?:responses/resp_|conversations/conv_|files/file-|batches/batch_){_NAME}(?:/.*)?")
 _LISTS = re.compile("/v1/(files|batches)")
-_FIELDS = {"previous_response_id": re.compile(f"resp_{_NAME}"), "input_file_id": re.compile(f"file-{_NAME}")}
+_FIELDS = {
+    "previous_response_id": re.compile(f"resp_{_NAME}"),
+    "conversation": re.compile(f"conv_{_NAME}"),
+    "input_file_id": re.compile(f"file-{_NAME}"),
+}
 _ITEM = re.compile(rf"[a-z]+_{_NAME}[0-9a-f]{{2,}}")
 
 
@@ -44,7 +49,10 @@ def named_in_path(path: str) -> str:
 def named_in_body(request: dict[str, Any]) -> str:
     """The name of the replica that keeps what the body continues from; empty: any will do."""
     for field, form in _FIELDS.items():
-        if isinstance(value := request.get(field), str) and (found := form.fullmatch(value)):
+        value = request.get(field)
+        if isinstance(value, dict):  # of a conversation
+            value = value.get("id")
+        if isinstance(value, str) and (found := form.fullmatch(value)):
             return found[1]
     items = request.get("input")
     for item in reversed(items) if isinstance(items, list) else ():

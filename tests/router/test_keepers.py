@@ -46,11 +46,13 @@ def test_the_engine_that_made_an_id_is_found_by_it(places: list[tuple[str, int]]
     assert tag == name_of(replicas[at])
     assert keeper_of(tag, replicas) == replicas[at]
     assert keeper_of(tag, replicas[:at] + replicas[at + 1 :]) is None
-    response, file, batch = (new_id(prefix, tag) for prefix in ("resp_", "file-", "batch_"))
+    response, file, batch, conversation = (new_id(prefix, tag) for prefix in ("resp_", "file-", "batch_", "conv_"))
     for path in (
         f"responses/{response}",
         f"responses/{response}/input_items",
         f"responses/{response}/cancel",
+        f"conversations/{conversation}",
+        f"conversations/{conversation}/items/msg_1",
         f"files/{file}",
         f"files/{file}/content",
         f"batches/{batch}",
@@ -58,19 +60,27 @@ def test_the_engine_that_made_an_id_is_found_by_it(places: list[tuple[str, int]]
     ):
         assert named_in_path(f"/v1/{path}") == tag
     reference = {"type": "item_reference", "id": f"msg_{response.removeprefix('resp_')}00"}
-    for body in ({"previous_response_id": response}, {"input_file_id": file}, {"input": ["x", reference, {"a": 1}]}):
+    for body in (
+        {"previous_response_id": response},
+        {"conversation": conversation},
+        {"conversation": {"id": conversation}},
+        {"input_file_id": file},
+        {"input": ["x", reference, {"a": 1}]},
+    ):
         assert named_in_body(body) == tag == read_prompt(json.dumps(body).encode()).kept
 
 
-@given(st.dictionaries(st.sampled_from(["previous_response_id", "input_file_id", "input", "model"]), JSON))
+@given(
+    st.dictionaries(st.sampled_from(["previous_response_id", "conversation", "input_file_id", "input", "model"]), JSON)
+)
 def test_a_body_that_names_nothing_is_anybodys(body: dict[str, Any]) -> None:
     assert named_in_body(body) == "" == read_prompt(json.dumps(body).encode()).kept
 
 
-@given(st.sampled_from(["responses", "files", "batches", "models"]), st.text())
+@given(st.sampled_from(["responses", "conversations", "files", "batches", "models"]), st.text())
 def test_a_path_that_names_nothing_is_anybodys(kind: str, text: str) -> None:
     assert named_in_path(f"/v1/{kind}/{text}") == "" == named_in_path(text)
-    bare = {"responses": "resp_", "files": "file-"}.get(kind, "batch_")
+    bare = {"responses": "resp_", "conversations": "conv_", "files": "file-"}.get(kind, "batch_")
     assert named_in_path(f"/v1/{kind}/{new_id(bare, '')}") == "", "of an engine without an address"
     assert listed("GET", f"/v1/{kind}") == (kind if kind in ("files", "batches") else "")
     assert listed("POST", f"/v1/{kind}") == "", "which makes one"

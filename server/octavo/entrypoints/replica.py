@@ -15,7 +15,7 @@ import uuid
 from octavo.errors import ConfigError
 
 _TAG_BYTES = 5  # 8 letters and digits
-_KEPT = re.compile(r"(?:resp_|batch_|file-)([a-z2-7]{8})[0-9a-f]{32}")
+_KEPT = re.compile(r"(?:resp_|conv_|batch_|file-)([a-z2-7]{8})[0-9a-f]{32}")
 
 
 def tag_of(address: str | None, port: int) -> str:

@@ -14,7 +14,7 @@ from octavo.errors import ConfigError
 
 ADDRESS = st.ip_addresses().map(str)
 PORT = st.integers(1, 65535)
-PREFIX = st.sampled_from(["resp_", "batch_", "file-"])
+PREFIX = st.sampled_from(["resp_", "conv_", "batch_", "file-"])
 
 
 @given(ADDRESS, PORT, ADDRESS, PORT, PREFIX)
