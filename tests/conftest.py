@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +22,10 @@ from support.turns import turn
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import octavo  # noqa: F401  (sets how OpenMP waits, before torch is loaded)
+
+# Servers keep responses in a file of the user's, unless they are told where: those of tests do not.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="octavo-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and type Ctrl-C to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -53,6 +53,7 @@ ENGINE = {
     "OCTAVO_KERNEL_BACKEND": ("auto", "As `--attention-backend`, which comes first."),
     "OCTAVO_FULL_TORCH_IMPORT": ("0", "1: import all of torch without a GPU, too (250 MB more)."),
     "XDG_CACHE_HOME": ("`~/.cache`", "Parent of all caches."),
+    "XDG_STATE_HOME": ("`~/.local/state`", "Parent of the folder with stored responses: `--responses-store`."),
     "HF_HOME": ("`$XDG_CACHE_HOME/huggingface`", "Cache of Hugging Face's tools, which is shared."),
     "HF_HUB_CACHE": ("`$HF_HOME/hub`", "Folder for models from Hugging Face."),
     "HUGGINGFACE_HUB_CACHE": ("none", "HF_HUB_CACHE by its old name."),

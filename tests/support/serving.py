@@ -117,7 +117,8 @@ class Engine:
             *flags,
         ]
         self._open: set[http.client.HTTPConnection] = set()
-        self._env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        own = {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(folder / "state")}  # and no responses of another engine
+        self._env = {**os.environ, **own, **(env or {})}
 
     def __enter__(self) -> Engine:
         with self._log.open("wb") as log:

@@ -22,7 +22,7 @@ from octavo.entrypoints.openai import routes as openai
 from octavo.entrypoints.openapi import document
 from octavo.entrypoints.operation import Operation
 from octavo.entrypoints.responses import routes as responses
-from octavo.entrypoints.responses.store import ResponseStore
+from octavo.entrypoints.responses.background import Background
 from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.transport.middleware import ROUTE_PATH, RequestMiddleware
 from octavo.entrypoints.transport.responses import JSON, route
@@ -78,7 +78,7 @@ def _build(
         exception_handlers={HTTPException: on_http_exception, Exception: on_unexpected},
     )
     app.router.redirect_slashes = False
-    app.state.server, app.state.title, app.state.responses = state, title, ResponseStore()
+    app.state.server, app.state.title, app.state.background = state, title, Background(state)
     return app
 
 

@@ -12,6 +12,8 @@ from octavo.entrypoints.replica import tag_of
 from octavo.errors import ConfigError
 from octavo.text.chat_template import check_variables
 
+_MAX_TTL = 100 * 365 * 24 * 3600
+_MIN_STORE_BYTES = 1 << 20
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,255}")
 
 
@@ -30,6 +32,9 @@ class ServerArgs:
     management_port: int | None = None  # None: no second port
     max_num_queued_reqs: int | None = None  # None: 8 * max_num_seqs
     max_request_bytes: int | None = None  # None: 4 MiB, or 32 bytes for each token of max_model_len if that is more
+    responses_store: str | None = None  # a file, or "memory"; None: a file in the user's state folder
+    responses_ttl: int = 30 * 24 * 3600  # seconds; 0: forever
+    responses_max_bytes: int | None = None  # None: 1 GiB in a file, 64 MiB in memory
     max_logprobs: int = 20
     allow_duplicate_request_ids: bool = False
     shutdown_timeout: float = 30.0  # seconds for requests in progress after SIGTERM
@@ -93,6 +98,7 @@ class ServerArgs:
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         tag_of(self.replica_address, self.port)
+        self._check_store()
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("ssl_keyfile and ssl_certfile must be given together")
         try:
@@ -104,6 +110,18 @@ class ServerArgs:
         if self.allowed_local_media_path is not None and not Path(self.allowed_local_media_path).is_dir():
             raise ConfigError(f"allowed_local_media_path must be a folder, got {self.allowed_local_media_path!r}")
         self._check_secrets()
+
+    def _check_store(self) -> None:
+        if self.responses_store is not None and "://" in self.responses_store:
+            raise ConfigError(f'responses_store must be a file or "memory", got {self.responses_store[:40]!r}')
+        if self.responses_store == "":
+            raise ConfigError('responses_store must not be empty; name a file, or "memory"')
+        if not 0 <= self.responses_ttl <= _MAX_TTL:
+            raise ConfigError(f"responses_ttl must be between 0 and {_MAX_TTL} seconds, got {self.responses_ttl}")
+        if self.responses_max_bytes is not None and self.responses_max_bytes < _MIN_STORE_BYTES:
+            raise ConfigError(
+                f"responses_max_bytes must be at least {_MIN_STORE_BYTES} (1MiB), got {self.responses_max_bytes}"
+            )
 
     def _check_secrets(self) -> None:
         if any(not key for key in self.api_key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from octavo.engine.async_llm import AsyncLLM
@@ -12,6 +13,7 @@ from octavo.entrypoints.batches.lines import Limits, Line
 from octavo.entrypoints.batches.runner import StoppedError, answer_lines, client_of, limits_of
 from octavo.entrypoints.server import become_ready
 from octavo.entrypoints.state import ServerState, served_names
+from octavo.entrypoints.storage.places import MEMORY
 from octavo.errors import OctavoError
 from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.http_metrics import HttpMetrics
@@ -32,6 +34,7 @@ async def answer_offline(
     write: Callable[[Line, bytes, bool], None],
 ) -> None:
     """Load the model, answer the lines as `answer_lines` does, stop. Raises OctavoError if the engine ends before."""
+    args = replace(args, responses_store=MEMORY)
     metrics = EngineMetrics(config, served_names(config, args)[0])
     engine = AsyncLLM(config, tokenizer, process, metrics)
     try:

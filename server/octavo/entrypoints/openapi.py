@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ _KEYS = {
     "apiKeyHeader": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
     "azureKeyHeader": {"type": "apiKey", "in": "header", "name": "Api-Key"},
 }
+_IN_PATH = re.compile(r"\{(\w+)")  # a parameter's name
 # Under which heading an operation stands: that of the first of these with which its path begins.
 _HEADINGS = {
     "/v1/messages": "Anthropic",
@@ -29,6 +31,7 @@ _HEADINGS = {
     "/v1/files": "OpenAI: batches",
     "/v1/batches": "OpenAI: batches",
     "/v1/responses": "OpenAI: responses",
+    "/v1/conversations": "OpenAI: responses",
     **dict.fromkeys(
         ("/v1/embed", "/v2/", "/v1/rerank", "/rerank", "/v1/score", "/score", "/classify"), "Vectors, scores"
     ),
@@ -93,9 +96,9 @@ def _describe(operation: Operation, has_keys: bool) -> dict[str, Any]:
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     if operation.form is not None:
         described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": operation.form}}}
-    if "{" in operation.path:
-        name = operation.path.partition("{")[2].partition(":")[0].partition("}")[0]
-        described["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+    for name in _IN_PATH.findall(operation.path):
+        parameter = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        described.setdefault("parameters", []).append(parameter)
     for name, schema in (operation.query or {}).items():
         described.setdefault("parameters", []).append({"name": name, "in": "query", "schema": schema})
     if has_keys and not operation.open:

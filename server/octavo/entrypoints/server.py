@@ -87,6 +87,7 @@ async def serve(
         metrics.record_startup("fetch", started.fetch_seconds)
         metrics.record_startup("ready", time.perf_counter() - started.at)
         _find_chat_format(state)
+        apps[0].state.background.begin()
         generates = "generate" in config.model.pooler.tasks
         logger.info("%s", announcement(state.model_names, sockets[0], args, generates))
         frozen = asyncio.create_task(_fail_frozen(engine))
@@ -109,9 +110,12 @@ async def serve(
         if tasks:
             await asyncio.wait(tasks, timeout=2 * FLUSH_SECONDS)
         for app in apps:
+            await app.state.background.close()
             if (batches := getattr(app.state, "batches", None)) is not None:
                 await batches.close()
             app.state.server.images.close()
+        if state is not None:
+            state.store.close()
         engine.close(grace=1.0 if stop.second.is_set() else 5.0)
         if args.uds:
             Path(args.uds).unlink(missing_ok=True)

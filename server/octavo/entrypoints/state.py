@@ -21,6 +21,7 @@ from octavo.entrypoints.lora.listed import AdapterList
 from octavo.entrypoints.lora.served import Adapters
 from octavo.entrypoints.replica import tag_of
 from octavo.entrypoints.sealing import Seal, secret_of
+from octavo.entrypoints.storage.places import open_store
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.http_metrics import HttpMetrics
@@ -64,6 +65,7 @@ class ServerState:
         self.replica_tag = tag_of(self.args.replica_address, self.args.port)
         self.fingerprint = system_fingerprint(self.engine.config)
         self.seal = Seal(self.args.seal_key.encode() if self.args.seal_key else secret_of(self.engine.config))
+        self.store = open_store(self.args)
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_n = max(MAX_N, max_num_seqs)
         self.max_queued = 8 * max_num_seqs if self.args.max_num_queued_reqs is None else self.args.max_num_queued_reqs

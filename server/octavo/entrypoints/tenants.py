@@ -32,6 +32,12 @@ def read_headers(headers: Mapping[bytes, bytes]) -> None:
     _salt.set(headers.get(SALT_HEADER, b"").decode("latin-1"))
 
 
+def act_for(tenant: Tenant | None, salt: str) -> None:
+    """Go on as for a request of the tenant, with a ``salt`` of its own."""
+    current_tenant.set(tenant)
+    _salt.set(salt)
+
+
 def combined_salt(own: str | None) -> str | None:
     """The salt of the request's prefix cache: the gateway's, and ``own``, which the client's body sets."""
     header = _salt.get()

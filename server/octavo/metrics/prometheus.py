@@ -115,6 +115,7 @@ _GAUGES = {  # by their label
     ),
 }
 
+_STORED = {True: "stored", False: "failed"}  # outcomes, by whether a response could be stored
 _Kind = TypeVar("_Kind", Counter, Gauge)
 
 
@@ -202,6 +203,10 @@ class EngineMetrics:
             Counter, "octavo:tool_calls_unknown", "Number of tool calls whose name no tool of the request has"
         )
         self._unknown = unknown.labels(**self._labels)
+        stored = self._family(
+            Counter, "octavo:responses_stored", "Number of responses by whether they could be stored", "outcome"
+        )
+        self._stored = {ok: stored.labels(**self._labels, outcome=name) for ok, name in _STORED.items()}
 
     def _count_steps(self, config: EngineConfig) -> None:
         """Create Octavo's own metrics. A step that computes prompt tokens is a prefill step."""
@@ -320,6 +325,10 @@ class EngineMetrics:
     def record_rejection(self, reason: str) -> None:
         """A request refused with 429; ``reason``: the limit's name."""
         self._rejections.labels(model_name=self._labels["model_name"], reason=reason).inc()
+
+    def record_stored(self, stored: bool) -> None:
+        """A response that was to be stored, and whether it could be."""
+        self._stored[stored].inc()
 
     def record_stripped_lines(self, count: int) -> None:
         """Lines that were left out of a prompt, since they differ in every request."""

@@ -184,7 +184,12 @@ def launching(tiny_model: Path, tmp_path_factory) -> Iterator[Callable[..., Serv
         temporary = folder / "tmp"
         temporary.mkdir()
         arguments = ["--model", str(model or tiny_model), *([] if model else ["--load-format", "dummy"]), *flags]
-        settings = {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), **(env or {})}
+        settings = {
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(temporary),
+            "XDG_STATE_HOME": str(folder / "state"),
+            **(env or {}),
+        }
         servers.append(Server(folder / "log", arguments, settings, module))
         return servers[-1]
 

@@ -41,6 +41,8 @@ UNSAYABLE = {
     "/v1/messages/count_tokens",
     "/v1/responses",
     "/v1/responses/input_tokens",
+    "/v1/conversations",
+    "/v1/conversations/{conversation_id}/items",
     "/v2/embed",
     "/infill",  # which models can
 }
@@ -108,6 +110,8 @@ def test_every_operation_is_documented(shared_server):
         "/v1/messages/count_tokens",
         "/v1/responses",
         "/v1/responses/input_tokens",
+        "/v1/conversations",
+        "/v1/conversations/{conversation_id}/items/{item_id}",
     } <= paths.keys()
     headings: dict[str, set[str]] = {}
     for path, operations in paths.items():

@@ -17,8 +17,7 @@ from octavo.chat.reasoning import ReasoningParser
 from octavo.entrypoints.responses.answers import ItemWriter
 from octavo.entrypoints.responses.events import ItemEvents
 from octavo.entrypoints.responses.prepare import conversation_of, messages_of
-from octavo.entrypoints.responses.protocol import MessageParam, ResponsesRequest
-from octavo.entrypoints.responses.store import ResponseStore, StoredResponse
+from octavo.entrypoints.responses.protocol import ResponsesRequest
 from octavo.entrypoints.responses.tools import toolbox_of
 from octavo.entrypoints.transport.responses import encode_json
 from octavo.interface.outputs import CompletionOutput
@@ -234,7 +233,8 @@ def test_stored_responses_of_a_gateways_tenant_are_no_other_tenants(shared_serve
 
 
 def test_a_response_in_all_its_states(shared_server):
-    """in_progress, completed, incomplete; failed is in test_dialects.py. None is queued or cancelled."""
+    """in_progress, completed, incomplete; failed is in test_dialects.py, queued and cancelled are in
+    test_background.py."""
     client = shared_server.client()
     asked: dict[str, Any] = {"model": "tiny", "input": "Hello", "temperature": 0}
     cut = client.responses.create(**asked, max_output_tokens=3)
@@ -248,12 +248,9 @@ def test_a_response_in_all_its_states(shared_server):
         assert (begun.status, begun.output, begun.usage, begun.error) == ("in_progress", [], None, None)
     with pytest.raises(openai.NotFoundError):
         client.responses.cancel("resp_none")
-    with pytest.raises(openai.BadRequestError, match="is completed and cannot be cancelled: background") as raised:
+    with pytest.raises(openai.BadRequestError, match="is completed and cannot be cancelled") as raised:
         client.responses.cancel(whole.id)
     assert raised.value.param == "response_id"
-    with pytest.raises(openai.BadRequestError) as raised:
-        client.responses.create(**asked, background=True)
-    assert raised.value.param == "background"
 
 
 def test_tokens_are_counted_as_they_are_used(shared_server):
@@ -298,10 +295,10 @@ WRONG: dict[str, dict[str, Any]] = {
     "tools.0.type": {"tools": [{"type": "web_search"}]},
     "tools": {"tools": [NOW, NOW]},
     "tool_choice": {"tool_choice": "required"},
-    "background": {"background": True},
+    "background": {"background": 1},
     "chat_template_kwargs": {"chat_template_kwargs": {"messages": []}},
     "enable_response_messages": {"enable_response_messages": True},
-    "conversation": {"conversation": "conv_1"},
+    "conversation": {"conversation": 1},
     "truncation": {"truncation": "left"},
     "max_tokens": {"max_tokens": 5},
     "previous_response_id": {"previous_response_id": "resp_none"},
@@ -370,29 +367,6 @@ def test_items_of_one_answer_are_one_message():
     messages = conversation_of(body, body.input, toolbox_of(body.tools, body.input)).messages
     assert messages[0] == {"role": "system", "content": "You are a coding agent.\n\n<permissions>"}
     assert [message["role"] for message in messages] == ["system", "user", "user", "assistant", "tool"]
-
-
-def test_the_store_is_bounded():
-    """In number and in size; what is used stays."""
-
-    class Named:
-        def __init__(self, name: str) -> None:
-            self.id = name
-
-    def entry(name: str, size: int = 1) -> StoredResponse:
-        item = MessageParam(role="assistant", content=[{"type": "output_text", "text": "x"}], id=f"msg_{name}")
-        return StoredResponse(Named(name), [], [item], size)  # type: ignore[arg-type]
-
-    store = ResponseStore(max_responses=3, max_characters=100)
-    for name in "abc":
-        store.put(entry(name))
-    assert store.get("a") is not None
-    store.put(entry("d"))
-    assert store.get("b") is None and store.item("msg_b") is None and store.item("msg_a") is not None
-    store.put(entry("e", 99))
-    assert len(store) == 2 and store.get("e") is not None and store.get("d") is not None
-    store.put(entry("f", 101))
-    assert len(store) == 0 and store.item("msg_e") is None and not store.delete("e")
 
 
 def test_tools_that_come_later_are_told_of_there_and_not_listed():

@@ -32,7 +32,8 @@ _BODIES = 0.27  # of a router's memory, for bodies of requests: on their way to 
 _HEAP = 0.85  # of it, for Envoy's heap: Lua's is beside it
 _LEAST_HEAP = 2**26  # bytes: with less it would take no requests at all
 _MANY = 2**20  # of requests at once: the engines' own queues are what bounds the load
-_KEPT = r"/v1/(responses/resp_|conversations/conv_|files/file-|batches/batch_)[^/]+(/.*)?"  # paths to what one replica keeps
+# Paths to what one replica keeps.
+_KEPT = r"/v1/(responses/resp_|conversations/conv_|files/file-|batches/batch_)[^/]+(/.*)?"
 _LISTS = r"/v1/(files|batches)/?"
 ADMIN, _PICKER = "_admin", "_picker"  # clusters of the router itself: no pool can have these names
 _FILTER, _EXTENSION = "envoy.filters.http", "type.googleapis.com/envoy.extensions.filters.http"

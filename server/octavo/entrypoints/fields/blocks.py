@@ -32,6 +32,19 @@ def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
+class OrId:
+    """Beside an object with an id: the id alone."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        def as_object(value: Any) -> Any:
+            return {"id": value} if isinstance(value, str) else value
+
+        return core_schema.no_info_before_validator_function(as_object, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> Any:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
+
+
 class OrText:
     """Beside a list of blocks: a string, which stands for the one block that ``block`` makes of it."""
 

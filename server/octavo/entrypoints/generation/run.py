@@ -192,11 +192,15 @@ class Generation:
         output = self.stream.take()
         return None if output is None else self._with_position(output)
 
+    async def next_output(self) -> tuple[int, RequestOutput]:
+        """The next output with its request's position. Raises APIError for a request that failed."""
+        return self._with_position(await self.stream.get())
+
     async def final_outputs(self) -> list[RequestOutput]:
         """The final output of every request, in their order. Raises APIError for a request that failed."""
         finals: dict[int, RequestOutput] = {}
         while self._unfinished:
-            position, output = self._with_position(await self.stream.get())
+            position, output = await self.next_output()
             if output.finished:
                 finals[position] = output
         return [finals[position] for position in range(len(finals))]

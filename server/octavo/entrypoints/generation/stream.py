@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
@@ -25,8 +25,8 @@ class Events(Protocol):
     def write(self, item: tuple[int, RequestOutput]) -> bytes:
         """The events of one output; empty if there is nothing to send yet."""
 
-    def end(self) -> bytes:
-        """The last events of a complete stream."""
+    def end(self) -> bytes | Awaitable[bytes]:
+        """The last events of a complete stream; of one whose answer has to be stored first, once it is."""
 
     def error(self, error: APIError) -> bytes:
         """The last events of a stream that failed after its first event."""
@@ -56,7 +56,7 @@ class EventStream(Response):
         """The ASGI application."""
         body = stream_body(scope, send)
         first: asyncio.Future[bytes | Exception] = asyncio.get_running_loop().create_future()
-        last: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        last: asyncio.Future[bytes | Awaitable[bytes]] = asyncio.get_running_loop().create_future()
         disconnect = asyncio.ensure_future(disconnected(receive))
         try:
             self._listen(partial(self._begin, body, first), body)
@@ -74,7 +74,7 @@ class EventStream(Response):
             await asyncio.wait((last, disconnect), return_when=asyncio.FIRST_COMPLETED)
             if last.done():
                 await body.drain()
-                await send({"type": "http.response.body", "body": last.result(), "more_body": False})
+                await send({"type": "http.response.body", "body": await self._ended(last.result()), "more_body": False})
         finally:
             body.close()
             self.generation.close()
@@ -103,7 +103,13 @@ class EventStream(Response):
         except Exception as error:
             first.set_result(error)
 
-    def _advance(self, body: StreamBody, last: asyncio.Future[bytes]) -> None:
+    async def _ended(self, last: bytes | Awaitable[bytes]) -> bytes:
+        try:
+            return last if isinstance(last, bytes) else await last
+        except Exception as error:
+            return self.events.error(to_api_error(error))
+
+    def _advance(self, body: StreamBody, last: asyncio.Future[bytes | Awaitable[bytes]]) -> None:
         """Write what there is, unless the client is behind. At the end ``last`` becomes the last events."""
         if last.done() or not body.is_writable:
             return

@@ -13,6 +13,7 @@ from octavo.chat.answer import AnswerParser
 from octavo.chat.parts import Part, PartSplitter, Step
 from octavo.entrypoints.generation.logprobs import ChatLogprob, LogprobsFormatter
 from octavo.entrypoints.responses.items import (
+    ConversationReference,
     CustomCallItem,
     FunctionCallItem,
     IncompleteDetails,
@@ -28,7 +29,6 @@ from octavo.entrypoints.responses.items import (
     Status,
     SummaryText,
     ToolSearchItem,
-    size_of,
 )
 from octavo.entrypoints.responses.logprobs import TextLogprobs
 from octavo.entrypoints.responses.prepare import PreparedResponse
@@ -43,10 +43,9 @@ from octavo.entrypoints.responses.protocol import (
     TextPartParam,
     ToolSearchCallParam,
 )
-from octavo.entrypoints.responses.store import StoredResponse
+from octavo.entrypoints.responses.store import Turn, keep
 from octavo.entrypoints.responses.tools import ToolName, custom_input, search_arguments
 from octavo.entrypoints.sealing import Seal
-from octavo.entrypoints.transport.responses import encode_json
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 
 
@@ -59,6 +58,7 @@ async def whole(prepared: PreparedResponse, outputs: list[RequestOutput]) -> Res
     answer.items.take(answer.splitter.feed(answer.parser.parse(completion)))
     answer.items.take(answer.splitter.finish())
     answer.end(output, len(completion.token_ids), completion.finish_reason)
+    await answer.keep()
     return answer.response
 
 
@@ -91,8 +91,8 @@ class Answer:
         self._logprobs.add([entry for token_id, entry in pairs if token_id not in special])
 
     def end(self, output: RequestOutput, num_tokens: int, finish_reason: str | None) -> None:
-        """Complete the response, and keep it if it is to be kept. ``output`` is the last of ``num_tokens`` tokens."""
-        prepared, response, parts = self._prepared, self.response, self.splitter.parts
+        """Complete the response. ``output`` is the last of ``num_tokens`` tokens."""
+        response, parts = self.response, self.splitter.parts
         cut = finish_reason == "length"
         response.status = "incomplete" if cut else "completed"
         if cut:
@@ -104,10 +104,20 @@ class Answer:
         ]
         thoughts = "".join(part.text for part in parts if part.kind == "reasoning")
         response.usage = self._usage(output, num_tokens, thoughts)
-        if prepared.body.store is not False:
-            size = sum(map(size_of, prepared.items)) + len(encode_json(response))
-            kept = [self.items.kept(part) for part in parts]
-            prepared.store.put(StoredResponse(response, prepared.items, kept, size, prepared.tenant))
+
+    async def keep(self) -> None:
+        """Store the response if it is to be stored: before its end is sent, so that a client that has it can go on with
+        it. A response that cannot be stored says ``store: false``, and is in no conversation."""
+        prepared, response = self._prepared, self.response
+        if response.store or response.conversation is not None:
+            stored = await keep(prepared.state, self.turn())
+            response.store = response.store and stored
+            response.conversation = response.conversation if stored else None
+            prepared.state.metrics.record_stored(stored)
+
+    def turn(self) -> Turn:
+        """The complete response with its items."""
+        return self._prepared.turn(self.response, [self.items.kept(part) for part in self.splitter.parts])
 
     def _usage(self, output: RequestOutput, num_tokens: int, thoughts: str) -> ResponseUsage:
         tokenizer = self._prepared.state.engine.tokenizer
@@ -154,6 +164,8 @@ def _begin(prepared: PreparedResponse) -> ResponseObject:
         params.top_p,
         body.user,
         top_logprobs=body.num_logprobs or 0,
+        background=bool(body.background),
+        conversation=ConversationReference(body.conversation.id) if body.conversation is not None else None,
         truncation=body.truncation or "disabled",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from octavo.entrypoints.responses.items import (
     OutputMessage,
     ReasoningItem,
     ResponseFailure,
+    ResponseObject,
     ToolSearchItem,
 )
 from octavo.entrypoints.responses.prepare import PreparedResponse
@@ -100,14 +102,19 @@ def _content_events(action: str, item: OutputMessage | ReasoningItem, where: dic
 
 
 class ResponseEvents:
-    """The events of a streamed answer."""
+    """The events of a streamed answer. ``begin``: those before its first item; ``number``: of its first event."""
 
-    def __init__(self, prepared: PreparedResponse) -> None:
+    def __init__(
+        self,
+        prepared: PreparedResponse,
+        begin: Sequence[str] = ("response.created", "response.in_progress"),
+        number: int = 0,
+    ) -> None:
         self._answer = Answer(prepared)
         self._item_events = ItemEvents(self._answer.items)
         self._num_tokens = 0
         self._last: RequestOutput | None = None
-        self._number = 0
+        self._begin, self._number = begin, number
         self._only_text = prepared.rendered.is_plain and prepared.body.num_logprobs is None
         self._text: tuple[Part, EventTemplate] | None = None  # once it has begun, where there is nothing else
 
@@ -122,7 +129,7 @@ class ResponseEvents:
             return self._write_text(*self._text, completion.text) if completion.text else b""
         events: list[Event] = []
         if self._last is None:
-            events += self._snapshots("response.created", "response.in_progress")
+            events += self._snapshots(*self._begin)
         self._last = output
         answer.note_logprobs(completion)
         for step in answer.splitter.feed(answer.parser.feed(completion)):
@@ -134,18 +141,42 @@ class ResponseEvents:
                 events += self._item_events.of_step(step, cut=completion.finish_reason == "length")
         return b"".join(map(self._write, events))
 
-    def end(self) -> bytes:
-        """The whole response."""
+    async def end(self) -> bytes:
+        """The whole response, once it is stored."""
+        self.complete()
+        await self._answer.keep()
+        return self.last()
+
+    def complete(self) -> Answer:
+        """The answer, complete."""
         assert self._last is not None
         (completion,) = self._last.outputs
         self._answer.end(self._last, self._num_tokens, completion.finish_reason)
-        return b"".join(map(self._write, self._snapshots(f"response.{self._answer.response.status}")))
+        return self._answer
+
+    def last(self) -> bytes:
+        """The event of the complete answer."""
+        return self.told(f"response.{self._answer.response.status}")
+
+    def told(self, *kinds: str) -> bytes:
+        """Events of these kinds that show the response as it is."""
+        return b"".join(map(self._write, self._snapshots(*kinds)))
+
+    @property
+    def number(self) -> int:
+        """The number of the next event."""
+        return self._number
+
+    @property
+    def response(self) -> ResponseObject:
+        """The response as it is."""
+        return self._answer.response
 
     def error(self, error: APIError) -> bytes:
         """The failed response, which is the last event."""
         response = self._answer.response
         response.status, response.error = "failed", ResponseFailure(error.detail.message)
-        return b"".join(map(self._write, self._snapshots("response.failed")))
+        return self.told("response.failed")
 
     def _snapshots(self, *kinds: str) -> list[Event]:
         return [{"type": kind, "response": self._answer.response} for kind in kinds]

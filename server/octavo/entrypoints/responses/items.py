@@ -13,7 +13,6 @@ from octavo.entrypoints.responses.protocol import (
     FunctionCallParam,
     ImagePartParam,
     Item,
-    MessageParam,
     ReasoningParam,
     TextPartParam,
     ToolSearchCallParam,
@@ -21,6 +20,7 @@ from octavo.entrypoints.responses.protocol import (
 )
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
@@ -132,6 +132,12 @@ class IncompleteDetails(Struct):
     reason: str
 
 
+class ConversationReference(Struct):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class ResponseObject(Struct):
     """The response of /v1/responses."""
 
@@ -156,12 +162,13 @@ class ResponseObject(Struct):
     tools: list[dict[str, Any]]
     top_p: float
     user: str | None
-    status: Status = "in_progress"
+    status: ResponseStatus = "in_progress"
     output: list[OutputItem] = field(default_factory=list)
     usage: ResponseUsage | None = None
     error: ResponseFailure | None = None
     incomplete_details: IncompleteDetails | None = None
     completed_at: int | None = None
+    conversation: ConversationReference | None = None
     background: bool = False
     object: str = "response"
     service_tier: str = "default"
@@ -192,15 +199,6 @@ class InputTokenCount(Struct):
 
     input_tokens: int
     object: str = "response.input_tokens"
-
-
-def size_of(item: Item) -> int:
-    """Characters of an item as JSON, roughly where it has images: encoding these would take long."""
-    parts = item.content if isinstance(item, MessageParam) else item.output if isinstance(item, CallOutputParam) else []
-    images = [part for part in parts if isinstance(part, ImagePartParam)]
-    if not images:
-        return len(item.model_dump_json())
-    return sum(len(part.image_url if isinstance(part, ImagePartParam) else part.model_dump_json()) for part in parts)
 
 
 def listed(item: Item, number: int) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from starlette.requests import Request
-
 from octavo.chat.messages import Conversation, FieldNames
 from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint, schema_constraint
@@ -22,6 +20,7 @@ from octavo.entrypoints.generation.chat import count_prompt, prepare_chat, read_
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, TopLogprobs, external_id, sampling_params
 from octavo.entrypoints.replica import elsewhere, new_id
+from octavo.entrypoints.responses.items import ResponseObject
 from octavo.entrypoints.responses.protocol import (
     AdditionalToolsParam,
     AllowedToolsParam,
@@ -46,9 +45,10 @@ from octavo.entrypoints.responses.protocol import (
     ToolSearchOutputParam,
     ToolSearchParam,
 )
-from octavo.entrypoints.responses.store import ResponseStore
+from octavo.entrypoints.responses.store import CONVERSATION, Turn, find, find_item, no_conversation, read_items
 from octavo.entrypoints.responses.tools import SEARCH, Toolbox, custom_arguments, function_name, toolbox_of
 from octavo.entrypoints.sealing import Seal
+from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.tenants import current_tenant
 from octavo.interface.messages import EngineCoreRequest
 from octavo.metrics.stats import Tenant
@@ -56,6 +56,7 @@ from octavo.multimodal.items import ImagePart
 from octavo.text.messages import object_of
 
 _OPTIONS = PromptOptions(add_special_tokens=False)
+_IN_BACKGROUND = PromptOptions(add_special_tokens=False, priority=1)  # behind those that somebody waits for
 _OF_CHATS = {"messages": "input"}
 _INSTRUCTING = ("system", "developer")
 
@@ -67,10 +68,14 @@ class PreparedResponse(Prepared[ResponsesRequest]):
     id: str
     created: int
     tenant: Tenant | None
-    store: ResponseStore
     items: list[Item]
     tools: Toolbox
     rendered: Rendered
+
+    def turn(self, response: ResponseObject, output: Sequence[Item]) -> Turn:
+        """What the store keeps of the response. ``output``: its items."""
+        conversation = self.body.conversation.id if self.body.conversation is not None else None
+        return Turn(response, self.items, len(self.body.input), output, self.tenant, conversation)
 
 
 async def prepare(checked: CheckedRequest[ResponsesRequest]) -> PreparedResponse:
@@ -82,16 +87,18 @@ async def prepare(checked: CheckedRequest[ResponsesRequest]) -> PreparedResponse
     async def attempt(conversation: Conversation) -> tuple[EngineCoreRequest, Rendered]:
         limit = TokenLimit(body.max_output_tokens, "max_output_tokens")
         logprobs = TopLogprobs(body.num_logprobs, "top_logprobs")
-        params = sampling_params(state, body.sampling_fields(), limit, logprobs, bool(body.stream))
+        options = _IN_BACKGROUND if body.background else _OPTIONS
+        stream = bool(body.stream or body.background)
+        params = sampling_params(state, body.sampling_fields(), limit, logprobs, stream)
         with in_words_of("input"):
-            return await prepare_chat(state, conversation, params, _OPTIONS, limit, partial(constraint_of, body))
+            return await prepare_chat(state, conversation, params, options, limit, partial(constraint_of, body))
 
     request, rendered = await (
         without_oldest_that_fits(conversation, attempt) if body.truncation == "auto" else attempt(conversation)
     )
-    response_id, store = new_id("resp_", state.replica_tag), store_of(checked.http)
+    response_id = new_id("resp_", state.replica_tag)
     created, tenant = int(time.time()), current_tenant.get()
-    return PreparedResponse(checked, [request], response_id, created, tenant, store, items, tools, rendered)
+    return PreparedResponse(checked, [request], response_id, created, tenant, items, tools, rendered)
 
 
 async def count_tokens(checked: CheckedRequest[InputTokensRequest]) -> int:
@@ -100,16 +107,10 @@ async def count_tokens(checked: CheckedRequest[InputTokensRequest]) -> int:
     return len(await count_prompt(checked.state, conversation, _OPTIONS, partial(constraint_of, checked.body)))
 
 
-def store_of(request: Request) -> ResponseStore:
-    """The responses that this server keeps."""
-    store: ResponseStore = request.app.state.responses
-    return store
-
-
 async def _read(checked: CheckedRequest[Any]) -> tuple[Conversation, list[Item], Toolbox]:
     """The conversation, its messages checked, with its items and tools. Raises APIError."""
     body: InputTokensRequest = checked.body
-    items = [opened(item, checked.state.seal) for item in _items(checked.http, checked.state.replica_tag, body)]
+    items = [opened(item, checked.state.seal) for item in await _items(checked.state, body)]
     lists_all = checked.state.args.deferred_tools == "top"
     tools = toolbox_of(body.tools, items, len(items) - len(body.input), lists_all)
     conversation = conversation_of(body, items, tools)
@@ -118,24 +119,29 @@ async def _read(checked: CheckedRequest[Any]) -> tuple[Conversation, list[Item],
     return conversation, items, tools
 
 
-def _items(request: Request, replica_tag: str, body: InputTokensRequest) -> list[Item]:
+async def _items(state: ServerState, body: InputTokensRequest) -> list[Item]:
     """Gather all items of the conversation. Raises APIError where an earlier response or item is not kept."""
-    items, store, tenant = list[Item](), store_of(request), current_tenant.get()
+    items, store, tenant = list[Item](), state.store, current_tenant.get()
     if (previous := body.previous_response_id) is not None:
-        entry = store.get(previous, tenant)
+        entry = await find(store, previous, tenant)
         if entry is None:
-            why = elsewhere(previous, replica_tag) or "it was not stored, or made room for others"
+            why = elsewhere(previous, state.replica_tag) or "it was not stored, has expired, or made room for others"
             raise bad_request(
                 f"previous_response_id {shown(previous)} is not found: {why}; send the whole conversation as input",
                 "previous_response_id",
                 code="previous_response_not_found",
             )
-        items += entry.input + entry.output
+        items += read_items([*entry.input, *entry.output])
+    if body.conversation is not None:
+        entry = await find(store, body.conversation.id, tenant, CONVERSATION)
+        if entry is None:
+            raise no_conversation(state, body.conversation.id, "conversation")
+        items += read_items(entry.output)
     for number, item in enumerate(body.input):
         if not isinstance(item, ItemReferenceParam):
             items.append(item)
             continue
-        found = store.item(item.id, tenant)
+        found = await find_item(store, item.id, tenant)
         if found is None:
             raise bad_request(
                 f"input.{number}: item {shown(item.id)} is not found; send the item itself", f"input.{number}"

@@ -11,11 +11,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from octavo.chat.messages import MAX_MESSAGES
 from octavo.chat.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
-from octavo.entrypoints.fields.blocks import OrText, known_types
+from octavo.entrypoints.errors import bad_request
+from octavo.entrypoints.fields.blocks import OrId, OrText, known_types
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
 from octavo.entrypoints.fields.values import Count, Index, ModelBody, ReasoningEffort, Seed, TemplateVariables
 
 _MAX_METADATA = 16
+Metadata = Annotated[dict[str, str], Field(max_length=_MAX_METADATA)]
 
 
 class _Part(BaseModel):
@@ -257,7 +259,7 @@ def _with_type(value: Any) -> Any:
     return {"type": "message", **value} if isinstance(value, dict) and "role" in value else value
 
 
-_InputItem = Annotated[
+InputItem = Annotated[
     Annotated[
         MessageParam
         | ReasoningParam
@@ -353,10 +355,9 @@ _Include = Literal[
 ]
 _UNSUPPORTED = UnsupportedFields(
     {
-        **dict.fromkeys(("conversation", "prompt", "context_management", "moderation", "messages", "functions"), ()),
+        **dict.fromkeys(("prompt", "context_management", "moderation", "messages", "functions"), ()),
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "stop"), ()),
         **dict.fromkeys(("chat_template", "documents", "logit_bias", "structured_outputs"), ()),
-        "background": (False,),
         "enable_response_messages": (False,),
         "n": (1,),
         "logprobs": (False,),
@@ -369,10 +370,15 @@ _UNSUPPORTED = UnsupportedFields(
         "response_format": "text.format",
         "reasoning_effort": "reasoning.effort",
         "structured_outputs": "text.format",
-        "conversation": "previous_response_id",
         "logprobs": "include",
     },
 )
+
+
+class ConversationParam(_Part):
+    """A conversation by its id."""
+
+    id: str
 
 
 class InputTokensRequest(ModelBody):
@@ -380,9 +386,10 @@ class InputTokensRequest(ModelBody):
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = _UNSUPPORTED
 
-    input: Annotated[list[_InputItem], Field(min_length=1, max_length=MAX_MESSAGES), OrText(_user_message)]
+    input: Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), OrText(_user_message)]
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: Annotated[ConversationParam | None, OrId()] = None
     tools: _Tools | None = None
     tool_choice: (
         Literal["none", "auto", "required"]
@@ -395,6 +402,14 @@ class InputTokensRequest(ModelBody):
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: TemplateVariables = None  # vLLM's
 
+    def check(self) -> None:
+        """Check what the types do not. Raises APIError."""
+        super().check()
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise bad_request(
+                "conversation holds all items already; drop it or previous_response_id", "previous_response_id"
+            )
+
 
 class ResponsesRequest(InputTokensRequest):
     """POST /v1/responses"""
@@ -404,9 +419,10 @@ class ResponsesRequest(InputTokensRequest):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool | None = None
     store: bool | None = None
+    background: bool | None = None
     include: list[_Include] | None = None
     top_logprobs: Index | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA)] | None = None
+    metadata: Metadata | None = None
     max_tool_calls: Count | None = None  # of built-in tools, of which there are none
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
@@ -417,6 +433,12 @@ class ResponsesRequest(InputTokensRequest):
     # Not OpenAI's
     top_k: Index | None = None
     seed: Seed | None = None
+
+    def check(self) -> None:
+        """Check what the types do not. Raises APIError."""
+        super().check()
+        if self.background and self.store is False:
+            raise bad_request("background needs store, since the response is fetched later; drop one", "background")
 
     @property
     def num_logprobs(self) -> int | None:

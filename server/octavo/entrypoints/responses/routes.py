@@ -4,30 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Raw, Struct, json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.entrypoints.dialect import Dialect, read_request
+from octavo.entrypoints.dialect import CheckedRequest, Dialect, read_request
 from octavo.entrypoints.errors import APIError, bad_request, shown
 from octavo.entrypoints.operation import Operation, answering
 from octavo.entrypoints.replica import elsewhere
+from octavo.entrypoints.responses import conversations
 from octavo.entrypoints.responses.answers import whole
+from octavo.entrypoints.responses.background import Background
 from octavo.entrypoints.responses.events import ResponseEvents
 from octavo.entrypoints.responses.items import DeletedResponse, InputTokenCount, ResponseItems, ResponseObject, listed
-from octavo.entrypoints.responses.prepare import count_tokens, prepare, store_of
+from octavo.entrypoints.responses.listing import ITEMS_QUERY, page_of
+from octavo.entrypoints.responses.prepare import PreparedResponse, count_tokens, prepare
 from octavo.entrypoints.responses.protocol import InputTokensRequest, ResponsesRequest
-from octavo.entrypoints.responses.store import StoredResponse
+from octavo.entrypoints.responses.store import find, read_items
 from octavo.entrypoints.state import state_of
+from octavo.entrypoints.storage.tables import Entry
 from octavo.entrypoints.tenants import current_tenant
 from octavo.entrypoints.transport.responses import JSON
 
-RESPONSES = Dialect("create_response", ResponsesRequest, prepare, whole, ResponseEvents)
-_MOST_LISTED = 100
-ITEMS_QUERY: dict[str, dict[str, Any]] = {
-    "order": {"enum": ["asc", "desc"]},
-    "after": {"type": "string", "description": "the id of an item: those behind it are listed"},
-    "limit": {"type": "integer", "minimum": 1, "maximum": _MOST_LISTED},
+_MOST_DIGITS = 16  # of the number of an event
+STREAM_QUERY: dict[str, dict[str, Any]] = {
+    "stream": {"type": "boolean", "description": "of a response in the background: its events"},
+    "starting_after": {"type": "integer", "minimum": 0, "description": "the number of the last event that is known"},
 }
+
+
+async def prepare_or_queue(checked: CheckedRequest[ResponsesRequest]) -> PreparedResponse | Response:
+    """Prepare a response, or put it into the background. Raises ValueError, APIError."""
+    prepared = await prepare(checked)
+    return await _background(checked.http).accept(prepared) if checked.body.background else prepared
+
+
+RESPONSES = Dialect("create_response", ResponsesRequest, prepare_or_queue, whole, ResponseEvents)
 
 
 async def count_input_tokens(request: Request) -> Response:
@@ -37,26 +49,37 @@ async def count_input_tokens(request: Request) -> Response:
 
 async def retrieve_response(request: Request) -> Response:
     """Handle GET /v1/responses/{response_id}."""
-    if request.query_params.get("stream") in ("true", "1"):
-        raise bad_request("stream is not supported for responses that are kept: drop it", "stream")
-    return JSON(_stored(request).response)
+    entry, query = await _stored(request), request.query_params
+    if query.get("stream") not in ("true", "1"):
+        return JSON(Raw(entry.body))
+    if not _is_in_background(entry):
+        raise bad_request(
+            f"stream is for responses that were created with background, and {entry.id} was not: drop it", "stream"
+        )
+    after = query.get("starting_after", "")
+    if not (after.isdecimal() and after.isascii() and len(after) < _MOST_DIGITS) and after:
+        raise bad_request(f"starting_after must be the number of an event, got {shown(after)}", "starting_after")
+    return _background(request).stream(entry.id, int(after or -1))
 
 
 async def delete_response(request: Request) -> Response:
     """Handle DELETE /v1/responses/{response_id}."""
-    entry = _stored(request)
-    store_of(request).delete(entry.response.id)
-    return JSON(DeletedResponse(entry.response.id))
+    entry = await _stored(request)
+    await state_of(request).store.run(lambda tables: tables.delete(entry.id, current_tenant.get()))
+    return JSON(DeletedResponse(entry.id))
 
 
 async def cancel_response(request: Request) -> Response:
     """Handle POST /v1/responses/{response_id}/cancel, which is for responses in the background."""
-    entry = _stored(request)
-    raise bad_request(
-        f"response {entry.response.id} is {entry.response.status} and cannot be cancelled: background is not built; "
-        "to stop one that is under way, close its connection",
-        "response_id",
-    )
+    entry = await _stored(request)
+    if not _is_in_background(entry):
+        raise bad_request(
+            f"response {entry.id} is {entry.status} and cannot be cancelled, since it was created without background; "
+            "to stop one that is under way, close its connection",
+            "response_id",
+        )
+    left = await _background(request).cancel(entry.id)
+    return JSON(Raw((left or entry).body))
 
 
 async def compact_response(request: Request) -> Response:
@@ -66,32 +89,32 @@ async def compact_response(request: Request) -> Response:
 
 async def list_input_items(request: Request) -> Response:
     """Handle GET /v1/responses/{response_id}/input_items."""
-    entry = _stored(request)
-    asked = request.query_params
-    items = [listed(item, number) for number, item in enumerate(entry.input)]
-    if asked.get("order", "desc") not in ("asc", "desc"):
-        raise bad_request(f"order must be asc or desc, got {shown(asked['order'])}", "order")
-    if asked.get("order", "desc") == "desc":
-        items.reverse()
-    limit = asked.get("limit", "20")
-    if not (limit.isdecimal() and limit.isascii() and 1 <= int(limit[:4]) <= _MOST_LISTED):
-        raise bad_request(f"limit must be between 1 and {_MOST_LISTED}, got {shown(limit)}", "limit")
-    if (after := asked.get("after")) is not None:
-        at = next((number for number, item in enumerate(items) if item["id"] == after), None)
-        if at is None:
-            raise bad_request(f"after must be the id of an item of this response, got {shown(after)}", "after")
-        items = items[at + 1 :]
-    found = items[: int(limit)]
-    first, last = (found[0]["id"], found[-1]["id"]) if found else ("", "")
-    return JSON(ResponseItems(found, first, last, len(items) > len(found)))
+    entry = await _stored(request)
+    items = [listed(item, number) for number, item in enumerate(read_items(entry.input))]
+    return JSON(page_of(items, request.query_params))
 
 
-def _stored(request: Request) -> StoredResponse:
+def _background(request: Request) -> Background:
+    background: Background = request.app.state.background
+    return background
+
+
+def _is_in_background(entry: Entry) -> bool:
+    return bool(json.decode(entry.body, type=ResponseFlags).background)
+
+
+class ResponseFlags(Struct):
+    """What says how a stored response is made."""
+
+    background: bool = False
+
+
+async def _stored(request: Request) -> Entry:
     response_id = request.path_params["response_id"]
-    entry = store_of(request).get(response_id, current_tenant.get())
+    entry = await find(state_of(request).store, response_id, current_tenant.get())
     if entry is None:
         why = elsewhere(response_id, state_of(request).replica_tag)
-        why = why or "it was not stored, was deleted, or made room for others"
+        why = why or "it was not stored, was deleted, has expired, or made room for others"
         raise APIError(
             404, f"response {shown(response_id)} is not found: {why}", param="response_id", code="response_not_found"
         )
@@ -121,6 +144,8 @@ OPERATIONS = (
         retrieve_response,
         "Retrieve a stored response",
         answer=ResponseObject,
+        streams="text/event-stream",
+        query=STREAM_QUERY,
     ),
     Operation(
         "DELETE",
@@ -133,7 +158,7 @@ OPERATIONS = (
         "POST",
         "/v1/responses/{response_id}/cancel",
         cancel_response,
-        "Not supported: there are no background responses",
+        "Cancel a response in the background",
         answer=ResponseObject,
     ),
     Operation(
@@ -144,4 +169,5 @@ OPERATIONS = (
         answer=ResponseItems,
         query=ITEMS_QUERY,
     ),
+    *conversations.OPERATIONS,
 )
