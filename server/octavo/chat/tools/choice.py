@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 from octavo.chat.tools.formats.row import Format
+from octavo.chat.tools.formats.spelling import spelled
 from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
 from octavo.chat.tools.parsers import CallPiece, reader_of
 from octavo.text.chat_template import ChatTemplateError, render
@@ -98,6 +99,7 @@ class CallFormat:
     told: bool = True  # the template describes tools itself; False: it must not see them
     writes: bool = True  # the template writes earlier calls; False: they become text of their message
     needs_none: bool = False  # the template writes calls only of messages whose content is null
+    spelled: Format | None = None  # the row with the template's own line breaks
 
     @property
     def generic(self) -> bool:
@@ -107,7 +109,7 @@ class CallFormat:
     @property
     def row(self) -> Format:
         """The format's row in the table."""
-        return TOOL_FORMATS[self.parser]
+        return self.spelled or TOOL_FORMATS[self.parser]
 
 
 def knows_tools(template: str) -> bool:
@@ -146,7 +148,8 @@ def _flagged(own: CallFormat | None, flag: str, told: bool) -> CallFormat:
             own.parser,
             own.how,
         )
-    return replace(own, parser=flag, how="flag")
+    same = TOOL_FORMATS[own.parser] is TOOL_FORMATS[flag]
+    return replace(own, parser=flag, how="flag", spelled=own.spelled if same else None)
 
 
 @lru_cache(maxsize=64)
@@ -173,7 +176,8 @@ def _own_format(template: str) -> CallFormat | None:
         writes_calls = writes_calls or bool(turns)
         for row in ROWS if turns else ():
             if all(any(_calls_in(row, text) == expected for text in texts) for expected, texts in turns):
-                return CallFormat(row.name, "read back", as_text, told, needs_none=content is None)
+                own = spelled(row, ((calls, texts[0]) for calls, texts in turns))
+                return CallFormat(row.name, "read back", as_text, told, needs_none=content is None, spelled=own)
         if turns and content == "" and (probes, as_text) == _PROBES[-1]:
             break
     if writes_calls or not knows_tools(template):

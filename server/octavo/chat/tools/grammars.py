@@ -80,13 +80,18 @@ def _json_calls(
         if not row.each:
             following = f" ({quoted(row.between)} @call)*" if more else ""
             return CallGrammar(f"(@call{following})", call)
+        if row.exact:
+            gap = quoted(row.between) if row.between else ""
+            one = f"{begin} {gap} @call {gap} {end}"
+            return CallGrammar(f"(/\\n?/ {one}{f' ({gap} {one})*' if more else ''})", call)
         return CallGrammar(f"(/\\n?/ {begin} /\\n?/ @call /\\n?/ {end}){more}", call)
     if isinstance(kind, Json):
         listed = any_call(functions, max_calls, kind.arguments_key, kind.name_key)
     else:
         listed = _list_of(_keyed_call(functions), max_calls)
-    closing = f"/\\n?/ {end}" if row.ends_section else ""
-    return CallGrammar(f"({begin} /\\n?/ @calls {closing})", {"calls": grammar(listed)})
+    loose = "" if row.exact else "/\\n?/"
+    closing = f"{loose} {end}" if row.ends_section else ""
+    return CallGrammar(f"({begin} {loose} @calls {closing})", {"calls": grammar(listed)})
 
 
 def keeps_schemas(row: Format, functions: Functions) -> bool:

@@ -94,7 +94,7 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
         )
     max_calls = 1 if conversation.parallel_tool_calls is False else None
     harmony = speaks_harmony(options, template)
-    row = TOOL_FORMATS["openai" if harmony else format_of(template, options.call_format).parser]
+    row = TOOL_FORMATS["openai"] if harmony else format_of(template, options.call_format).row
     if choice == "auto":
         if not options.enable_auto_tool_choice:
             raise FieldError(

@@ -82,10 +82,16 @@ def tagged_calls(
     rules.append("call: " + " | ".join(names))
     begin, end = row.section
     if row.addressed:
-        another = lark_of(row.thoughts[1] + row.texts[0], token_id)
-        rule = f"(/ ?/ call{f' ({another} / ?/ call)*' if more else ''})"
+        another = lark_of(f"{row.thoughts[1]}{row.texts[0]} ", token_id)
+        following = f" ({another} call)*" if more else ""
+        rule = f"(/ ?/ call{following})"
+    elif row.exact and not begin:
+        rule = f"(/\\n?/ call{_more(more, row.between, 'call')})"
     elif not begin:
         rule = f"(/\\n?/ call){more}"
+    elif row.each and row.exact:
+        one = f"{lark_of(begin + newline, token_id)} call {lark_of(newline + end, token_id)}"
+        rule = f"(/\\n?/ {one}{_more(more, newline, one)})"
     elif row.each:
         opened, closed = lark_of(begin + newline, token_id), lark_of(newline + end, token_id)
         rule = f"(/\\n?/ {opened} call {closed}){more}"
@@ -94,6 +100,11 @@ def tagged_calls(
         following = f" ({between} call)*" if more else ""
         rule = f"(/\\n{{0,2}}/ {lark_of(begin, token_id)} {between} call{following} {between} {lark_of(end, token_id)})"
     return CallGrammar(rule, parts, "\n".join(rules))
+
+
+def _more(more: str, between: str, call: str) -> str:
+    """Lark for further calls, where there may be any."""
+    return f" ({json.dumps(between) if between else ''} {call})*" if more else ""
 
 
 def _value(

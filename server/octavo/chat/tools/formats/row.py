@@ -97,6 +97,7 @@ class Format:
     special: bool = False  # the markers are special tokens of the model
     id_length: int = 0  # of ids that the templates demand; 0: any
     keeps_ids: bool = False  # the header's name and number are the id of the call
+    exact: bool = False  # line breaks are as the model's template writes them; a grammar allows no others
     aliases: tuple[str, ...] = ()  # other names
 
     @property

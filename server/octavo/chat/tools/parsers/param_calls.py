@@ -66,7 +66,7 @@ class ParamsReader(FormatReader):
                     kinds = {"string"} if word == tags.text_kind else kinds - {"string"}
                 if tags.value:
                     yield from self._skip_space()
-                    yield from self._expect(tags.value)
+                    yield from self._expect(tags.value.lstrip())
                 lead = yield from self._value(f"{lead}{json.dumps(key, ensure_ascii=False)}: ", kinds)
             if not (yield from self._read(call_end)) and not self._ends_in(call_end):
                 end = self.row.section[1]  # models forget the call's own
