@@ -33,7 +33,7 @@ from octavo.text.messages import for_template
 if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
 
-_TAG_TOKENS = 24  # at the end of a prompt that surely hold a tag and the space around it
+_TAG_TOKENS = 64  # at the end of a prompt that surely hold a tag and the space around it
 
 _RECIPIENT = ">>>"  # in front of messages that name who is to read them
 

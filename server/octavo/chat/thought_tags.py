@@ -16,6 +16,7 @@ class ThoughtTags:
     names: tuple[str, ...] = ()
     also: tuple[tuple[str, str], ...] = ()  # other spellings of both
     texts: tuple[str, ...] = ()  # marks around the answer, which are no content
+    empty: str = ""  # an empty thought, where it is more than the tags
     both_signs: bool = False  # other families write the closing tag, too, so that it alone says nothing
 
     @property
@@ -43,6 +44,8 @@ class ThoughtTags:
 
     def ended(self, prompt: str) -> str:
         """What a prompt needs behind it so that the model answers without thoughts."""
+        if self.empty and not self.opened_by(prompt):
+            return self.empty
         gap = "\n\n" if self.opening == THINK.opening else ""
         return (gap[1:] if self.opened_by(prompt) else self.opening + gap) + self.closing + gap
 
@@ -97,6 +100,7 @@ THOUGHT_TAGS = (
         "<|eom|>",
         ("muse_glimmer",),
         texts=("<|start|>assistant", "to=user<|message|>", "<|eot|>"),
+        empty=" to=self<|message|><|eom|><|start|>assistant",
         both_signs=True,
     ),
     ThoughtTags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", ("plamo3",)),
@@ -121,6 +125,7 @@ THOUGHT_TAGS = (
         "<|end|>",
         ("solar_open2",),
         texts=("<|begin|>assistant", "<|content|>"),
+        empty="<|think|><|end|><|begin|>assistant",
         both_signs=True,
     ),
 )

@@ -107,6 +107,24 @@ FAMILIES = {
         {"enable_thinking": True},
         {"enable_thinking": False},
     ),
+    "muse": (
+        "{% for m in messages %}{% if m.reasoning_content %}<|start|>assistant to=self<|message|>"
+        "{{ m.reasoning_content }}<|eom|>{% endif %}<|start|>{{ m.role }} to=user<|message|>{{ m.content }}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}",
+        ("to=self<|message|>", "<|eom|>"),
+        "read back",
+        True,
+        {},
+        None,
+    ),
+    "apriel": (
+        asked("Here are my reasoning steps:\n{# [BEGIN FINAL RESPONSE] #}"),
+        ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        "opened by the prompt",
+        True,
+        {},
+        None,
+    ),
     "unheard of": (spoken("<inner>", "</inner>"), ("<inner>", "</inner>"), "read back", True, {}, None),
     "plain": (TURNS, None, "none", True, {}, None),
     "a message for thoughts": (spoken("", "<|end|><|assistant|>"), None, "none", True, {}, None),
@@ -179,6 +197,8 @@ def end_of(tokenizer: Tokenizer, name: str, options: dict | None = None, **wishe
         ("deepseek r1", {"thinking": False}, "<think>\n\n</think>\n\n"),
         ("kimi k2 thinking", {"reasoning_effort": "none"}, "<think>\n\n</think>\n\n"),
         ("unheard of", {"thinking": False}, "<inner></inner>"),
+        ("muse", {"thinking": False}, " to=self<|message|><|eom|><|start|>assistant"),
+        ("apriel", {"thinking": False}, "Here are my reasoning steps:\n[BEGIN FINAL RESPONSE]"),
         ("plain", {"thinking": False, "reasoning_effort": "none"}, ""),
     ],
 )
