@@ -23,6 +23,7 @@ ENGINE = {
         "1 or true: `--max-model-len` may be above the model's positions; longer texts may be answered with nonsense.",
     ),
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": ("none", "As OCTAVO_ALLOW_LONG_MAX_MODEL_LEN."),
+    "OCTAVO_RESPONSES_STORE": ("none", "As `--responses-store`, which comes first."),
     "OCTAVO_SEAL_KEY": ("none", "As `--seal-key`, which comes first."),
     "OCTAVO_REPLICA_ADDRESS": ("none", "As `--replica-address`, which comes first; the operator sets it."),
     "OCTAVO_CLUSTER_TOKEN": ("none", "Secret by which the nodes of an engine know each other (`--nnodes`)."),

@@ -32,7 +32,7 @@ class ServerArgs:
     management_port: int | None = None  # None: no second port
     max_num_queued_reqs: int | None = None  # None: 8 * max_num_seqs
     max_request_bytes: int | None = None  # None: 4 MiB, or 32 bytes for each token of max_model_len if that is more
-    responses_store: str | None = None  # a file, or "memory"; None: a file in the user's state folder
+    responses_store: str | None = None  # a file, postgresql://..., or "memory"; None: a file in the user's state folder
     responses_ttl: int = 30 * 24 * 3600  # seconds; 0: forever
     responses_max_bytes: int | None = None  # None: 1 GiB in a file, 64 MiB in memory
     max_logprobs: int = 20
@@ -112,8 +112,11 @@ class ServerArgs:
         self._check_secrets()
 
     def _check_store(self) -> None:
-        if self.responses_store is not None and "://" in self.responses_store:
-            raise ConfigError(f'responses_store must be a file or "memory", got {self.responses_store[:40]!r}')
+        scheme, is_address, _ = (self.responses_store or "").partition("://")
+        if is_address and scheme not in ("postgresql", "postgres"):
+            raise ConfigError(f'responses_store must be a file, postgresql://... or "memory", got {scheme[:40]}://...')
+        if is_address and self.responses_max_bytes is not None:
+            raise ConfigError("responses_max_bytes is for files and memory; drop it, and limit the database itself")
         if self.responses_store == "":
             raise ConfigError('responses_store must not be empty; name a file, or "memory"')
         if not 0 <= self.responses_ttl <= _MAX_TTL:

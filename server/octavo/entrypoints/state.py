@@ -86,6 +86,11 @@ class ServerState:
         return self.model_names[0]
 
     @property
+    def store_tag(self) -> str:
+        """The name of this replica in ids of what its store has; empty where all replicas have it."""
+        return "" if self.store.is_shared else self.replica_tag
+
+    @property
     def has_ended(self) -> bool:
         """The engine core has ended."""
         return self.engine.dead is not None

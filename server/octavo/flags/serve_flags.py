@@ -48,6 +48,7 @@ def serve_arguments(
         engine_args.model = namespace.model_tag
     args.api_key = args.api_key or _keys_from(environment)
     args.seal_key = args.seal_key or environment.get("OCTAVO_SEAL_KEY") or None
+    args.responses_store = args.responses_store or environment.get("OCTAVO_RESPONSES_STORE") or None
     args.replica_address = args.replica_address or environment.get("OCTAVO_REPLICA_ADDRESS")
     args.check()
     engine_args._validate()

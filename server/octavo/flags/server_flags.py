@@ -33,8 +33,10 @@ SERVER_HELP = {
     "--max-num-seqs)",
     "max_request_bytes": "Maximum size of a request's body, as 4MiB or in bytes "
     "(default: 4 MiB, 32 MiB for a model that reads images, or 32 bytes per token of --max-model-len if that is more)",
-    "responses_store": "Where responses and conversations are kept: a SQLite file on a local disk, or memory (default: "
-    "octavo/responses.db in XDG_STATE_HOME or ~/.local/state, or memory where it cannot be written)",
+    "responses_store": "Where responses and conversations are kept: a SQLite file on a local disk, "
+    "a PostgreSQL database that all replicas share (postgresql://USER@HOST/NAME, needs the extra postgres), or memory "
+    "(default: OCTAVO_RESPONSES_STORE of the environment, else octavo/responses.db in XDG_STATE_HOME or "
+    "~/.local/state, or memory where it cannot be written)",
     "responses_ttl": "Seconds after which a stored response is deleted; 0: never",
     "responses_max_bytes": "Maximum size of all that --responses-store keeps, as 1GiB or in bytes. The oldest makes "
     "room (default: 1 GiB, or 64 MiB in memory)",

@@ -14,6 +14,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from support.sdk_types import fits
 
+from octavo.entrypoints.storage.database import SqliteDatabase
 from octavo.entrypoints.storage.runs import LEASE_SECONDS, NewRun, RunTables, Told
 from octavo.entrypoints.storage.tables import Entry, StoredItem
 
@@ -203,7 +204,7 @@ class Clock:
 
 def test_leases_decide_who_makes_a_response() -> None:
     clock = Clock()
-    tables = RunTables(":memory:", 1 << 30, 0, clock)
+    tables = RunTables(SqliteDatabase(":memory:"), 1 << 30, 0, clock)
     entry = Entry("resp_1", "one a", 1, "queued", b"{}", [StoredItem(b"asked")])
     tables.begin(NewRun(entry, "first", "tiny", b"request"), Told(0, 2, b"a\n\nb\n\n"))
     clock.now += LEASE_SECONDS - 1
@@ -224,12 +225,12 @@ def test_leases_decide_who_makes_a_response() -> None:
     tables.delete("resp_1", None)
     assert not tables.advance("resp_1", "third", Told(3, 1, b"d\n\n"), None)
     assert tables.events_after("resp_1", -1) == ([], None)
-    assert not tables._db.execute("SELECT id FROM runs UNION SELECT id FROM events").fetchall()
+    assert not tables._db.execute("SELECT id FROM runs UNION SELECT id FROM events")
 
 
 def test_responses_that_run_neither_expire_nor_make_room() -> None:
     clock = Clock()
-    tables = RunTables(":memory:", 1 << 20, 10, clock)
+    tables = RunTables(SqliteDatabase(":memory:"), 1 << 20, 10, clock)
     tables.begin(NewRun(Entry("resp_1", "", 1, "queued", b"{}"), "first", "tiny", b""), Told(0, 1, b"a\n\n"))
     clock.now += 100
     tables.expire()

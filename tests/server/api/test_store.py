@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.storage.database import SqliteDatabase
 from octavo.entrypoints.storage.places import default_path, file_system_of, open_store
 from octavo.entrypoints.storage.runs import RunTables
 from octavo.entrypoints.storage.store import Store, StoreError
@@ -35,7 +36,7 @@ class Clock:
 def tables(
     path: str = ":memory:", max_bytes: int = 1 << 30, lifetime: int = 0, clock: Clock | None = None
 ) -> RunTables:
-    return RunTables(path, max_bytes, lifetime, clock or Clock())
+    return RunTables(SqliteDatabase(path), max_bytes, lifetime, clock or Clock())
 
 
 def entry(name: str, tenant: Tenant | None = None, size: int = 1) -> Entry:
@@ -59,7 +60,7 @@ def test_what_is_put_comes_back_until_it_is_deleted_and_leaves_nothing(turns, da
         gone = entries.pop(name)
         assert kept.delete(name, None) and not kept.delete(name, None)
         assert kept.get(name, None) is None and not any(kept.item(item.id, None) for item in gone.output)
-    assert kept.count() == 0 and not kept._db.execute("SELECT * FROM bodies").fetchall()
+    assert kept.count() == 0 and not kept._db.execute("SELECT * FROM bodies")
 
 
 def test_items_that_turns_repeat_are_stored_once(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_items_that_turns_repeat_are_stored_once(tmp_path: Path) -> None:
     items = [StoredItem(os.urandom(10_000)) for _ in range(100)]
     for number in range(100):
         kept.put(Entry(f"resp_{number}", "", number, "completed", b"{}", items[:number], items[number : number + 1]))
-    assert kept._used_bytes() < 2_000_000
+    assert kept._db.used_bytes() < 2_000_000
     whole = kept.get("resp_99", None)
     assert whole is not None and [*whole.input, *whole.output] == items
 
@@ -94,7 +95,7 @@ def test_the_oldest_makes_room() -> None:
     used = kept.get("conv_1", None)
     assert used is not None and len(used.output) == 60, "what goes on is not old"
     assert 2 < len(found) < 21 and found == list(range(60 - len(found), 60))
-    assert kept._used_bytes() <= 1 << 20
+    assert kept._db.used_bytes() <= 1 << 20
     with pytest.raises(FullError):
         kept.put(entry("resp_large", size=2 << 20))
     assert kept.count() == len(found) + 1, "what is too large costs the others nothing"
@@ -133,7 +134,7 @@ async def _fill_a_disk(tmp_path: Path) -> None:
     kept = tables(str(tmp_path / "r.db"))
     store = Store(kept, True)
     await store.run(lambda tables: tables.put(entry("resp_1")))
-    kept._db.execute(f"PRAGMA max_page_count = {kept._value('PRAGMA page_count') + 2}")
+    kept._db.execute(f"PRAGMA max_page_count = {kept._db.value('PRAGMA page_count') + 2}")
     with pytest.raises(StoreError, match=r"--responses-store.* full") as raised:
         await store.run(lambda tables: tables.put(entry("resp_2", size=100_000)))
     assert raised.value.status == 503

@@ -86,8 +86,8 @@ async def create_conversation(request: Request) -> Response:
     """Handle POST /v1/conversations."""
     state = state_of(request)
     body = await read_body(request, CreateConversationRequest, state)
-    items = in_conversation(await _resolved(state, body.items or []), state.replica_tag)
-    made = ConversationObject(new_id(CONVERSATION, state.replica_tag), int(time.time()), body.metadata or {})
+    items = in_conversation(await _resolved(state, body.items or []), state.store_tag)
+    made = ConversationObject(new_id(CONVERSATION, state.store_tag), int(time.time()), body.metadata or {})
     owner = account_of(current_tenant.get())
     entry = Entry(made.id, owner, made.created_at, "", json.encode(made), output=items)
     await state.store.run(lambda tables: tables.put(entry))
@@ -128,7 +128,7 @@ async def create_conversation_items(request: Request) -> Response:
     state, tenant = state_of(request), current_tenant.get()
     body = await read_body(request, AddItemsRequest, state)
     entry = await _stored(request)
-    items = in_conversation(await _resolved(state, body.items), state.replica_tag)
+    items = in_conversation(await _resolved(state, body.items), state.store_tag)
     if not await state.store.run(lambda tables: tables.append(entry.id, tenant, items)):
         raise _not_found(request)
     added = [listed(item, number) for number, item in enumerate(read_items(items))]

@@ -96,7 +96,7 @@ async def prepare(checked: CheckedRequest[ResponsesRequest]) -> PreparedResponse
     request, rendered = await (
         without_oldest_that_fits(conversation, attempt) if body.truncation == "auto" else attempt(conversation)
     )
-    response_id = new_id("resp_", state.replica_tag)
+    response_id = new_id("resp_", state.store_tag)
     created, tenant = int(time.time()), current_tenant.get()
     return PreparedResponse(checked, [request], response_id, created, tenant, items, tools, rendered)
 
@@ -125,7 +125,7 @@ async def _items(state: ServerState, body: InputTokensRequest) -> list[Item]:
     if (previous := body.previous_response_id) is not None:
         entry = await find(store, previous, tenant)
         if entry is None:
-            why = elsewhere(previous, state.replica_tag) or "it was not stored, has expired, or made room for others"
+            why = elsewhere(previous, state.store_tag) or "it was not stored, has expired, or made room for others"
             raise bad_request(
                 f"previous_response_id {shown(previous)} is not found: {why}; send the whole conversation as input",
                 "previous_response_id",

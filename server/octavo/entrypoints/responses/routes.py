@@ -113,7 +113,7 @@ async def _stored(request: Request) -> Entry:
     response_id = request.path_params["response_id"]
     entry = await find(state_of(request).store, response_id, current_tenant.get())
     if entry is None:
-        why = elsewhere(response_id, state_of(request).replica_tag)
+        why = elsewhere(response_id, state_of(request).store_tag)
         why = why or "it was not stored, was deleted, has expired, or made room for others"
         raise APIError(
             404, f"response {shown(response_id)} is not found: {why}", param="response_id", code="response_not_found"

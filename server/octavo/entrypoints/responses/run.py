@@ -89,7 +89,7 @@ class Run:
                 await asyncio.sleep(_FLUSH_SECONDS)  # the next output is all that comes meanwhile
         answer = events.complete()
         self._pending += events.last()
-        turn, tag = answer.turn(), self._state.replica_tag
+        turn, tag = answer.turn(), self._state.store_tag
 
         def write(tables: RunTables) -> None:
             turn.write(tables, tag)

@@ -69,7 +69,7 @@ async def keep(state: ServerState, turn: Turn) -> bool:
     """Store a response, and add to its conversation. Where that fails the log says so, and the answer is still given:
     returns False."""
     try:
-        await state.store.run(lambda tables: tables.write(lambda: turn.write(tables, state.replica_tag)))
+        await state.store.run(lambda tables: tables.write(lambda: turn.write(tables, state.store_tag)))
     except StoreError as error:
         logger.error("response %s is not stored: %s", turn.response.id, error.why)
         return False
@@ -95,7 +95,7 @@ async def find(store: Store, entry_id: str, tenant: Tenant | None, prefix: str =
 
 def no_conversation(state: ServerState, conversation_id: str, param: str) -> APIError:
     """The error for a conversation that is not kept; ``param``: the field that names it."""
-    why = elsewhere(conversation_id, state.replica_tag) or "it was deleted, has expired, or made room for others"
+    why = elsewhere(conversation_id, state.store_tag) or "it was deleted, has expired, or made room for others"
     message = f"conversation {shown(conversation_id)} is not found: {why}"
     return APIError(404, message, param=param, code="conversation_not_found")
 

@@ -1,4 +1,4 @@
-"""Choose where a server keeps responses: a file, or its memory."""
+"""Choose where a server keeps responses: a file, a database, or its memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.storage.database import SqliteDatabase
+from octavo.entrypoints.storage.postgres import PostgresDatabase
 from octavo.entrypoints.storage.runs import RunTables
 from octavo.entrypoints.storage.store import Store
 from octavo.errors import ConfigError
@@ -17,6 +19,7 @@ from octavo.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 MEMORY = "memory"
+POSTGRES = ("postgresql://", "postgres://")
 DEFAULT_BYTES, DEFAULT_MEMORY_BYTES = 1 << 30, 64 << 20
 # File systems of networks, on which locks and shared memory do not hold what SQLite needs of them.
 # fmt: off
@@ -38,6 +41,8 @@ def open_store(args: ServerArgs, environment: Mapping[str, str] = os.environ) ->
     given = args.responses_store
     if given == MEMORY:
         return _in_memory(args)
+    if given is not None and given.startswith(POSTGRES):
+        return _in_postgres(given, args)
     path = default_path(environment) if given is None else Path(given)
     if path is None:
         logger.warning("responses are kept in memory, until the server ends: the user has no folder (HOME)")
@@ -76,9 +81,22 @@ def file_system_of(path: Path, mounts: str) -> str:
     return kind
 
 
+def _in_postgres(url: str, args: ServerArgs) -> Store:
+    database = PostgresDatabase(url)
+    try:
+        tables = RunTables(database, 0, args.responses_ttl, time.time)
+    except database.errors as error:  # whose words have no password
+        raise ConfigError(
+            f"responses_store names a PostgreSQL database that does not work: {str(error).strip()}; correct the "
+            "address, or start the database"
+        ) from None
+    logger.info("responses are kept in PostgreSQL")
+    return Store(tables, is_lasting=True, is_shared=True)
+
+
 def _in_memory(args: ServerArgs) -> Store:
     most = args.responses_max_bytes or DEFAULT_MEMORY_BYTES
-    return Store(RunTables(":memory:", most, args.responses_ttl, time.time), is_lasting=False)
+    return Store(RunTables(SqliteDatabase(":memory:"), most, args.responses_ttl, time.time), is_lasting=False)
 
 
 def _in_file(path: Path, args: ServerArgs) -> Store:
@@ -93,7 +111,8 @@ def _in_file(path: Path, args: ServerArgs) -> Store:
                 'a file on a disk of this machine, or "memory"'
             )
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # prompts are nobody else's to read
-        tables = RunTables(str(path), args.responses_max_bytes or DEFAULT_BYTES, args.responses_ttl, time.time)
+        most = args.responses_max_bytes or DEFAULT_BYTES
+        tables = RunTables(SqliteDatabase(str(path)), most, args.responses_ttl, time.time)
     except ConfigError:
         raise
     except (OSError, ValueError, RuntimeError, sqlite3.Error) as error:

@@ -68,7 +68,7 @@ class RunTables(Tables):
 
         def write() -> bool:
             sql = "SELECT 1 FROM runs WHERE id = ? AND owner = ?"
-            if self._db.execute(sql, (entry_id, owner)).fetchone() is None:
+            if not self._db.execute(sql, (entry_id, owner)):
                 return False
             self._tell(entry_id, told)
             if change is not None:
@@ -104,16 +104,16 @@ class RunTables(Tables):
     def events_after(self, entry_id: str, number: int) -> tuple[list[tuple[int, bytes]], str | None]:
         """The next events behind the one of ``number``, each list with the number of its first, and the response's
         status; None: it is gone. Events are all there once the status says that it has ended."""
-        status = self._db.execute("SELECT status FROM entries WHERE id = ?", (entry_id,)).fetchone()
+        status = self._db.execute("SELECT status FROM entries WHERE id = ?", (entry_id,))
         sql = "SELECT first, body FROM events WHERE id = ? AND last > ? ORDER BY first LIMIT ?"
-        rows = self._db.execute(sql, (entry_id, number, _ROWS)).fetchall()
-        return [(first, zlib.decompress(body)) for first, body in rows], status and status[0]
+        rows = self._db.execute(sql, (entry_id, number, _ROWS))
+        return [(first, zlib.decompress(body)) for first, body in rows], status[0][0] if status else None
 
     def renew(self, owner: str, names: Sequence[str]) -> None:
         """Begin a server's leases of these responses anew."""
         sql, lease = "UPDATE runs SET lease = ? WHERE id = ? AND owner = ?", self._lease()
         if names:
-            self.write(lambda: self._db.executemany(sql, [(lease, name, owner) for name in names]))
+            self.write(lambda: self._db.execute_many(sql, [(lease, name, owner) for name in names]))
 
     def release(self, owner: str) -> None:
         """End the leases of a server: whoever comes first makes its responses."""
@@ -123,14 +123,14 @@ class RunTables(Tables):
         """Take over responses of ``models`` that nobody makes any more, at most so many. Their events are forgotten."""
         wanted = f"lease <= ? AND model IN ({', '.join('?' * len(models))})"
         now = int(self._clock())
-        if not self._db.execute(f"SELECT 1 FROM runs WHERE {wanted} LIMIT 1", (now, *models)).fetchone():
+        if not self._db.execute(f"SELECT 1 FROM runs WHERE {wanted} LIMIT 1", (now, *models)):
             return []
 
         def write() -> list[ClaimedRun]:
             sql = f"SELECT id, request, attempt + 1 FROM runs WHERE {wanted} LIMIT ?"
-            rows = self._db.execute(sql, (now, *models, most)).fetchall()
+            rows = self._db.execute(sql, (now, *models, most))
             sql = "UPDATE runs SET owner = ?, lease = ?, attempt = ? WHERE id = ?"
-            self._db.executemany(sql, [(owner, self._lease(), attempt, name) for name, _, attempt in rows])
+            self._db.execute_many(sql, [(owner, self._lease(), attempt, name) for name, _, attempt in rows])
             return [run for row in rows if (run := self._claimed(*row)) is not None]
 
         return self.write(write)
@@ -141,7 +141,7 @@ class RunTables(Tables):
             self._db.execute("DELETE FROM runs WHERE id = ?", (entry_id,))
             return None
         sql = "SELECT coalesce(max(last), -1) + 1 FROM events WHERE id = ?"
-        (number,) = self._db.execute(sql, (entry_id,)).fetchone()
+        ((number,),) = self._db.execute(sql, (entry_id,))
         self._db.execute("DELETE FROM events WHERE id = ?", (entry_id,))
         return ClaimedRun(entry, zlib.decompress(request), attempt, number)
 

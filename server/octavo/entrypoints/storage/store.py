@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -36,10 +35,10 @@ class StoreError(APIError):
 
 
 class Store:
-    """What one server keeps. ``is_lasting``: it survives the server."""
+    """What one server keeps. ``is_lasting``: it survives the server; ``is_shared``: all replicas have it."""
 
-    def __init__(self, tables: RunTables, is_lasting: bool) -> None:
-        self._tables, self.is_lasting = tables, is_lasting
+    def __init__(self, tables: RunTables, is_lasting: bool, is_shared: bool = False) -> None:
+        self._tables, self.is_lasting, self.is_shared = tables, is_lasting, is_shared
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-store")
         self._failed: tuple[float, str] | None = None  # when and why
         self._swept = time.monotonic()
@@ -59,7 +58,7 @@ class Store:
                 self._tables.expire()
         except FullError:
             raise StoreError("this is larger than --responses-max-bytes") from None
-        except sqlite3.Error as error:
+        except self._tables.errors as error:
             self._failed = time.monotonic(), str(error)
             raise StoreError(str(error)) from None
         self._failed = None

@@ -1,4 +1,4 @@
-"""Tables of stored responses and conversations in SQLite. They know bytes and ids, and nothing of an API.
+"""Tables of stored responses and conversations. They know bytes and ids, and nothing of an API.
 
 Items are stored once, however many responses contain them: each turn of a conversation repeats those before it.
 """
@@ -6,20 +6,18 @@ Items are stored once, however many responses contain them: each turn of a conve
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from octavo.errors import ConfigError
+from octavo.entrypoints.storage.database import Database
 from octavo.metrics.stats import Tenant
 
 T = TypeVar("T")
 
-VERSION = 1  # of the tables, in the file's user_version
-BUSY_SECONDS = 2.0  # of waiting for another process that writes
+VERSION = 1  # of the tables
 _AT_ONCE = 16  # entries that make room together
 _STILL = "status NOT IN ('queued', 'in_progress')"  # of an entry: nobody makes it any more
 _SCHEMA = """
@@ -80,40 +78,25 @@ def tenant_of(account: str) -> Tenant | None:
 
 
 class Tables:
-    """The tables in a file, or in memory (``":memory:"``). ``max_bytes``: of all that is stored, what was changed first
-    makes room; ``lifetime``: seconds since a change, 0: forever; ``clock``: seconds since the epoch. One thread at a
-    time may use them.
+    """The tables in a database. ``max_bytes``: of all that is stored, what was changed first makes room; ``lifetime``:
+    seconds since a change, 0: forever; ``clock``: seconds since the epoch. One thread at a time may use them.
 
-    Every method raises sqlite3.Error where the file cannot be read or written, and has then changed nothing.
+    Every method raises one of ``errors`` where the database does not work, and has then changed nothing.
     """
 
-    def __init__(self, path: str, max_bytes: int, lifetime: int, clock: Callable[[], float]) -> None:
-        """Raises ConfigError for tables of a newer version, sqlite3.Error."""
-        self._max_bytes, self._lifetime, self._clock = max_bytes, lifetime, clock
-        # Transactions begin where the code says so, not at the first statement that writes.
-        self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    def __init__(self, database: Database, max_bytes: int, lifetime: int, clock: Callable[[], float]) -> None:
+        """Raises ConfigError for tables of a newer version, and one of the database's errors."""
+        self._db, self._max_bytes, self._lifetime, self._clock = database, max_bytes, lifetime, clock
+        self.errors = database.errors
         try:
-            self._prepare(path)
+            database.create(_SCHEMA, VERSION)
+            self.expire()
         except BaseException:
-            self._db.close()
+            database.close()
             raise
 
-    def _prepare(self, path: str) -> None:
-        version = self._value("PRAGMA user_version")
-        if version > VERSION:
-            raise ConfigError(
-                f"responses_store {path!r} was written by a newer version (tables {version}, known: {VERSION}); "
-                "name another file"
-            )
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")  # the last turns may be lost with the machine, not the process
-        self._db.execute("PRAGMA secure_delete = ON")
-        self._db.execute("PRAGMA journal_size_limit = 16777216")
-        self._db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT")
-        self.expire()
-
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         self._db.close()
 
     def put(self, entry: Entry) -> None:
@@ -168,7 +151,7 @@ class Tables:
         it."""
         sql = "SELECT key, tenant, created, status, body FROM entries"
         sql += f" WHERE id = ? AND (changed > ? OR NOT {_STILL})"
-        row = self._db.execute(sql, (entry_id, self._expired())).fetchone()
+        row = _first(self._db.execute(sql, (entry_id, self._expired())))
         if row is None or (tenant is not None and row[1] != account_of(tenant)):
             return None
         key, owner, created, status, body = row
@@ -184,7 +167,7 @@ class Tables:
             JOIN entries ON entries.key = items.entry
             WHERE items.id = ? AND changed > ? AND (? OR tenant = ?) LIMIT 1"""
         asked = (item_id, self._expired(), tenant is None, account_of(tenant))
-        row = self._db.execute(sql, asked).fetchone()
+        row = _first(self._db.execute(sql, asked))
         return None if row is None else zlib.decompress(row[0])
 
     def delete(self, entry_id: str, tenant: Tenant | None) -> bool:
@@ -208,17 +191,7 @@ class Tables:
 
     def write(self, work: Callable[[], T]) -> T:
         """Run ``work``, which may call other methods, in a transaction: all of it or nothing."""
-        if self._db.in_transaction:
-            return work()
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            done = work()
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-        return done
+        return self._db.write(work)
 
     def _expired(self) -> int:
         """When that was last changed which expires now."""
@@ -236,29 +209,26 @@ class Tables:
     def _add(self, key: int, items: Iterable[tuple[StoredItem, int]]) -> None:
         begin = self._value(f"SELECT coalesce(max(position), -1) + 1 FROM items WHERE entry = {key}")
         rows = [(key, at, said, item.id, self._body(item.body)) for at, (item, said) in enumerate(items, begin)]
-        self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+        self._db.execute_many("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
         self._make_room(key)
 
     def _body(self, body: bytes) -> int:
         """The key of a body, which is stored unless it is there."""
         digest = hashlib.sha256(body).digest()[:16]
-        row = self._db.execute("SELECT key FROM bodies WHERE digest = ?", (digest,)).fetchone()
+        row = _first(self._db.execute("SELECT key FROM bodies WHERE digest = ?", (digest,)))
         if row is not None:
             return int(row[0])
-        made = self._db.execute("INSERT INTO bodies (digest, body) VALUES (?, ?)", (digest, zlib.compress(body, 1)))
-        assert made.lastrowid is not None
-        return made.lastrowid
+        sql = "INSERT INTO bodies (digest, body) VALUES (?, ?)"
+        self._db.execute(sql, (digest, zlib.compress(body, 1)))
+        ((key,),) = self._db.execute("SELECT key FROM bodies WHERE digest = ?", (digest,))
+        return int(key)
 
     def _make_room(self, own: int) -> None:
-        while self._used_bytes() > self._max_bytes:
+        while self._db.used_bytes() > self._max_bytes:
             oldest = self._keys(f"key != ? AND {_STILL} ORDER BY changed, key LIMIT {_AT_ONCE}", own)
             if not oldest:
                 raise FullError
             self._drop(oldest)
-
-    def _used_bytes(self) -> int:
-        pages = self._value("PRAGMA page_count") - self._value("PRAGMA freelist_count")
-        return int(pages * self._value("PRAGMA page_size"))
 
     def _keys(self, where: str, *values: object) -> list[int]:
         return [row[0] for row in self._db.execute(f"SELECT key FROM entries WHERE {where}", values)]
@@ -278,7 +248,11 @@ class Tables:
 
     def _drop_unused(self, bodies: Iterable[int]) -> None:
         sql = "DELETE FROM bodies WHERE key = ? AND NOT EXISTS (SELECT 1 FROM items WHERE body = bodies.key)"
-        self._db.executemany(sql, [(body,) for body in bodies])
+        self._db.execute_many(sql, [(body,) for body in bodies])
 
     def _value(self, sql: str) -> int:
-        return int(self._db.execute(sql).fetchone()[0])
+        return int(self._db.execute(sql)[0][0])
+
+
+def _first(rows: list[Any]) -> Any:
+    return rows[0] if rows else None
