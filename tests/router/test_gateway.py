@@ -411,7 +411,11 @@ def test_a_gateway_knows_each_route_that_answers_with_a_model() -> None:
     listed = (Path(__file__).parents[2] / "docs/reference/routes.md").read_text().partition("## Engine: main port and")
     posts = set(re.findall(r"^\| POST \| `([^`]*)`", listed[0], re.MULTILINE))
     passed = set(re.findall(r'\["(/[^"]+)"\] = true', gateway_lua(many(1, RouterSpec())).partition("local OPEN")[0]))
-    kept = {path for path in posts if re.search(r"/v1/(files|batches|(un)?load_lora)|/cancel$|/api/(pu|cr|co)", path)}
+    kept = {
+        path
+        for path in posts
+        if re.search(r"/v1/(files|batches|conversations|(un)?load_lora)|/cancel$|/api/(pu|cr|co)", path)
+    }
     assert passed == posts - kept
 
 
