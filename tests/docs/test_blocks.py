@@ -52,6 +52,7 @@ NOT_RUN = {
     "helm": "needs a cluster",
     "kubectl": "needs a cluster",
     "curl http://models.default.svc": "needs a cluster",
+    "curl --json": "needs a model for code",
     "octavo serve": "serves until it is stopped",
     "octavo dashboard": "serves until it is stopped",
     "pip install": "changes the environment",
