@@ -144,16 +144,21 @@ void emulated_dot_bf16(int c, int a, int b) {
 #endif
 }
 
-void emulated_dot_int8(int c, int a, int b) {
+static void multiply_bytes(int c, int a, int b, int a_is_signed) {
     require_fitting(c, a, b);
     for (int r = 0; r < now.rows[c]; r++) {
         uint32_t sum[COLUMNS];
         memcpy(sum, tiles[c][r], TILE_ROW);
         for (int k = 0; k < now.rows[b]; k++)
             for (int n = 0; n < COLUMNS; n++)
-                for (int i = 0; i < 4; i++) sum[n] += (uint32_t)((int8_t)tiles[a][r][4 * k + i] * tiles[b][k][4 * n + i]);
+                for (int i = 0; i < 4; i++) {
+                    const uint8_t x = tiles[a][r][4 * k + i], y = tiles[b][k][4 * n + i];
+                    sum[n] += (uint32_t)(a_is_signed ? (int8_t)x * y : x * (int8_t)y);
+                }
         memcpy(tiles[c][r], sum, TILE_ROW);
     }
 }
+void emulated_dot_int8(int c, int a, int b) { multiply_bytes(c, a, b, 1); }
+void emulated_dot_uint8(int c, int a, int b) { multiply_bytes(c, a, b, 0); }
 #endif
 #endif

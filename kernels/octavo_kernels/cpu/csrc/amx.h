@@ -44,11 +44,13 @@ void emulated_load(int tile, const void *from, int64_t stride);
 void emulated_store(int tile, void *to, int64_t stride);
 void emulated_dot_bf16(int c, int a, int b);
 void emulated_dot_int8(int c, int a, int b);
+void emulated_dot_uint8(int c, int a, int b);
 #define TILE_ZERO(tile) emulated_zero(tile)
 #define TILE_LOAD(tile, from, stride) emulated_load(tile, from, stride)
 #define TILE_STORE(tile, to, stride) emulated_store(tile, to, stride)
 #define TILE_DOT_BF16(c, a, b) emulated_dot_bf16(c, a, b)
 #define TILE_DOT_INT8(c, a, b) emulated_dot_int8(c, a, b)
+#define TILE_DOT_UINT8(c, a, b) emulated_dot_uint8(c, a, b)
 #else
 static inline void amx_must_be_released(void) {}
 #if HAS_AMX
@@ -69,5 +71,6 @@ static inline void amx_must_be_released(void) {}
     } while (0)
 #define TILE_DOT_BF16(c, a, b) _tile_dpbf16ps(c, a, b)  // pairs of bfloat16
 #define TILE_DOT_INT8(c, a, b) _tile_dpbsud(c, a, b)    // int8 of A times uint8 of B
+#define TILE_DOT_UINT8(c, a, b) _tile_dpbusd(c, a, b)   // uint8 of A times int8 of B
 #endif
 #endif

@@ -10,6 +10,7 @@
 // masked positions have a weight of exactly 0; register tiles decide how many rows are computed side by side, never the order
 // in which the terms of one row are added.
 #include "attention_int8.h"
+#include "attention_int8_matrix.h"
 #include "attention_items.h"
 #include "attention_matrix.h"
 #include "attention_tile.h"
@@ -156,20 +157,51 @@ INLINE void attend_tile(const struct item *it, struct buffers *w, int64_t start,
     accumulate_pv(w->acc + r * depth, depth, s, values, from, to, kind, &w->prefetch, mr);
 }
 
+#if HAS_AMX
+// Which positions of the tile start .. start + TILE each of `rows` rows may attend to, a bit a position; returns any of them
+static uint64_t find_visible_rows(const struct item *it, const struct buffers *w, int64_t start, int64_t r, int64_t rows,
+                                  uint64_t *visible) {
+    uint64_t any = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t first = first_seen(it->a, w->position[r + i]) - start, end = w->last[r + i] - start + 1;
+        any |= visible[i] = bits_between(first, end);
+    }
+    return any;
+}
+
+// Rows r .. r + rows of the item, at most INT8_MATRIX_ROWS, against the tile of positions start .. start + TILE of an int8 cache
+static void __attribute__((noinline)) attend_int8_matrix(const struct item *it, struct buffers *w, int64_t start, int64_t r,
+                                                         int64_t rows, const void *const *keys, const void *const *values,
+                                                         int64_t lines) {
+    float s[INT8_MATRIX_ROWS * TILE] __attribute__((aligned(64))), rescale[INT8_MATRIX_ROWS + VW];
+    uint8_t p[INT8_MATRIX_ROWS * TILE * 2] __attribute__((aligned(64)));
+    int32_t sums[2 * PAIR_SUMS] __attribute__((aligned(64)));
+    uint64_t visible[INT8_MATRIX_ROWS];
+    if (!find_visible_rows(it, w, start, r, rows, visible)) return;
+    const int64_t depth = it->depth, some = CEIL_DIV(lines, CHUNKS / 2 * (depth / TILE_ROW) + depth / PAIR_COLUMNS);
+    const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
+    int8_matrix_scores(w->q + r * depth, (int8_t *)w->kt + r * 2 * depth, depth, keys, s, sums, rows, &w->prefetch, some);
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        int8_softmax_tile(scaling, softcap, s + i * TILE, values, depth, p + i * 2 * TILE, visible + i, w->m + r + i,
+                          w->lanes + (r + i) * VW, rescale + i, 4);
+    for (; i < rows; i++)
+        int8_softmax_tile(scaling, softcap, s + i * TILE, values, depth, p + i * 2 * TILE, visible + i, w->m + r + i,
+                          w->lanes + (r + i) * VW, rescale + i, 1);
+    int8_matrix_pv(w->acc + r * depth, depth, rescale, p, (int8_t *)w->vt, sums, rows, &w->prefetch, some);
+}
+#endif
+
 #if HAS_MATRIX_ATTENTION
 // Rows r .. r + rows of the item, at most MATRIX_ROWS, against the tile of positions start .. start + TILE by matrix tiles
 static void __attribute__((noinline)) attend_matrix(const struct item *it, struct buffers *w, int64_t start, int64_t r, int64_t rows,
                                                     const void *const *keys, const float *values, int64_t lines) {
     float s[MATRIX_ROWS * TILE] __attribute__((aligned(64))), p[MATRIX_ROWS * TILE / 2] __attribute__((aligned(64)));
     float rescale[MATRIX_ROWS + VW];
-    uint64_t visible[MATRIX_ROWS], any = 0;
+    uint64_t visible[MATRIX_ROWS];
     const int64_t depth = it->depth, head_size = it->a->head_size, steps = head_size / TILE_WIDTH + 2 * CEIL_DIV(depth, MATRIX_COLUMNS);
     const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
-    for (int64_t i = 0; i < rows; i++) {
-        const int64_t first = first_seen(it->a, w->position[r + i]) - start, end = w->last[r + i] - start + 1;
-        any |= visible[i] = bits_between(first, end);
-    }
-    if (!any) return;
+    if (!find_visible_rows(it, w, start, r, rows, visible)) return;
     matrix_scores(w->q + r * depth, depth, head_size, keys, s, &w->prefetch, CEIL_DIV(lines, steps));
     int64_t i = 0;
     for (; i + 4 <= rows; i += 4)
@@ -232,6 +264,13 @@ INLINE void attend_split(const struct item *it, struct buffers *w, int64_t begin
     const int by_matrix = kind == BF16_PAIRS && head_size % TILE_WIDTH == 0;
     if (by_matrix) amx_configure(HALF_ROWS, HALF_ROWS, HALF_ROWS);
 #endif
+#if HAS_INT8_MATRIX_ATTENTION
+    const int int8_by_matrix = kind == INT8 && !few_rows && rows <= INT8_MOST_ROWS && head_size % TILE_ROW == 0;
+    if (int8_by_matrix) {
+        amx_configure(HALF_ROWS, HALF_ROWS, HALF_ROWS);
+        int8_split_queries(w->q, depth, rows, (int8_t *)w->kt);
+    }
+#endif
     const int64_t pieces = in_chunks(it->a) ? CHUNKS : TILE, 
                   piece_bytes = kv_row_bytes(head_size, it->a->kv_dtype) * (TILE / pieces);
     const int64_t lines = 2 * pieces * CEIL_DIV(piece_bytes, 64), row_tiles = CEIL_DIV(rows, MR);
@@ -265,6 +304,16 @@ INLINE void attend_split(const struct item *it, struct buffers *w, int64_t begin
                 zero_pad_values(values[count / CHUNK], w->vt, count % CHUNK, depth);
                 values[count / CHUNK] = w->vt;
             }
+        }
+#endif
+#if HAS_INT8_MATRIX_ATTENTION
+        if (int8_by_matrix) {
+            const int64_t groups = CEIL_DIV(rows, INT8_MATRIX_ROWS);
+            int8_copy_values(values, (int8_t *)w->vt, depth);
+            for (int64_t r = 0; r < rows; r += INT8_MATRIX_ROWS)
+                attend_int8_matrix(it, w, start, r, MIN(INT8_MATRIX_ROWS, rows - r), keys, values, CEIL_DIV(lines, groups));
+            count = next_count;
+            continue;
         }
 #endif
 #if HAS_MATRIX_ATTENTION
