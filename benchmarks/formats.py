@@ -43,8 +43,8 @@ GOALS = [
     ("many", "Octavo bfloat16", "vLLM bfloat16", True, 0.8),
     ("1", "Octavo W8A8", "vLLM W8A8", False, 2.0),
     ("20", "Octavo W8A8", "vLLM W8A8", False, 1.5),
-    ("many", "Octavo", "vLLM bfloat16", True, 0.9),
-    ("20", "Octavo", "llama.cpp Q4_0", False, 3.0),
+    ("many", "Octavo Q4_1", "vLLM bfloat16", True, 0.9),
+    ("20", "Octavo Q4_1", "llama.cpp Q4_0", False, 3.0),
 ]
 
 
@@ -61,7 +61,7 @@ def engines(root: Path) -> list[Engine]:
     ours, theirs = engine_of("Octavo", w8a8, root), engine_of("vLLM", w8a8, root)
     assert ours is not None and theirs is not None
     return [
-        known["Octavo"],
+        replace(known["Octavo"], variant="Q4_1"),
         replace(ours, variant="W8A8"),
         Engine("Octavo", "int8_per_channel", by_channel, model="smollm2"),
         known["Octavo bfloat16"],

@@ -45,7 +45,7 @@ def test_actions_are_pinned_by_a_version_and_rights_are_few(file: str) -> None:
 
 
 def test_every_image_is_built_on_both_architectures_without_emulation() -> None:
-    images = re.findall(r"^  for|for name in (operator .*); do", MAKEFILE)[0].split()
+    images = re.findall(r"^IMAGES \?= (operator .*)$", MAKEFILE, re.MULTILINE)[0].split()
     matrix = JOBS["image"]["strategy"]["matrix"]
     assert matrix["image"] == images == JOBS["publish-images"]["strategy"]["matrix"]["image"]
     runners = {one["name"]: one["runner"] for one in matrix["platform"]}

@@ -38,7 +38,7 @@ class AnswerDelta:
 
 @dataclass(frozen=True)
 class Reading:
-    """How an answer is read."""
+    """Says how an answer is read."""
 
     shows_reasoning: bool = True
     splits: bool = True  # False: thoughts that stand among calls stay in the content

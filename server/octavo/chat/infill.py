@@ -60,7 +60,7 @@ class InfillFile:
 
 @dataclass(frozen=True)
 class Around:
-    """What an infilling goes by, besides the text before it: the ``line`` that goes on, the text after it, and other
+    """All that an infilling goes by, but the text before it: the ``line`` that goes on, the text after it, and other
     files with the oldest first (None: nothing is said of files). Prompts have at most ``room`` tokens."""
 
     suffix: str

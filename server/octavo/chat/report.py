@@ -1,4 +1,4 @@
-"""What a chat template shows of its model: calls, thoughts, switches, and what a next turn loses of the cache. Pure."""
+"""Report what a chat template shows of its model: calls, thoughts, switches, what a next turn finds cached. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TOOLS = [
 
 @dataclass(frozen=True)
 class Turn:
-    """What of a prompt and its answer the next prompt begins with, so that it is found in the cache."""
+    """The parts of a prompt and its answer with which the next prompt begins, so that they are found in the cache."""
 
     keeps: bool
     why: str = ""  # what is lost
@@ -123,7 +123,7 @@ def _assigned(variables: Mapping[str, Any]) -> str:
 
 
 def _next_turn(template: str, thoughts: Thoughts, harmony: bool, behind_tool: bool) -> Turn | None:
-    """What the turn behind a tool's result, or a user's message, keeps of the turns before it."""
+    """Return what the turn behind a tool's result, or a user's message, keeps of the turns before it."""
     found = _compared(template, thoughts, harmony, behind_tool, thoughts.switches.on)
     if found is None or found.keeps:
         return found

@@ -23,6 +23,7 @@ class SpelledMarkers:
         self._longest = max(map(len, tokens), default=0)
         self._ids: list[int] = []
         self._seen = dict.fromkeys(tokens, 0)  # occurrences so far
+        self._told: dict[str, tuple[list[bool], int]] = {marker: ([], 0) for marker in tokens}  # `_kinds` up to an id
         self._line = ""  # the end of the text so far, from the beginning of the line or as far back as a marker reaches
         self._blank = True  # the line has only space in front of it
 
@@ -47,14 +48,19 @@ class SpelledMarkers:
         return whole[known:]
 
     def _kinds(self, marker: str) -> list[bool]:
-        """Of each occurrence of a marker so far, whether it is a token."""
-        number, kinds, begin = self._tokens[marker], list[bool](), 0
-        for at, token in enumerate([*self._ids, number]):
-            if token == number:
-                spelled = self._decode(self._ids[begin:at]).count(marker) if at > begin else 0
-                kinds += [False] * spelled + [True] * (at < len(self._ids))
-                begin = at + 1
-        return kinds
+        """Tell of each occurrence of a marker so far whether it is a token. Text before the last one that is a token is
+        read once."""
+        number = self._tokens[marker]
+        kinds, begin = self._told[marker]
+        while number in self._ids[begin:]:
+            at = self._ids.index(number, begin)
+            kinds += [*self._spelled(marker, begin, at), True]
+            begin = at + 1
+        self._told[marker] = kinds, begin
+        return kinds + self._spelled(marker, begin, len(self._ids))
+
+    def _spelled(self, marker: str, begin: int, end: int) -> list[bool]:
+        return [False] * self._decode(self._ids[begin:end]).count(marker) if end > begin else []
 
     def _begins_line(self, text: str, at: int) -> bool:
         before = text[:at].rpartition("\n")

@@ -23,7 +23,7 @@ _LOW = "low_effort"
 
 @dataclass(frozen=True)
 class Switches:
-    """How a request has a template's model think."""
+    """The ways in which a request has a template's model think."""
 
     by_default: bool = True
     on: Variables = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Switches:
     has_low: bool = False  # the template knows a low effort as a variable of its own
 
     def variables(self, thinking: bool | None, effort: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a request's wishes are in variables: those that an effort only implies, and those that it asks for.
+        """Return a request's wishes as variables: those that an effort only implies, and those that it asks for.
         ``thinking``: None where the request does not say."""
         wished: dict[str, Any] = {}
         implied = dict(self.on) if thinking is None and effort not in (None, "none") else {}

@@ -43,7 +43,7 @@ class ThoughtTags:
         return prompt_end.rstrip().endswith(self.closings)
 
     def ended(self, prompt: str) -> str:
-        """What a prompt needs behind it so that the model answers without thoughts."""
+        """Return what a prompt needs behind it so that the model answers without thoughts."""
         if self.empty and not self.opened_by(prompt):
             return self.empty
         gap = "\n\n" if self.opening == THINK.opening else ""

@@ -1,4 +1,4 @@
-"""How a chat template's model thinks: its tags around thoughts and what switches them, found by rendering once."""
+"""Find out by rendering how a chat template's model thinks: its tags around thoughts, and what switches them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OPENING, _CLOSING = re.compile(rf"(?:{_TAG})\s*\Z"), re.compile(rf"\s*(?:{_TAG}
 
 @dataclass(frozen=True)
 class Thoughts:
-    """How the model of a template thinks, and how that was found."""
+    """The way in which the model of a template thinks, and how that was found."""
 
     tags: ThoughtTags | None  # None: thoughts are not told from answers
     how: str  # "read back", "opened by the prompt", "described", "flag", or "none"
@@ -47,8 +47,8 @@ class Thoughts:
 
 @lru_cache(maxsize=64)
 def thoughts_of(template: str, flag: str | None = None) -> Thoughts:
-    """How the model of a template thinks; ``flag``, a name of `REASONING_PARSERS`, overrides what the template says.
-    Logs it once."""
+    """Return how the model of a template thinks, and log it once. ``flag``, a name of `REASONING_PARSERS`, overrides
+    what the template says."""
     found = _found(template)
     if flag in (None, AUTO):
         if found.tags is not None:
@@ -79,7 +79,7 @@ def _switch_of(found: Thoughts) -> str:
 
 
 def _found(template: str) -> Thoughts:
-    """What a template shows of its model's thoughts; nothing where it takes too much for a few messages."""
+    """Return what a template shows of its model's thoughts; nothing where it takes too much for a few messages."""
     from octavo.text.template_meter import Meter, metered
 
     with metered(Meter(steps=_PROBE_STEPS, size=_PROBE_BYTES)) as meter:
@@ -133,7 +133,7 @@ def _read_back(shown: str, prompt: str) -> ThoughtTags | None:
 
 
 def _with_texts(tags: ThoughtTags, template: str) -> ThoughtTags:
-    """Of the families with the same tags, the one whose marks around answers the template has, too."""
+    """Return, of the families with the same tags, the one whose marks around answers the template has, too."""
     others = (other for other in THOUGHT_TAGS if other.around == tags.around and other.texts)
     return next((other for other in others if all(text.strip() in template for text in other.texts)), tags)
 

@@ -123,7 +123,7 @@ def _build(session: Session) -> Any:
             return {title: _title(model.name, "ready", state), kind: "ready", session.model: model}
 
         async def look(key: str | None, model: Model | None, was: str) -> Any:
-            """Whether the server is there as the title says; another one may be there by now."""
+            """True if the server is there as the title says; another one may be there by now."""
             if was not in ("ready", "failed"):
                 return gr.skip()
             try:

@@ -26,6 +26,7 @@ from octavo.entrypoints.generation.run import (
 )
 from octavo.entrypoints.operation import answering
 from octavo.entrypoints.transport.sse import event
+from octavo.interface import sampling_params as limits
 from octavo.interface.outputs import RequestMetrics, RequestOutput
 from octavo.interface.sampling_params import RequestOutputKind
 
@@ -58,23 +59,23 @@ class InfillRequest(ModelBody):
     input_suffix: str
     input_extra: Annotated[list[ExtraFile] | None, Field(max_length=_MOST_FILES)] = None
     prompt: str | None = None  # the line that goes on, behind the prefix
-    n_predict: Annotated[int, Field(ge=-2), FromFloat] | None = None  # below 0: as many as fit
+    n_predict: Annotated[int, Field(ge=-2, le=limits.MAX_INT), FromFloat] | None = None  # below 0: as many as fit
     stream: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_INT), FromFloat] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     seed: Seed | None = None
     stop: StopField = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_penalty: float | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     t_max_predict_ms: Index | None = None  # from the first token on; 0: no limit
     t_max_prompt_ms: Index | None = None  # a prompt is read as fast as it can be
     samplers: list[str] | None = None
     response_fields: list[str] | None = None
     cache_prompt: bool | None = None
-    id_slot: int | None = None
+    id_slot: Annotated[int, Field(ge=-1, le=limits.MAX_INT), FromFloat] | None = None
 
     def sampling_fields(self) -> dict[str, Any]:
         """Fields of SamplingParams."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -231,6 +232,22 @@ def shared_server(start_shared) -> Server:
     server = start_shared("--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "32", *names)
     httpx.post(server.url + "/v1/completions", json={"prompt": "warm up"}, timeout=120).raise_for_status()
     return server
+
+
+INFILL_MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+
+@pytest.fixture(scope="session")
+def infilling(start_shared, tiny_model, tmp_path_factory) -> Server:
+    """One of the same model with marks of infilling in its vocabulary."""
+    folder = tmp_path_factory.mktemp("infilling") / "model"
+    shutil.copytree(tiny_model, folder)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in INFILL_MARKS])
+    assert backend.get_vocab_size() <= VOCAB_SIZE
+    backend.save(str(folder / "tokenizer.json"))
+    flags = ("--load-format", "dummy", "--kv-cache-memory-bytes", "64MiB", "--served-model-name", "tiny", "also-tiny")
+    return start_shared(*flags, model=folder)
 
 
 @pytest.fixture(scope="session")

@@ -86,9 +86,12 @@ def test_a_process_that_is_killed_is_replaced(pool: ImagePool) -> None:
         data = file_of(60, 60)
         first = await pool.process(data, "file")
         process = next(iter(pool._all))._process
+        os.kill(process.pid, signal.SIGSTOP)  # so that it is killed while it has an image
+        asked = asyncio.ensure_future(pool.process(data, "file"))
+        await asyncio.sleep(0.1)
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(ValueError, match="could not be processed"):
-            await pool.process(data, "file")
+            await asked
         assert (await pool.process(data, "file")).digest == first.digest
         assert process.returncode == -signal.SIGKILL
 

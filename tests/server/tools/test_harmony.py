@@ -158,7 +158,7 @@ def accepts(grammar: str, text: str) -> bool:
 
 def test_demanded_forms_and_calls_are_in_the_format_and_come_behind_thoughts() -> None:
     calls = call_grammar(TOOL_FORMATS["openai"], [WEATHER, {"name": "now"}], None, no_token)
-    final, call = FINAL.partition("assistant")[2], CALL.partition("assistant")[2] + '{"city":"Paris"}<|call|>'
+    final, call = FINAL.partition("assistant")[2], CALL.partition("assistant")[2] + '{"city": "Paris"}<|call|>'
     thoughts = f"{ANALYSIS}Let me <think>.<|end|><|start|>assistant"
     both, only_call = harmony_grammar(ANSWER, calls, no_token), harmony_grammar(None, calls, no_token)
     only_answer = harmony_grammar(ANSWER, None, no_token)
@@ -166,7 +166,7 @@ def test_demanded_forms_and_calls_are_in_the_format_and_come_behind_thoughts() -
         assert accepts(both, lead + final + "Rome") and accepts(both, lead + call)
         assert accepts(only_answer, lead + final + "Rome") and not accepts(only_answer, lead + call)
         assert accepts(only_call, lead + call) and not accepts(only_call, lead + final + "Rome")
-        assert parse([lead + call])[2] == [("get_weather", '{"city":"Paris"}')]
+        assert parse([lead + call])[2] == [("get_weather", '{"city": "Paris"}')]
     assert not accepts(both, final + "London") and not accepts(both, call.replace("city", "town"))
     assert not accepts(both, "Rome")
 

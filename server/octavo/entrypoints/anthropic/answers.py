@@ -50,7 +50,7 @@ class MessageUsage(Struct):
 
 
 class AppliedEdits(Struct):
-    """What was cleared of the conversation."""
+    """The edits that have cleared something of the conversation."""
 
     applied_edits: list[AppliedEdit]
 
@@ -117,7 +117,7 @@ def message_of(prepared: PreparedMessage, output: RequestOutput, num_tokens: int
 
 
 def applied_edits(prepared: PreparedMessage) -> AppliedEdits | UnsetType:
-    """What was cleared, for clients that asked for edits."""
+    """Return what was cleared, for clients that asked for edits."""
     management = prepared.body.context_management
     return UNSET if management is None or management.tool_edit is None else AppliedEdits(prepared.edits)
 

@@ -39,7 +39,7 @@ _FIELDS = FieldNames(function="", parameters="input_schema", choice="tool_choice
 
 
 class AppliedEdit(Struct):
-    """What an edit of the conversation has cleared."""
+    """The number of things that an edit of the conversation has cleared."""
 
     type: str
     cleared_tool_uses: int

@@ -73,7 +73,7 @@ class PreparedResponse(Prepared[ResponsesRequest]):
     rendered: Rendered
 
     def turn(self, response: ResponseObject, output: Sequence[Item]) -> Turn:
-        """What the store keeps of the response. ``output``: its items."""
+        """Return what the store keeps of the response. ``output``: its items."""
         conversation = self.body.conversation.id if self.body.conversation is not None else None
         return Turn(response, self.items, len(self.body.input), output, self.tenant, conversation)
 

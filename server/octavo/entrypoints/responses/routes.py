@@ -104,7 +104,7 @@ def _is_in_background(entry: Entry) -> bool:
 
 
 class ResponseFlags(Struct):
-    """What says how a stored response is made."""
+    """Says how a stored response is made."""
 
     background: bool = False
 

@@ -98,7 +98,7 @@ class Run:
         await self._store_end(write)
 
     def _set(self) -> Callable[[RunTables], None]:
-        """What stores the response as it is, without items of its output."""
+        """Return what stores the response as it is, without items of its output."""
         entry = entry_of(self._events.response, (), self._prepared.tenant)
         return lambda tables: tables.set(entry)
 

@@ -1,4 +1,4 @@
-"""What the tables need of a database, and SQLite as one.
+"""The part of a database that the tables need, and SQLite as one.
 
 Statements are in what SQLite and PostgreSQL have in common, with `?` for values.
 """

@@ -22,16 +22,51 @@ MEMORY = "memory"
 POSTGRES = ("postgresql://", "postgres://")
 DEFAULT_BYTES, DEFAULT_MEMORY_BYTES = 1 << 30, 64 << 20
 # File systems of networks, on which locks and shared memory do not hold what SQLite needs of them.
-# fmt: off
-_NETWORK = frozenset((
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "9p", "ceph", "glusterfs", "gpfs", "lustre",
-    "beegfs", "orangefs", "pvfs2", "ocfs2", "gfs2", "davfs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph",
-    "fuse.ceph-fuse", "fuse.cephfs", "fuse.s3fs", "fuse.mountpoint-s3", "fuse.gcsfuse", "fuse.blobfuse",
-    "fuse.blobfuse2", "fuse.rclone", "fuse.juicefs", "fuse.JuiceFS", "fuse.davfs", "fuse.goofys",
-    "fuse.seaweedfs", "fuse.weed", "fuse.nfs", "fuse.smbnetfs", "fuse.curlftpfs", "fuse.moosefs", "fuse.mfs",
-    "fuse.lizardfs",
-))
-# fmt: on
+_NETWORK = frozenset(
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "ncpfs",
+        "afs",
+        "9p",
+        "ceph",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "beegfs",
+        "orangefs",
+        "pvfs2",
+        "ocfs2",
+        "gfs2",
+        "davfs",
+        "fuse.sshfs",
+        "fuse.glusterfs",
+        "fuse.ceph",
+        "fuse.ceph-fuse",
+        "fuse.cephfs",
+        "fuse.s3fs",
+        "fuse.mountpoint-s3",
+        "fuse.gcsfuse",
+        "fuse.blobfuse",
+        "fuse.blobfuse2",
+        "fuse.rclone",
+        "fuse.juicefs",
+        "fuse.JuiceFS",
+        "fuse.davfs",
+        "fuse.goofys",
+        "fuse.seaweedfs",
+        "fuse.weed",
+        "fuse.nfs",
+        "fuse.smbnetfs",
+        "fuse.curlftpfs",
+        "fuse.moosefs",
+        "fuse.mfs",
+        "fuse.lizardfs",
+    ]
+)
 _MOUNTS = Path("/proc/self/mountinfo")
 
 

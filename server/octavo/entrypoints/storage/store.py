@@ -35,7 +35,7 @@ class StoreError(APIError):
 
 
 class Store:
-    """What one server keeps. ``is_lasting``: it survives the server; ``is_shared``: all replicas have it."""
+    """All that one server keeps. ``is_lasting``: it survives the server; ``is_shared``: all replicas have it."""
 
     def __init__(self, tables: RunTables, is_lasting: bool, is_shared: bool = False) -> None:
         self._tables, self.is_lasting, self.is_shared = tables, is_lasting, is_shared
@@ -44,7 +44,7 @@ class Store:
         self._swept = time.monotonic()
 
     async def run(self, work: Callable[[RunTables], T]) -> T:
-        """What ``work`` returns, in the store's thread. Raises StoreError."""
+        """Return what ``work`` returns, in the store's thread. Raises StoreError."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
     def _run(self, work: Callable[[RunTables], T]) -> T:

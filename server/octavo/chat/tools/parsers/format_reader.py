@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.chat.tools.formats.row import Format
 from octavo.chat.tools.parsers.core import Reasoning, ToolParser, overlap
-from octavo.chat.tools.parsers.reader import NotACallError, Steps
+from octavo.chat.tools.parsers.reader import CutOffError, NotACallError, Steps
 
 _FIELD = re.compile(r"\{(?:name|id|index)\}|\([^)]*\)\?")
 _INDEX = re.compile(r"[0-9]*")
@@ -55,8 +55,17 @@ class FormatReader(ToolParser):
             return
         row, self.row = self.row, replace(self.row, call="")
         self._name = ""
-        yield from self._attempt(self._call(known_only=True))
+        yield from self._attempt(self._begun_call())
         self.row = row
+
+    def _begun_call(self) -> Steps[None]:
+        """A call whose mark the prompt has written. Text that ends before it is one is content."""
+        try:
+            yield from self._call(known_only=True)
+        except CutOffError:
+            if not (self._name or "").strip() or not self._may_become_known():
+                raise NotACallError from None
+            raise
 
     def _calls(self, found: str) -> Steps[None]:
         """All calls of a section, or those that follow one another; ``found`` is the marker that comes next."""
