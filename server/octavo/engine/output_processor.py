@@ -129,7 +129,9 @@ class OutputProcessor:
                 if self.vocabulary is not None and params.detokenize
                 else None,
                 cumulative_logprob=None if params.logprobs is None else 0.0,
-                logprobs=None if params.logprobs is None else LogprobsTable(text_of),
+                logprobs=None
+                if params.logprobs is None
+                else LogprobsTable(text_of, ranked=params.logprob_token_ids is None),
             )
             for index in range(params.n)
         ]
@@ -378,7 +380,7 @@ def _delta(sample: SampleState) -> CompletionOutput:
     token_ids, sample.token_ids = sample.token_ids, []
     logprobs = sample.logprobs
     if logprobs is not None:
-        sample.logprobs = LogprobsTable(logprobs.text_of)
+        sample.logprobs = LogprobsTable(logprobs.text_of, ranked=logprobs.ranked)
     return CompletionOutput(
         index=sample.index,
         text=sample.detokenizer.take_delta() if sample.detokenizer is not None else "",

@@ -36,6 +36,7 @@ class LogprobsTable(Sequence[PositionLogprobs | None]):
     token_ids: list[list[int] | None] = field(default_factory=list)  # a position's, the sampled (or prompt) token first
     logprobs: list[list[float] | None] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)  # of the first one, from 1; the others come in order
+    ranked: bool = True  # False: the others are named tokens, whose ranks nobody knows
 
     def extend(
         self, token_ids: Sequence[list[int] | None], logprobs: Sequence[list[float] | None], ranks: list[int]
@@ -59,7 +60,8 @@ class LogprobsTable(Sequence[PositionLogprobs | None]):
     def __getitem__(self, index: slice) -> LogprobsTable: ...
     def __getitem__(self, index: int | slice) -> PositionLogprobs | LogprobsTable | None:
         if isinstance(index, slice):
-            return LogprobsTable(self.text_of, self.token_ids[index], self.logprobs[index], self.ranks[index])
+            parts = self.token_ids[index], self.logprobs[index], self.ranks[index]
+            return LogprobsTable(self.text_of, *parts, self.ranked)
         ids, logprobs = self.token_ids[index], self.logprobs[index]
         if ids is None or logprobs is None:
             return None
@@ -67,7 +69,8 @@ class LogprobsTable(Sequence[PositionLogprobs | None]):
         position = {ids[0]: Logprob(logprobs[0], self.ranks[index], text(ids[0]))}
         for order in range(1, len(ids)):
             if ids[order] != ids[0]:
-                position[ids[order]] = Logprob(logprobs[order], order, text(ids[order]))
+                rank = order if self.ranked else None
+                position[ids[order]] = Logprob(logprobs[order], rank, text(ids[order]))
         return position
 
     def __iter__(self) -> Iterator[PositionLogprobs | None]:

@@ -22,6 +22,7 @@ MAX_STOP_LENGTH = 1_000  # characters of one stop string or bad word
 MAX_STOP_TOKEN_IDS = 1_024
 MAX_BAD_WORDS = 128
 MAX_LOGIT_BIAS = 4_096  # entries
+MAX_LOGPROB_TOKEN_IDS = 1_024
 MAX_INT = 2**31 - 1  # of counts that have no limit of their own
 
 
@@ -52,7 +53,8 @@ class SamplingParams:
 
     Validation (`__post_init__`) raises ValueError naming the field, its value and the limit; `verify` does so for what
     depends on the model. ``temperature == 0`` is greedy; ``top_k`` of 0 or -1 means off; ``logprobs`` counts the
-    alternatives besides the sampled token, -1 for the whole vocabulary; ``seed`` None (or -1) draws one per request;
+    alternatives besides the sampled token, -1 for the whole vocabulary; ``logprob_token_ids`` names these, whatever
+    their rank, in place of the most likely ones; ``seed`` None (or -1) draws one per request;
     ``max_tokens`` None lets the request run to the model's limit; ``stop`` becomes a list.
     """
 
@@ -83,6 +85,7 @@ class SamplingParams:
     # Filled by the input processor, not by callers: bad_words as token id sequences.
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
     structured_outputs: StructuredOutputsParams | None = None
+    logprob_token_ids: list[int] | None = None
 
     def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
         """Refuse unknown fields with what to do instead: TypeError."""
@@ -125,6 +128,7 @@ class SamplingParams:
                 raise ValueError("allowed_token_ids must not be empty: no token would be allowed; leave it out instead")
         if self.logit_bias is not None:
             self.logit_bias = _logit_bias(self.logit_bias)
+        self._name_logprobs()
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {_shown(getattr(self, name))}")
@@ -133,6 +137,18 @@ class SamplingParams:
         except ValueError:
             kinds = ", ".join(kind.value for kind in RequestOutputKind)
             raise ValueError(f"output_kind must be one of {kinds}, got {_shown(self.output_kind)}") from None
+
+    def _name_logprobs(self) -> None:
+        """With ``logprob_token_ids``, ``logprobs`` is how many they are."""
+        if self.logprob_token_ids is None:
+            return
+        self.logprob_token_ids = _token_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
+        count = len(self.logprob_token_ids)
+        if not count:
+            raise ValueError("logprob_token_ids must not be empty; leave it out, or name a token")
+        if self.logprobs not in (None, count):
+            raise ValueError("logprob_token_ids names the tokens that logprobs would choose; give one of them")
+        self.logprobs = count
 
     @property
     def greedy(self) -> bool:
@@ -154,7 +170,7 @@ class SamplingParams:
     def verify(self, vocab_size: int, max_logprobs: int = 20) -> None:
         """Check what depends on the model: token ids below ``vocab_size``, and at most ``max_logprobs`` alternatives a
         token (-1: no limit). Raises ValueError."""
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
             ids = getattr(self, name)
             if ids and max(ids) >= vocab_size:
                 raise ValueError(
@@ -164,6 +180,8 @@ class SamplingParams:
         limit = vocab_size if max_logprobs < 0 else max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
+            if name == "logprobs" and self.logprob_token_ids is not None:
+                continue  # which has a limit of its own
             if value is not None and (vocab_size if value < 0 else value) > limit:
                 raise ValueError(
                     f"{name} must be at most {limit}, got {value}; ask for fewer, or start the engine with a higher "
@@ -176,6 +194,7 @@ class SamplingParams:
         other.stop, other.stop_token_ids, other.bad_words = list(self.stop), [*self.stop_token_ids], [*self.bad_words]
         other.logit_bias = None if self.logit_bias is None else dict(self.logit_bias)
         other.allowed_token_ids = None if self.allowed_token_ids is None else list(self.allowed_token_ids)
+        other.logprob_token_ids = None if self.logprob_token_ids is None else list(self.logprob_token_ids)
         other.bad_words_token_ids = [list(word) for word in self.bad_words_token_ids]
         return other
 

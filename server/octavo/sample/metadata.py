@@ -91,6 +91,15 @@ class RandomRows:
 
 
 @dataclass
+class NamedTokens:
+    """Tokens whose log-probabilities are wanted whatever their rank, flattened over the batch: all int64 [N]."""
+
+    places: Tensor  # among the rows with log-probabilities
+    columns: Tensor  # of the answer, from 1: the first is the sampled token's
+    token_ids: Tensor
+
+
+@dataclass
 class SamplingMetadata:
     """Either ``kernel_rows`` says how to draw, for kernels, or greedy_rows, plain and truncated do."""
 
@@ -108,6 +117,7 @@ class SamplingMetadata:
     append: TokenAppend | None = None
     logprobs_rows: Tensor | None = None
     num_logprobs: int | None = None  # most alternatives any row asks for; the vocabulary's size for -1
+    named: NamedTokens | None = None
     grammar_bitmask: Tensor | None = None  # int32 [R, ceil(V / 32)], bit set: allowed; filled in by the runner
 
     @property

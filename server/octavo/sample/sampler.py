@@ -19,7 +19,15 @@ from octavo.sample.constraints import (
 )
 from octavo.sample.gumbel import GumbelNoise
 from octavo.sample.logprobs import LogprobsTensors, gather_logprobs
-from octavo.sample.metadata import Penalties, RandomRows, SamplerOutput, SamplingMetadata, TokenAppend, take_rows
+from octavo.sample.metadata import (
+    NamedTokens,
+    Penalties,
+    RandomRows,
+    SamplerOutput,
+    SamplingMetadata,
+    TokenAppend,
+    take_rows,
+)
 from octavo.sample.token_pool import TokenPool
 from octavo.sample.truncation import sample_truncated
 from octavo_kernels import cpu
@@ -99,7 +107,11 @@ class Sampler:
             assert metadata.num_logprobs is not None
             wanted = metadata.logprobs_rows
             found = octavo_kernels.top_logprobs(logits, wanted, drawn.token_ids[wanted], metadata.num_logprobs)
-            logprobs = _spread(LogprobsTensors(*found), metadata)
+            tensors = LogprobsTensors(*found)
+            if metadata.named is not None:
+                raw = logits.index_select(0, wanted).float().log_softmax(-1)
+                tensors = name_logprobs(tensors, raw, metadata.named)
+            logprobs = _spread(tensors, metadata)
         return SamplerOutput(drawn.token_ids, drawn.invalid, logprobs)
 
     def _process(self, logits: Tensor, metadata: SamplingMetadata) -> None:
@@ -132,7 +144,17 @@ class Sampler:
     def _logprobs(self, raw: Tensor, sampled: Tensor, metadata: SamplingMetadata) -> LogprobsTensors:
         rows, k = metadata.logprobs_rows, metadata.num_logprobs
         assert rows is not None and k is not None
-        return _spread(gather_logprobs(raw, sampled[rows], k), metadata)
+        found = gather_logprobs(raw, sampled[rows], k)
+        return _spread(found if metadata.named is None else name_logprobs(found, raw, metadata.named), metadata)
+
+
+def name_logprobs(found: LogprobsTensors, raw: Tensor, named: NamedTokens) -> LogprobsTensors:
+    """Put the named tokens in place of the most likely ones. ``raw`` [W, V]: all log-probabilities of these rows."""
+    ids, values = found.token_ids.clone(), found.logprobs.clone()
+    at = named.places, named.columns
+    ids[at] = named.token_ids.to(ids.dtype)
+    values[at] = raw[named.places, named.token_ids]
+    return LogprobsTensors(ids, values, found.ranks)
 
 
 def _spread(found: LogprobsTensors, metadata: SamplingMetadata) -> LogprobsTensors:

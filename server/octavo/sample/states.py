@@ -17,6 +17,7 @@ from octavo.sample.constraints import pack_bitmask
 from octavo.sample.gumbel import position_keys, stream_key
 from octavo.sample.metadata import (
     BadWords,
+    NamedTokens,
     Penalties,
     RandomRows,
     RowBitmask,
@@ -39,6 +40,7 @@ class _Row:
     bias_values: NDArray[np.float32]
     allowed: Tensor | None = None  # int32 bitmask
     bad_words: list[list[int]] = field(default_factory=list)
+    named: NDArray[np.int64] | None = None  # tokens whose log-probabilities are wanted
     kept: tuple[NDArray[np.generic], ...] = ()  # what the C kernel reads by address
 
 
@@ -101,11 +103,13 @@ class SamplingStates:
         self._prompt_len = np.zeros(n, np.int64)
         self._min_position = np.zeros(n, np.int64)  # below it EOS and stop ids are held back
         self._num_logprobs = np.full(n, -1, np.int64)  # -1: none
+        self._names_tokens = np.zeros(n, np.bool_)
         self._slot = np.full(n, -1, np.int64)
         self._count_slot = np.full(n, -1, np.int64)
         self._rows: list[_Row | None] = [None] * n
         self._beyond_best = np.zeros(n, np.int64)  # below that position, sampling is more than taking the best token
         self._any_beyond_best, self._any_history, self._most_logprobs = False, False, -1  # of all requests here
+        self._any_named = False
         self._cached_rows: list[int] = []
         self._cached: SamplingMetadata | None = None
         self._steady_from: float = 0  # what is cached holds where all positions are at least this
@@ -142,6 +146,9 @@ class SamplingStates:
         if p.allowed_token_ids is not None:
             ids = self._checked(p.allowed_token_ids, "allowed_token_ids")
             state.allowed = devices.put(pack_bitmask(torch.from_numpy(ids), vocab), self.device)
+        if p.logprob_token_ids is not None:
+            state.named = self._checked(p.logprob_token_ids, "logprob_token_ids")
+        self._names_tokens[row] = state.named is not None
         slots = -1, -1
         if penalised or prefixed or p.repetition_penalty != 1:
             prompt = self._checked(prompt_token_ids, "prompt_token_ids")
@@ -204,6 +211,11 @@ class SamplingStates:
         self._any_beyond_best = bool(self._beyond_best.any())
         self._any_history = bool((self._slot >= 0).any())
         self._most_logprobs = int(self._num_logprobs.max(initial=-1))
+        self._any_named = bool(self._names_tokens.any())
+
+    def names_tokens(self, rows: NDArray[np.int64]) -> bool:
+        """True if one of these rows wants the log-probabilities of given tokens, which `draw` does not know."""
+        return self._any_named and bool(self._names_tokens[rows].any())
 
     def is_greedy_only(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> bool:
         """True if each row takes its best token as the logits stand, and nothing else is asked for; for the arguments
@@ -250,7 +262,7 @@ class SamplingStates:
             self._slot[row] = self._count_slot[row] = -1
         self._rows[row] = None
         self._cached = None
-        self._beyond_best[row], self._num_logprobs[row] = 0, -1
+        self._beyond_best[row], self._num_logprobs[row], self._names_tokens[row] = 0, -1, False
         self._summarise()
 
     def min_position(self, row: int) -> int:
@@ -298,7 +310,19 @@ class SamplingStates:
         if wants.any():
             out.logprobs_rows = self._put(np.flatnonzero(wants))
             out.num_logprobs = int(self._num_logprobs[r].max())
+            out.named = self._named([states[i] for i in np.flatnonzero(wants)])
         return out
+
+    def _named(self, states: Sequence[_Row | None]) -> NamedTokens | None:
+        """Gather the tokens that the rows with log-probabilities name."""
+        named = [(i, s.named) for i, s in enumerate(states) if s is not None and s.named is not None]
+        if not named:
+            return None
+        return NamedTokens(
+            self._put(np.repeat([i for i, _ in named], [len(ids) for _, ids in named])),
+            self._put(np.concatenate([np.arange(1, len(ids) + 1) for _, ids in named])),
+            self._put(np.concatenate([ids for _, ids in named])),
+        )
 
     def _draws(
         self, out: SamplingMetadata, r: NDArray[np.int64], random: NDArray[np.bool_], cut: NDArray[np.bool_]

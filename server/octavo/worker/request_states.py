@@ -108,12 +108,14 @@ class RequestStates:
         """The tokens of these rows, by the C kernel; waits for the grammars' bitmask. None: only `Sampler` can."""
         if not self.sampling.draws or logits.values.dtype != torch.float32:
             return None
+        if self.sampling.names_tokens(sampled.rows):
+            return None
         bitmask = sampled.grammar_bitmask()
         return self.sampling.draw(logits.values, sampled.rows, sampled.positions, logits.best, bitmask)
 
     def step_draw(self, sampled: SampledRows) -> StepDraw | None:
         """A draw of the tokens of these rows in their step's program. None: `draw` may, once the step has run."""
-        if not self.sampling.draws or len(self.grammars):
+        if not self.sampling.draws or len(self.grammars) or self.sampling.names_tokens(sampled.rows):
             return None
         return self.sampling.step_draw(sampled.rows, sampled.positions)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from sampling_helpers import normal_logits, sample
 
 from octavo.interface.sampling_params import SamplingParams
-from octavo.sample import compute_prompt_logprobs
+from octavo.sample import Sampler, SamplingStates, compute_prompt_logprobs
 
 
 @settings(max_examples=40)
@@ -87,3 +88,29 @@ def test_nobody_asks_nobody_pays() -> None:
 def test_an_empty_prompt_part_has_no_logprobs() -> None:
     out = compute_prompt_logprobs(torch.empty(0, 10), torch.empty(0, dtype=torch.int64), 3)
     assert out.token_ids.shape == (0, 4)
+
+
+@pytest.mark.parametrize("use_kernels", [False, True])
+def test_named_tokens_stand_in_place_of_the_best(use_kernels: bool) -> None:
+    """In their rows alone, by the model's own logits, and in the order in which they were named."""
+    logits = normal_logits(4, 300, seed=5)
+    params = [
+        SamplingParams(temperature=0, logprob_token_ids=[250, 3, 77], logit_bias={17: 100.0}),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0, logprobs=2),
+        SamplingParams(temperature=0, logprob_token_ids=[9]),
+    ]
+    states = SamplingStates(4, 300, use_kernels=use_kernels)
+    for row, one in enumerate(params):
+        states.add_request(row, one, [1, 2, 3], [], frozenset(), 0, default_seed=0)
+    out = Sampler()(logits.clone(), states.make_metadata(range(4), [3] * 4)).logprobs
+    assert out is not None
+    reference = logits.log_softmax(-1)
+    for row, named in ((0, [250, 3, 77]), (3, [9])):
+        assert out.token_ids[row, 1 : len(named) + 1].tolist() == named
+        torch.testing.assert_close(out.logprobs[row, 1 : len(named) + 1], reference[row, named])
+    assert out.token_ids[2, 1:3].tolist() == logits[2].topk(2).indices.tolist()
+    assert out.token_ids[0, 0] == 17 and (out.token_ids[1] == -1).all()
+    states.remove_request(0)
+    states.remove_request(3)
+    assert not states.names_tokens(np.arange(4))
