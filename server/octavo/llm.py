@@ -29,6 +29,7 @@ from octavo.interface.outputs import RequestOutput
 from octavo.interface.pooling_params import check_generates
 from octavo.interface.sampling_params import RequestOutputKind, SamplingParams
 from octavo.llm_beam_search import BeamSearchMethods
+from octavo.llm_decisions import DecisionMethods
 from octavo.llm_pooling import PoolingMethods, Prompt, is_one_prompt
 from octavo.metrics.reader import Counter, Gauge, Metric, Vector
 from octavo.metrics.stats import FINISH_REASONS, cache_config_labels
@@ -58,7 +59,7 @@ class Totals:
             setattr(self, counter.name, getattr(self, counter.name) + getattr(stats, counter.name))
 
 
-class LLM(PoolingMethods, BeamSearchMethods):
+class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
     """A model in this process.
 
     >>> llm = LLM()                                   # the embedded model

@@ -37,6 +37,7 @@ _SERVER_FLAGS = (
     "enable_auto_tool_choice",
     "strict_json_schema",
     "reasoning_parser",
+    "decisions_min_mass",
     "embedding_pooling",
 )
 _EVERY = 5.0  # seconds between lines of progress where there is no terminal

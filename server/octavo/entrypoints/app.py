@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from octavo.entrypoints import health, llama_cpp, models, pages
+from octavo.entrypoints import decisions, health, llama_cpp, models, pages
 from octavo.entrypoints.anthropic import routes as anthropic
 from octavo.entrypoints.batches import routes as batches
 from octavo.entrypoints.errors import on_http_exception, on_unexpected
@@ -32,6 +32,7 @@ WORK_OPERATIONS = (
     *pages.OPERATIONS,
     *openai.OPERATIONS,
     *responses.OPERATIONS,
+    *decisions.OPERATIONS,
     *anthropic.OPERATIONS,
     *models.OPERATIONS,
     *batches.OPERATIONS,

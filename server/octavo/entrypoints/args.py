@@ -54,6 +54,7 @@ class ServerArgs:
     strict_json_schema: bool = True  # a schema's objects have no other properties, unless it allows them
     reasoning_parser: str | None = None  # None: the tags that the chat template shows
     deferred_tools: str = "found"  # or "top": where the model is told of tools that a client defers
+    decisions_min_mass: float = 0.01  # of a question's labels; a refusal below it
     embedding_pooling: str | None = None  # None: as the model's files say, "mean" where they say nothing
     lora_modules: list[str] = field(default_factory=list)  # name=path, or a JSON object
     lora_dir: str | None = None  # below it lies what requests may load
@@ -97,6 +98,8 @@ class ServerArgs:
         for name in ("max_request_bytes", "health_stall_seconds"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        if not 0 <= self.decisions_min_mass <= 1:
+            raise ConfigError(f"decisions_min_mass must be between 0 and 1, got {self.decisions_min_mass}")
         tag_of(self.replica_address, self.port)
         self._check_store()
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):

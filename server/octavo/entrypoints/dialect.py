@@ -74,8 +74,8 @@ class Dialect(Generic[Body, Run]):
 
     ``prepare`` turns a checked body into what the engine runs, or into a response if nothing has to run. ``whole``
     makes the body of a response from the requests' final outputs; ``events`` writes a stream. A dialect without
-    ``events`` pools: ``whole`` gets vectors. ``images`` are the paths of images in a body; ``any_type`` accepts any
-    Content-Type.
+    ``events`` pools: ``whole`` gets vectors. With ``run``, which runs the requests in its own way, it gets the outputs
+    that this returns. ``images`` are the paths of images in a body; ``any_type`` accepts any Content-Type.
     """
 
     name: str
@@ -86,14 +86,20 @@ class Dialect(Generic[Body, Run]):
     images: Collection[Path] = ()
     any_type: bool = False
     media_type: str = EVENT_STREAM
+    run: Callable[[Run], Awaitable[list[Any]]] | None = None
+
+    @property
+    def generates(self) -> bool:
+        """True if tokens are sampled, or would be."""
+        return self.events is not None or self.run is not None
 
 
 async def respond(request: Request, dialect: Dialect[Body, Run]) -> Response:
     """Answer a request. Raises ValueError, APIError."""
     state, events = state_of(request), dialect.events
     check_serving(state)
-    checked = await read_request(request, dialect.body, dialect.images, dialect.any_type, events is not None)
-    if events is not None:
+    checked = await read_request(request, dialect.body, dialect.images, dialect.any_type, dialect.generates)
+    if dialect.generates:
         check_generates(state.engine.config.model.pooler)
     prepared = await dialect.prepare(checked)
     if isinstance(prepared, Response):
@@ -115,6 +121,8 @@ async def read_request(
 
 
 async def _whole(dialect: Dialect[Body, Run], prepared: Run) -> Response:
+    if dialect.run is not None:
+        return JSON(await dialect.whole(prepared, await dialect.run(prepared)))
     if dialect.events is None:
         return JSON(await dialect.whole(prepared, await run_pooled(prepared.state, prepared.requests)))
     with prepared.generation() as generation:

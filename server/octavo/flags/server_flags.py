@@ -66,6 +66,8 @@ SERVER_HELP = {
     "the content (default: detected from the chat template)",
     "deferred_tools": "Where the model is told of tools that a client defers (defer_loading). found: where a search "
     "has found them, so that the cache keeps what came before; top: with all others, at the top",
+    "decisions_min_mass": "Probability that the labels of a question in /v1/decisions must have together. Below it, "
+    "the answer is a refusal",
     "embedding_pooling": "Default pooling of /v1/embeddings (default: from the model's files, else mean)",
     "lora_modules": "LoRA adapters to serve, each as name=folder, as name=hf://org/name (or another address), or as "
     'JSON: {"name": "sql", "path": "/adapters/sql"}',

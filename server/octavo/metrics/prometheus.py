@@ -203,6 +203,10 @@ class EngineMetrics:
             Counter, "octavo:tool_calls_unknown", "Number of tool calls whose name no tool of the request has"
         )
         self._unknown = unknown.labels(**self._labels)
+        questions = self._family(
+            Counter, "octavo:decisions_questions", "Number of questions answered in /v1/decisions, refusals included"
+        )
+        self._questions = questions.labels(**self._labels)
         stored = self._family(
             Counter, "octavo:responses_stored", "Number of responses by whether they could be stored", "outcome"
         )
@@ -329,6 +333,10 @@ class EngineMetrics:
     def record_stored(self, stored: bool) -> None:
         """A response that was to be stored, and whether it could be."""
         self._stored[stored].inc()
+
+    def record_questions(self, count: int) -> None:
+        """Questions of a request for decisions, once they are answered."""
+        self._questions.inc(count)
 
     def record_stripped_lines(self, count: int) -> None:
         """Lines that were left out of a prompt, since they differ in every request."""

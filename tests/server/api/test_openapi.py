@@ -44,6 +44,7 @@ UNSAYABLE = {
     "/v1/conversations",
     "/v1/conversations/{conversation_id}/items",
     "/v2/embed",
+    "/v1/decisions",
     "/infill",  # which models can
 }
 NOT_BUILT = {"/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"}  # a 501 is what they say

@@ -26,6 +26,7 @@ GOOD = [
     ("vector", "/v1/embeddings", {"input": "The fox"}),
     ("score", "/v1/score", {"text_1": "a fox", "text_2": "a dog"}),
     ("rerank", "/v1/rerank", {"query": "fox", "documents": ["a dog", "a fox"]}),
+    ("sure", "/v1/decisions", {"input": "The fox", "questions": [{"type": "predicate", "instructions": "x"}]}),
     ("item", "/v1/responses", {"input": "The fox", "max_output_tokens": 5, "temperature": 0}),
 ]
 BAD = [
@@ -62,11 +63,11 @@ def test_good_lines_are_answered_as_by_a_server_and_bad_ones_harm_none(tiny_mode
     process = start(command(tiny_model, source, target))
     _, said = process.communicate(timeout=100)
     assert process.returncode == 0, said
-    assert "15 of 15 lines, 9 failed" in said
+    assert "16 of 16 lines, 9 failed" in said
     found = [json.loads(raw) for raw in target.read_text().splitlines()]
-    assert len(found) == 15 and len({one["id"] for one in found}) == 15
+    assert len(found) == 16 and len({one["id"] for one in found}) == 16
     by_id = {one["custom_id"]: one for one in found if one["custom_id"]}
-    assert len(by_id) == 11
+    assert len(by_id) == 12
     for name, url, body in GOOD:
         one = by_id[name]
         assert one["error"] is None and one["response"]["status_code"] == 200
@@ -76,7 +77,7 @@ def test_good_lines_are_answered_as_by_a_server_and_bad_ones_harm_none(tiny_mode
                 answer.get("usage", {}).pop(details, None)
             for item in answer.get("output", ()):
                 del item["id"]
-        for key in ("choices", "output", "usage", "results"):
+        for key in ("choices", "output", "usage", "results", "answers"):
             assert ours.get(key) == theirs.get(key)
         if name == "vector":
             assert ours["data"][0]["embedding"] == pytest.approx(theirs["data"][0]["embedding"], abs=1e-5)

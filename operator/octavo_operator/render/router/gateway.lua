@@ -11,7 +11,7 @@ local PASSED = {
   ["/v1/messages/count_tokens"] = true, ["/v1/embeddings"] = true, ["/v2/embed"] = true, ["/v1/rerank"] = true,
   ["/rerank"] = true, ["/v2/rerank"] = true, ["/v1/score"] = true, ["/score"] = true, ["/classify"] = true,
   ["/tokenize"] = true, ["/detokenize"] = true, ["/api/show"] = true, ["/api/chat"] = true, ["/api/generate"] = true,
-  ["/api/embed"] = true, ["/api/embeddings"] = true, ["/infill"] = true,
+  ["/api/embed"] = true, ["/api/embeddings"] = true, ["/infill"] = true, ["/v1/decisions"] = true,
 }
 local OPEN = {["/"] = true, ["/health"] = true, ["/livez"] = true, ["/readyz"] = true, ["/ping"] = true}
 local KINDS = {

@@ -13,6 +13,7 @@ ENDPOINTS = (
     "/v1/completions",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/decisions",
     "/v1/score",
     "/score",
     "/v1/rerank",

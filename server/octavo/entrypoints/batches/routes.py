@@ -59,6 +59,7 @@ class BatchRequest(RequestBody):
         "/v1/completions",
         "/v1/embeddings",
         "/v1/responses",
+        "/v1/decisions",
         "/v1/score",
         "/score",
         "/v1/rerank",
