@@ -92,11 +92,14 @@ peers: setup  ## what others would have picked, into ~/.cache/octavo/peers (or O
 	python -m benchmarks.peers.install $(ARGS)
 
 CLIENTS ?= $(HOME)/.cache/octavo/clients
-clients: setup  ## other people's clients of Python and JavaScript, installed outside the tree and run against a server
-	test -x $(CLIENTS)/bin/python || uv venv --quiet --python 3.11 $(CLIENTS)
+clients: setup  ## other people's clients and agents, of Python and JavaScript, installed outside the tree and run against a server
+	for at in . frameworks; do \
+	  test -x $(CLIENTS)/$$at/bin/python || uv venv --quiet --allow-existing --python 3.11 $(CLIENTS)/$$at || exit 1; \
+	done
 	uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/support/clients/requirements.txt
+	uv pip install --quiet --python $(CLIENTS)/frameworks/bin/python -r tests/support/clients/frameworks.txt
 	cp tests/support/clients/package.json $(CLIENTS) && npm install --prefix $(CLIENTS) --no-audit --no-fund --silent
-	OCTAVO_CLIENTS=$(CLIENTS) python -m pytest tests/server/api/test_clients.py $(ARGS)
+	OCTAVO_CLIENTS=$(CLIENTS) python -m pytest tests/server/api/test_clients.py tests/server/api/test_frameworks.py $(ARGS)
 
 RAY ?= $(HOME)/.cache/octavo/ray
 test-ray: setup  ## engines on a Ray cluster of two nodes; Ray is installed outside the tree

@@ -43,6 +43,11 @@ TEMPLATE = r"""
 {{ "<|im_start|>assistant\n<think>\n" + ("\n</think>\n\n" if enable_thinking is false else "") }}
 {%- endif -%}
 """
+# The same with values of any type, and calls that follow thoughts at once where there is no text.
+_BEFORE = r'(("\n\n" if (m.content or "") | trim else "") if loop.first else "\n")'
+FULL_TEMPLATE = TEMPLATE.replace("+ value +", "+ (value if value is string else value | tojson) +").replace(
+    r'"\n\n<tool_call>', _BEFORE + ' + "<tool_call>'
+)
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
 WORDS = ["a", "file", "of", "the", "test", "was", "found", "in", "src", "and", "its", "line", "says", "return", "value"]
 
