@@ -23,6 +23,7 @@ class EmbedByTypeRequest(ModelBody):
     """Cohere's fields. ``input_type`` has no effect: models that want a prefix take it in the text."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields({"images": (), "inputs": ()})
+    CLAMPED: ClassVar[frozenset[str]] = frozenset({"max_tokens"})
 
     texts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_INPUTS)]
     input_type: Literal["search_document", "search_query", "classification", "clustering"] | None = None
