@@ -139,7 +139,7 @@ class SamplingParams:
             raise ValueError(f"output_kind must be one of {kinds}, got {_shown(self.output_kind)}") from None
 
     def _name_logprobs(self) -> None:
-        """With ``logprob_token_ids``, ``logprobs`` is how many they are."""
+        """Make ``logprobs`` the number of ``logprob_token_ids``, where these are given."""
         if self.logprob_token_ids is None:
             return
         self.logprob_token_ids = _token_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)

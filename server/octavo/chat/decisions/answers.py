@@ -14,7 +14,7 @@ MIN_MASS = 0.01  # a refusal below it
 
 @dataclass(slots=True)
 class PredicateAnswer:
-    """How likely a statement is true."""
+    """The probability that a statement is true."""
 
     name: str | None
     probability: float

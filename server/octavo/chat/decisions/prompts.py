@@ -33,7 +33,7 @@ class QuestionPrompt:
 
 @dataclass(frozen=True)
 class Renderer:
-    """How an engine renders a conversation, and encodes its text. ``naming`` has errors name the question of that
+    """Renders a conversation as an engine does, and encodes its text. ``naming`` has errors name the question of that
     number."""
 
     render: Callable[[Conversation], Rendered]
@@ -94,7 +94,7 @@ def _text_of(question: Question) -> str | None:
 
 
 def _around(texts: Sequence[str], questions: Sequence[Question]) -> tuple[str, str] | None:
-    """What stands before and behind the question in both prompts. None: they do not show it."""
+    """Return what stands before and behind the question in both prompts. None: they do not show it."""
     if len(questions) < 3:
         return None
     first, second = map(_text_of, questions[:2])

@@ -1,4 +1,4 @@
-"""Which short reads of the model answer questions, and the log-probabilities of labels that they give. Pure."""
+"""The short reads of the model that answer questions, and the log-probabilities of labels in them. Pure."""
 
 from __future__ import annotations
 

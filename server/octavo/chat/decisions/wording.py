@@ -1,4 +1,4 @@
-"""What the model reads of a question: the fixed wording ``decisions/1``, and the labels of its options. Pure."""
+"""The text of a question that the model reads: the fixed wording ``decisions/1``, and labels of options. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Path = tuple[int, ...]
 
 
 def labels_for(count: int) -> list[str]:
-    """As many labels: single letters where they suffice, else pairs."""
+    """Return as many labels: single letters where they suffice, else pairs."""
     if count <= len(_LETTERS):
         return list(_LETTERS[:count])
     return [_LETTERS[at // len(_LETTERS)] + _LETTERS[at % len(_LETTERS)] for at in range(count)]
