@@ -98,8 +98,10 @@ clients: setup  ## other people's clients and agents, of Python and JavaScript, 
 	done
 	uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/support/clients/requirements.txt
 	uv pip install --quiet --python $(CLIENTS)/frameworks/bin/python -r tests/support/clients/frameworks.txt
-	cp tests/support/clients/package.json $(CLIENTS) && npm install --prefix $(CLIENTS) --no-audit --no-fund --silent
-	OCTAVO_CLIENTS=$(CLIENTS) python -m pytest tests/server/api/test_clients.py tests/server/api/test_frameworks.py $(ARGS)
+	cp -r tests/support/clients/package.json tests/support/clients/coders $(CLIENTS)
+	for at in . coders; do npm install --prefix $(CLIENTS)/$$at --no-audit --no-fund --silent || exit 1; done
+	OCTAVO_CLIENTS=$(CLIENTS) python -m pytest \
+	  tests/server/api/test_clients.py tests/server/api/test_frameworks.py tests/server/api/test_coders.py $(ARGS)
 
 RAY ?= $(HOME)/.cache/octavo/ray
 test-ray: setup  ## engines on a Ray cluster of two nodes; Ray is installed outside the tree

@@ -1,0 +1,143 @@
+"""Coding agents for the command line, as npm installs them: how each is told of a server, and what a reciting model
+says so that each mends a sum: it reads a file, edits it, runs the test and says that it is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from support.clients.loops import MODEL, Call, spoken
+
+WRONG, RIGHT = "return a - b", "return a + b"
+CONTEXT = 65_536
+
+
+@dataclass(frozen=True)
+class Task:
+    """A folder with a file whose sum is wrong, and its test, for the agent ``name``."""
+
+    name: str
+    folder: Path
+
+    @property
+    def question(self) -> str:
+        return f"Please mend the sum in calc.py and run its test, {self.name}."
+
+    @property
+    def read(self) -> str:
+        """How the file ends."""
+        return f"# all of this was read by {self.name}"
+
+    @property
+    def wrote(self) -> str:
+        """How it ends when it was edited."""
+        return f"# all of this was written by {self.name}"
+
+    @property
+    def ran(self) -> str:
+        """What the test prints."""
+        return f"the sum was found to be right by {self.name}"
+
+    @property
+    def done(self) -> str:
+        return f"It was a sign, é; now {self.name} is done."
+
+    @property
+    def old(self) -> str:
+        return f"    {WRONG}\n\n\n{self.read}"
+
+    @property
+    def new(self) -> str:
+        return f"    {RIGHT}\n\n\n{self.wrote}"
+
+    def lay(self) -> None:
+        self.folder.mkdir(parents=True)
+        (self.folder / "calc.py").write_text(f"def add(a, b):\n{self.old}")
+        (self.folder / "test_calc.py").write_text(
+            f"from calc import add\n\nassert add(2, 3) == 5\nopen('ran', 'w').close()\nprint({self.ran!r}, end='')\n"
+        )
+
+    def check(self, output: str) -> None:
+        assert self.done in output
+        assert (self.folder / "calc.py").read_text() == f"def add(a, b):\n{self.new}"
+        assert (self.folder / "ran").exists(), "the test was not run"
+
+
+@dataclass(frozen=True)
+class Coder:
+    """One agent. ``command``: from address and question, behind its program; ``files``: its settings as JSON, by path
+    below HOME, from the address; ``calls``: of a task: to read, to edit, to run the test; ``ends``: how the results of
+    these end."""
+
+    program: str
+    command: Callable[[str, str], list[str]]
+    calls: Callable[[Task], tuple[Call, Call, Call]]
+    ends: Callable[[Task], tuple[str, str, str]]
+    files: Callable[[str], dict[str, Any]] = lambda url: {}
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def scripts(task: Task) -> dict[str, str]:
+    coder = CODERS[task.name]
+    read, edit, run = coder.calls(task)
+    ends = coder.ends(task)
+    return {
+        task.question: spoken("First I read it.", "I read the file.", (read,)),
+        ends[0]: spoken("A wrong sign.", "I mend it.", (edit,)),
+        ends[1]: spoken("Is it right?", "", (run,)),
+        ends[2]: spoken("All is well.", task.done, ()),
+    }
+
+
+def settings(coder: Coder, url: str, home: Path) -> None:
+    for name, content in coder.files(url).items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(json.dumps(content))
+
+
+def _pi(url: str) -> dict[str, Any]:
+    model = {"id": MODEL, "reasoning": True, "contextWindow": CONTEXT, "maxTokens": 4_096}
+    provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none", "models": [model]}
+    return {".pi/agent/models.json": {"providers": {"octavo": provider}}}
+
+
+CODERS = {
+    "pi": Coder(
+        "pi",
+        lambda url, question: ["--provider", "octavo", "--model", MODEL, "--no-session", "-p", question],
+        lambda task: (
+            ("read", {"path": "calc.py"}),
+            ("edit", {"path": "calc.py", "edits": [{"oldText": task.old, "newText": task.new}]}),
+            ("bash", {"command": "python3 test_calc.py"}),
+        ),
+        lambda task: (task.read, "Successfully replaced 1 block(s) in calc.py.", task.ran),
+        _pi,
+        {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"},
+    ),
+    "codex": Coder(
+        "codex",
+        lambda url, question: [
+            "exec",
+            "--skip-git-repo-check",
+            "--dangerously-bypass-approvals-and-sandbox",
+            "-m",
+            MODEL,
+            "-c",
+            "model_provider=octavo",
+            "-c",
+            "check_for_update_on_startup=false",
+            "-c",
+            f'model_providers.octavo={{name="octavo",base_url="{url}/v1",wire_api="responses"}}',
+            question,
+        ],
+        lambda task: (
+            ("exec_command", {"cmd": "cat calc.py"}),
+            ("exec_command", {"cmd": f"sed -i 's/{WRONG}/{RIGHT}/; s/read by/written by/' calc.py; cat calc.py"}),
+            ("exec_command", {"cmd": "python3 test_calc.py"}),
+        ),
+        lambda task: (task.read, task.wrote, task.ran),
+    ),
+}
