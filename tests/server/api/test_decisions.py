@@ -165,6 +165,16 @@ def test_the_input_is_read_once(client, server, llm):
         assert whole > 1_500 and computed < whole + len(questions) * 200
 
 
+def test_the_first_question_is_read_alone(decided_model):
+    """With room for many prompts in a step, reads that begin together would each compute the input."""
+    llm = LLM(str(decided_model), dtype="float32", kv_cache_memory_bytes=64 << 20, max_num_batched_tokens=16_384)
+    long = " ".join(f"Line {number} says {number * 7919 % 997}." for number in range(150))
+    questions = [{**BROKEN, "instructions": f"Number {number} is odd."} for number in range(8)]
+    usage = llm.decide(long, questions).usage
+    whole = usage.input_tokens / len(questions)
+    assert usage.input_tokens - usage.input_tokens_details.cached_tokens < whole + len(questions) * 200
+
+
 def test_400_questions_are_answered_in_their_order(client):
     kinds = (BROKEN, TEAM, ANGER)
     questions = [{**kinds[at % 3], "name": f"question {at}"} for at in range(400)]
