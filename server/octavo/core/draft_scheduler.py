@@ -19,7 +19,7 @@ class NoDrafts:
     """The hooks of `DraftScheduler` in an engine without speculative decoding."""
 
     drafts: Drafts | None = None
-    num_speculative_tokens = 0
+    num_speculative_tokens = num_reserved = 0
     on_device = False
 
     def __init__(self, kv: KVCacheManager) -> None:
@@ -53,6 +53,7 @@ class DraftScheduler:
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager, drafts: Drafts) -> None:
         self._config, self._kv, self.drafts = config, kv, drafts
         self.num_speculative_tokens, self.on_device = drafts.num_speculative_tokens, drafts.on_device
+        self.num_reserved = drafts.num_reserved
         self.withdraw, self.release, self.take_stats = drafts.withdraw, drafts.release, drafts.take_stats
 
     def begin_step(self, step: CurrentStep, decoding: list[Request], num_requests: int) -> bool:
@@ -66,7 +67,7 @@ class DraftScheduler:
         """The budget of drafts of a step, with so many sequences: the tokens that decoding leaves, and the rows that it
         leaves of `num_sampled_rows`."""
         config = self._config
-        rows = num_sampled_rows(config.max_num_seqs, self.num_speculative_tokens)
+        rows = num_sampled_rows(config.max_num_seqs, self.num_reserved)
         return min(rows, config.max_num_batched_tokens) - min(config.max_num_seqs, num_requests)
 
     def guess(self, step: CurrentStep, request: Request, num_new: int) -> tuple[list[int], Allocation | None]:

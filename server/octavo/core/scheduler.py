@@ -120,7 +120,7 @@ class Scheduler:
     def _check_images(self, core_request: EngineCoreRequest) -> None:
         if not core_request.mm_items:
             return
-        rows = num_sampled_rows(self.config.max_num_seqs, self._drafting.num_speculative_tokens)
+        rows = num_sampled_rows(self.config.max_num_seqs, self._drafting.num_reserved)
         most = self.config.max_num_batched_tokens - rows
         if (threshold := self.config.long_prefill_token_threshold) > 0:
             most = min(most, threshold)

@@ -23,6 +23,7 @@ from octavo.core.spec_decode.lengths import DraftLengths
 from octavo.core.spec_decode.worker_drafts import WorkerDrafts
 from octavo.core.states.manager import StateSettings
 from octavo.core.states.points import DEFAULT_INTERVAL
+from octavo.engine.spec_decode.predictions import MOST_PREDICTED, obstacle_to_predictions
 from octavo.errors import ConfigError, DeviceLostError, OctavoError
 from octavo.executor.multiproc import make_executor
 from octavo.executor.ranks import Ranks
@@ -33,7 +34,9 @@ from octavo.interface.messages import EngineCoreOutput, EngineCoreOutputs, Engin
 from octavo.interface.step import ModelRunnerOutput, PendingOutput, SchedulerOutput
 from octavo.memory.advice import out_of_memory
 from octavo.spec_decode.ngram import NgramDrafter
+from octavo.spec_decode.predicted import PredictionDrafter
 from octavo.spec_decode.suffix import SuffixDrafter
+from octavo.system.logging_setup import log_once
 
 if TYPE_CHECKING:
     from octavo.engine.kv_events.publisher import KVEventsPublisher
@@ -72,6 +75,9 @@ class EngineCore:
         layout = self.executor.kv_layout
         self.scheduler: SchedulerInterface
         self._drafts: Drafts | None = None
+        self._obstacle_to_predictions = obstacle_to_predictions(self.config, self.executor.max_in_flight > 1)
+        self._drafts_of_predictions: Drafts | None = None  # where there are no others
+        self._predicted: set[str] = set()  # ids of unfinished requests for which there are such
         if self.config.model.is_encoder:
             self.scheduler = EncoderScheduler(self.config.scheduler)
         else:
@@ -86,6 +92,10 @@ class EngineCore:
             )
             stages = self.config.parallel.pipeline_parallel_size
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1 and stages == 1)
+            if self._obstacle_to_predictions is None and self._drafts is None:
+                size = self.config.model.vocab_size
+                drafts = Drafts(PredictionDrafter(None), MOST_PREDICTED, size, DraftLengths(), only_predicted=True)
+                self._drafts_of_predictions = drafts
             slots = AdapterSlots(self.config.lora.max_loras) if self.config.lora is not None else None
             images, kept = None, self.config.scheduler.mm_encoder_cache_tokens
             if kept and self.config.model.reads_images:
@@ -117,6 +127,8 @@ class EngineCore:
             raise ValueError(f"model {request.adapter.name!r}: the engine runs without LoRA adapters (enable_lora)")
         if request.request_id in self._preparing:
             raise ValueError(f"request_id {request.request_id!r} is already in use by an unfinished request")
+        if request.prediction is not None:
+            self._expect(request)
         if request.grammar is not None:
             self._release_grammars()  # of a request with the same id that has just ended
             if request.request_id in self._grammars:
@@ -126,6 +138,20 @@ class EngineCore:
             self._preparing[request.request_id] = _Preparing(request, future)
         else:
             self.scheduler.add_request(request)
+
+    def _expect(self, request: EngineCoreRequest) -> None:
+        if (obstacle := self._obstacle_to_predictions) is not None:
+            log_once(logger, logging.WARNING, "prediction: %s; answers come as without one", obstacle)
+        elif self._drafts_of_predictions is not None:
+            self._predicted.add(request.request_id)
+
+    def _follow_predictions(self) -> None:
+        """Speculate for as long as a request has a prediction. There is no step in flight."""
+        self._predicted = {i for i in self._predicted if i in self._preparing or self.scheduler.has_request(i)}
+        drafts = self._drafts_of_predictions if self._predicted else None
+        if drafts is not self._drafts and isinstance(self.scheduler, Scheduler):
+            self._drafts = drafts
+            self.scheduler.use_drafts(drafts)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests and free what they hold; unknown ids are ignored. Their outputs have finish_reason "abort"."""
@@ -197,6 +223,8 @@ class EngineCore:
         later step would fail too.
         """
         started = time.perf_counter()
+        if self._predicted:
+            self._follow_predictions()
         if self._grammars:
             self._poll_grammars()
         if self.config.lora is not None:
@@ -343,13 +371,14 @@ def _make_drafter(config: SpeculativeConfig) -> Drafter:
     if config.in_worker:
         return WorkerDrafts()
     if config.method == "suffix":
-        return SuffixDrafter(
+        suffixes = SuffixDrafter(
             config.suffix_decoding_max_tree_depth,
             config.suffix_decoding_max_cached_requests,
             config.suffix_decoding_max_spec_factor,
             config.suffix_decoding_min_token_prob,
         )
-    return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
+        return PredictionDrafter(suffixes)
+    return PredictionDrafter(NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max))
 
 
 def _make_publisher(config: KVEventsConfig) -> KVEventsPublisher | None:

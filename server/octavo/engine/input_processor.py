@@ -259,6 +259,14 @@ class InputProcessor:
             )
         return ids
 
+    def predict(self, text: str) -> list[int] | None:
+        """Token ids of a text that an answer may repeat, as many as an answer may have; None: there are none. Raises
+        ValueError."""
+        if self.tokenizer is None:
+            raise ValueError("prediction needs the tokenizer, and the engine runs without one (skip_tokenizer_init)")
+        ids = self.tokenizer.encode(text[: self.max_model_len * self._max_token_chars], add_special_tokens=False)
+        return ids[: self.max_model_len] or None
+
     @cached_property
     def _max_token_chars(self) -> int:
         """Characters of the longest token: no text has fewer tokens than its length over this."""

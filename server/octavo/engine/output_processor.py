@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, LogprobsLists
-from octavo.interface.outputs import CompletionOutput, LogprobsTable, RequestMetrics, RequestOutput
+from octavo.interface.outputs import CompletionOutput, LogprobsTable, PredictedTokens, RequestMetrics, RequestOutput
 from octavo.interface.sampling_params import RequestOutputKind
 from octavo.metrics.stats import FinishedRequest, FinishedSample, IterationStats, Tenant
+from octavo.spec_decode.predicted import Prediction
 from octavo.text.detokenizer import Detokenizer, Vocabulary
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class SampleState:
     first_token_time: float | None = None
     last_token_time: float | None = None
     num_preemptions: int = 0
+    prediction: Prediction | None = None  # as far as it is output
 
 
 @dataclass(slots=True)
@@ -93,7 +95,19 @@ class RequestState:
             error=self.error,
             error_param=self.error_param,
             embedding=self.embedding,
+            predicted=None if request.prediction is None else self._predicted(request.prediction, outputs),
         )
+
+    def _predicted(self, prediction: list[int], outputs: list[CompletionOutput]) -> PredictedTokens:
+        """Count what all answers repeat, once ``outputs`` are out too."""
+        is_delta = self.request.sampling_params.output_kind is RequestOutputKind.DELTA
+        for output in outputs:
+            sample = self.samples[output.index]
+            if sample.prediction is None or not is_delta:
+                sample.prediction = Prediction(prediction)
+            sample.prediction.follow(output.token_ids)
+        followed = [sample.prediction for sample in self.samples if sample.prediction is not None]
+        return PredictedTokens(sum(one.num_right for one in followed), sum(one.num_wrong for one in followed))
 
 
 class OutputProcessor:

@@ -29,6 +29,7 @@ class EngineCoreRequest:
     token_types: list[int] | None = None  # of an encoder's pair of texts; None: all 0
     adapter: Adapter | None = None  # None: the model as it is
     mm_items: list[ImageItem] | None = None  # images of the prompt, in order
+    prediction: list[int] | None = None  # tokens that the output may repeat in large part; it stays what it is
     boundaries: list[int] | None = None  # positions after which other prompts may go on differently; None: unknown
 
 

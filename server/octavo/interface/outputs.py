@@ -117,6 +117,14 @@ class RequestMetrics:
 
 
 @dataclass(slots=True)
+class PredictedTokens:
+    """Tokens of a request's prediction that its answers repeat, and those that they do not."""
+
+    accepted: int
+    rejected: int
+
+
+@dataclass(slots=True)
 class RequestOutput:
     """The state of a request; ``outputs`` holds ``n`` answers, ordered by index."""
 
@@ -130,6 +138,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     error: str | None = None
     error_param: str | None = None  # the request field that caused the error; None: not the request
+    predicted: PredictedTokens | None = None  # None: there was no prediction
     embedding: list[float] | None = None  # of a pooling request; ``outputs`` then hold no text
 
 

@@ -34,6 +34,7 @@ CHATS: dict[str, dict[str, Any]] = {
         "tools": [NOW],
         "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NOW]}},
     },
+    "a prediction": {"prediction": {"type": "content", "content": "Hello"}, "n": 2},
     "vLLM's extras": {"return_token_ids": True, "prompt_logprobs": 1},
 }
 COMPLETIONS: dict[str, dict[str, Any]] = {

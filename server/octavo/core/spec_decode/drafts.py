@@ -43,6 +43,14 @@ class WeighingDrafter(Drafter, Protocol):
     equally often, if all before them are."""
 
 
+@runtime_checkable
+class ExpectingDrafter(Drafter, Protocol):
+    """A drafter that takes predictions: texts which outputs may repeat."""
+
+    def expect(self, req_id: str, token_ids: list[int], num_prompt_tokens: int) -> None:
+        """Expect a sequence's output, which follows its prompt, to repeat ``token_ids``; called after `start`."""
+
+
 class Drafts:
     """The scheduler's side of a drafter: has it `propose` drafts, `observe`s how many are right, `release`s sequences.
 
@@ -56,13 +64,18 @@ class Drafts:
         vocab_size: int,
         lengths: DraftLengths | None = None,
         overlap: bool = False,
+        only_predicted: bool = False,
     ) -> None:
         """``lengths`` decides how many tokens are proposed; None: always as many as can be. ``overlap``: steps may
-        overlap, on a device that verifies all drafts of a sequence at once."""
+        overlap, on a device that verifies all drafts of a sequence at once. ``only_predicted``: only sequences with a
+        prediction have drafts, for which the device has no room set aside."""
         self.num_speculative_tokens = num_speculative_tokens
+        self.num_reserved = 0 if only_predicted else num_speculative_tokens  # rows for which the device has room
+        self._only_predicted = only_predicted
         self._drafter = drafter
         self._worker = drafter if isinstance(drafter, WorkerDrafts) else None
         self._weighing = drafter if isinstance(drafter, WeighingDrafter) else None
+        self._expecting = drafter if isinstance(drafter, ExpectingDrafter) else None
         self._vocab_size = vocab_size
         self._lengths = lengths
         self._overlap = overlap
@@ -159,7 +172,9 @@ class Drafts:
 
     def take_turn(self, request: Request) -> bool:
         """Count one more step of a sequence, whose tokens are all known unless drafts are on the device. Returns False
-        while the sequence rests from drafts."""
+        while the sequence rests from drafts, or has none."""
+        if self._only_predicted and (request.core_request.prediction is None or request.grammar is not None):
+            return False  # of a grammar there is one mask a sequence
         if self._worker is not None:
             return True
         if self._waits is not None and self.can_verify(request):
@@ -180,6 +195,9 @@ class Drafts:
                 self._started.add(req_id)
                 scope = root_of(request.core_request)  # as of the prefix cache
                 self._drafter.start(req_id, scope, request.num_prompt_tokens)
+                prediction = request.core_request.prediction
+                if prediction is not None and self._expecting is not None:
+                    self._expecting.expect(req_id, prediction, request.num_prompt_tokens)
             proposed = self._drafter.propose(req_id, request.all_token_ids, most)[:most]
             known = [type(token) is int and 0 <= token < self._vocab_size for token in proposed]
         except Exception:

@@ -19,7 +19,6 @@ _GENERATION: dict[str, Values] = {
         (
             # OpenAI's
             "audio",
-            "prediction",
             "web_search_options",
             "functions",
             "function_call",
@@ -188,6 +187,7 @@ _COMPLETION: dict[str, Values] = {
             "documents",
             "reasoning_effort",
             "instructions",
+            "prediction",
         ),
         (),
     ),

@@ -30,6 +30,13 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """Tokens of a prediction that the answers repeat, and those that they do not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Struct):
     """Token counts of a request."""
 
@@ -37,6 +44,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of requests with a prediction
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
@@ -201,7 +209,10 @@ def _chat_choice(prepared: PreparedChatCompletion, completion: CompletionOutput)
 
 def chat_usage(output: RequestOutput, completion_tokens: int) -> Usage:
     """Count the tokens of a request and its answers."""
-    return usage(len(output.prompt_token_ids), completion_tokens, output.num_cached_tokens)
+    used = usage(len(output.prompt_token_ids), completion_tokens, output.num_cached_tokens)
+    if (predicted := output.predicted) is not None:
+        used.completion_tokens_details = CompletionTokensDetails(predicted.accepted, predicted.rejected)
+    return used
 
 
 def chat_logprobs(prepared: PreparedChatCompletion, completion: CompletionOutput) -> ChatLogprobs | None:

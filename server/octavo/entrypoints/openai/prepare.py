@@ -115,6 +115,10 @@ async def prepare_chat_completion(checked: CheckedRequest[ChatCompletionRequest]
         partial(constraint_of, body),
         keep_special_tokens=body.skip_special_tokens is None,
     )
+    if body.prediction is not None:
+        predict, text = state.engine.input_processor.predict, body.prediction.text
+        request.prediction = await state.engine.run_in_thread(predict, text)
+        body.prediction = None
     continued = body.continue_final_message or not conversation.opens_answer
     role = messages[-1]["role"] if continued else state.args.response_role
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == role else ""

@@ -5,13 +5,14 @@ Validation and schema have one source: pydantic derives both from the type, or t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from octavo.chat.messages import Conversation
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields import schemas
+from octavo.entrypoints.fields.blocks import OrText
 from octavo.entrypoints.fields.unsupported import CHAT, COMPLETION, UnsupportedFields
 from octavo.entrypoints.fields.values import (
     Count,
@@ -117,6 +118,29 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class PredictionPart(BaseModel):
+    """A part of a predicted text."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["text"]
+    text: str
+
+
+class PredictedOutput(BaseModel):
+    """The text that an answer repeats in large part."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    type: Literal["content"]
+    content: Annotated[list[PredictionPart], OrText()]
+
+    @property
+    def text(self) -> str:
+        """All parts together."""
+        return "".join(part.text for part in self.content)
 
 
 class GenerationRequest(ModelBody):
@@ -259,6 +283,7 @@ class ChatCompletionRequest(GenerationRequest):
     tool_choice: Annotated[Any, WithJsonSchema(schemas.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    prediction: PredictedOutput | None = None
 
     def token_limit(self) -> TokenLimit:
         """The limit of the answer."""
