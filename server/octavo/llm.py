@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from octavo.chat.decisions.calibration import read_temperatures
 from octavo.chat.messages import Conversation, check_messages, check_texts, images_of
 from octavo.chat.offline_images import offline_image
 from octavo.chat.options import ChatOptions
@@ -23,6 +24,7 @@ from octavo.engine.output_processor import OutputProcessor
 from octavo.errors import ConfigError
 from octavo.executor.multiproc import start_ranks
 from octavo.executor.rank_processes import RankProcesses
+from octavo.fetch.decisions_file import read_decisions_file
 from octavo.interface.lora import Adapter, LoRARequest
 from octavo.interface.messages import EngineCoreRequest, SchedulerStats, SpecDecodeStats
 from octavo.interface.outputs import RequestOutput
@@ -98,6 +100,8 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
         )
         self._input = InputProcessor(self.config, self.tokenizer, options.max_logprobs, options.strict_json_schema)
         self._output = OutputProcessor(self.tokenizer)
+        files, given = self.config.model.files, options.decisions_calibration
+        self._temperatures = read_decisions_file(given, files, read_temperatures)
         self._adapters = OfflineAdapters(self.engine, engine_args.get("download_dir"))
         self._ids = itertools.count()
         self.totals = Totals()

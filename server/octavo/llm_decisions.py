@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from octavo.chat.decisions.answers import MIN_MASS, Decision, answer, usage_of
+from octavo.chat.decisions.answers import MIN_MASS, Decision
+from octavo.chat.decisions.asking import Asking, Ways
 from octavo.chat.decisions.prompts import Renderer, num_shared, prompt_for_engine, read_params
 from octavo.chat.decisions.questions import read_input, read_questions
 from octavo.chat.decisions.reads import Read, Reads, named_logprobs
@@ -29,6 +30,7 @@ class DecisionMethods(RunsRequests):
     """`decide` of `octavo.LLM`."""
 
     model_name: str
+    _temperatures: Mapping[str, float]  # of decisions.json
 
     def _require_tokenizer(self, method: str) -> Tokenizer:
         raise NotImplementedError
@@ -47,32 +49,40 @@ class DecisionMethods(RunsRequests):
         questions: list[dict[str, Any]],
         *,
         min_mass: float = MIN_MASS,
+        debias: bool = False,
+        diagnostics: bool = False,
+        temperatures: Mapping[str, float] | None = None,
         use_tqdm: bool = False,
         lora_request: LoRARequest | None = None,
     ) -> Decision:
         """Answer questions about one input, both as OpenAI's /v1/decisions has them: the input is read once.
 
-        ``min_mass``: a question whose labels have less probability together is answered by a refusal. Raises ValueError
-        naming the field, ModelError for an adapter that cannot be used, OctavoError when the engine fails.
+        ``min_mass``: a question whose labels have less probability together is answered by a refusal. ``debias``: each
+        question is asked again with its options reversed. ``diagnostics``: the decision has a field ``octavo``.
+        ``temperatures``: by type of question, in place of those in the model's decisions.json. Raises ValueError naming
+        the field, ModelError for an adapter that cannot be used, OctavoError when the engine fails.
         """
         check_generates(self._input.pooler)
         tokenizer = self._require_tokenizer("decide")
+        temperatures = self._temperatures if temperatures is None else temperatures
+        ways = Ways(debias, diagnostics, diagnostics, min_mass, temperatures)
         asked, messages = read_questions(questions, _read_image), read_input(input, _read_image)
+        asking = Asking(asked, ways)
         (adapter,) = self._adapters_for(lora_request, 1)
         renderer = Renderer(
             lambda conversation: self._render(conversation, SamplingParams()),
             lambda text: self._input.tokenize(text, add_special_tokens=False),
             tokenizer,
-            _naming,
+            lambda at: _naming(asking.number(at)),
         )
-        prompts = renderer.prompts(messages, asked)
+        prompts = renderer.prompts(messages, asking.put)
         reads, shared = Reads([prompt.labels for prompt in prompts]), num_shared(prompts)
 
         def request(read: Read) -> EngineCoreRequest:
             prompt = prompts[read.question]
             images = [part.image for part in prompt.rendered.images]
             ids = [*prompt.ids, *read.path]
-            with _naming(read.question):
+            with _naming(asking.number(read.question)):
                 whole = prompt_for_engine(prompt, ids, images, shared)
                 return self._input.process(self._new_id(), whole, read_params(read.token_ids), adapter=adapter)
 
@@ -84,9 +94,10 @@ class DecisionMethods(RunsRequests):
             found = self._run([one for _, one in wave], [None] * len(wave), use_tqdm)
             outputs += found
             for (read, _), output in zip(wave, found, strict=True):
-                waiting += [(more, request(more)) for more in reads.take(read, _logprobs(read, output))]
-        answers = [answer(question, reads.logprobs(at), min_mass) for at, question in enumerate(asked)]
-        return Decision(answers, self.model_name, usage_of(outputs))
+                if output.error is not None:
+                    raise OctavoError(f"questions.{asking.number(read.question)} could not be read: {output.error}")
+                waiting += [(more, request(more)) for more in reads.take(read, *named_logprobs(output))]
+        return asking.decide(reads, self.model_name, outputs)
 
 
 @contextmanager
@@ -106,9 +117,3 @@ def _read_image(part: Any, where: str) -> Any:
     if kind == "input_image":
         return offline_image({"type": "image_url", "image_url": part.get("image_url")}, f"{where}.image_url")
     return offline_image(part, where) if kind in ("image_url", "image_pil") else None
-
-
-def _logprobs(read: Read, output: RequestOutput) -> dict[int, float]:
-    if output.error is not None:
-        raise OctavoError(f"questions.{read.question} could not be read: {output.error}")
-    return named_logprobs(output)

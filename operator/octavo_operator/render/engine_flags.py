@@ -26,6 +26,7 @@ FLAGS = (
     "--cuda-graph-sizes",
     "--cudagraph-capture-sizes",
     "--data-parallel-size",
+    "--decisions-calibration",
     "--decisions-min-mass",
     "--decode-context-parallel-size",
     "--default-chat-template-kwargs",

@@ -25,6 +25,7 @@ COMMANDS = {
     "rm": "Remove a model from this machine.",
     "plan": "Say what a model takes of a device, and how many sequences fit.",
     "check": "Say what becomes of every flag of another server's command line.",
+    "decisions": "Calibrate the answers of /v1/decisions.",
     "run-batch": "Answer a file of requests, without a server.",
     "bench": "Measure a server or an engine.",
     "version": "Print the version.",

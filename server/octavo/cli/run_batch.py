@@ -38,6 +38,7 @@ _SERVER_FLAGS = (
     "strict_json_schema",
     "reasoning_parser",
     "decisions_min_mass",
+    "decisions_calibration",
     "embedding_pooling",
 )
 _EVERY = 5.0  # seconds between lines of progress where there is no terminal

@@ -26,6 +26,7 @@ class LLMOptions:
     default_chat_template_kwargs: dict[str, Any] | None = None
     tool_call_parser: str | None = None  # None: the format that the chat template shows
     reasoning_parser: str | None = None  # None: the tags that the chat template shows
+    decisions_calibration: str | None = None  # None: decisions.json of the model's folder
     disable_log_stats: bool = True  # nothing is logged either way, and get_metrics always tells
     use_tqdm_on_load: bool = True
 

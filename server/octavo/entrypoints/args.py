@@ -55,6 +55,7 @@ class ServerArgs:
     reasoning_parser: str | None = None  # None: the tags that the chat template shows
     deferred_tools: str = "found"  # or "top": where the model is told of tools that a client defers
     decisions_min_mass: float = 0.01  # of a question's labels; a refusal below it
+    decisions_calibration: str | None = None  # None: decisions.json of the model's folder
     embedding_pooling: str | None = None  # None: as the model's files say, "mean" where they say nothing
     lora_modules: list[str] = field(default_factory=list)  # name=path, or a JSON object
     lora_dir: str | None = None  # below it lies what requests may load

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Union, get_type_hints
 from uuid import uuid4
 
-from msgspec import defstruct
-from pydantic import WithJsonSchema
+from msgspec import UNSET, UnsetType, defstruct
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from octavo.chat.decisions.answers import (
     ChoiceAnswer,
     Decision,
+    Notes,
     PredicateAnswer,
     RefusalAnswer,
     ScoreAnswer,
-    answer,
-    usage_of,
 )
+from octavo.chat.decisions.asking import Asking, Ways
 from octavo.chat.decisions.prompts import QuestionPrompt, Renderer, num_shared, prompt_for_engine, read_params
 from octavo.chat.decisions.questions import (
     ITEMS,
@@ -116,12 +116,22 @@ _IMAGES = (
 )
 
 
+class DecisionsOptions(BaseModel):
+    """Octavo's own. ``debias``: each question is asked again with its options reversed; ``diagnostics``: the answer
+    says what the model would have said."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    debias: bool = False
+    diagnostics: bool = False
+
+
 class DecisionsRequest(ModelBody):
     """Input and questions are checked by `octavo.chat.decisions.questions`, as those of `LLM.decide`."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields(
         {
-            **dict.fromkeys(("messages", "instructions", "tools", "temperature", "reasoning", "octavo"), ()),
+            **dict.fromkeys(("messages", "instructions", "tools", "temperature", "reasoning"), ()),
             **dict.fromkeys(("state", "prompt_format_version", "logit_bias", "chat_template"), ()),
             "stream": (False,),
         },
@@ -132,13 +142,25 @@ class DecisionsRequest(ModelBody):
     questions: Annotated[Any, WithJsonSchema(_QUESTIONS_SCHEMA)]
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+    octavo: DecisionsOptions | None = None
+
+    def ways(self, state: ServerState) -> Ways:
+        """The way in which questions are asked and answered."""
+        asked = self.octavo or DecisionsOptions()
+        return Ways(
+            asked.debias,
+            asked.diagnostics,
+            self.octavo is not None,
+            state.args.decisions_min_mass,
+            state.temperatures,
+        )
 
 
 @dataclass
 class PreparedDecision(Prepared[DecisionsRequest]):
     """Questions that are ready for the engine. ``request``: of a read."""
 
-    questions: list[Question]
+    asking: Asking
     reads: Reads
     request: Callable[[Read], EngineCoreRequest]
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -151,6 +173,7 @@ async def _prepare(checked: CheckedRequest[DecisionsRequest]) -> PreparedDecisio
         return read_questions(body.questions, image_of), read_input(body.input, image_of)
 
     questions, messages = await state.engine.run_in_thread(read)
+    asking = Asking(questions, body.ways(state))
     body.input = body.questions = None  # images are not kept as long as the answer takes
     images = [await _read_images(state, messages, question) for question in questions]
     options, adapter = PromptOptions(add_special_tokens=False).for_tenant, current_adapter.get()
@@ -163,16 +186,16 @@ async def _prepare(checked: CheckedRequest[DecisionsRequest]) -> PreparedDecisio
         lambda conversation: _render(state, conversation, options),
         lambda text: state.engine.input_processor.tokenize(text, False, None, options.cache_salt),
         tokenizer,
-        _naming,
+        lambda at: _naming(asking.number(at)),
     )
 
     def prepare() -> PreparedDecision:
         with naming({"messages": "input"}):
-            prompts = renderer.prompts(messages, questions)
-        request = _Requests(state, prompts, images, options, adapter)
+            prompts = renderer.prompts(messages, asking.put)
+        request = _Requests(state, asking, prompts, images, options, adapter)
         reads = Reads([prompt.labels for prompt in prompts])
         requests = [request(read) for read in reads.first()]  # all are checked before the first runs
-        return PreparedDecision(checked, requests, questions, reads, request)
+        return PreparedDecision(checked, requests, asking, reads, request)
 
     prepared: PreparedDecision = await state.engine.run_in_thread(prepare)
     return prepared
@@ -205,6 +228,7 @@ class _Requests:
     def __init__(
         self,
         state: ServerState,
+        asking: Asking,
         prompts: Sequence[QuestionPrompt],
         images: Sequence[Sequence[ImageFeatures]],
         options: PromptOptions,
@@ -212,14 +236,14 @@ class _Requests:
     ) -> None:
         self._process = state.engine.input_processor.process
         self._prompts, self._images, self._options, self._adapter = prompts, images, options, adapter
-        self._shared = num_shared(prompts)
+        self._shared, self._number = num_shared(prompts), asking.number
 
     def __call__(self, read: Read) -> EngineCoreRequest:
         """Raises APIError naming the question."""
-        prompt = self._prompts[read.question]
-        whole = prompt_for_engine(prompt, [*prompt.ids, *read.path], self._images[read.question], self._shared)
+        prompt, number = self._prompts[read.question], self._number(read.question)
+        whole = prompt_for_engine(prompt, [*prompt.ids, *read.path], self._images[number], self._shared)
         salt = self._options.cache_salt
-        with _naming(read.question):
+        with _naming(number):
             params = read_params(read.token_ids)
             return self._process(uuid4().hex, whole, params, cache_salt=salt, adapter=self._adapter)
 
@@ -240,16 +264,14 @@ async def _run(prepared: PreparedDecision) -> list[RequestOutput]:
             outputs = await generation.final_outputs()
         prepared.outputs += outputs
         for (read, _), output in zip(wave, outputs, strict=True):
-            more = prepared.reads.take(read, named_logprobs(output))
+            more = prepared.reads.take(read, *named_logprobs(output))
             waiting += [(next_read, prepared.request(next_read)) for next_read in more]
     return prepared.outputs
 
 
 async def _whole(prepared: PreparedDecision, outputs: list[RequestOutput]) -> Decision:
-    least, reads = prepared.state.args.decisions_min_mass, prepared.reads
-    answers = [answer(question, reads.logprobs(at), least) for at, question in enumerate(prepared.questions)]
-    prepared.state.metrics.record_questions(len(answers))
-    return Decision(answers, prepared.answering_name, usage_of(outputs))
+    prepared.state.metrics.record_questions(len(prepared.asking.questions))
+    return prepared.asking.decide(prepared.reads, prepared.answering_name, outputs)
 
 
 def _tagged(answer: type[Any]) -> Any:
@@ -261,6 +283,7 @@ def _tagged(answer: type[Any]) -> Any:
 
 
 _ANSWERS: Any = Union[tuple(map(_tagged, (PredicateAnswer, ChoiceAnswer, ScoreAnswer, RefusalAnswer)))]  # noqa: UP007
-DECISION = defstruct("Decision", [*(get_type_hints(Decision) | {"answers": list[_ANSWERS]}).items()])
+_FIELDS: Any = [*(get_type_hints(Decision) | {"answers": list[_ANSWERS]}).items()]
+DECISION = defstruct("Decision", [*_FIELDS, ("octavo", Notes | UnsetType, UNSET)])
 DECISIONS = Dialect("create_decision", DecisionsRequest, _prepare, _whole, images=_IMAGES, run=_run)
 OPERATIONS = (answering("/v1/decisions", DECISIONS, "Answer questions by probabilities", DECISION),)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from starlette.requests import Request
 
+from octavo.chat.decisions.calibration import read_temperatures
 from octavo.chat.options import ChatOptions
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
@@ -23,6 +24,7 @@ from octavo.entrypoints.replica import tag_of
 from octavo.entrypoints.sealing import Seal, secret_of
 from octavo.entrypoints.storage.places import open_store
 from octavo.errors import ConfigError
+from octavo.fetch.decisions_file import read_decisions_file
 from octavo.interface.engine_config import EngineConfig
 from octavo.metrics.http_metrics import HttpMetrics
 from octavo.metrics.prometheus import EngineMetrics
@@ -65,6 +67,9 @@ class ServerState:
         self.replica_tag = tag_of(self.args.replica_address, self.args.port)
         self.fingerprint = system_fingerprint(self.engine.config)
         self.seal = Seal(self.args.seal_key.encode() if self.args.seal_key else secret_of(self.engine.config))
+        self.temperatures = read_decisions_file(
+            self.args.decisions_calibration, self.engine.config.model.files, read_temperatures
+        )
         self.store = open_store(self.args)
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_n = max(MAX_N, max_num_seqs)

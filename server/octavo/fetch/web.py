@@ -39,6 +39,7 @@ _OPTIONAL = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "decisions.json",
     "processor_config.json",
     "preprocessor_config.json",
 )

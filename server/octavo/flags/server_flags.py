@@ -68,6 +68,8 @@ SERVER_HELP = {
     "has found them, so that the cache keeps what came before; top: with all others, at the top",
     "decisions_min_mass": "Probability that the labels of a question in /v1/decisions must have together. Below it, "
     "the answer is a refusal",
+    "decisions_calibration": "File of temperatures for the answers of /v1/decisions, as octavo decisions calibrate "
+    "writes it (default: decisions.json in the model's folder)",
     "embedding_pooling": "Default pooling of /v1/embeddings (default: from the model's files, else mean)",
     "lora_modules": "LoRA adapters to serve, each as name=folder, as name=hf://org/name (or another address), or as "
     'JSON: {"name": "sql", "path": "/adapters/sql"}',

@@ -14,7 +14,8 @@ from support.tiny_models import model_of
 from transformers import LlamaConfig
 
 from octavo import LLM, SamplingParams
-from octavo.errors import FieldError
+from octavo.cli.main import main
+from octavo.errors import ConfigError, FieldError
 
 INPUT = "The parcel came two weeks late, and the vase in it was broken. I want my money back."
 BROKEN = {"type": "predicate", "name": "broken", "instructions": "Something was broken."}
@@ -231,6 +232,114 @@ def test_a_model_that_would_say_something_else_refuses(shared_server, llm):
     assert not hasattr(llm.decide(INPUT, [BROKEN], min_mass=1).answers[0], "probability")
 
 
+def test_notes_are_there_where_they_are_asked_for(server, llm):
+    body = {"model": "tiny", "input": INPUT, "questions": [BROKEN, TEAM, ANGER, MANY]}
+    plain = server.post("/v1/decisions", body).json()
+    noted = server.post("/v1/decisions", {**body, "octavo": {"diagnostics": True}}).json()
+    assert noted["answers"] == plain["answers"]
+    assert server.post("/v1/decisions", {**body, "octavo": {}}).json()["octavo"] == {
+        "calibrated": False,
+        "diagnostics": None,
+    }
+    found = noted["octavo"]["diagnostics"]
+    for answer, one in zip(plain["answers"][1:], found[1:], strict=True):
+        top = max(share["probability"] for share in answer["probabilities"])
+        assert one["mass"] == pytest.approx(answer["confidence"] / top)
+    offline = llm.decide(INPUT, body["questions"], min_mass=0, diagnostics=True).octavo
+    assert [one.says_label for one in offline.diagnostics] == [one["says_label"] for one in found]
+
+
+def test_says_label_is_true_where_the_likeliest_token_is_a_label(llm):
+    """A choice of letters alone, put so that every token is a label or none."""
+    tokenizer, size = llm.get_tokenizer(), llm.config.model.vocab_size
+    prompt = tokenizer.encode(f"<|user|>{INPUT}\n\n{BROKEN_TURN}<|end|><|assistant|>", add_special_tokens=False)
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=size)
+    said = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)[0].outputs[0].token_ids[0]
+    labels = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "AB"]
+    (found,) = llm.decide(INPUT, [BROKEN], min_mass=0, diagnostics=True).octavo.diagnostics
+    assert found.says_label == (said in labels)
+
+
+def test_options_in_both_orders_have_the_mean_of_both(server, llm, reference):
+    turned = BROKEN_TURN.replace("A: true\nB: false", "A: false\nB: true")
+    logits = [
+        (math.log(one) + math.log(other)) / 2
+        for one, other in zip(reference(BROKEN_TURN, letters(2)), reference(turned, letters(2))[::-1], strict=True)
+    ]
+    expected = 1 / (1 + math.exp(logits[1] - logits[0]))
+    body = {"model": "tiny", "input": INPUT, "questions": [BROKEN, MANY], "octavo": {"debias": True}}
+    answered = server.post("/v1/decisions", body).json()
+    assert answered["answers"][0]["probability"] == pytest.approx(expected, abs=1e-6)
+    offline = llm.decide(INPUT, [BROKEN, MANY], min_mass=0, debias=True)
+    assert offline.answers[0].probability == pytest.approx(expected, abs=1e-6)
+    plain = llm.decide(INPUT, [BROKEN, MANY], min_mass=0)
+    assert plain.answers[0].probability != pytest.approx(expected, abs=1e-4)
+    assert answered["usage"]["output_tokens"] == 2 * plain.usage.output_tokens
+
+
+def test_a_calibration_is_made_and_applied(start, decided_model, llm, tmp_path, capsys):
+    """From questions with known answers to a file that a server and `LLM` take from the model's folder."""
+    data, made = tmp_path / "data.jsonl", tmp_path / "made.json"
+    lines = [
+        {"input": f"Case {at}", "questions": [BROKEN, ANGER], "answers": [at % 3 > 0, "calm" if at % 2 else 2]}
+        for at in range(25)
+    ]
+    data.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    flags = [str(decided_model), "--dtype", "float32", "--kv-cache-memory-bytes", "64MiB", "-o", str(made)]
+    assert main(["decisions", "calibrate", str(data), *flags]) == 0
+    assert "choice" in (said := capsys.readouterr().out) and "too few" in said and "ECE" in said
+    temperatures = json.loads(made.read_text())["temperatures"]
+    assert temperatures.keys() == {"predicate", "score"}
+    expected = llm.decide(INPUT, [BROKEN, ANGER], min_mass=0, temperatures=temperatures, diagnostics=True)
+    assert expected.octavo.calibrated
+    plain = llm.decide(INPUT, [BROKEN, ANGER], min_mass=0).answers
+    odds = [answer.probability / (1 - answer.probability) for answer in (expected.answers[0], plain[0])]
+    assert math.log(odds[0]) == pytest.approx(math.log(odds[1]) / temperatures["predicate"], rel=1e-4)
+    folder = tmp_path / "model"
+    shutil.copytree(decided_model, folder)
+    shutil.copy(made, folder / "decisions.json")
+    body = {"model": "tiny", "input": INPUT, "questions": [BROKEN, ANGER], "octavo": {}}
+    for model, more in ((folder, ()), (decided_model, ("--decisions-calibration", str(made)))):
+        answered = start(*FLAGS, "--decisions-min-mass", "0", *more, model=model).post("/v1/decisions", body).json()
+        assert answered["octavo"]["calibrated"] is True
+        assert answered["answers"][0]["probability"] == pytest.approx(expected.answers[0].probability, abs=1e-6)
+        assert answered["answers"][1]["score"] == pytest.approx(expected.answers[1].score, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("{", "data.jsonl:1 is no JSON"),
+        ('{"input": "x"}', "data.jsonl:1 must be an object"),
+        ('{"input": "x", "questions": [], "answers": [1]}', "two lists of one length"),
+        (json.dumps({"input": "x", "questions": [BROKEN], "answers": ["yes"]}), 'answers.0 "yes" is none of true'),
+        (json.dumps({"input": "x", "questions": [{"type": "essay"}], "answers": [1]}), "questions.0.type"),
+        (json.dumps({"input": "x", "questions": [BROKEN], "answers": [True]}), "fewer than 20"),
+    ],
+)
+def test_data_that_calibrates_nothing_is_refused_with_its_line(text, words, decided_model, llm, tmp_path, capsys):
+    data = tmp_path / "data.jsonl"
+    data.write_text(text)
+    flags = [str(decided_model), "--dtype", "float32", "--kv-cache-memory-bytes", "64MiB"]
+    assert main(["decisions", "calibrate", str(data), *flags, "-o", str(tmp_path / "no.json")]) == 1
+    assert words in capsys.readouterr().err and not (tmp_path / "no.json").exists()
+
+
+def test_a_flag_names_a_calibration_that_can_be_used(decided_model, tmp_path, caplog):
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"temperatures": {}}')
+    sizes = {"dtype": "float32", "kv_cache_memory_bytes": 64 << 20}
+    for path in (bad, tmp_path / "missing.json"):
+        with pytest.raises(ConfigError, match=f"decisions_calibration .*{path.name}"):
+            LLM(str(decided_model), decisions_calibration=str(path), **sizes)
+    folder = tmp_path / "model"
+    shutil.copytree(decided_model, folder)
+    shutil.copy(bad, folder / "decisions.json")
+    assert not LLM(str(folder), **sizes).decide(INPUT, [BROKEN], diagnostics=True).octavo.calibrated
+    assert "decisions are not calibrated" in caplog.text
+
+
 CHOICES = [{"value": "a"}, {"value": "b"}]
 WRONG = [
     ({"questions": []}, "questions"),
@@ -266,7 +375,8 @@ WRONG = [
     ({"input": [{**CONVERSATION[2], "arguments": "[]"}]}, "input.0.arguments"),
     ({"input": [{"type": "reasoning"}]}, "input.0.type"),
     ({"stream": True}, "stream"),
-    ({"octavo": {"debias": True}}, "octavo"),
+    ({"octavo": {"debiased": True}}, "octavo.debiased"),
+    ({"octavo": {"debias": 1}}, "octavo.debias"),
     ({"model": "other"}, "model"),
 ]
 

@@ -41,7 +41,7 @@ def server(start: Any, folder: Path) -> Any:
     (pictures / "a.png").write_bytes(png(1))
     flags = ["--limit-mm-per-prompt", '{"image": 3}', "--allowed-local-media-path", str(pictures)]
     flags += ["--allowed-media-domains", "localhost", "--max-model-len", "512", "--served-model-name", "tiny"]
-    flags += ["--tool-call-parser", "hermes", "--enable-auto-tool-choice"]
+    flags += ["--tool-call-parser", "hermes", "--enable-auto-tool-choice", "--decisions-min-mass", "0"]
     return start("--dtype", "float32", *flags, model=folder)
 
 
@@ -301,3 +301,34 @@ def test_engines_beside_each_other_take_images(server: Any, start: Any, folder: 
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda parts: ask(both, *parts), asked))
     assert [answer.json()["choices"][0]["token_ids"] for answer in answers] == expected
+
+
+def test_decisions_see_images_of_the_input_and_of_questions(server: Any, folder: Path) -> None:
+    """Other pictures give other probabilities, the same ones the same, here and offline."""
+
+    def input_of(seed: int) -> list[dict[str, Any]]:
+        parts = [
+            {"type": "input_text", "text": "A picture:"},
+            {"type": "input_image", "image_url": data_url(png(seed))},
+        ]
+        return [{"role": "user", "content": parts}]
+
+    def decide(seed: int, asked: int) -> dict[str, Any]:
+        image = {"type": "input_image", "image_url": data_url(png(asked))}
+        seen = [{"type": "input_text", "text": "It shows this:"}, image]
+        questions = [{"type": "predicate", "instructions": seen}, {"type": "predicate", "instructions": "It is dark."}]
+        body = {"model": "tiny", "input": input_of(seed), "questions": questions}
+        found = httpx.post(f"{server.url}/v1/decisions", json=body, timeout=60)
+        offline = llm.decide(body["input"], questions, min_mass=0)
+        answers = found.json()["answers"]
+        for one, other in zip(answers, offline.answers, strict=True):
+            assert one["type"] == other.type
+            assert one.get("probability") == pytest.approx(getattr(other, "probability", None), abs=1e-6)
+        return found.json()
+
+    llm = LLM(str(folder), dtype="float32", max_model_len=512)
+    first, again, other, asked = decide(1, 2), decide(1, 2), decide(3, 2), decide(1, 3)
+    assert again["answers"] == first["answers"]
+    assert again["usage"]["input_tokens_details"]["cached_tokens"] > 2 * TOKENS
+    assert other["answers"] != first["answers"] and other["answers"][1] != first["answers"][1]
+    assert asked["answers"][0] != first["answers"][0] and asked["answers"][1] == first["answers"][1]

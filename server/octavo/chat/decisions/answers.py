@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.chat.decisions.calibration import shares
 from octavo.chat.decisions.questions import Question
 from octavo.interface.outputs import RequestOutput
 
@@ -106,6 +107,30 @@ class Decision:
     usage: DecisionUsage
 
 
+@dataclass(slots=True)
+class Diagnostics:
+    """The probabilities of a question's labels together, and whether the model would have said the beginning of one."""
+
+    mass: float
+    says_label: bool
+
+
+@dataclass(slots=True)
+class Notes:
+    """Octavo's notes: whether temperatures of a calibration apply, and of each question what the model would have
+    said, where that was asked for."""
+
+    calibrated: bool
+    diagnostics: list[Diagnostics] | None = None
+
+
+@dataclass(slots=True)
+class NotedDecision(Decision):
+    """A decision with notes."""
+
+    octavo: Notes
+
+
 def usage_of(outputs: Sequence[RequestOutput]) -> DecisionUsage:
     """The usage of all reads."""
     prompts = sum(len(output.prompt_token_ids) for output in outputs)
@@ -113,24 +138,28 @@ def usage_of(outputs: Sequence[RequestOutput]) -> DecisionUsage:
     return DecisionUsage(prompts, cached, len(outputs), ThoughtTokens(), prompts + len(outputs))
 
 
-def answer(question: Question, logprobs: Sequence[float], min_mass: float) -> Answer:
-    """The answer to a question whose labels have these log-probabilities; a refusal where their probabilities sum to
-    less than ``min_mass``."""
-    highest = max(logprobs)
-    if math.isinf(highest) or math.fsum(map(math.exp, logprobs)) < min_mass:
+def mass_of(logprobs: Sequence[float]) -> float:
+    """The labels' probabilities together."""
+    return math.fsum(map(math.exp, logprobs))
+
+
+def answer(question: Question, logprobs: Sequence[float], min_mass: float, temperature: float = 1.0) -> Answer:
+    """The answer to a question whose labels have these log-probabilities, which are divided by ``temperature``; a
+    refusal where their probabilities sum to less than ``min_mass``."""
+    highest, mass = max(logprobs), mass_of(logprobs)
+    if math.isinf(highest) or mass < min_mass:
         return RefusalAnswer(question.name)
-    weights = [math.exp(logprob - highest) for logprob in logprobs]
-    whole = math.fsum(weights)
-    shares = [weight / whole for weight in weights]
-    best, confidence = weights.index(1.0), math.exp(highest)
+    own = shares(logprobs, temperature)
+    best = own.index(max(own))
+    confidence = math.exp(highest) if temperature == 1 else own[best] * mass
     if question.kind == "predicate":
-        return PredicateAnswer(question.name, shares[0])
+        return PredicateAnswer(question.name, own[0])
     if question.kind == "choice":
-        found = [ChoiceProbability(option.value, share) for option, share in zip(question.options, shares, strict=True)]
+        found = [ChoiceProbability(option.value, share) for option, share in zip(question.options, own, strict=True)]
         return ChoiceAnswer(question.name, question.options[best].value, confidence, found)
     levels = [
         ScoreProbability(at, option.text, share)
-        for at, (option, share) in enumerate(zip(question.options, shares, strict=True))
+        for at, (option, share) in enumerate(zip(question.options, own, strict=True))
     ]
     mean = math.fsum(level.value * level.probability for level in levels)
     return ScoreAnswer(question.name, mean, confidence, levels)

@@ -29,13 +29,17 @@ class Reads:
         """``labels``: the paths of each question's labels; none is another's beginning."""
         self._labels = labels
         self._known: list[dict[Path, float]] = [{(): 0.0} for _ in labels]
+        self._says_label = [False] * len(labels)
 
     def first(self) -> list[Read]:
         """The first read of each question."""
         return [self._read(question, ()) for question in range(len(self._labels))]
 
-    def take(self, read: Read, found: Mapping[int, float]) -> list[Read]:
-        """Take a read's log-probabilities by token id; returns the reads that follow from it."""
+    def take(self, read: Read, found: Mapping[int, float], likeliest: int | None = None) -> list[Read]:
+        """Take a read's log-probabilities by token id, and the likeliest token of all; returns the reads that follow
+        from it."""
+        if not read.path:
+            self._says_label[read.question] = likeliest in read.token_ids
         known, labels = self._known[read.question], set(self._labels[read.question])
         more = []
         for token in read.token_ids:
@@ -50,16 +54,20 @@ class Reads:
         known = self._known[question]
         return [known.get(path, -math.inf) for path in self._labels[question]]
 
+    def says_label(self, question: int) -> bool:
+        """True if the likeliest token behind a question is a label, or the beginning of one."""
+        return self._says_label[question]
+
     def _read(self, question: int, path: Path) -> Read:
         length = len(path)
         follow = {label[length] for label in self._labels[question] if label[:length] == path}
         return Read(question, path, sorted(follow))
 
 
-def named_logprobs(output: RequestOutput) -> dict[int, float]:
-    """The log-probabilities of a read's tokens, by id."""
-    table = output.outputs[0].logprobs
-    assert table is not None
-    ids, values = table.token_ids[0], table.logprobs[0]
+def named_logprobs(output: RequestOutput) -> tuple[dict[int, float], int]:
+    """The log-probabilities of a read's tokens by id, and the likeliest token of all."""
+    (answer,) = output.outputs
+    assert answer.logprobs is not None
+    ids, values = answer.logprobs.token_ids[0], answer.logprobs.logprobs[0]
     assert ids is not None and values is not None
-    return dict(zip(ids[1:], values[1:], strict=True))
+    return dict(zip(ids[1:], values[1:], strict=True)), answer.token_ids[0]
