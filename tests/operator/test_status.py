@@ -67,6 +67,15 @@ def test_several_replicas_behind_a_plain_service_are_told(
     assert other["Degraded"] == "False", "it serves all the same"
 
 
+@pytest.mark.parametrize("strategy", ["none", "prefix"])
+def test_responses_in_a_database_are_found_by_every_replica(strategy: str) -> None:
+    responses = {"store": "Postgres", "secretRef": {"name": "db"}}
+    status = status_of(parsed(replicas=3, routing={"strategy": strategy}, responses=responses))
+    found = next(one for one in status["conditions"] if one["type"] == "KeptFound")
+    assert found["status"] == "True" and "each file and batch is kept by one of 3 replicas" in found["message"]
+    assert ("PostgreSQL" in found["message"]) == (strategy == "none")
+
+
 @pytest.mark.parametrize(("wanted", "least", "most", "pods"), [(9, 1, 2, 2), (1, 3, 4, 3), (3, 1, 4, 3), (0, 1, 2, 0)])
 def test_pods_stay_within_the_limits_of_autoscaling(wanted: int, least: int, most: int, pods: int) -> None:
     """Whatever was written into replicas: an autoscaler would take them away again a moment later. 0 turns it off."""

@@ -139,6 +139,62 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         model(cache={"mode": "pvc", "pvc": {"size": "1Gi", "retain": True}}),
     ),
     (
+        "responses: store Postgres needs responses.secretRef",
+        {"responses": {"store": "Postgres"}},
+        {"responses": {"store": "Postgres", "secretRef": {"name": "db"}}, "replicas": 3},
+    ),
+    (
+        "secretRef needs store Postgres",
+        {"responses": {"store": "Memory", "secretRef": {"name": "db"}}},
+        {"responses": {"store": "Memory"}, "replicas": 3},
+    ),
+    (
+        "responses.existingClaim holds the file of store Sqlite",
+        {"responses": {"store": "Memory", "existingClaim": "c"}},
+        {"responses": {"existingClaim": "c", "ttl": 0}},
+    ),
+    ("ttl", {"responses": {"ttl": -1}}, {"responses": {"ttl": 60}}),
+    (
+        "responses.store Sqlite: each replica keeps its own",
+        {"responses": {"store": "Sqlite"}, "replicas": 2},
+        {"responses": {"store": "Sqlite"}, "replicas": 2, "routing": {"strategy": "prefix"}},
+    ),
+    (
+        "responses.store Sqlite: each replica keeps its own",
+        {"responses": {}, "autoscaling": {"maxReplicas": 2}, "routing": {"strategy": "clientIP"}},
+        {"responses": {}, "autoscaling": {"maxReplicas": 2}, "routing": {"strategy": "prefix"}},
+    ),
+    (
+        "responses.existingClaim is for one replica",
+        {"responses": {"existingClaim": "c"}, "replicas": 2, "routing": {"strategy": "prefix"}},
+        {"responses": {"existingClaim": "c"}, "replicas": 1, "routing": {"strategy": "prefix"}},
+    ),
+    (
+        "responses.existingClaim is for one replica",
+        {"responses": {"existingClaim": "c"}, **GROUPED},
+        {"responses": {"store": "Sqlite"}, **GROUPED},
+    ),
+    (
+        "responses.existingClaim serves one",
+        {"responses": {"existingClaim": "c"}, "rollout": {"type": "RollingUpdate"}},
+        {"responses": {"existingClaim": "c"}, "rollout": {"type": "Recreate"}},
+    ),
+    (
+        "engine.env: OCTAVO_RESPONSES_STORE",
+        {"responses": {}, "engine": {"env": [{"name": "OCTAVO_RESPONSES_STORE", "value": "memory"}]}},
+        {"engine": {"env": [{"name": "OCTAVO_RESPONSES_STORE", "value": "memory"}]}},
+    ),
+    (
+        "volumeMounts: /responses",
+        {"responses": {}, "volumes": PICTURES["volumes"], "volumeMounts": [{"name": "p", "mountPath": "/responses"}]},
+        {"volumes": PICTURES["volumes"], "volumeMounts": [{"name": "p", "mountPath": "/responses"}]},
+    ),
+    (
+        "volumes: the name responses",
+        {"responses": {}, "volumes": [{"name": "responses", "emptyDir": {}}]},
+        {"volumes": [{"name": "responses", "emptyDir": {}}]},
+    ),
+    (
         "replicas: a cache that is ReadWriteOnce",
         {**model(cache=PVC), "replicas": 2},
         {**model(cache=RWX), "replicas": 2},

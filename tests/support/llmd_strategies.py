@@ -53,7 +53,8 @@ def _valid(spec: Json) -> Json:
     if spec.get("parallelism", {}).get("pipeline", 1) > 1:  # which takes no adapters
         spec = {name: value for name, value in spec.items() if name != "adapters"}
     at_zero = (spec.get("autoscaling") or {}).get("minReplicas") == 0
-    return {**spec, "routing": {"strategy": "prefix"}} if at_zero else spec
+    in_files = spec.get("responses") == {}  # of each replica
+    return {**spec, "routing": {"strategy": "prefix"}} if at_zero or in_files else spec
 
 
 specs = st.fixed_dictionaries(
@@ -79,6 +80,9 @@ specs = st.fixed_dictionaries(
                 [{"name": "sql", "uri": "hf://org/sql", "revision": "abc"}],
                 [{"name": "chat", "uri": "pvc://claim/a"}],
             ]
+        ),
+        "responses": st.sampled_from(
+            [{"store": "Memory", "ttl": 0}, {}, {"store": "Postgres", "secretRef": {"name": "db", "key": "address"}}]
         ),
         "accelerator": st.sampled_from([{}, {"count": 1}, {"mig": "1g.10gb"}, {"resourceName": "amd.com/gpu"}]),
         "parallelism": _some(tensor=st.integers(1, 48), pipeline=st.integers(1, 48), data=st.integers(1, 48)),

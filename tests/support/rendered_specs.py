@@ -62,6 +62,11 @@ CASES: dict[str, dict[str, Any]] = {
         "auth": {"apiKeySecretRef": {"name": "keys"}},
         "networkPolicy": {"egress": []},
     },
+    "responses-in-a-database": {
+        "responses": {"store": "Postgres", "secretRef": {"name": "db"}, "ttl": 86400},
+        "replicas": 2,
+    },
+    "responses-on-a-claim": {"responses": {"existingClaim": "kept"}},
     "one-writer": {
         "model": {"uri": "org/name", "cache": {"mode": "pvc", "pvc": {"size": "1Gi", "retain": True}}},
         "suspend": True,

@@ -26,6 +26,7 @@ from octavo_operator.api.pod import (
     PodPatch,
 )
 from octavo_operator.api.resources import Accelerator, Resources, Scheduling, Shm
+from octavo_operator.api.responses import Responses
 from octavo_operator.api.rollout import PodDisruptionBudget, Rollout
 from octavo_operator.api.schema import Rule, spec_field
 
@@ -135,6 +136,37 @@ class LLMDeploymentSpec:
             "adapters need parallelism.pipeline 1 and parallelism.nodes 1; set them, or remove adapters",
         ),
         Rule(
+            "!has(self.responses) || self.responses.store != 'Sqlite' || self.routing.strategy == 'prefix' || "
+            "(self.replicas <= 1 && (!has(self.autoscaling) || self.autoscaling.maxReplicas <= 1))",
+            "responses.store Sqlite: each replica keeps its own responses, and with several the Service sends requests "
+            "to any of them; set routing.strategy prefix, responses.store Postgres, or one replica",
+        ),
+        Rule(
+            "!has(self.responses) || !has(self.responses.existingClaim) || (self.replicas <= 1 && "
+            "(!has(self.autoscaling) || self.autoscaling.maxReplicas <= 1) && self.parallelism.nodes == 1)",
+            "responses.existingClaim is for one replica of one pod; remove it, set responses.store Postgres, or set "
+            "replicas, autoscaling.maxReplicas and parallelism.nodes to 1",
+        ),
+        Rule(
+            "!has(self.responses) || !has(self.responses.existingClaim) || self.rollout.type != 'RollingUpdate'",
+            "rollout.type RollingUpdate needs a second pod beside the old one, and responses.existingClaim serves one; "
+            "use rollout.type Auto or Recreate",
+        ),
+        Rule(
+            "!has(self.responses) || !has(self.engine.env) || !self.engine.env.exists(e, e.name == "
+            "'OCTAVO_RESPONSES_STORE')",
+            "engine.env: OCTAVO_RESPONSES_STORE is set by responses; give one of the two",
+        ),
+        Rule(
+            "!has(self.responses) || !has(self.volumeMounts) || !self.volumeMounts.exists(m, m.mountPath == "
+            "'/responses')",
+            "volumeMounts: /responses is mounted by the operator for responses; choose another mountPath",
+        ),
+        Rule(
+            "!has(self.responses) || !has(self.volumes) || !self.volumes.exists(v, v.name == 'responses')",
+            "volumes: the name responses is the operator's for responses; choose another name",
+        ),
+        Rule(
             "!has(self.engine.multimodal) || !has(self.engine.multimodal.allowedLocalMediaPath) || "
             "(has(self.volumeMounts) && self.volumeMounts.exists(m, self.engine.multimodal.allowedLocalMediaPath == "
             "m.mountPath || self.engine.multimodal.allowedLocalMediaPath.startsWith(m.mountPath + '/')))",
@@ -191,6 +223,10 @@ class LLMDeploymentSpec:
         "Create an InferencePool (inference.networking.k8s.io/v1) of the replicas, for the Gateway API.", default=None
     )
     auth: Auth | None = spec_field("API authentication. Unset: requests are not authenticated.", default=None)
+    responses: Responses | None = spec_field(
+        "Where stored responses and conversations are kept. Unset: in a file of each replica, until the pod ends.",
+        default=None,
+    )
     monitoring: Monitoring = spec_field("Collection of metrics.", default=Monitoring)
     network_policy: NetworkPolicy = spec_field("Network access to the pods.", default=NetworkPolicy)
     pod_disruption_budget: PodDisruptionBudget = spec_field(

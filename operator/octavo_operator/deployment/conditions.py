@@ -157,11 +157,22 @@ def kept_found(deployment: LLMDeployment) -> Json | None:
     kind, strategy = "KeptFound", deployment.spec.routing.strategy
     if deployment.replicas < 2:
         return None
-    what = f"each stored response, file and batch is kept by one of {deployment.replicas} replicas"
+    responses, kept = deployment.spec.responses, "stored response, file and batch"
+    is_shared = responses is not None and responses.store == "Postgres"
+    if is_shared:
+        kept = "file and batch"
+    what = f"each {kept} is kept by one of {deployment.replicas} replicas"
     if strategy == "prefix":
         return make_condition(kind, True, "Routed", f"{what}; routers find it by their ids")
+    if is_shared:
+        found = f"responses and conversations are in PostgreSQL, which all {deployment.replicas} replicas have"
+        remedy = "clients that use files and batches need routing.strategy: prefix"
+        return make_condition(kind, True, "Shared", f"{found}; {what}: {remedy}")
     whose = "requests of one client address to one of them" if strategy == "clientIP" else "each request to any of them"
-    remedy = "for previous_response_id, files and batches set routing.strategy: prefix, or one replica"
+    remedy = (
+        "for previous_response_id, files and batches set routing.strategy: prefix, or one replica; for the former "
+        "alone responses.store: Postgres"
+    )
     return make_condition(kind, False, "NotRouted", f"{what}, and the Service sends {whose}: {remedy}")
 
 

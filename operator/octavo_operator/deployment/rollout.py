@@ -18,7 +18,7 @@ from typing import Any
 from octavo_operator.api import GROUP, LLMDeployment
 from octavo_operator.observed.diagnosis import is_finished
 from octavo_operator.observed.workload import Workload
-from octavo_operator.render.deployment import has_exclusive_cache
+from octavo_operator.render.deployment import has_exclusive_volume
 from octavo_operator.render.workload import KIND as GROUPS
 from octavo_operator.times import parse_time
 
@@ -53,7 +53,7 @@ def make_room(
 ) -> tuple[Room | None, float | None]:
     """True if old pods are stopped first in the current rollout, and seconds until that is to be computed again."""
     spec = deployment.spec.rollout
-    if spec.type != "Auto" or has_exclusive_cache(deployment) or live is None or live.get("kind") == GROUPS:
+    if spec.type != "Auto" or has_exclusive_volume(deployment) or live is None or live.get("kind") == GROUPS:
         return None, None  # groups end before their successors begin
     annotations = live["metadata"].get("annotations") or {}
     rollout = annotations.get(_REVISION, "")

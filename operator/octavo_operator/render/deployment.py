@@ -36,15 +36,18 @@ def progress_deadline(deployment: LLMDeployment) -> int:
     return deployment.spec.probes.startup.budget_seconds + rollout.min_ready_seconds + fetching + 600
 
 
-def has_exclusive_cache(deployment: LLMDeployment) -> bool:
-    """True if only one pod at a time can mount the cache, so that the old one must end before the new one starts."""
-    pvc = deployment.spec.model.cache.pvc
+def has_exclusive_volume(deployment: LLMDeployment) -> bool:
+    """True if only one pod at a time can mount the cache, or the responses, so that the old one must end before the new
+    one starts."""
+    pvc, responses = deployment.spec.model.cache.pvc, deployment.spec.responses
+    if responses is not None and responses.existing_claim is not None:
+        return True
     return pvc is not None and "ReadWriteMany" not in pvc.access_modes
 
 
 def _strategy(deployment: LLMDeployment, unavailable: int | None) -> Json:
     rollout = deployment.spec.rollout
-    if rollout.type == "Recreate" or has_exclusive_cache(deployment):
+    if rollout.type == "Recreate" or has_exclusive_volume(deployment):
         return {"type": "Recreate"}
     if rollout.type == "Auto":
         if unavailable is None and rollout.surge_patience_seconds > 0:

@@ -12,6 +12,7 @@ from octavo_operator.api.multimodal import Multimodal
 from octavo_operator.diff import quantity
 from octavo_operator.render import names
 from octavo_operator.render.lora import adapter_arguments, adapter_mounts
+from octavo_operator.render.responses import response_arguments, response_environment, response_mounts
 
 Json = dict[str, Any]
 _TOKENS = {"ngram": 7, "draft_model": 4, "eagle": 3, "eagle3": 3, "medusa": 3}  # guessed in one step, by method
@@ -68,7 +69,8 @@ def arguments(deployment: LLMDeployment) -> list[str]:
         out.append("--enable-expert-parallel")
     if not engine.prefix_caching:
         out.append("--no-enable-prefix-caching")
-    return [*out, *_multimodal(engine.multimodal or Multimodal()), *adapter_arguments(deployment), *engine.args]
+    out += [*_multimodal(engine.multimodal or Multimodal()), *response_arguments(deployment)]
+    return [*out, *adapter_arguments(deployment), *engine.args]
 
 
 def _escape(text: str) -> str:
@@ -133,7 +135,7 @@ def expected_engine(deployment: LLMDeployment, image: str) -> Json:
             {"name": "management", "containerPort": names.MANAGEMENT_PORT, "protocol": "TCP"},
         ],
         "resources": _resources(deployment),
-        "volumeMounts": [*_mounts(deployment), *adapter_mounts(deployment)],
+        "volumeMounts": [*_mounts(deployment), *response_mounts(deployment), *adapter_mounts(deployment)],
         # Ready means that the model is loaded. Until then the liveness probe does not run, however long loading takes.
         "startupProbe": {
             **_get("/readyz"),
@@ -255,6 +257,8 @@ def _environment(deployment: LLMDeployment, engine: bool) -> list[Json]:
         out.append(_from_key("OCTAVO_API_KEY", "secretKeyRef", ref.name, ref.key))
     if engine and spec.model.chat_template and (config := spec.model.chat_template.config_map_ref):
         out.append(_from_key("OCTAVO_CHAT_TEMPLATE", "configMapKeyRef", config.name, config.key))
+    if engine:
+        out += response_environment(deployment)
     own = {variable["name"] for variable in spec.engine.env}
     return [variable for variable in out if variable["name"] not in own] + [
         dict(variable) for variable in spec.engine.env

@@ -173,6 +173,7 @@ FLAGS = (
     "--replica-address",
     "--response-role",
     "--responses-max-bytes",
+    "--responses-max-bytes-per-tenant",
     "--responses-store",
     "--responses-ttl",
     "--return-tokens-as-token-ids",

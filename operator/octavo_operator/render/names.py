@@ -12,6 +12,7 @@ API_PORT = 8000
 MANAGEMENT_PORT = 8001
 CACHE_PATH = "/cache"
 MODEL_PATH = "/models"
+RESPONSES_PATH = "/responses"
 ENGINE, FETCH = "engine", "fetch"  # the containers
 ROUTER = "router"  # component and container
 PREFETCH = "prefetch"  # component of a Job and its pod

@@ -11,6 +11,7 @@ from octavo_operator.render import names
 from octavo_operator.render.engine import expected_engine, expected_fetch
 from octavo_operator.render.lora import LISTED, adapter_volumes
 from octavo_operator.render.pod_patches import patched
+from octavo_operator.render.responses import response_volumes
 from octavo_operator.render.restricted import violations
 from octavo_operator.render.template_checks import (
     IMAGE_VOLUMES_UNSUPPORTED,
@@ -138,7 +139,12 @@ def _volumes(deployment: LLMDeployment) -> list[Json]:
     if spec.model.source == "oci":
         reference = spec.model.uri.removeprefix("oci://").partition("//")[0]
         out.append({"name": "model", "image": {"reference": reference, "pullPolicy": "IfNotPresent"}})
-    return [*out, *adapter_volumes(deployment), *(dict(volume) for volume in spec.volumes)]
+    return [
+        *out,
+        *response_volumes(deployment),
+        *adapter_volumes(deployment),
+        *(dict(volume) for volume in spec.volumes),
+    ]
 
 
 def _cache_volume(deployment: LLMDeployment) -> Json:

@@ -35,6 +35,7 @@ class ServerArgs:
     responses_store: str | None = None  # a file, postgresql://..., or "memory"; None: a file in the user's state folder
     responses_ttl: int = 30 * 24 * 3600  # seconds; 0: forever
     responses_max_bytes: int | None = None  # None: 1 GiB in a file, 64 MiB in memory
+    responses_max_bytes_per_tenant: int | None = None  # None: no limit
     max_logprobs: int = 20
     allow_duplicate_request_ids: bool = False
     shutdown_timeout: float = 30.0  # seconds for requests in progress after SIGTERM
@@ -125,10 +126,10 @@ class ServerArgs:
             raise ConfigError('responses_store must not be empty; name a file, or "memory"')
         if not 0 <= self.responses_ttl <= _MAX_TTL:
             raise ConfigError(f"responses_ttl must be between 0 and {_MAX_TTL} seconds, got {self.responses_ttl}")
-        if self.responses_max_bytes is not None and self.responses_max_bytes < _MIN_STORE_BYTES:
-            raise ConfigError(
-                f"responses_max_bytes must be at least {_MIN_STORE_BYTES} (1MiB), got {self.responses_max_bytes}"
-            )
+        for name in ("responses_max_bytes", "responses_max_bytes_per_tenant"):
+            value = getattr(self, name)
+            if value is not None and value < _MIN_STORE_BYTES:
+                raise ConfigError(f"{name} must be at least {_MIN_STORE_BYTES} (1MiB), got {value}")
 
     def _check_secrets(self) -> None:
         if any(not key for key in self.api_key):

@@ -40,6 +40,8 @@ SERVER_HELP = {
     "responses_ttl": "Seconds after which a stored response is deleted; 0: never",
     "responses_max_bytes": "Maximum size of all that --responses-store keeps, as 1GiB or in bytes. The oldest makes "
     "room (default: 1 GiB, or 64 MiB in memory)",
+    "responses_max_bytes_per_tenant": "Maximum size of what --responses-store keeps for each tenant of a gateway, as "
+    "64MiB or in bytes, in a database too. The tenant's oldest makes room (default: no limit of their own)",
     "strict_json_schema": "Treat JSON schemas without additionalProperties as if they said false. "
     "--no-strict-json-schema: allow additional properties, as the standard does",
     "max_logprobs": "Maximum number of log-probabilities per token that a request may ask for",

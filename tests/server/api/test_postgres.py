@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -131,6 +132,17 @@ def test_it_answers_as_sqlite_does(own_database: str, steps) -> None:
         assert counted[0] == counted[1], table
     lite.close()
     postgres.close()
+
+
+def test_a_tenant_has_a_limit_in_a_database_too(new_database) -> None:
+    one = Tenant("one", "a")
+    store = open_store(ServerArgs(responses_store=new_database(), responses_max_bytes_per_tenant=1 << 20))
+    for number in range(30):
+        item = StoredItem(random.Random(number).randbytes(50_000))
+        store._tables.put(Entry(f"resp_{number}", account_of(one), 1, "completed", b"{}", [item]))
+    found = [store._tables.get(f"resp_{number}", one) is not None for number in range(30)]
+    assert not found[0] and all(found[-4:]) and store._tables._bytes_of(account_of(one)) <= 1 << 20
+    store.close()
 
 
 def test_a_follow_up_finds_its_response_at_the_other_replica(serve, new_database) -> None:

@@ -18,7 +18,7 @@ from octavo.entrypoints.storage.database import SqliteDatabase
 from octavo.entrypoints.storage.places import default_path, file_system_of, open_store
 from octavo.entrypoints.storage.runs import RunTables
 from octavo.entrypoints.storage.store import Store, StoreError
-from octavo.entrypoints.storage.tables import Entry, FullError, StoredItem, account_of
+from octavo.entrypoints.storage.tables import Entry, FullError, StoredItem, Tables, account_of
 from octavo.errors import ConfigError
 from octavo.metrics.stats import Tenant
 
@@ -99,6 +99,50 @@ def test_the_oldest_makes_room() -> None:
     with pytest.raises(FullError):
         kept.put(entry("resp_large", size=2 << 20))
     assert kept.count() == len(found) + 1, "what is too large costs the others nothing"
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, ONE, OTHER]), st.integers(1, 400), st.booleans()), max_size=40))
+def test_a_tenant_makes_room_for_itself_alone(steps) -> None:
+    """Whoever stores what, in entries and in items: nobody is above the limit for long, and nobody else loses."""
+    limit, kept = 4_000, Tables(SqliteDatabase(":memory:"), 1 << 30, 0, Clock(), tenant_bytes=4_000)
+    stored, counts = dict[str, list[str]](), dict[str, int]()
+    for number, (tenant, size, as_item) in enumerate(steps):
+        account, body = account_of(tenant), os.urandom(size)
+        items = [StoredItem(body)] if as_item else []
+        kept.put(Entry(f"resp_{number}", account, 1, "completed", b"" if as_item else body, items))
+        stored.setdefault(account, []).append(f"resp_{number}")
+        for owner, names in stored.items():
+            left = [name for name in names if kept.get(name, None) is not None]
+            assert left == names[len(names) - len(left) :], "the oldest have made room"
+            assert left == names or owner == account or len(left) == counts[owner]
+            if owner:
+                assert kept._bytes_of(owner) <= limit
+            else:
+                assert left == names, "who comes without a gateway has no limit"
+        counts = {owner: sum(kept.get(n, None) is not None for n in names) for owner, names in stored.items()}
+
+
+def test_an_entry_above_the_limit_of_its_tenant_is_refused_by_the_flag() -> None:
+    kept = Tables(SqliteDatabase(":memory:"), 1 << 30, 0, Clock(), tenant_bytes=1_000)
+    kept.put(entry("resp_small", ONE, 100))
+    with pytest.raises(FullError, match="--responses-max-bytes-per-tenant"):
+        kept.put(entry("resp_large", ONE, 2_000))
+    assert kept.get("resp_small", ONE) and kept.get("resp_large", ONE) is None, "nothing has changed"
+    kept.put(entry("resp_large", None, 2_000))
+    running = Entry("resp_run", account_of(ONE), 1, "in_progress", os.urandom(800))
+    kept.put(running)
+    with pytest.raises(FullError):
+        kept.put(entry("resp_more", ONE, 900))
+    assert kept.get("resp_run", ONE) == running, "what runs makes no room"
+
+
+def test_servers_that_share_a_file_keep_the_limit_of_a_tenant_about(tmp_path: Path) -> None:
+    path = str(tmp_path / "shared.db")
+    both = [Tables(SqliteDatabase(path), 1 << 30, 0, Clock(), tenant_bytes=100_000) for _ in range(2)]
+    for number in range(300):
+        both[number % 2].put(entry(f"resp_{number}", ONE, 1_000))
+    assert both[0]._bytes_of(account_of(ONE)) < 100_000 * 1.25
+    assert both[1].get("resp_299", ONE) and not both[1].get("resp_0", ONE)
 
 
 def test_entries_expire() -> None:
@@ -214,6 +258,7 @@ def test_network_file_systems_are_refused_by_name(tmp_path: Path, monkeypatch, c
         ("responses_store", ""),
         ("responses_ttl", -1),
         ("responses_max_bytes", 1_000),
+        ("responses_max_bytes_per_tenant", 1_000),
     ],
 )
 def test_wrong_options_are_refused_by_name(field: str, value: object) -> None:

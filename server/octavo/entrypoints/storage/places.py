@@ -6,7 +6,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from octavo.entrypoints.args import ServerArgs
@@ -119,7 +119,7 @@ def file_system_of(path: Path, mounts: str) -> str:
 def _in_postgres(url: str, args: ServerArgs) -> Store:
     database = PostgresDatabase(url)
     try:
-        tables = RunTables(database, 0, args.responses_ttl, time.time)
+        tables = RunTables(database, 0, *_limits(args))
     except database.errors as error:  # whose words have no password
         raise ConfigError(
             f"responses_store names a PostgreSQL database that does not work: {str(error).strip()}; correct the "
@@ -131,7 +131,12 @@ def _in_postgres(url: str, args: ServerArgs) -> Store:
 
 def _in_memory(args: ServerArgs) -> Store:
     most = args.responses_max_bytes or DEFAULT_MEMORY_BYTES
-    return Store(RunTables(SqliteDatabase(":memory:"), most, args.responses_ttl, time.time), is_lasting=False)
+    return Store(RunTables(SqliteDatabase(":memory:"), most, *_limits(args)), is_lasting=False)
+
+
+def _limits(args: ServerArgs) -> tuple[int, Callable[[], float], int]:
+    """The lifetime of entries, the clock, and the bytes of each tenant."""
+    return args.responses_ttl, time.time, args.responses_max_bytes_per_tenant or 0
 
 
 def _in_file(path: Path, args: ServerArgs) -> Store:
@@ -147,7 +152,7 @@ def _in_file(path: Path, args: ServerArgs) -> Store:
             )
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # prompts are nobody else's to read
         most = args.responses_max_bytes or DEFAULT_BYTES
-        tables = RunTables(SqliteDatabase(str(path)), most, args.responses_ttl, time.time)
+        tables = RunTables(SqliteDatabase(str(path)), most, *_limits(args))
     except ConfigError:
         raise
     except (OSError, ValueError, RuntimeError, sqlite3.Error) as error:

@@ -56,8 +56,8 @@ class Store:
             if now > self._swept + _SWEEP_SECONDS:
                 self._swept = now
                 self._tables.expire()
-        except FullError:
-            raise StoreError("this is larger than --responses-max-bytes") from None
+        except FullError as error:
+            raise StoreError(f"this is larger than {error}") from None
         except self._tables.errors as error:
             self._failed = time.monotonic(), str(error)
             raise StoreError(str(error)) from None

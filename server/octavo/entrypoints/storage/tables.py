@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 VERSION = 1  # of the tables
 _AT_ONCE = 16  # entries that make room together
+_SHARE = 8  # of a tenant's free bytes, after which they are counted anew
 _STILL = "status NOT IN ('queued', 'in_progress')"  # of an entry: nobody makes it any more
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -41,7 +42,7 @@ CREATE TABLE IF NOT EXISTS events (
 
 
 class FullError(Exception):
-    """An entry is larger than all the room there is."""
+    """An entry is larger than all the room there is, by the flag that says how much."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,24 @@ def tenant_of(account: str) -> Tenant | None:
 
 class Tables:
     """The tables in a database. ``max_bytes``: of all that is stored, what was changed first makes room; ``lifetime``:
-    seconds since a change, 0: forever; ``clock``: seconds since the epoch. One thread at a time may use them.
+    seconds since a change, 0: forever; ``clock``: seconds since the epoch; ``tenant_bytes``: of what each tenant has,
+    whose own makes room, 0: no limit. One thread at a time may use them.
 
     Every method raises one of ``errors`` where the database does not work, and has then changed nothing.
     """
 
-    def __init__(self, database: Database, max_bytes: int, lifetime: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        max_bytes: int,
+        lifetime: int,
+        clock: Callable[[], float],
+        tenant_bytes: int = 0,
+    ) -> None:
         """Raises ConfigError for tables of a newer version, and one of the database's errors."""
         self._db, self._max_bytes, self._lifetime, self._clock = database, max_bytes, lifetime, clock
+        self._tenant_bytes = tenant_bytes
+        self._free: dict[str, int] = {}  # bytes that an account may add before its entries are counted anew
         self.errors = database.errors
         try:
             database.create(_SCHEMA, VERSION)
@@ -111,7 +122,8 @@ class Tables:
             self._db.execute(sql, row)
             (key,) = self._keys("id = ?", entry.id)
             self._drop_items("entry = ?", key)
-            self._add(key, [*((item, 0) for item in entry.input), *((item, 1) for item in entry.output)])
+            items = [*((item, 0) for item in entry.input), *((item, 1) for item in entry.output)]
+            self._add(key, items, len(entry.body))
 
         self.write(write)
 
@@ -206,10 +218,13 @@ class Tables:
         self._db.execute("UPDATE entries SET changed = ? WHERE key = ?", (int(self._clock()), found[0]))
         return found[0]
 
-    def _add(self, key: int, items: Iterable[tuple[StoredItem, int]]) -> None:
+    def _add(self, key: int, items: Sequence[tuple[StoredItem, int]], more: int = 0) -> None:
+        """Add items to an entry. ``more``: bytes of the entry itself that are new."""
         begin = self._value(f"SELECT coalesce(max(position), -1) + 1 FROM items WHERE entry = {key}")
         rows = [(key, at, said, item.id, self._body(item.body)) for at, (item, said) in enumerate(items, begin)]
         self._db.execute_many("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
+        if self._tenant_bytes:
+            self._make_room_of_tenant(key, more + sum(len(item.body) for item, _ in items))
         self._make_room(key)
 
     def _body(self, body: bytes) -> int:
@@ -227,8 +242,31 @@ class Tables:
         while self._db.used_bytes() > self._max_bytes:
             oldest = self._keys(f"key != ? AND {_STILL} ORDER BY changed, key LIMIT {_AT_ONCE}", own)
             if not oldest:
-                raise FullError
+                raise FullError("--responses-max-bytes")
             self._drop(oldest)
+
+    def _make_room_of_tenant(self, own: int, size: int) -> None:
+        """Have the oldest entries of the tenant make room for its entry ``own``, which has gained at most ``size``
+        bytes. Counting takes long; other servers add to the same tables."""
+        ((account,),) = self._db.execute("SELECT tenant FROM entries WHERE key = ?", (own,))
+        if not account:
+            return
+        self._free[account] = self._free.get(account, 0) - size
+        if self._free[account] >= 0:
+            return
+        while (used := self._bytes_of(account)) > self._tenant_bytes:
+            where = f"key != ? AND tenant = ? AND {_STILL} ORDER BY changed, key LIMIT {_AT_ONCE}"
+            if not (oldest := self._keys(where, own, account)):
+                raise FullError("--responses-max-bytes-per-tenant")
+            self._drop(oldest)
+        self._free[account] = (self._tenant_bytes - used) // _SHARE
+
+    def _bytes_of(self, account: str) -> int:
+        """The compressed size of an account's entries; an item that several contain counts once."""
+        own = self._db.execute("SELECT coalesce(sum(length(body)), 0) FROM entries WHERE tenant = ?", (account,))
+        sql = """SELECT coalesce(sum(length(body)), 0) FROM bodies WHERE key IN (SELECT items.body FROM items
+            JOIN entries ON entries.key = items.entry WHERE tenant = ?)"""
+        return int(own[0][0]) + int(self._db.execute(sql, (account,))[0][0])
 
     def _keys(self, where: str, *values: object) -> list[int]:
         return [row[0] for row in self._db.execute(f"SELECT key FROM entries WHERE {where}", values)]
