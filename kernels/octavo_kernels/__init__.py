@@ -87,7 +87,7 @@ from octavo_kernels.operations.quantized import (
     rms_norm_quantize,
     silu_and_mul_quantize,
 )
-from octavo_kernels.operations.recurrence import causal_conv, gated_delta_rule, gated_norm
+from octavo_kernels.operations.recurrence import causal_conv, gated_conv, gated_delta_rule, gated_norm, state_space_scan
 from octavo_kernels.operations.sampling import (
     sample,
     sample_part,

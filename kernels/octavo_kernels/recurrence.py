@@ -1,10 +1,10 @@
 """States of recurrent layers: where a layer's part of them lies, and which rows a step has of which sequences.
 
-A state is what a layer keeps of a sequence however long it is: for each value head a matrix ``[key_size, value_size]``,
-and the last ``taps - 1`` inputs of its convolution. It is kept in float32, cut into granules of one size that lie in
-the blocks of the KV cache's pool: ``columns`` columns of one head's matrix ``[key_size, columns]``, or ``[taps - 1,
-channels_of_granule]`` inputs. Granule number g of a sequence is in the block ``pages[g // granules_of_block]``, as
-number ``g % granules_of_block``.
+A state is what a layer keeps of a sequence however long it is: the last ``taps - 1`` inputs of its convolution and,
+unless it is a convolution alone, for each value head a matrix ``[key_size, value_size]``. It is kept in float32, cut
+into granules of one size that lie in the blocks of the KV cache's pool: ``columns`` columns of one head's matrix
+``[key_size, columns]``, or ``[taps - 1, channels_of_granule]`` inputs. Granule number g of a sequence is in the block
+``pages[g // granules_of_block]``, as number ``g % granules_of_block``.
 
 A step commits what is certain: of the rows that a sequence has pending from the step before and those of this step all
 but the last ``num_kept``, which are pending for the next one. A row that is never committed leaves no trace. On the way
@@ -39,6 +39,7 @@ class LayerState:
 
     pool: Tensor  # uint8 [blocks, bytes of a block]
     granules_of_block: int
+    granule_bytes: int
     first_matrix: int  # the number of the granule with which the layer's matrices begin, head after head
     first_window: int  # ... and its inputs, channel after channel
     columns: int
@@ -47,8 +48,3 @@ class LayerState:
     keys: Tensor  # [S, M, key_heads, key_size]
     updates: Tensor  # [S, M, value_heads, value_size]: what is written for each key
     decays: Tensor  # [S, M, value_heads]
-
-    @property
-    def granule_bytes(self) -> int:
-        """Bytes of a granule."""
-        return self.keys.shape[3] * self.columns * 4

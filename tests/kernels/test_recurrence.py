@@ -1,4 +1,4 @@
-"""The gated delta rule against transformers' formula, and its bits under every cut of a sequence into steps."""
+"""Recurrent layers against transformers' formulas, and their bits under every cut of a sequence into steps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated, torch_recurrent_gated_delta_rule
 
 from octavo_kernels import LayerState, StateMetadata, cpu
@@ -25,13 +27,15 @@ SHAPES = [
     (1, 2, 128, 128, 4),
 ]
 MOST = 3  # pending rows
+KINDS = ["delta rule", "state space", "convolution"]  # the last one alone, with gates
+LIMITS = (0.01, 2.0)  # of a state space's steps
 
 
 @dataclass
 class Inputs:
     """Of a sequence: what a layer computes with, by row."""
 
-    x: Tensor  # [L, channels]
+    x: Tensor  # [L, channels], of a convolution alone three times as many
     a: Tensor  # [L, value heads]
     b: Tensor
 
@@ -39,16 +43,20 @@ class Inputs:
 class Layer:
     """One of two layers with states in a pool full of NaN, and weights whose decays go from next to 0 to next to 1."""
 
-    def __init__(self, shape: tuple[int, int, int, int, int], sequences: int = 2, seed: int = 0) -> None:
-        self.seed, self.shape = seed, shape
+    def __init__(self, shape: tuple[int, int, int, int, int], kind: str, sequences: int = 2, seed: int = 0) -> None:
+        self.seed, self.shape, self.kind = seed, shape, kind
         key_heads, heads, key_size, size, taps = shape
         g = torch.Generator().manual_seed(seed)
         self.channels = 2 * key_heads * key_size + heads * size
         columns, per_block = (32 if size % 32 == 0 else 16), 1 + seed % 5
         numbers = key_size * columns
+        if kind == "convolution":
+            key_heads = key_size = size = 0
+            numbers = 64 * (taps - 1)
         piece = numbers // (taps - 1)
         piece -= piece % (64 if piece >= 64 else 8)
         matrices, windows = heads * -(-size // columns), -(-self.channels // piece)
+        self.has_matrices = matrices > 0
         count = -(-2 * (matrices + windows) // per_block)
         block_bytes = -(-per_block * numbers * 4 // 64) * 64 + 64
         blocks = 3 * sequences * count + 1
@@ -57,6 +65,7 @@ class Layer:
         self.state = LayerState(
             pool,
             per_block,
+            4 * numbers,
             matrices,  # those of the layer before come first
             2 * matrices + windows,
             columns,
@@ -69,10 +78,17 @@ class Layer:
         self.weight = torch.randn(taps, self.channels, generator=g) * 0.5
         self.rate = -torch.linspace(1e-3, 8, heads)
         self.bias = torch.linspace(-6, 3, heads)
+        self.conv_bias = None if kind == "delta rule" else torch.randn(self.channels, generator=g)
+        self.skip = torch.randn(heads, generator=g)
+
+    @property
+    def width(self) -> int:
+        """Columns of its input."""
+        return self.channels * (3 if self.kind == "convolution" else 1)
 
     def inputs(self, length: int, seed: int, dtype: torch.dtype = torch.float32) -> Inputs:
         g, heads = torch.Generator().manual_seed(seed), self.shape[1]
-        x = torch.randn(length, self.channels, generator=g).to(dtype)
+        x = torch.randn(length, self.width, generator=g).to(dtype)
         return Inputs(x, *(torch.randn(length, heads, generator=g) * 2 for _ in range(2)))
 
     def metadata(self, **lists: list[int]) -> StateMetadata:
@@ -87,11 +103,27 @@ class Layer:
         joined = [torch.cat([getattr(one, name)[i:j] for one, i, j in parts]) for name in ("x", "a", "b")]
         padding = 1
         x, a, b = (functional.pad(t, (0, 0, 0, padding), value=7.0) for t in joined)
-        wide = functional.pad(x, (3, 5), value=torch.nan)[:, 3 : 3 + self.channels]
-        mixed = backend.causal_conv(wide, self.weight, self.state, metadata)
-        out = backend.gated_delta_rule(mixed, a, b, self.rate, self.bias, self.state, metadata)
+        wide = functional.pad(x, (3, 5), value=torch.nan)[:, 3 : 3 + self.width]
+        if self.kind == "convolution":
+            out = backend.gated_conv(wide, self.weight, self.conv_bias, self.state, metadata)
+        else:
+            mixed = backend.causal_conv(wide, self.weight, self.conv_bias, self.state, metadata)
+            out = self.scan(backend, mixed, a, b, wide.dtype, metadata)
         assert not out[len(out) - padding :].any()
         return list(out[: len(out) - padding].split([j - i for _, i, j in parts]))
+
+    def scan(
+        self, backend: Any, mixed: Tensor, a: Tensor, b: Tensor, dtype: torch.dtype, metadata: StateMetadata
+    ) -> Tensor:
+        if self.kind == "delta rule":
+            return backend.gated_delta_rule(mixed, a, b, self.rate, self.bias, self.state, metadata)
+        dt = functional.pad(a.to(dtype), (2, 1), value=torch.nan)[:, 2:-1]
+        return backend.state_space_scan(mixed, dt, self.rate, self.bias, self.skip, LIMITS, self.state, metadata)
+
+    def held(self, pages: Tensor) -> list[Tensor]:
+        """Its state of a sequence."""
+        matrices = [recurrence.read_matrices(self.state, pages)] if self.has_matrices else []
+        return [*matrices, recurrence.read_window(self.state, pages, self.shape[-1])]
 
 
 def whole(backend: Any, layer: Layer, inputs: Inputs, row: int = 0, kept: int = 0) -> Tensor:
@@ -100,62 +132,79 @@ def whole(backend: Any, layer: Layer, inputs: Inputs, row: int = 0, kept: int = 
     return layer.step(backend, [(inputs, 0, length)], metadata)[0]
 
 
-def formula(layer: Layer, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def formula(layer: Layer, inputs: Inputs) -> tuple[Tensor, list[Tensor]]:
     """Results and the state, as transformers computes them in float32."""
     key_heads, heads, key_size, size, taps = layer.shape
-    x = functional.pad(inputs.x.float().T[None], (taps - 1, 0))
-    mixed = functional.silu(functional.conv1d(x, layer.weight.T[:, None], groups=layer.channels))[0].T
-    width = key_heads * key_size
-    q, k, v = mixed.split([width, width, heads * size], dim=1)
+    x, width, values = inputs.x.float(), key_heads * key_size, heads * size
+    before, behind, x = x.chunk(3, dim=1) if layer.kind == "convolution" else (None, None, x)
+    x = x if before is None else before * x
+    padded = functional.pad(x.T[None], (taps - 1, 0))
+    window = padded[0, :, len(inputs.x) :].T
+    mixed = functional.conv1d(padded, layer.weight.T[:, None], layer.conv_bias, groups=layer.channels)[0].T
+    if layer.kind == "convolution":
+        return behind * mixed, [window]
+    if layer.kind == "state space":
+        v, k, q = functional.silu(mixed).split([values, width, width], dim=1)
+    else:
+        q, k, v = functional.silu(mixed).split([width, width, values], dim=1)
+    q, k, v = (one.view(1, len(x), -1, n) for one, n in ((q, key_size), (k, key_size), (v, size)))
+    if layer.kind == "state space":
+        out, state = mamba2_chunk_scan(
+            v,
+            inputs.a[None],
+            layer.rate,
+            k,
+            q,
+            chunk_size=16,
+            D=layer.skip,
+            dt_bias=layer.bias,
+            dt_softplus=True,
+            dt_limit=LIMITS,
+            return_final_states=True,
+        )
+        return out[0].flatten(1), [state[0].transpose(1, 2), window]
     decay = layer.rate * functional.softplus(inputs.a + layer.bias)
     out, state = torch_recurrent_gated_delta_rule(
-        q.view(1, -1, key_heads, key_size),
-        k.view(1, -1, key_heads, key_size),
-        v.view(1, -1, heads, size),
-        decay[None],
-        inputs.b.sigmoid()[None],
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
+        q, k, v, decay[None], inputs.b.sigmoid()[None], output_final_state=True, use_qk_l2norm_in_kernel=True
     )
-    return out[0].flatten(1), state[0]
+    return out[0].flatten(1), [state[0], window]
 
 
 @pytest.mark.sampled(strength=2)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 2, 5, 60])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_and_the_state_are_those_of_transformers(isa, shape, length):
-    layer = Layer(shape)
+def test_rows_and_the_state_are_those_of_transformers(isa, shape, length, kind):
+    layer = Layer(shape, kind)
     inputs = layer.inputs(length, 1)
     expected, state = formula(layer, inputs)
-    torch.testing.assert_close(whole(cpu, layer, inputs), expected, rtol=1e-4, atol=1e-5)
-    found = recurrence.read_matrices(layer.state, layer.pages[0][0])
-    torch.testing.assert_close(found, state, rtol=1e-4, atol=1e-5)
-    taps = shape[-1]
-    window = functional.pad(inputs.x, (0, 0, taps - 1, 0))[length:]
-    assert torch.equal(recurrence.read_window(layer.state, layer.pages[0][0], taps), window)
+    largest = max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(whole(cpu, layer, inputs), expected, rtol=1e-4, atol=1e-5 * largest)
+    for found, one in zip(layer.held(layer.pages[0][0]), state, strict=True):
+        torch.testing.assert_close(found, one, rtol=1e-4, atol=1e-5)
 
 
 def check_snapshot(layer: Layer, inputs: Inputs, row: int, position: int) -> None:
     """What lies in its pages is the state before that row."""
-    other = Layer(layer.shape, seed=layer.seed)
+    other = Layer(layer.shape, layer.kind, seed=layer.seed)
     whole(cpu, other, Inputs(inputs.x[:position], inputs.a[:position], inputs.b[:position]))
-    for read in (recurrence.read_matrices, lambda state, pages: recurrence.read_window(state, pages, layer.shape[-1])):
-        assert torch.equal(read(layer.state, layer.pages[2][row]), read(other.state, other.pages[0][0]))
+    assert all(map(torch.equal, layer.held(layer.pages[2][row]), other.held(other.pages[0][0])))
 
 
 @pytest.mark.sampled(strength=2)
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_bit_depends_on_how_a_sequence_is_cut(isa, threads, seed, dtype):
+def test_no_bit_depends_on_how_a_sequence_is_cut(isa, threads, seed, dtype, kind):
     """In shares of any size, with rows that are pending and of which some turn out wrong, in other company, in place or
     to other blocks, with snapshots on the way, on any number of threads: results, state and window of one pass over the
     right rows."""
     rng = random.Random(seed)
-    layer = Layer(SHAPES[seed % len(SHAPES)], seed=seed)
+    layer = Layer(SHAPES[seed % len(SHAPES)], kind, seed=seed)
     lengths = [rng.randint(3, 40) for _ in range(2)]
     inputs = [layer.inputs(length, 10 + i, dtype) for i, length in enumerate(lengths)]
     wrong = layer.inputs(max(lengths) + MOST, 99, dtype)
-    expected = [whole(cpu, Layer(layer.shape, seed=seed), one) for one in inputs]
+    expected = [whole(cpu, Layer(layer.shape, kind, seed=seed), one) for one in inputs]
     done, pending, results = [0, 0], [0, 0], [[], []]  # rows that are known to be right; of these: pending ones
     while any(n < length for n, length in zip(done, lengths, strict=True)):
         rows = [i for i in (0, 1) if done[i] < lengths[i] and rng.random() < 0.8] or [int(done[0] >= lengths[0])]
@@ -215,7 +264,24 @@ def test_the_norm_is_that_of_transformers(isa, assert_close, width, dtype):
     norm.weight.data = weight
     with torch.no_grad():
         exact = norm.double()(x.double().view(-1, width), gate.double().reshape(-1, width)).view(5, -1)
-    found = cpu.gated_norm(x, gate, weight, 1e-6)
+    found = cpu.gated_norm(x, gate, weight, 1e-6, width)
+    assert found.dtype == dtype
+    assert_close(found, exact, exact.to(dtype), slack=1e-5 if dtype == torch.bfloat16 else 1e-6)
+
+
+@pytest.mark.sampled(strength=2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [8, 24, 128])
+@pytest.mark.parametrize("gates_first", [False, True])
+@pytest.mark.parametrize("is_normed", [False, True])
+def test_the_norm_of_groups_is_that_of_transformers(isa, assert_close, width, dtype, gates_first, is_normed):
+    torch.manual_seed(width)
+    x, wide, weight = torch.randn(5, 3 * width), torch.randn(5, 4 * width).to(dtype), torch.rand(3 * width) + 0.5
+    gate, norm = wide[:, 3 : 3 + 3 * width], FalconH1RMSNormGated(3 * width, 1e-6, 3, norm_before_gate=not gates_first)
+    norm.weight.data = weight
+    with torch.no_grad():
+        exact = norm.double()(x.double(), gate.double()) if is_normed else x.double() * functional.silu(gate.double())
+    found = cpu.gated_norm(x, gate, weight if is_normed else None, 1e-6, width, gates_first)
     assert found.dtype == dtype
     assert_close(found, exact, exact.to(dtype), slack=1e-5 if dtype == torch.bfloat16 else 1e-6)
 

@@ -44,7 +44,7 @@ from octavo_kernels.cpu.quant import (
     silu_and_mul_quantize,
 )
 from octavo_kernels.cpu.recording import Arena, Program, RecordingError, record
-from octavo_kernels.cpu.recurrence import causal_conv, gated_delta_rule, gated_norm
+from octavo_kernels.cpu.recurrence import causal_conv, gated_conv, gated_delta_rule, gated_norm, state_space_scan
 from octavo_kernels.cpu.streams import concat, match_rms_, mix_streams, sparsify_
 from octavo_kernels.cpu.varlen import rope_, varlen_attention
 from octavo_kernels.reference import (

@@ -81,9 +81,10 @@ _OPS = {
     "gather_rows": (47, "PPPPPPPPqqqqqqq"),
     "sum_rows": (48, "PPPPPPqqqqqq"),
     "draw": (49, "P" * 17 + "qqqqqq"),
-    "causal_conv": (50, "PPPP" + _STATE + "Rqqqqqq"),
-    "gated_delta_rule": (51, "P" * 10 + _STATE + "R" + "q" * 8),
-    "gated_norm": (52, "PPPPRqqqqd"),
+    "causal_conv": (50, "PPPPP" + _STATE + "Rqqqqqqq"),
+    "gated_delta_rule": (51, "P" * 11 + _STATE + "R" + "q" * 9 + "dd"),
+    "gated_norm": (52, "PPPPR" + "q" * 6 + "d"),
+    "state_space_scan": (53, "P" * 11 + _STATE + "R" + "q" * 9 + "dd"),
 }
 NAMES = {code: name for name, (code, _) in _OPS.items()}
 

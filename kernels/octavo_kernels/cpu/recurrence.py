@@ -1,4 +1,4 @@
-"""Gated delta rule, its convolution and its norm on CPU."""
+"""Recurrent layers on CPU: convolutions, the gated delta rule, state spaces and the norm behind them."""
 
 from __future__ import annotations
 
@@ -40,23 +40,52 @@ def _arguments(state: LayerState, metadata: StateMetadata) -> tuple[list[int], l
         state.granules_of_block,
         state.granule_bytes,
         state.pool.shape[1],
-        state.keys.shape[1],
+        state.inputs.shape[1],
     ]
     return [tensor.data_ptr() for tensor in tensors], numbers
 
 
-def causal_conv(x: Tensor, weight: Tensor, state: LayerState, metadata: StateMetadata) -> Tensor:
+def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, state: LayerState, metadata: StateMetadata) -> Tensor:
     """See `octavo_kernels.causal_conv`."""
-    library, dtype = _library(state, metadata), DTYPES.get(x.dtype)
+    library = _conv_library(x, weight, state, metadata)
+    if library is None:
+        return reference.causal_conv(x, weight, bias, state, metadata)
+    out = x.new_empty((len(x), weight.shape[1]), dtype=torch.float32)
+    return _convolve(library, x, weight, bias, out, state, metadata, is_gated=False)
+
+
+def gated_conv(x: Tensor, weight: Tensor, bias: Tensor | None, state: LayerState, metadata: StateMetadata) -> Tensor:
+    """See `octavo_kernels.gated_conv`."""
+    library = _conv_library(x, weight, state, metadata)
+    if library is None:
+        return reference.gated_conv(x, weight, bias, state, metadata)
+    out = x.new_empty((len(x), weight.shape[1]))
+    return _convolve(library, x, weight, bias, out, state, metadata, is_gated=True)
+
+
+def _conv_library(x: Tensor, weight: Tensor, state: LayerState, metadata: StateMetadata) -> Library | None:
+    fits = x.dtype in DTYPES and x.stride(1) == 1 and 2 <= len(weight) <= MAX_TAPS
+    return _library(state, metadata) if fits else None
+
+
+def _convolve(
+    library: Library,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    state: LayerState,
+    metadata: StateMetadata,
+    *,
+    is_gated: bool,
+) -> Tensor:
     taps, channels = weight.shape
-    if library is None or dtype is None or x.stride(1) != 1 or not 2 <= taps <= MAX_TAPS:
-        return reference.causal_conv(x, weight, state, metadata)
-    out = x.new_empty((len(x), channels), dtype=torch.float32)
     addresses, numbers = _arguments(state, metadata)
     op = library.pack(
         "causal_conv",
         x.data_ptr(),
         weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
         out.data_ptr(),
         state.inputs.data_ptr(),
         *addresses,
@@ -67,7 +96,8 @@ def causal_conv(x: Tensor, weight: Tensor, state: LayerState, metadata: StateMet
         x.stride(0),
         state.first_window,
         state.channels_of_granule,
-        dtype,
+        is_gated,
+        DTYPES[x.dtype],
     )
     library.run(op, threads_for(out.numel()))
     return out
@@ -80,18 +110,45 @@ def gated_delta_rule(
     library = _library(state, metadata)
     if library is None or any(t.dtype != torch.float32 or t.stride(-1) != 1 for t in (qkv, a, b)):
         return reference.gated_delta_rule(qkv, a, b, rate, dt_bias, state, metadata)
+    return _recur(library, "gated_delta_rule", as_contiguous(qkv), a, b, [rate, dt_bias, None], state, metadata)
+
+
+def state_space_scan(
+    x: Tensor,
+    dt: Tensor,
+    rate: Tensor,
+    dt_bias: Tensor,
+    skip: Tensor,
+    limits: tuple[float, float],
+    state: LayerState,
+    metadata: StateMetadata,
+) -> Tensor:
+    """See `octavo_kernels.state_space_scan`."""
+    library = _library(state, metadata)
+    if library is None or dt.dtype not in DTYPES or dt.stride(-1) != 1 or x.dtype != torch.float32:
+        return reference.state_space_scan(x, dt, rate, dt_bias, skip, limits, state, metadata)
+    constants = [rate, dt_bias, skip]
+    return _recur(library, "state_space_scan", as_contiguous(x), dt, None, constants, state, metadata, limits)
+
+
+def _recur(
+    library: Library,
+    name: str,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor | None,
+    constants: list[Tensor | None],
+    state: LayerState,
+    metadata: StateMetadata,
+    limits: tuple[float, float] = (0.0, 0.0),
+) -> Tensor:
     (key_heads, key_size), (value_heads, value_size) = state.keys.shape[2:], state.updates.shape[2:]
-    qkv = as_contiguous(qkv)
-    gates = qkv.new_empty((len(qkv), 2 * value_heads + key_heads))
-    out = qkv.new_empty((len(qkv), value_heads * value_size))
+    gates = x.new_empty((len(x), 2 * value_heads + key_heads))
+    out = x.new_empty((len(x), value_heads * value_size))
     addresses, numbers = _arguments(state, metadata)
     op = library.pack(
-        "gated_delta_rule",
-        qkv.data_ptr(),
-        a.data_ptr(),
-        b.data_ptr(),
-        rate.data_ptr(),
-        dt_bias.data_ptr(),
+        name,
+        *(0 if one is None else one.data_ptr() for one in (x, a, b, *constants)),
         gates.data_ptr(),
         out.data_ptr(),
         state.keys.data_ptr(),
@@ -99,37 +156,43 @@ def gated_delta_rule(
         state.decays.data_ptr(),
         *addresses,
         *numbers,
-        len(qkv),
+        len(x),
         key_heads,
         value_heads,
         key_size,
         value_size,
         a.stride(0),
-        b.stride(0),
+        0 if b is None else b.stride(0),
         state.first_matrix,
         state.columns,
+        DTYPES[a.dtype],
+        *limits,
     )
-    library.run(op, threads_for(len(qkv) * value_heads * value_size * key_size))
+    library.run(op, threads_for(len(x) * value_heads * value_size * key_size))
     return out
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, width: int, gates_first: bool = False
+) -> Tensor:
     """See `octavo_kernels.gated_norm`."""
     library, dtype = get_library(), DTYPES.get(gate.dtype)
     if library is None or dtype is None or x.dtype != torch.float32 or gate.stride(1) != 1:
-        return reference.gated_norm(x, gate, weight, eps)
-    x, width = as_contiguous(x), len(weight)
+        return reference.gated_norm(x, gate, weight, eps, width, gates_first)
+    x = as_contiguous(x)
     out = gate.new_empty(x.shape)
     op = library.pack(
         "gated_norm",
         x.data_ptr(),
         gate.data_ptr(),
-        weight.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
         out.data_ptr(),
         len(x),
         x.shape[1] // width,
         width,
+        0 if weight is None or len(weight) == width else width,
         gate.stride(0),
+        gates_first,
         dtype,
         eps,
     )

@@ -32,7 +32,7 @@ from octavo_kernels.reference.quant import (
     rms_norm_quantize,
     silu_and_mul_quantize,
 )
-from octavo_kernels.reference.recurrence import causal_conv, gated_delta_rule, gated_norm
+from octavo_kernels.reference.recurrence import causal_conv, gated_conv, gated_delta_rule, gated_norm, state_space_scan
 from octavo_kernels.reference.sampling import sample, sample_part, top_logprobs
 from octavo_kernels.reference.scaled_weight import quantize_tokens, scaled_linear, scaled_row_counts
 from octavo_kernels.reference.streams import concat, match_rms_, mix_streams, sparsify_

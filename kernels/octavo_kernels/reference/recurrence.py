@@ -1,7 +1,8 @@
-"""Gated delta rule, row after row, on states in the blocks of a pool."""
+"""Recurrent layers, row after row, on states in the blocks of a pool."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -65,9 +66,9 @@ def write_window(state: LayerState, pages: Tensor, window: Tensor) -> None:
     pool[*index, : parts.shape[1]] = parts
 
 
-def causal_conv(x: Tensor, weight: Tensor, state: LayerState, metadata: StateMetadata) -> Tensor:
-    """See `octavo_kernels.causal_conv`."""
-    taps, out = len(weight), x.new_zeros(x.shape, dtype=torch.float32)
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, state: LayerState, metadata: StateMetadata) -> Tensor:
+    """Sums over the last inputs of each row, float32 ``[T, channels]``; rows of padding are zeros."""
+    taps, out = len(weight), x.new_zeros(x.shape)
     starts = metadata.query_start_loc.tolist()
     for r, (begin, end) in enumerate(pairwise(starts)):
         pending, kept, row = (int(t[r]) for t in (metadata.num_pending, metadata.num_kept, metadata.batch_rows))
@@ -75,13 +76,11 @@ def causal_conv(x: Tensor, weight: Tensor, state: LayerState, metadata: StateMet
             window = read_window(state, metadata.read_pages[r], taps)
         else:
             window = out.new_zeros(taps - 1, x.shape[1])
-        inputs = torch.cat([window, state.inputs[row, :pending], x[begin:end].float()])
+        inputs = torch.cat([window, state.inputs[row, :pending], x[begin:end]])
         first = taps - 1 + pending  # of the step's own rows
-        total = torch.zeros_like(inputs[first:])
+        out[begin:end] = 0.0 if bias is None else bias
         for tap in range(taps):
-            total += weight[tap] * inputs[first - taps + 1 + tap : len(inputs) - taps + 1 + tap]
-        for t, row_total in enumerate(total, begin):  # alone: torch's bits depend on how many elements there are
-            out[t] = functional.silu(row_total)
+            out[begin:end] += weight[tap] * inputs[first - taps + 1 + tap : len(inputs) - taps + 1 + tap]
         committed = pending + end - begin - kept
         if committed:
             write_window(state, metadata.write_pages[r], inputs[committed : committed + taps - 1])
@@ -89,6 +88,23 @@ def causal_conv(x: Tensor, weight: Tensor, state: LayerState, metadata: StateMet
             write_window(state, metadata.snapshot_pages[r], inputs[before : before + taps - 1])
         state.inputs[row, :kept] = inputs[len(inputs) - kept :]
     return out
+
+
+def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None, state: LayerState, metadata: StateMetadata) -> Tensor:
+    """See `octavo_kernels.causal_conv`."""
+    out = _convolve(x.float(), weight, bias, state, metadata)
+    for row in out:  # alone: torch's bits depend on how many elements there are
+        row.copy_(functional.silu(row))
+    return out
+
+
+def gated_conv(x: Tensor, weight: Tensor, bias: Tensor | None, state: LayerState, metadata: StateMetadata) -> Tensor:
+    """See `octavo_kernels.gated_conv`."""
+    before, behind, inputs = x.float().chunk(3, dim=1)
+    out = _convolve(before * inputs, weight, bias, state, metadata)
+    rows = int(metadata.query_start_loc[-1])
+    out[:rows] *= behind[:rows]
+    return out.to(x.dtype)
 
 
 def gated_delta_rule(
@@ -102,8 +118,52 @@ def gated_delta_rule(
     scaled = [_scaled(row[: 2 * width].view(2, key_heads, key_size)) for row in qkv]
     decays = [torch.exp(rate * functional.softplus(row + dt_bias)) for row in a]
     betas = [torch.sigmoid(row) for row in b]
-    out = torch.zeros_like(values)
-    shared = heads // key_heads
+
+    def update(t: int, key: Tensor, matrices: Tensor) -> Tensor:
+        return betas[t][:, None] * (values[t] - decays[t][:, None] * (key[:, :, None] * matrices).sum(1))
+
+    return _scan([one[0] for one in scaled], [one[1] for one in scaled], decays, update, state, metadata)
+
+
+def state_space_scan(
+    x: Tensor,
+    dt: Tensor,
+    rate: Tensor,
+    dt_bias: Tensor,
+    skip: Tensor,
+    limits: tuple[float, float],
+    state: LayerState,
+    metadata: StateMetadata,
+) -> Tensor:
+    """See `octavo_kernels.state_space_scan`."""
+    (key_heads, key_size), (heads, size) = state.keys.shape[2:], state.updates.shape[2:]
+    values, keys, queries = x.split([heads * size, key_heads * key_size, key_heads * key_size], dim=1)
+    values = values.unflatten(1, (heads, size))
+    by_head = [list(one.unflatten(1, (key_heads, key_size))) for one in (queries, keys)]
+    steps = [functional.softplus(row.float() + dt_bias).clamp(*limits) for row in dt]
+    decays = [torch.exp(rate * step) for step in steps]
+
+    def update(t: int, key: Tensor, matrices: Tensor) -> Tensor:
+        return steps[t][:, None] * values[t]
+
+    out = _scan(*by_head, decays, update, state, metadata)
+    rows = int(metadata.query_start_loc[-1])
+    out[:rows] += (skip[:, None] * values[:rows]).flatten(1)
+    return out
+
+
+def _scan(
+    queries: list[Tensor],
+    keys: list[Tensor],
+    decays: list[Tensor],
+    update_of: Callable[[int, Tensor, Tensor], Tensor],
+    state: LayerState,
+    metadata: StateMetadata,
+) -> Tensor:
+    """Results of rows with ``queries`` and ``keys [key_heads, key_size]`` and ``decays [value_heads]``; ``update_of``
+    takes a row's number, its keys and the matrices before it, by value head."""
+    (key_heads, key_size), (heads, size) = state.keys.shape[2:], state.updates.shape[2:]
+    out, shared = state.updates.new_zeros(len(queries), heads, size), heads // key_heads
     starts = metadata.query_start_loc.tolist()
     for r, (begin, end) in enumerate(pairwise(starts)):
         pending, kept, row = (int(t[r]) for t in (metadata.num_pending, metadata.num_kept, metadata.batch_rows))
@@ -119,13 +179,13 @@ def gated_delta_rule(
             if (at := pending + t - begin) and at in (committed, int(metadata.num_before[r])):
                 pages = metadata.write_pages if at == committed else metadata.snapshot_pages
                 write_matrices(state, pages[r], matrices)
-            query, key = (one.repeat_interleave(shared, 0) for one in scaled[t])
-            decay = decays[t][:, None]
-            update = betas[t][:, None] * (values[t] - decay * (key[:, :, None] * matrices).sum(1))
-            out[t] = decay * (query[:, :, None] * matrices).sum(1) + (query * key).sum(-1, keepdim=True) * update
+            query, key = (one[t].repeat_interleave(shared, 0) for one in (queries, keys))
+            update = update_of(t, key, matrices)
+            known = decays[t][:, None] * (query[:, :, None] * matrices).sum(1)
+            out[t] = known + (query * key).sum(-1, keepdim=True) * update
             matrices = _updated(matrices, decays[t], key, update)
             if (at := pending + t - begin - committed) >= 0:
-                state.keys[row, at], state.updates[row, at], state.decays[row, at] = scaled[t][1], update, decays[t]
+                state.keys[row, at], state.updates[row, at], state.decays[row, at] = keys[t], update, decays[t]
         if not kept:
             write_matrices(state, metadata.write_pages[r], matrices)
     return out.flatten(1)
@@ -142,9 +202,14 @@ def _updated(matrices: Tensor, decay: Tensor, key: Tensor, update: Tensor) -> Te
     return decay[:, None, None] * matrices + key[:, :, None] * update[:, None, :]
 
 
-def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, width: int, gates_first: bool = False
+) -> Tensor:
     """See `octavo_kernels.gated_norm`."""
-    heads = x.unflatten(1, (-1, len(weight)))
-    normed = heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + eps) * weight
-    gated: Tensor = normed.flatten(1) * functional.silu(gate.to(x.dtype))
-    return gated.to(gate.dtype)
+    factors = functional.silu(gate.to(x.dtype))
+    normed = x * factors if gates_first else x
+    if weight is not None:
+        heads = normed.unflatten(1, (-1, width))
+        of_heads = weight.view(-1, width)
+        normed = (heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + eps) * of_heads).flatten(1)
+    return (normed if gates_first else normed * factors).to(gate.dtype)

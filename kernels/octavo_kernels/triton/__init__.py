@@ -15,6 +15,7 @@ from octavo_kernels.reference import (
     concat,
     dense_embedding,
     dense_linear,
+    gated_conv,
     gated_delta_rule,
     gated_linear_quantize,
     gated_norm,
@@ -26,6 +27,7 @@ from octavo_kernels.reference import (
     rms_norm_quantize,
     silu_and_mul_quantize,
     sparsify_,
+    state_space_scan,
     take_columns,
 )
 from octavo_kernels.triton.activation import activate

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from octavo.errors import ModelError
 from octavo.interface.state_spec import StateSpec
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import DecoderLayer, DeferredHidden
-from octavo.layers.linear import ExactLinear, RowParallelLinear
-from octavo.layers.norm import RMSNorm
+from octavo.layers.linear import ExactLinear, MergedColumnParallelLinear, RowParallelLinear
+from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import LinearBase, Shard
 from octavo.layers.weights import WeightSlot, WeightSource
@@ -63,31 +63,49 @@ def _rows(stored: int, columns: int, before: int, size: int, offset: int, tp: Te
 
 
 class CausalConv(nn.Module):
-    """A convolution of each channel with its last inputs, and silu. ``weight`` float32 ``[taps, channels]``."""
+    """The weight of a convolution of each channel with its last inputs, float32 ``[taps, channels]``, and its bias,
+    ``[channels]`` or None: this rank's channels."""
 
-    def __init__(self, whole: StateSpec, tp: TensorParallel, heads: Tensor | None, is_gguf: bool) -> None:
-        """``heads``: see `tiled_heads`."""
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        parts: Sequence[int],
+        taps: int,
+        tp: TensorParallel,
+        order: Tensor | None = None,
+        *,
+        bias: bool = False,
+        is_gguf: bool = False,
+    ) -> None:
+        """``parts``: channels one after the other, each of which is dealt to all ranks. ``order`` int64: where in the
+        checkpoint each channel is (None: in its place)."""
         super().__init__()
-        keys, values = whole.key_heads * whole.key_size, whole.value_heads * whole.value_size
-        self._shape = (whole.channels, whole.taps) if is_gguf else (whole.channels, 1, whole.taps)
-        self._parts, self._tp = ((0, keys), (keys, keys), (2 * keys, values)), tp
-        self._values = torch.arange(values, device="cpu") if heads is None else _rows_of(heads, whole.value_size)
-        weight = torch.empty(whole.taps, whole.channels // tp.size, dtype=torch.float32)
+        total, places, before = sum(parts), [], 0
+        order = torch.arange(total, device="cpu") if order is None else order
+        for size in parts:
+            own = size // tp.size
+            start = before + tp.rank * own
+            places.append(order[start : start + own])
+            before += size
+        self._places = torch.cat(places)
+        self._shape = (total, taps) if is_gguf else (total, 1, taps)
+        weight = torch.empty(taps, len(self._places), dtype=torch.float32)
         self.weight = nn.Parameter(weight, requires_grad=False)
+        own_bias = torch.empty(len(self._places), dtype=torch.float32)
+        self.bias = nn.Parameter(own_bias, requires_grad=False) if bias else None
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        """The weight, which checkpoints hold as ``[channels, 1, taps]``, GGUF files as ``[channels, taps]``."""
-        yield WeightSlot(0, "weight", self._shape, self._load)
+        """The weight, which checkpoints hold as ``[channels, 1, taps]``, GGUF files as ``[channels, taps]``, and the
+        bias."""
+        yield WeightSlot(0, "weight", self._shape, lambda source: self._load(self.weight.T, source))
+        if self.bias is not None:
+            bias = self.bias
+            yield WeightSlot(0, "bias", self._shape[:1], lambda source: self._load(bias, source))
 
-    def _load(self, source: WeightSource) -> None:
-        stored, at = source.load(torch.float32).flatten(1).T, 0
-        before = stored.shape[1] - len(self._values)
-        stored = torch.cat([stored[:, :before], stored[:, before:][:, self._values]], dim=1)
-        for before, size in self._parts:
-            own = size // self._tp.size
-            start = before + self._tp.rank * own
-            self.weight[:, at : at + own] = stored[:, start : start + own]
-            at += own
+    def _load(self, target: Tensor, source: WeightSource) -> None:
+        stored = source.load(torch.float32).cpu()
+        target.copy_(stored.view(len(stored), *target.shape[1:])[self._places])
 
 
 class GatedDeltaNet(nn.Module):
@@ -118,7 +136,11 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_a = ExactLinear(hidden_size, whole.value_heads, False, tp)
         for projection in (self.in_proj_b, self.in_proj_a):
             projection.shards = [replace(shard, order=stored) for shard in projection.shards]
-        self.conv1d = CausalConv(whole, tp, stored, is_gguf)
+        keys, values = whole.key_heads * whole.key_size, whole.value_heads * whole.value_size
+        order = None
+        if stored is not None:
+            order = torch.cat([torch.arange(2 * keys, device="cpu"), 2 * keys + _rows_of(stored, whole.value_size)])
+        self.conv1d = CausalConv((keys, keys, values), whole.taps, tp, order, is_gguf=is_gguf)
         self.rate = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)  # -exp(A_log)
         self.dt_bias = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
         self.norm = RMSNorm(whole.value_size, eps, offset=0.0)  # only its weight, in float32
@@ -138,12 +160,14 @@ class GatedDeltaNet(nn.Module):
         qkvz, state = self.in_proj_qkvz(x), ctx.states[self.layer]
         metadata = cast(StateMetadata, ctx.state_metadata)
         b, a = (projection(x)[:, self._heads] for projection in (self.in_proj_b, self.in_proj_a))
-        mixed = octavo_kernels.causal_conv(qkvz[:, : self.channels], self.conv1d.weight, state, metadata)
+        mixed = octavo_kernels.causal_conv(qkvz[:, : self.channels], self.conv1d.weight, None, state, metadata)
         return octavo_kernels.gated_delta_rule(mixed, a, b, self.rate, self.dt_bias, state, metadata), qkvz
 
     def finish(self, core: Tensor, qkvz: Tensor) -> Tensor:
         """``[R, hidden_size]`` from any R rows of what `forward` returned."""
-        normed = octavo_kernels.gated_norm(core, qkvz[:, self.channels :], self.norm.weight, self.eps)
+        normed = octavo_kernels.gated_norm(
+            core, qkvz[:, self.channels :], self.norm.weight, self.eps, len(self.norm.weight)
+        )
         if self.columns is not None:
             normed = octavo_kernels.take_columns(self._tp.all_gather(normed, self._inner), self.columns)
         out: Tensor = self.out_proj(normed)
@@ -164,23 +188,80 @@ class GatedDeltaNet(nn.Module):
         target.copy_(source.load(torch.float32).cpu()[self._stored][self._heads])
 
 
-class RecurrentDecoderLayer(DecoderLayer):
-    """A recurrent layer and an MLP, with a norm before each, as `PreNormDecoderLayer` has attention and an MLP."""
+class ShortConv(nn.Module):
+    """The short convolution of LFM2 with its projections: ``out_proj(c * conv(b * x))`` of the thirds of ``in_proj``.
+
+    ``layer`` is its number among the recurrent layers. The states of a step are `ForwardContext.states`.
+    """
 
     def __init__(
-        self, input_layernorm: RMSNorm, linear_attn: GatedDeltaNet, post_attention_layernorm: RMSNorm, mlp: nn.Module
+        self, hidden_size: int, layer: int, taps: int, bias: bool, tp: TensorParallel, is_gguf: bool = False
     ) -> None:
         super().__init__()
-        self.input_layernorm, self.linear_attn = input_layernorm, linear_attn
+        self.layer = layer
+        self.in_proj = MergedColumnParallelLinear(hidden_size, [hidden_size] * 3, bias, tp, fused=True)
+        self.conv = CausalConv((hidden_size,), taps, tp, bias=bias, is_gguf=is_gguf)
+        self.out_proj = RowParallelLinear(hidden_size, hidden_size, bias, tp)
+
+    def forward(self, x: Tensor, ctx: ForwardContext) -> tuple[Tensor]:
+        """Read the states for ``x [T, hidden_size]``: ``[T, hidden_size]``, this rank's channels."""
+        metadata = cast(StateMetadata, ctx.state_metadata)
+        state, conv = ctx.states[self.layer], self.conv
+        return (octavo_kernels.gated_conv(self.in_proj(x), conv.weight, conv.bias, state, metadata),)
+
+    def finish(self, mixed: Tensor) -> Tensor:
+        """``[R, hidden_size]`` from any R rows of what `forward` returned."""
+        out: Tensor = self.out_proj(mixed)
+        return out
+
+
+class Mixer(Protocol):
+    """What a recurrent layer has in the place of attention, in two halves: see `DecoderLayer`."""
+
+    def forward(self, x: Tensor, ctx: ForwardContext) -> tuple[Tensor, ...]:
+        """Read and write the states for ``x [T, hidden_size]``."""
+
+    def finish(self, *deferred: Tensor) -> Tensor:
+        """``[R, hidden_size]`` from any R rows of what `forward` returned."""
+
+
+class RecurrentDecoderLayer(DecoderLayer):
+    """A recurrent layer and an MLP, with a norm before each, as `PreNormDecoderLayer` has attention and an MLP.
+
+    ``name``: the mixer's in checkpoints. What is added to the residual is multiplied by ``residual_scale``.
+    """
+
+    def __init__(
+        self,
+        input_layernorm: RMSNorm | LayerNorm,
+        mixer: nn.Module,
+        post_attention_layernorm: RMSNorm | LayerNorm,
+        mlp: nn.Module,
+        *,
+        name: str = "linear_attn",
+        residual_scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = input_layernorm
+        self.add_module(name, mixer)
         self.post_attention_layernorm, self.mlp = post_attention_layernorm, mlp
+        self._name, self._residual_scale = name, residual_scale
+
+    @property
+    def mixer(self) -> Mixer:
+        """What is in the place of attention."""
+        return cast(Mixer, getattr(self, self._name))
 
     def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
         """See `DecoderLayer`."""
         x, residual = self.input_layernorm(x, residual)
-        return *self.linear_attn(x, ctx), cast(Tensor, residual)
+        return *self.mixer.forward(x, ctx), cast(Tensor, residual)
 
     def finish(self, *deferred: Tensor) -> tuple[Tensor, Tensor | None]:
         """See `DecoderLayer`."""
-        core, qkvz, residual = deferred
-        x, residual = self.post_attention_layernorm(self.linear_attn.finish(core, qkvz), residual)
-        return self.mlp(x), residual
+        *mixed, residual = deferred
+        x, residual = self.post_attention_layernorm(self._scaled(self.mixer.finish(*mixed)), residual)
+        return self._scaled(self.mlp(x)), residual
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._residual_scale == 1.0 else octavo_kernels.scale(x, self._residual_scale)

@@ -110,6 +110,7 @@ def allocate_states(layout: KVCacheLayout, blocks: Tensor, max_num_reqs: int, nu
         LayerState(
             blocks,
             layout.block_bytes // spec.granule_bytes,
+            spec.granule_bytes,
             layer * spec.matrix_granules,
             of_windows + layer * spec.window_granules,
             spec.columns,

@@ -15,38 +15,48 @@ struct state_args {
     int64_t sequences, page_stride, per_block, granule_bytes, block_bytes, most;
 };
 
-// out [rows, channels] = silu of the sums of the last `taps` inputs times weight [taps, channels]; rows of x are `stride`
-// elements apart. pending [batch rows, most, channels]. A granule of a window is [taps - 1, piece], the first one `first`.
+// out [rows, channels] = silu of the sums of the last `taps` inputs times weight [taps, channels], plus bias unless that is NULL;
+// rows of x are `stride` elements apart. is_gated: x [rows, 3 channels] is factors of the inputs, factors of the sums and inputs,
+// there is no silu, and out is in dtype instead of float32. pending [batch rows, most, channels]. A granule of a window is
+// [taps - 1, piece], the first one `first`.
 struct causal_conv_args {
     const void *x;
-    const float *weight;
-    float *out, *pending;
+    const float *weight, *bias;
+    void *out;
+    float *pending;
     struct state_args state;
-    int64_t rows, channels, taps, stride, first, piece, dtype;
+    int64_t rows, channels, taps, stride, first, piece, is_gated, dtype;
 };
 
-// qkv [rows, 2 key_heads key_size + value_heads value_size], whose queries and keys are scaled in place; rows of a and b are
-// a_stride and b_stride elements apart; gates [rows, 2 value_heads + key_heads]: decay, beta, query . key; out [rows,
-// value_heads value_size]. keys, updates and decays are pending. A granule of a matrix is [key_size, columns].
-struct gated_delta_rule_args {
-    float *qkv;
-    const float *a, *b, *rate, *dt_bias;
+// Linear recurrences of a matrix for each value head. Gated delta rule: x [rows, queries, keys, values], whose queries and keys
+// are scaled in place; b are betas before their sigmoid. State space: x [rows, values, keys, queries]; a are steps before their
+// softplus, which are then held between `low` and `high`; skip [value_heads] are factors of values that are added to the result.
+// Rows of a (in dtype) and b are a_stride and b_stride elements apart; gates [rows, 2 value_heads + key_heads]: decay, beta or
+// step, query . key; out [rows, value_heads value_size]. keys, updates and decays are pending. A granule of a matrix is
+// [key_size, columns].
+struct recurrence_args {
+    float *x;
+    const void *a;
+    const float *b, *rate, *dt_bias, *skip;
     float *gates, *out, *keys, *updates, *decays;
     struct state_args state;
-    int64_t rows, key_heads, value_heads, key_size, value_size, a_stride, b_stride, first, columns;
+    int64_t rows, key_heads, value_heads, key_size, value_size, a_stride, b_stride, first, columns, dtype;
+    double low, high;
 };
 
-// out = RMS norm of each `width` of heads * width columns of x, times weight [width] and silu(gate); out and gate in dtype, rows of
-// gate are `stride` elements apart
+// out = RMS norm of each `width` of heads * width columns of x, times a weight and silu(gate): before the norm where gates_first.
+// Heads' weights are weight_stride elements apart (0: all have the same). Without a weight there is no norm. out and gate are in
+// dtype, rows of gate are `stride` elements apart.
 struct gated_norm_args {
     const float *x;
     const void *gate;
     const float *weight;
     void *out;
-    int64_t rows, heads, width, stride, dtype;
+    int64_t rows, heads, width, weight_stride, stride, gates_first, dtype;
     double eps;
 };
 
 void op_causal_conv(const struct causal_conv_args *a, struct team_member *m);
-void op_gated_delta_rule(const struct gated_delta_rule_args *a, struct team_member *m);
+void op_gated_delta_rule(const struct recurrence_args *a, struct team_member *m);
+void op_state_space_scan(const struct recurrence_args *a, struct team_member *m);
 void op_gated_norm(const struct gated_norm_args *a, struct team_member *m);

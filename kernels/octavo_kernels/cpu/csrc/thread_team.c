@@ -79,8 +79,9 @@ static const struct {
     {(op_fn)op_sum_rows, sizeof(struct sum_rows_args)},
     {(op_fn)op_draw, sizeof(struct draw_args)},
     {(op_fn)op_causal_conv, sizeof(struct causal_conv_args)},
-    {(op_fn)op_gated_delta_rule, sizeof(struct gated_delta_rule_args)},
+    {(op_fn)op_gated_delta_rule, sizeof(struct recurrence_args)},
     {(op_fn)op_gated_norm, sizeof(struct gated_norm_args)},
+    {(op_fn)op_state_space_scan, sizeof(struct recurrence_args)},
 };
 #define NUM_OPS ((int64_t)(sizeof(OPS) / sizeof(OPS[0])))
 
