@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import transformers
+from support.drawn_hybrids import HYBRIDS
 
 ACTIVATIONS = ["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "quick_gelu"]  # the last is not built
 ROPE_KINDS = ["default", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -161,16 +162,13 @@ def _own(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[s
             "q_lora_rank": rng.choice([None, 20]),
             "first_k_dense_replace": rng.randint(0, layers),
         }
+    if config_class in HYBRIDS:
+        return HYBRIDS[config_class](found, rng)
     if config_class.startswith("Qwen"):
-        is_hybrid = config_class.startswith("Qwen3_5")
-        return _qwen_3_5(layers, rng) if is_hybrid else {"max_window_layers": rng.randint(0, layers)}
+        return {"max_window_layers": rng.randint(0, layers)}
     if config_class == "SmolLM3Config":
         own: dict[str, Any] = {"no_rope_layer_interval": rng.choice([2, 4])}
         return own | ({"no_rope_layers": [rng.randint(0, 1) for _ in range(layers)]} if rng.random() < 0.5 else {})
-    if config_class == "GraniteMoeHybridConfig":
-        kind = rng.choice(["rope", None, "nope"])
-        width = {"shared_intermediate_size": rng.choice([40, 72])}
-        return width | {"layer_types": ["attention"] * layers, "position_embedding_type": kind, "mamba_n_heads": heads}
     if config_class == "OPTConfig":
         return {"ffn_dim": rng.choice([40, 72]), "word_embed_proj_dim": rng.choice([24, hidden, hidden])}
     if config_class == "GPT2Config":
@@ -184,20 +182,6 @@ def _own(config_class: str, found: dict[str, Any], rng: random.Random) -> dict[s
             own |= {"num_kv_heads": heads, "num_key_value_heads": heads}
         return own
     return {"use_qk_norm": rng.random() < 0.1} if config_class == "CohereConfig" else {}
-
-
-def _qwen_3_5(layers: int, rng: random.Random) -> dict[str, Any]:
-    key_heads = rng.choice([1, 2, 3])
-    found = {
-        "linear_num_key_heads": key_heads,
-        "linear_num_value_heads": key_heads * rng.choice([1, 2, 3, 4]),
-        "linear_key_head_dim": rng.choice([8, 16, 32, 64]),
-        "linear_value_head_dim": rng.choice([8, 16, 48, 64]),
-        "linear_conv_kernel_dim": rng.choice([2, 3, 4, 5]),
-    }
-    if rng.random() < 0.6:
-        return found | {"layer_types": [rng.choice(["linear_attention", "full_attention"]) for _ in range(layers)]}
-    return found
 
 
 def _gemma_3n(found: dict[str, Any], rng: random.Random) -> dict[str, Any]:

@@ -6,26 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
+from support.hybrid_cases import HYBRID_CASES
+from support.small_sizes import SMALL, rope
 from support.tiny_models import VOCAB_SIZE
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-
-
-def rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}}
-
 
 PHI3 = {"original_max_position_embeddings": 256}
 FACTORS = [
@@ -119,20 +103,6 @@ GEMMA3N = SMALL | {
     "activation_sparsity_pattern": [0.9, 0.6, 0.0, 0.0, 0.0],
     "layer_types": [*["sliding_attention", "full_attention"] * 2, "sliding_attention"],
 }
-QWEN3_5 = SMALL | {
-    "num_hidden_layers": 4,
-    "head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 32,
-}
-QWEN3_5_MOE = {key: value for key, value in QWEN3_5.items() if key != "intermediate_size"} | {
-    "num_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 20,
-    "shared_expert_intermediate_size": 36,
-}
 LLAMA3 = rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=64)
 FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -149,35 +119,6 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window-above": (
         "Qwen2Config",
         SMALL | {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1},
-    ),
-    "qwen3.5": ("Qwen3_5TextConfig", QWEN3_5),
-    "qwen3.5-three-values-a-key": (
-        "Qwen3_5TextConfig",
-        QWEN3_5
-        | {
-            "num_hidden_layers": 3,
-            "linear_num_key_heads": 1,
-            "linear_num_value_heads": 3,
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 48,
-            "linear_conv_kernel_dim": 2,
-            "attention_bias": True,
-            "tie_word_embeddings": True,
-            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
-        },
-    ),
-    "qwen3.5-recurrent": (
-        "Qwen3_5TextConfig",
-        QWEN3_5
-        | {
-            "num_hidden_layers": 2,
-            "linear_num_key_heads": 3,
-            "linear_num_value_heads": 3,
-            "linear_key_head_dim": 64,
-            "linear_value_head_dim": 8,
-            "linear_conv_kernel_dim": 5,
-            "layer_types": ["linear_attention"] * 2,
-        },
     ),
     "qwen2-layer-types": (
         "Qwen2Config",
@@ -481,21 +422,9 @@ MOE_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "qkv_bias": False,
         },
     ),
-    "qwen3.5-moe": ("Qwen3_5MoeTextConfig", QWEN3_5_MOE),
-    "qwen3.5-moe-all-experts": (
-        "Qwen3_5MoeTextConfig",
-        QWEN3_5_MOE
-        | {
-            "num_experts": 4,
-            "num_experts_per_tok": 4,
-            "linear_num_value_heads": 6,
-            "tie_word_embeddings": True,
-            "layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"],
-        },
-    ),
     "qwen3-moe-window": ("Qwen3MoeConfig", SMALL | QWEN_MOE | {"use_sliding_window": True, "sliding_window": 19}),
 }
-FAMILY_CASES |= MOE_CASES
+FAMILY_CASES |= MOE_CASES | HYBRID_CASES
 
 
 def architecture(case: tuple[str, dict[str, Any]]) -> str:

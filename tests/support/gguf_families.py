@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter
-from support.family_cases import DEEPSEEK, FAMILY_CASES, QWEN3_5, QWEN3_5_MOE, SMALL, rope
+from support.family_cases import DEEPSEEK, FAMILY_CASES
 from support.family_cases import GROUPS as GROUP_LIMITED
 from support.gguf_files import NAMES, add_byte_level_vocabulary, interleave, write_metadata
+from support.hybrid_cases import LFM2, QWEN3_5, QWEN3_5_MOE
+from support.small_sizes import SMALL, rope
 from support.tiny_models import make_model
 from transformers import PreTrainedModel
 
@@ -24,7 +26,7 @@ class Layout:
     ``names``: parts of names that differ from Llama's. ``metadata``: beside the common keys. ``rows``: how those of q
     and k, or of all three in one tensor, are brought into another order ("halves" of heads in turn; "groups" of heads
     that share a key taken apart; "latent": keys and values of latents apart; "tiled": of gated delta nets, the first
-    value head of every key head before the second ones).
+    value head of every key head before the second ones; "convs": of short ones alone, as matrices).
     """
 
     arch: str
@@ -84,6 +86,18 @@ HYBRID_NAMES = {
     "linear_attn.conv1d": "ssm_conv1d",
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
+}
+SHORT_CONV_NAMES = {
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.gate": "ffn_gate_inp",
+    **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")},
 }
 GRANITE = {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 7.0}
 FALCON_40B = SMALL | {"alibi": False, "bias": False, "new_decoder_architecture": True, "num_kv_heads": 2}
@@ -224,6 +238,21 @@ LAYOUTS = {
         "tiled",
     ),
     "qwen35moe": Layout("qwen35moe", ("Qwen3_5MoeTextConfig", HYBRID_MOE), HYBRID_NAMES, HYBRID_MOE_KEYS, "tiled"),
+    "lfm2": Layout("lfm2", "lfm2", SHORT_CONV_NAMES, {"shortconv.l_cache": 3, "feed_forward_length": 64}, "convs"),
+    "lfm2-untied": Layout(
+        "lfm2",
+        ("Lfm2Config", LFM2 | {"conv_L_cache": 4, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False}),
+        SHORT_CONV_NAMES,
+        {"shortconv.l_cache": 4},
+        "convs",
+    ),
+    "lfm2moe": Layout(
+        "lfm2moe",
+        "lfm2-moe",
+        SHORT_CONV_NAMES,
+        SPARSE | {"shortconv.l_cache": 3, "leading_dense_block_count": 1, "expert_gating_func": 2},
+        "convs",
+    ),
     "falcon": Layout("falcon", "falcon-7b", FALCON, {"attention.head_count_kv": 1}, "groups"),
     "falcon-40b": Layout("falcon", ("FalconConfig", FALCON_40B), FALCON, {}, "groups"),
 }
@@ -249,6 +278,9 @@ def metadata(config: Any, more: dict[str, Any]) -> dict[str, Any]:
     }
     if rope := getattr(config, "rope_parameters", None):
         found["rope.freq_base"] = float(rope.get("full_attention", rope)["rope_theta"])
+    if "shortconv.l_cache" in more:
+        found["attention.head_count_kv"] = [kv_heads * (kind != "conv") for kind in config.layer_types]
+        found["attention.layer_norm_rms_epsilon"] = config.norm_eps
     for key in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"):
         if hasattr(config, key):
             name = "layer_norm_rms_epsilon" if key == "rms_norm_eps" else "layer_norm_epsilon"
@@ -272,6 +304,8 @@ def write_family(path: Path, model: PreTrainedModel, layout: Layout) -> None:
             if arch == "gpt2" and layer and values.ndim == 2:
                 values = np.ascontiguousarray(values.T)
             leaf = kind
+            if layout.rows == "convs" and values.ndim == 3 and values.shape[1] == 1:
+                values = values[:, 0]
             if layout.rows == "tiled":
                 kind, values = _as_ggml(name, kind, values, config)
             if not layer:
@@ -280,7 +314,7 @@ def write_family(path: Path, model: PreTrainedModel, layout: Layout) -> None:
             part = {"A_log": "ssm_a", "dt_bias": "ssm_dt"}.get(leaf, layer[2])
             if values.ndim == 3:  # of all experts
                 part, kind = f"{part}.{kind}", "weight"
-            elif kind == "e_score_correction_bias":
+            elif kind in ("e_score_correction_bias", "expert_bias"):
                 part, kind = "exp_probs_b", "bias"
             for own, rows in _parts(part, values, layout, config):
                 writer.add_tensor(".".join(filter(None, ("blk", layer[1], names.get(own, own), kind))), rows)

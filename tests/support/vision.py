@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from support.family_cases import SMALL, rope
+from support.small_sizes import SMALL, rope
 
 from octavo import LLM, SamplingParams
 from octavo.interface.images import HostTensor, ImageItem

@@ -49,6 +49,8 @@ OLLAMA_NAMES = {
     **{f"qwen3.5:{size.lower()}": f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B")},
     **dict.fromkeys(("qwen3.5:35b", "qwen3.5:35b-a3b"), "Qwen/Qwen3.5-35B-A3B"),
     "qwen3.5": "Qwen/Qwen3.5-9B",
+    **dict.fromkeys(("lfm2.5-thinking", "lfm2.5-thinking:1.2b"), "LiquidAI/LFM2.5-1.2B-Thinking"),
+    **dict.fromkeys(("lfm2", "lfm2:24b"), "LiquidAI/LFM2-24B-A2B"),
     "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
     "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.3",
     "mixtral": "mistralai/Mixtral-8x7B-Instruct-v0.1",

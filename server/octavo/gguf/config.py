@@ -11,6 +11,7 @@ from octavo.gguf.families import (
     ARCHITECTURES,
     BY_LAYER,
     PARTIAL_ROTARY,
+    SHORT_CONVS,
     expert_fields,
     family_fields,
     latent_fields,
@@ -165,8 +166,9 @@ def _check_supported(file: GGUFFile) -> None:
         )
     if file.metadata.get(f"{arch}.attention.causal", True) is False:
         raise ModelError(f"{file.path}: {arch}.attention.causal is false: {arch} is built for causal attention alone")
-    for name in ("token_embd.weight", "output_norm.weight"):
-        if name not in file.tensors and not (name.startswith("token_embd") and _tables(file)):
+    norm = "token_embd_norm.weight" if arch in SHORT_CONVS else "output_norm.weight"
+    for name in ("token_embd.weight", norm):
+        if name not in file.tensors and not (name == "token_embd.weight" and _tables(file)):
             raise ModelError(f"{file.path}: tensor {name!r} is missing; the file is damaged or one part of several")
 
 

@@ -36,6 +36,8 @@ ARCHITECTURES = {
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "qwen35": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
     "qwen35moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
+    "lfm2": ("lfm2", "Lfm2ForCausalLM"),
+    "lfm2moe": ("lfm2_moe", "Lfm2MoeForCausalLM"),
     "olmoe": ("olmoe", "OlmoeForCausalLM"),
     "granitemoe": ("granitemoe", "GraniteMoeForCausalLM"),
     "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
@@ -48,6 +50,8 @@ ARCHITECTURES = {
 INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe"}
 # Architectures with gated delta nets; `hybrids` looks at what they keep.
 HYBRIDS = {"qwen35", "qwen35moe"}
+# Architectures with short convolutions, in the layers that have no heads of keys.
+SHORT_CONVS = {"lfm2", "lfm2moe"}
 # Architectures in which part of each head is turned.
 PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm", *HYBRIDS}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
@@ -76,8 +80,12 @@ _GATED_DELTA_NETS = {
     "ssm_out": "linear_attn.out_proj",
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
 }
-# Numbers that may differ from layer to layer; `gemma` looks at them.
-BY_LAYER = {"gemma4": {"feed_forward_length", "attention.head_count_kv"}}
+_SHORT_CONVS = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
+# Numbers that may differ from layer to layer; `gemma` and `hybrids` look at them.
+BY_LAYER = {
+    "gemma4": {"feed_forward_length", "attention.head_count_kv"},
+    **{arch: {"attention.head_count_kv"} for arch in SHORT_CONVS},
+}
 # Names of a layer's tensors that are not those of llama's; whole, where they end otherwise in the checkpoint.
 TENSORS: dict[str, dict[str, str]] = {
     "gemma2": _SANDWICH,
@@ -115,6 +123,7 @@ TENSORS: dict[str, dict[str, str]] = {
     "glm4": {**_FUSED_GATE, "post_attention_norm": "attention_output_norm", "post_ffw_norm": "mlp_output_norm"},
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     **dict.fromkeys(HYBRIDS, _GATED_DELTA_NETS),
+    **dict.fromkeys(SHORT_CONVS, _SHORT_CONVS),
     "gpt2": _FUSED,
     "gptneox": _FUSED,
     "falcon": _FUSED,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
-from octavo.gguf.families import HYBRIDS, layers_of
+from octavo.gguf.families import HYBRIDS, SHORT_CONVS, layers_of
 from octavo.gguf.header import GGUFFile
 from octavo.interface.config_checks import shown_value
 
@@ -17,21 +17,56 @@ NAMES = {
     "linear_key_head_dim": "ssm.state_size",
     "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank",
+    "conv_L_cache": "shortconv.l_cache",
+    "num_dense_layers": "leading_dense_block_count",
 }
+_GATED_DELTA_NETS = [field for field in NAMES if field.startswith("linear")]
 
 
 def hybrid_fields(file: GGUFFile) -> dict[str, Any]:
-    """Fields of config.json of gated delta nets, and which layers have them; none of other architectures. Raises
+    """Fields of config.json of recurrent layers, and which layers these are; none of other architectures. Raises
     ModelError."""
-    arch, metadata = file.architecture, file.metadata
-    if arch not in HYBRIDS:
-        return {}
-    for key in (*NAMES.values(), "ssm.inner_size"):
-        if f"{arch}.{key}" not in metadata:
+    if file.architecture in SHORT_CONVS:
+        return _short_conv_fields(file)
+    return _gated_delta_fields(file) if file.architecture in HYBRIDS else {}
+
+
+def _stated(file: GGUFFile, *keys: str) -> list[Any]:
+    arch = file.architecture
+    for key in keys:
+        if f"{arch}.{key}" not in file.metadata:
             raise ModelError(f"{file.path}: the header has no {arch}.{key}; the file is damaged or converted wrongly")
-    fields = {field: metadata[f"{arch}.{key}"] for field, key in NAMES.items()}
+    return [file.metadata[f"{arch}.{key}"] for key in keys]
+
+
+def _short_conv_fields(file: GGUFFile) -> dict[str, Any]:
+    arch, layers = file.architecture, file.metadata.get(f"{file.architecture}.block_count")
+    taps, heads = _stated(file, "shortconv.l_cache", "attention.head_count_kv")
+    counts = set(heads.tolist()) - {0} if isinstance(heads, np.ndarray) else set()
+    if len(counts) > 1 or (isinstance(heads, np.ndarray) and type(layers) is int and len(heads) != layers):
+        raise ModelError(
+            f"{file.path}: {arch}.attention.head_count_kv must have an entry for each of {shown_value(layers)} layers, "
+            "0 or the number that all others have; the file is damaged or converted wrongly"
+        )
+    fields = {
+        "conv_L_cache": taps,
+        "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
+        "block_auto_adjust_ff_dim": False,
+    }
+    if isinstance(heads, np.ndarray):
+        kinds = ["full_attention" if count else "conv" for count in heads.tolist()]
+        fields |= {"layer_types": kinds, "num_key_value_heads": next(iter(counts), 1)}
+    if arch == "lfm2moe":
+        fields["num_dense_layers"] = file.metadata.get(f"{arch}.leading_dense_block_count", 0)
+        fields["use_expert_bias"] = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+    return fields
+
+
+def _gated_delta_fields(file: GGUFFile) -> dict[str, Any]:
+    arch, metadata = file.architecture, file.metadata
+    *found, inner = _stated(file, *(NAMES[field] for field in _GATED_DELTA_NETS), "ssm.inner_size")
+    fields = dict(zip(_GATED_DELTA_NETS, found, strict=True))
     size, heads = fields["linear_key_head_dim"], fields["linear_num_value_heads"]
-    inner = metadata[f"{arch}.ssm.inner_size"]
     if type(size) is not int or type(heads) is not int or inner != size * heads:
         raise ModelError(
             f"{file.path}: {arch}.ssm.inner_size ({shown_value(inner)}) must be {arch}.ssm.time_step_rank "

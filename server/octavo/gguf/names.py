@@ -15,6 +15,7 @@ _TOP = {
     "token_embd": "model.embed_tokens",
     "position_embd": "model.embed_positions",
     "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",  # LFM2's name for it
     "output": "lm_head",
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
@@ -56,7 +57,7 @@ def hf_name(name: str, layout: str) -> str | None:
         return f"model.layers.{match[1]}.mlp.gate.e_score_correction_bias"
     if (match := re.fullmatch(r"blk\.(\d+)\.(\w+)", name)) and match[2] in parts:
         return f"model.layers.{match[1]}.{parts[match[2]]}"
-    if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias|scale)", name):
+    if match := re.fullmatch(r"blk\.(\d+)\.((?:shortconv\.)?\w+)\.(weight|bias|scale)", name):
         layer, part, kind = match.groups()
         if f"{part}.{kind}" in parts:
             return f"model.layers.{layer}.{parts[f'{part}.{kind}']}"

@@ -15,6 +15,8 @@ MODELS = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3_5ForCausalLM": "qwen3_5",
     "Qwen3_5MoeForCausalLM": "qwen3_5",
+    "Lfm2ForCausalLM": "lfm2",
+    "Lfm2MoeForCausalLM": "lfm2",
     "OPTForCausalLM": "opt",
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma",

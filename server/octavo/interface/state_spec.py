@@ -1,8 +1,9 @@
 """The state that recurrent layers keep of a sequence: of one size, however long the sequence is.
 
-Of each layer it is a matrix for every value head and the last inputs of a convolution, all in float32: a state is
-rounded at every token. It lies in blocks of the KV cache's pool, cut into granules of one size, which
-`octavo_kernels.recurrence` describes. Blocks of a state belong to one sequence, or to samples of one prompt.
+Of each layer it is the last inputs of a convolution and, unless the layer is a convolution alone, a matrix for every
+value head, all in float32: a state is rounded at every token. It lies in blocks of the KV cache's pool, cut into
+granules of one size, which `octavo_kernels.recurrence` describes. Blocks of a state belong to one sequence, or to
+samples of one prompt.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 _NUMBER = 4  # bytes
 _ALIGNMENT = 64  # bytes, of blocks that hold granules
+_CHANNELS = 64  # whose inputs a granule holds where there are no matrices
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class StateSpec:
     """The recurrent layers of a model, which are all alike; heads are this rank's.
 
     ``taps``: inputs that the convolution sees, a token's own included. Its channels are those of queries and keys of
-    ``key_heads`` and of values.
+    ``key_heads`` and of values, or ``plain_channels`` where there are no heads.
     """
 
     num_layers: int
@@ -27,11 +29,12 @@ class StateSpec:
     key_size: int
     value_size: int
     taps: int
+    plain_channels: int = 0
 
     @property
     def channels(self) -> int:
         """Channels of the convolution of a layer."""
-        return 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
+        return self.plain_channels or 2 * self.key_heads * self.key_size + self.value_heads * self.value_size
 
     @property
     def num_bytes(self) -> int:
@@ -53,12 +56,16 @@ class StateSpec:
     @property
     def granule_bytes(self) -> int:
         """Bytes of a granule."""
-        return self.key_size * self.columns * _NUMBER
+        return self._granule_numbers * _NUMBER
+
+    @property
+    def _granule_numbers(self) -> int:
+        return self.key_size * self.columns if self.value_heads else _CHANNELS * (self.taps - 1)
 
     @property
     def channels_of_granule(self) -> int:
         """Channels whose inputs a granule holds: whole vectors of every processor, four of the widest if it can be."""
-        count = self.key_size * self.columns // (self.taps - 1)
+        count = self._granule_numbers // (self.taps - 1)
         return count - count % (64 if count >= 64 else 8)
 
     @property

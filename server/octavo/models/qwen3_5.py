@@ -7,30 +7,28 @@ from typing import ClassVar
 from torch import nn
 
 from octavo.interface.model_config.qwen3_5 import Qwen3_5Config, Qwen3_5MoeConfig
-from octavo.interface.state_spec import StateSpec
-from octavo.layers.decoder import DecoderLayer
 from octavo.layers.gated_attention import GatedSelfAttention
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.moe import FusedMoE, Routing, expert_settings
 from octavo.layers.norm import RMSNorm
-from octavo.layers.recurrent import GatedDeltaNet, RecurrentDecoderLayer
+from octavo.layers.recurrent import GatedDeltaNet
 from octavo.layers.rotary import RotaryEmbedding, rotary_size
-from octavo.models.llama import LlamaForCausalLM
+from octavo.models.hybrid import HybridForCausalLM
 
 
-class Qwen3_5ForCausalLM(LlamaForCausalLM):  # noqa: N801
+class Qwen3_5ForCausalLM(HybridForCausalLM):  # noqa: N801
     """Llama with norms that multiply by 1 + weight, in which most layers are recurrent."""
 
     text: Qwen3_5Config
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
-        **LlamaForCausalLM.packed_modules_mapping,
+        **HybridForCausalLM.packed_modules_mapping,
         "q_gate": ["q_proj"],
         "in_proj_qkvz": [*["in_proj_qkv"] * 3, "in_proj_z"],
     }
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
         (r"^mtp\.", None),  # the layer that guesses tokens
-        *LlamaForCausalLM.checkpoint_names,
+        *HybridForCausalLM.checkpoint_names,
     ]
 
     @property
@@ -46,24 +44,15 @@ class Qwen3_5ForCausalLM(LlamaForCausalLM):  # noqa: N801
         """A norm of hidden states."""
         return RMSNorm(self.config.hidden_size, self.text.rms_norm_eps, self.norm_offset)
 
-    def create_layer(self, layer: int, rotary: RotaryEmbedding | None) -> DecoderLayer:
-        """Layer number ``layer``. Those of each kind are numbered apart, as what they keep is."""
-        text = self.text
-        recurrent = sum(text.is_recurrent(before) for before in range(layer))
-        if not text.is_recurrent(layer):
-            return super().create_layer(layer - recurrent, rotary)
-        whole, eps, is_gguf = text.state_of(1), text.rms_norm_eps, self.config.files.format == "gguf"
-        mixer = GatedDeltaNet(text.hidden_size, recurrent, whole, eps, self.tp, is_gguf)
-        return RecurrentDecoderLayer(self.create_norm(), mixer, self.create_norm(), self.create_mlp())
+    def create_mixer(self, number: int) -> nn.Module:
+        """The gated delta net of recurrent layer number ``number`` of those."""
+        text, is_gguf = self.text, self.config.files.format == "gguf"
+        return GatedDeltaNet(text.hidden_size, number, text.state_of(1), text.rms_norm_eps, self.tp, is_gguf)
 
     def create_attention(self, layer: int, rotary: RotaryEmbedding | None) -> GatedSelfAttention:
         """The attention of layer number ``layer`` of those that have some."""
         bias = self.text.attention_bias
         return GatedSelfAttention(self.config, layer, self.tp, rotary, bias=bias, norm_offset=self.norm_offset)
-
-    def state_spec(self) -> StateSpec | None:
-        """See `Model`."""
-        return self.text.state_of(self.tp.size) if self.text.num_recurrent_layers else None
 
 
 class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):  # noqa: N801

@@ -18,6 +18,12 @@ SPECS = st.builds(
     key_size=st.sampled_from([8, 24, 64, 128, 256]),
     value_size=st.sampled_from([8, 16, 40, 48, 128, 256]),
     taps=st.integers(2, 8),
+) | st.builds(
+    StateSpec,
+    num_layers=st.integers(1, 5),
+    **dict.fromkeys(("key_heads", "value_heads", "key_size", "value_size"), st.just(0)),
+    taps=st.integers(2, 8),
+    plain_channels=st.integers(1, 3000),
 )
 
 
@@ -42,9 +48,11 @@ def test_all_numbers_of_a_state_have_a_place_of_their_own(spec: StateSpec, layer
 
 
 def test_states_of_published_models_have_the_sizes_that_follow_from_their_config() -> None:
-    """Qwen3.5 0.8B, 4B and 27B: 18 MiB of matrices and 1.3 of windows, 48 and 2.3, 144 and 5.6."""
+    """Qwen3.5 0.8B, 4B and 27B: 18 MiB of matrices and 1.3 of windows, 48 and 2.3, 144 and 5.6. LFM2 1.2B: windows."""
     for layers, heads, mib in ((18, 16, 19.3), (24, 32, 50.3), (48, 48, 149.6)):
         spec = StateSpec(layers, 16, heads, 128, 128, 4)
         assert abs(spec.num_bytes / MIB - mib) < 0.1
+    lfm2 = make_layout([KVCacheSpec(8, 64, "int8", 4)] * 6, 1000, 16, 32, state=StateSpec(10, 0, 0, 0, 0, 3, 2048))
+    assert lfm2.state_blocks == 2 and abs(lfm2.state.num_bytes / MIB - 0.16) < 0.01  # type: ignore[union-attr]
     small = make_layout([KVCacheSpec(2, 256, "int8", 16)] * 6, 1000, 16, 32, state=StateSpec(18, 16, 16, 128, 128, 4))
     assert small.state_blocks * small.block_bytes < 1.1 * small.state.num_bytes  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.family_cases import FAMILY_CASES
-from support.hybrids import LENGTH, engine, prompts, run
+from support.hybrids import HYBRIDS, LENGTH, engine, prompts, run
 from support.speculation import Oracle, all_of, speculate
 from support.tiny_models import VOCAB_SIZE, make_model
 
@@ -21,10 +21,10 @@ from octavo.worker.model_memory import measure_built
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("qwen3.5")
-    make_model(*FAMILY_CASES["qwen3.5"]).save_pretrained(path)
+@pytest.fixture(scope="module", params=HYBRIDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp(request.param)
+    make_model(*FAMILY_CASES[request.param]).save_pretrained(path)
     return str(path)
 
 
@@ -124,7 +124,7 @@ def test_a_pool_that_holds_no_state_is_refused_with_what_would_help(model: str) 
         engine(model, num_gpu_blocks_override=2)
 
 
-@pytest.mark.parametrize("case", ["qwen3.5", "qwen3.5-moe"])
+@pytest.mark.parametrize("case", [*HYBRIDS, "qwen3.5-moe"])
 def test_a_plan_counts_states_as_the_engine_does(case: str, tmp_path: Path) -> None:
     model = str(tmp_path)
     make_model(*FAMILY_CASES[case]).save_pretrained(model)

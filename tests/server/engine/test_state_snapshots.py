@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from support.agent_chats import WORDS, tokenizer
 from support.family_cases import FAMILY_CASES
-from support.hybrids import LENGTH, engine, prompts, run
+from support.hybrids import HYBRIDS, LENGTH, engine, prompts, run
 from support.tiny_models import VOCAB_SIZE, make_model
 
 from octavo import LLM, SamplingParams
 from octavo.core.states.points import Points
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("qwen3.5")
-    config_class, settings = FAMILY_CASES["qwen3.5"]
+@pytest.fixture(scope="module", params=HYBRIDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp(request.param)
+    config_class, settings = FAMILY_CASES[request.param]
     make_model(config_class, settings | {"max_position_embeddings": 4096}).save_pretrained(path)
     tokenizer().backend.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": tokenizer().chat_templates["default"]}))

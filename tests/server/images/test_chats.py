@@ -14,8 +14,8 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from support.family_cases import SMALL
 from support.images import make_tokenizer
+from support.small_sizes import SMALL
 from support.vision import randomize
 
 from octavo import LLM, SamplingParams

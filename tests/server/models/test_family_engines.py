@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.family_cases import FAMILY_CASES, FIRST_CASES, SMALL, architecture
+from support.family_cases import FAMILY_CASES, FIRST_CASES, architecture
 from support.internlm import save_internlm2, save_internlm3
+from support.small_sizes import SMALL
 from support.tiny_models import FAMILIES as OLDER_FAMILIES
 from support.tiny_models import VOCAB_SIZE, make_model
 

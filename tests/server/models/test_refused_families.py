@@ -74,6 +74,15 @@ BAD: list[tuple[str, str, Any]] = [
     ("qwen3.5-moe", "num_experts_per_tok", 7),
     ("qwen3.5-moe", "moe_intermediate_size", "20"),
     ("qwen3.5-moe", "shared_expert_intermediate_size", 0),
+    ("lfm2", "conv_L_cache", 1),
+    ("lfm2", "conv_L_cache", 99),
+    ("lfm2", "conv_bias", "yes"),
+    ("lfm2", "layer_types", ["conv"]),
+    ("lfm2", "layer_types", ["conv"] * 3 + ["mamba"]),
+    ("lfm2", "block_multiple_of", 0),
+    ("lfm2", "block_ffn_dim_multiplier", -1.0),
+    ("lfm2-moe", "num_dense_layers", -1),
+    ("lfm2-moe", "num_experts_per_tok", 7),
 ]
 
 

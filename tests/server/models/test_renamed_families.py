@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.family_cases import SMALL
 from support.internlm import save_internlm2, save_internlm3
 from support.paged import load, logits_of, model_config
+from support.small_sizes import SMALL
 from support.tiny_models import make_model
 
 from octavo.loader.load_model import load_model

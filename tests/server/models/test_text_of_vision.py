@@ -11,8 +11,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.family_cases import QWEN3_5, QWEN3_5_MOE, SMALL, rope
+from support.hybrid_cases import QWEN3_5, QWEN3_5_MOE
 from support.paged import load, logits_of
+from support.small_sizes import SMALL, rope
 from support.tiny_models import VOCAB_SIZE
 
 from octavo import LLM, SamplingParams

@@ -7,14 +7,15 @@ from typing import ClassVar
 from octavo.interface.config_checks import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Fields
 from octavo.interface.model_config.declarations import choice, integer
 from octavo.interface.model_config.experts import ExpertsConfig
+from octavo.interface.model_config.hybrid import MAX_TAPS, HybridConfig
 from octavo.interface.model_config.text import PartialRotaryConfig
 from octavo.interface.state_spec import StateSpec
 
-_MAX_HEAD_SIZE, _MAX_TAPS = 256, 8  # of recurrent layers, as kernels take them
+_MAX_HEAD_SIZE = 256  # of recurrent layers, as kernels take them
 _LINEAR = "linear_attention"
 
 
-class Qwen3_5Config(PartialRotaryConfig):  # noqa: N801
+class Qwen3_5Config(PartialRotaryConfig, HybridConfig):  # noqa: N801
     """Layers with a gated delta net and, every few ones, with attention whose results are gated."""
 
     kinds_of_layers: ClassVar[tuple[str, ...]] = ("full_attention", _LINEAR)
@@ -23,7 +24,7 @@ class Qwen3_5Config(PartialRotaryConfig):  # noqa: N801
     num_key_value_heads: int | None = 4
     head_dim: int | None = 256
     full_attention_interval: int = integer(1, MAX_LAYERS, 4)
-    linear_conv_kernel_dim: int = integer(2, _MAX_TAPS, 4)
+    linear_conv_kernel_dim: int = integer(2, MAX_TAPS, 4)
     linear_key_head_dim: int = integer(8, _MAX_HEAD_SIZE, 128)
     linear_value_head_dim: int = integer(8, _MAX_HEAD_SIZE, 128)
     linear_num_key_heads: int = integer(1, MAX_HEADS, 16)
@@ -32,18 +33,13 @@ class Qwen3_5Config(PartialRotaryConfig):  # noqa: N801
     attn_output_gate: bool = choice((True,), True)
 
     def is_recurrent(self, layer: int) -> bool:
-        """Return whether layer number ``layer`` has a gated delta net."""
+        """See `HybridConfig`."""
         if self.layer_types is not None:
             return self.layer_types[layer] == _LINEAR
         return (layer + 1) % self.full_attention_interval != 0
 
-    @property
-    def num_recurrent_layers(self) -> int:
-        """See `TextConfig`."""
-        return sum(self.is_recurrent(layer) for layer in range(self.num_hidden_layers))
-
     def state_of(self, ranks: int) -> StateSpec:
-        """Return what the recurrent layers keep of a sequence on one of so many ranks."""
+        """See `HybridConfig`."""
         return StateSpec(
             self.num_recurrent_layers,
             self.linear_num_key_heads // ranks,

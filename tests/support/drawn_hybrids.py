@@ -1,0 +1,63 @@
+"""Settings that only hybrid models have, drawn at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+
+def _qwen_3_5(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    layers, key_heads = settings["num_hidden_layers"], rng.choice([1, 2, 3])
+    found = {
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * rng.choice([1, 2, 3, 4]),
+        "linear_key_head_dim": rng.choice([8, 16, 32, 64]),
+        "linear_value_head_dim": rng.choice([8, 16, 48, 64]),
+        "linear_conv_kernel_dim": rng.choice([2, 3, 4, 5]),
+    }
+    if rng.random() < 0.6:
+        return found | {"layer_types": [rng.choice(["linear_attention", "full_attention"]) for _ in range(layers)]}
+    return found
+
+
+def _lfm2(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    layers = settings["num_hidden_layers"]
+    found: dict[str, Any] = {
+        "conv_bias": rng.random() < 0.5,
+        "conv_L_cache": rng.choice([2, 3, 4, 5]),
+        "layer_types": [rng.choice(["conv", "full_attention"]) for _ in range(layers)],
+    }
+    if "num_experts" in settings:
+        dense, scale = rng.randint(0, layers), rng.choice([1.0, 1.7])
+        return found | {
+            "num_dense_layers": dense,
+            "use_expert_bias": rng.random() < 0.7,
+            "routed_scaling_factor": scale,
+        }
+    if rng.random() < 0.3:
+        del found["layer_types"]
+        found["full_attn_idxs"] = [layer for layer in range(layers) if rng.random() < 0.5]
+    return found | {
+        "block_auto_adjust_ff_dim": rng.random() < 0.5,
+        "block_ffn_dim_multiplier": rng.choice([0.7, 1.0, 1.3]),
+        "block_multiple_of": rng.choice([1, 8, 32]),
+    }
+
+
+def _granite_4(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    return {
+        "shared_intermediate_size": rng.choice([40, 72]),
+        "layer_types": ["attention"] * settings["num_hidden_layers"],
+        "position_embedding_type": rng.choice(["rope", None, "nope"]),
+        "mamba_n_heads": settings["num_attention_heads"],
+    }
+
+
+HYBRIDS: dict[str, Callable[[dict[str, Any], random.Random], dict[str, Any]]] = {
+    "Qwen3_5TextConfig": _qwen_3_5,
+    "Qwen3_5MoeTextConfig": _qwen_3_5,
+    "Lfm2Config": _lfm2,
+    "Lfm2MoeConfig": _lfm2,
+    "GraniteMoeHybridConfig": _granite_4,
+}

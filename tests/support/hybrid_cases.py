@@ -1,0 +1,86 @@
+"""Small random checkpoints of hybrid models, as those of `support.family_cases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.small_sizes import SMALL
+
+QWEN3_5 = SMALL | {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+QWEN3_5_MOE = {key: value for key, value in QWEN3_5.items() if key != "intermediate_size"} | {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 36,
+}
+LFM2 = SMALL | {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]}
+LFM2_MOE = LFM2 | {"num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+HYBRID_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3.5": ("Qwen3_5TextConfig", QWEN3_5),
+    "qwen3.5-three-values-a-key": (
+        "Qwen3_5TextConfig",
+        QWEN3_5
+        | {
+            "num_hidden_layers": 3,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 48,
+            "linear_conv_kernel_dim": 2,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+        },
+    ),
+    "qwen3.5-recurrent": (
+        "Qwen3_5TextConfig",
+        QWEN3_5
+        | {
+            "num_hidden_layers": 2,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 8,
+            "linear_conv_kernel_dim": 5,
+            "layer_types": ["linear_attention"] * 2,
+        },
+    ),
+    "qwen3.5-moe": ("Qwen3_5MoeTextConfig", QWEN3_5_MOE),
+    "qwen3.5-moe-all-experts": (
+        "Qwen3_5MoeTextConfig",
+        QWEN3_5_MOE
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 4,
+            "linear_num_value_heads": 6,
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"],
+        },
+    ),
+    "lfm2": ("Lfm2Config", LFM2 | {"block_multiple_of": 16}),
+    "lfm2-biases": (
+        "Lfm2Config",
+        LFM2
+        | {
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+            "layer_types": ["full_attention", "conv", "conv", "conv"],
+        },
+    ),
+    "lfm2-recurrent": ("Lfm2Config", LFM2 | {"num_hidden_layers": 2, "layer_types": ["conv"] * 2}),
+    "lfm2-moe": ("Lfm2MoeConfig", LFM2_MOE),
+    "lfm2-moe-plain": (
+        "Lfm2MoeConfig",
+        LFM2_MOE
+        | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5, "num_dense_layers": 0},
+    ),
+}
