@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -137,7 +139,7 @@ def _recur(
     x: Tensor,
     a: Tensor,
     b: Tensor | None,
-    constants: list[Tensor | None],
+    constants: Sequence[Tensor | None],
     state: LayerState,
     metadata: StateMetadata,
     limits: tuple[float, float] = (0.0, 0.0),

@@ -120,7 +120,8 @@ def gated_delta_rule(
     betas = [torch.sigmoid(row) for row in b]
 
     def update(t: int, key: Tensor, matrices: Tensor) -> Tensor:
-        return betas[t][:, None] * (values[t] - decays[t][:, None] * (key[:, :, None] * matrices).sum(1))
+        found: Tensor = betas[t][:, None] * (values[t] - decays[t][:, None] * (key[:, :, None] * matrices).sum(1))
+        return found
 
     return _scan([one[0] for one in scaled], [one[1] for one in scaled], decays, update, state, metadata)
 
@@ -139,14 +140,15 @@ def state_space_scan(
     (key_heads, key_size), (heads, size) = state.keys.shape[2:], state.updates.shape[2:]
     values, keys, queries = x.split([heads * size, key_heads * key_size, key_heads * key_size], dim=1)
     values = values.unflatten(1, (heads, size))
-    by_head = [list(one.unflatten(1, (key_heads, key_size))) for one in (queries, keys)]
+    queries, keys = (one.unflatten(1, (key_heads, key_size)) for one in (queries, keys))
     steps = [functional.softplus(row.float() + dt_bias).clamp(*limits) for row in dt]
     decays = [torch.exp(rate * step) for step in steps]
 
     def update(t: int, key: Tensor, matrices: Tensor) -> Tensor:
-        return steps[t][:, None] * values[t]
+        found: Tensor = steps[t][:, None] * values[t]
+        return found
 
-    out = _scan(*by_head, decays, update, state, metadata)
+    out = _scan(list(queries), list(keys), decays, update, state, metadata)
     rows = int(metadata.query_start_loc[-1])
     out[:rows] += (skip[:, None] * values[:rows]).flatten(1)
     return out
