@@ -216,7 +216,7 @@ class ShortConv(nn.Module):
 
 
 class Mixer(Protocol):
-    """What a recurrent layer has in the place of attention, in two halves: see `DecoderLayer`."""
+    """The part of a recurrent layer that stands in the place of attention, in two halves: see `DecoderLayer`."""
 
     def forward(self, x: Tensor, ctx: ForwardContext) -> tuple[Tensor, ...]:
         """Read and write the states for ``x [T, hidden_size]``."""
@@ -249,7 +249,7 @@ class RecurrentDecoderLayer(DecoderLayer):
 
     @property
     def mixer(self) -> Mixer:
-        """What is in the place of attention."""
+        """The part in the place of attention."""
         return cast(Mixer, getattr(self, self._name))
 
     def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:

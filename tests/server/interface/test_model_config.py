@@ -69,6 +69,7 @@ DERIVED = {
     "pad_token_id",
     "is_decoder",
     "use_bidirectional_attention",
+    "full_attn_idxs",
 }
 
 
