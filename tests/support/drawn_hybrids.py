@@ -45,13 +45,43 @@ def _lfm2(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _granite_4(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+def _mamba_2(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Heads of a width that is a multiple of 8: the hidden size is changed for them."""
+    groups, size, expand = rng.choice([1, 2, 3]), rng.choice([8, 16, 24]), rng.choice([1, 2])
+    heads = settings["num_attention_heads"]
+    width = heads * groups * 2 * size  # of hidden states: of whole heads of both kinds
     return {
-        "shared_intermediate_size": rng.choice([40, 72]),
-        "layer_types": ["attention"] * settings["num_hidden_layers"],
-        "position_embedding_type": rng.choice(["rope", None, "nope"]),
-        "mamba_n_heads": settings["num_attention_heads"],
+        "hidden_size": width,
+        "head_dim": width // heads,
+        "mamba_n_heads": width * expand // size,
+        "mamba_d_head": rng.choice([size, "auto"]),
+        "mamba_n_groups": groups,
+        "mamba_expand": expand,
+        "mamba_d_state": rng.choice([8, 16, 64]),
+        "mamba_d_conv": rng.choice([2, 3, 4, 5]),
+        "mamba_chunk_size": rng.choice([8, 64, 256]),
+        "mamba_conv_bias": rng.random() < 0.5,
+        "mamba_proj_bias": rng.random() < 0.5,
+        "time_step_limit": rng.choice([[0.0, float("inf")], [0.01, 0.5]]),
     }
+
+
+def _granite_4(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    kinds = rng.choice([["attention"], ["mamba"], ["mamba", "attention"]])
+    found = _mamba_2(settings, rng) | {
+        "shared_intermediate_size": rng.choice([40, 72]),
+        "layer_types": [rng.choice(kinds) for _ in range(settings["num_hidden_layers"])],
+        "position_embedding_type": rng.choice(["rope", None, "nope"]),
+    }
+    if rng.random() < 0.5:
+        found |= {"num_local_experts": 4, "num_experts_per_tok": rng.choice([1, 2, 4])}
+    return found
+
+
+def _bamba(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    layers = settings["num_hidden_layers"]
+    some = [layer for layer in range(layers) if rng.random() < 0.5]
+    return _mamba_2(settings, rng) | {"attn_layer_indices": rng.choice([some, None])}
 
 
 HYBRIDS: dict[str, Callable[[dict[str, Any], random.Random], dict[str, Any]]] = {
@@ -60,4 +90,5 @@ HYBRIDS: dict[str, Callable[[dict[str, Any], random.Random], dict[str, Any]]] = 
     "Lfm2Config": _lfm2,
     "Lfm2MoeConfig": _lfm2,
     "GraniteMoeHybridConfig": _granite_4,
+    "BambaConfig": _bamba,
 }

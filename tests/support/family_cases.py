@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import transformers
-from support.hybrid_cases import HYBRID_CASES
+from support.hybrid_cases import GRANITE, HYBRID_CASES
 from support.small_sizes import SMALL, rope
 from support.tiny_models import VOCAB_SIZE
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -25,20 +25,6 @@ LONGROPE = {
     "num_key_value_heads": 1,
     "original_max_position_embeddings": 64,
     **rope("longrope", short_factor=FACTORS, long_factor=FACTORS, partial_rotary_factor=0.75),
-}
-GRANITE = {
-    "embedding_multiplier": 12.0,
-    "residual_multiplier": 0.22,
-    "attention_multiplier": 0.1,
-    "logits_scaling": 7.0,
-}
-GRANITE4 = GRANITE | {
-    "layer_types": ["attention"] * 2,
-    "num_local_experts": 0,
-    "num_experts_per_tok": 0,
-    "shared_intermediate_size": 80,
-    "position_embedding_type": "rope",
-    "mamba_n_heads": 2,
 }
 WINDOW = {"sliding_window": 19, "num_hidden_layers": 4}
 GLM = {"head_dim": 16, "attention_bias": True, **rope("default", partial_rotary_factor=0.5)}
@@ -238,8 +224,6 @@ FAMILY_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi4-mini": ("Phi3Config", SMALL | PHI3 | LONGROPE | {"tie_word_embeddings": True}),
     "granite": ("GraniteConfig", SMALL | GRANITE | {"tie_word_embeddings": True}),
     "granite-biases": ("GraniteConfig", SMALL | GRANITE | {"attention_bias": True, "mlp_bias": True}),
-    "granite4-dense": ("GraniteMoeHybridConfig", SMALL | GRANITE4),
-    "granite4-dense-nope": ("GraniteMoeHybridConfig", SMALL | GRANITE4 | {"position_embedding_type": None}),
     "smollm3": ("SmolLM3Config", SMALL | {"num_hidden_layers": 4}),
     "smollm3-window": (
         "SmolLM3Config",

@@ -13,7 +13,7 @@ from gguf import GGUFWriter
 from support.family_cases import DEEPSEEK, FAMILY_CASES
 from support.family_cases import GROUPS as GROUP_LIMITED
 from support.gguf_files import NAMES, add_byte_level_vocabulary, interleave, write_metadata
-from support.hybrid_cases import LFM2, QWEN3_5, QWEN3_5_MOE
+from support.hybrid_cases import GRANITE4_EXPERTS, GRANITE4_HYBRID, LFM2, QWEN3_5, QWEN3_5_MOE
 from support.small_sizes import SMALL, rope
 from support.tiny_models import make_model
 from transformers import PreTrainedModel
@@ -26,7 +26,8 @@ class Layout:
     ``names``: parts of names that differ from Llama's. ``metadata``: beside the common keys. ``rows``: how those of q
     and k, or of all three in one tensor, are brought into another order ("halves" of heads in turn; "groups" of heads
     that share a key taken apart; "latent": keys and values of latents apart; "tiled": of gated delta nets, the first
-    value head of every key head before the second ones; "convs": of short ones alone, as matrices).
+    value head of every key head before the second ones; "convs": of short ones alone, as matrices; "state spaces": of
+    Mamba 2, beside q and k as in "halves").
     """
 
     arch: str
@@ -98,6 +99,12 @@ SHORT_CONV_NAMES = {
     "feed_forward.w3": "ffn_up",
     "feed_forward.gate": "ffn_gate_inp",
     **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")},
+}
+STATE_SPACE_NAMES = {
+    "mamba.in_proj": "ssm_in",
+    "mamba.conv1d": "ssm_conv1d",
+    "mamba.norm": "ssm_norm",
+    "mamba.out_proj": "ssm_out",
 }
 GRANITE = {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 7.0}
 FALCON_40B = SMALL | {"alibi": False, "bias": False, "new_decoder_architecture": True, "num_kv_heads": 2}
@@ -174,6 +181,14 @@ DEEPSEEK_YARN = (
 OLMOE = SMALL | {"num_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 4}
 NEOX_KEYS = {"rope.dimension_count": 6, "use_parallel_residual": True, "attention.head_count_kv": 4}
 STABLELM_KEYS = {"rope.dimension_count": 4, "use_parallel_residual": True}  # as llama.cpp writes for both
+STATE_SPACE = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.inner_size": 96,
+    "ssm.time_step_rank": 6,
+    "rope.scaling.finetuned": False,
+}
 HYBRID = QWEN3_5 | {"linear_value_head_dim": 16} | rope("default", partial_rotary_factor=0.25)
 HYBRID_KEYS = {
     "rope.dimension_count": 8,
@@ -238,6 +253,20 @@ LAYOUTS = {
         "tiled",
     ),
     "qwen35moe": Layout("qwen35moe", ("Qwen3_5MoeTextConfig", HYBRID_MOE), HYBRID_NAMES, HYBRID_MOE_KEYS, "tiled"),
+    "granitehybrid": Layout(
+        "granitehybrid",
+        "granite4-hybrid",
+        STATE_SPACE_NAMES | {"shared_mlp.output_linear": "ffn_down"},
+        GRANITE | STATE_SPACE | {"expert_shared_feed_forward_length": 80},
+        "state spaces",
+    ),
+    "granitehybrid-experts": Layout(
+        "granitehybrid",
+        ("GraniteMoeHybridConfig", SMALL | GRANITE4_HYBRID | GRANITE4_EXPERTS),
+        STATE_SPACE_NAMES,
+        GRANITE_MOE | STATE_SPACE | {"rope.scaling.finetuned": True, "ssm.group_count": 1},
+        "state spaces",
+    ),
     "lfm2": Layout("lfm2", "lfm2", SHORT_CONV_NAMES, {"shortconv.l_cache": 3, "feed_forward_length": 64}, "convs"),
     "lfm2-untied": Layout(
         "lfm2",
@@ -281,6 +310,8 @@ def metadata(config: Any, more: dict[str, Any]) -> dict[str, Any]:
     if "shortconv.l_cache" in more:
         found["attention.head_count_kv"] = [kv_heads * (kind != "conv") for kind in config.layer_types]
         found["attention.layer_norm_rms_epsilon"] = config.norm_eps
+    if "ssm.time_step_rank" in more and hasattr(config, "mamba_n_heads"):
+        found["attention.head_count_kv"] = [kv_heads * (kind == "full_attention") for kind in config.layers_block_type]
     for key in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"):
         if hasattr(config, key):
             name = "layer_norm_rms_epsilon" if key == "rms_norm_eps" else "layer_norm_epsilon"
@@ -304,14 +335,11 @@ def write_family(path: Path, model: PreTrainedModel, layout: Layout) -> None:
             if arch == "gpt2" and layer and values.ndim == 2:
                 values = np.ascontiguousarray(values.T)
             leaf = kind
-            if layout.rows == "convs" and values.ndim == 3 and values.shape[1] == 1:
-                values = values[:, 0]
-            if layout.rows == "tiled":
-                kind, values = _as_ggml(name, kind, values, config)
+            kind, values = _in_order(layout.rows, name, kind, values, config)
             if not layer:
                 writer.add_tensor(f"{names[base]}.{kind}", values)
                 continue
-            part = {"A_log": "ssm_a", "dt_bias": "ssm_dt"}.get(leaf, layer[2])
+            part = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt"}.get(leaf, layer[2])
             if values.ndim == 3:  # of all experts
                 part, kind = f"{part}.{kind}", "weight"
             elif kind in ("e_score_correction_bias", "expert_bias"):
@@ -323,6 +351,24 @@ def write_family(path: Path, model: PreTrainedModel, layout: Layout) -> None:
 
     values = {f"{arch}.{key}": value for key, value in metadata(config, layout.metadata).items()}
     write_metadata(path, arch, values, fill)
+
+
+def _in_order(rows: str, name: str, kind: str, values: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
+    """A tensor as its layout has it, and the end of its name there."""
+    if rows == "tiled":
+        return _as_ggml(name, kind, values, config)
+    if rows == "state spaces" and "mamba" in name:
+        return _of_state_space(name, kind, values, config)
+    return kind, values[:, 0] if rows == "convs" and values.ndim == 3 and values.shape[1] == 1 else values
+
+
+def _of_state_space(name: str, kind: str, values: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
+    """A tensor of Mamba 2 in llama.cpp's numbers: rates of decay, constants of heads in columns, norms in groups."""
+    if kind in ("A_log", "D"):
+        return "", (-np.exp(values) if kind == "A_log" else values)[:, None]
+    if "mamba.norm" in name:
+        return kind, values.reshape(config.mamba_n_groups, -1)
+    return "bias" if kind == "dt_bias" else kind, values[:, 0] if values.ndim == 3 else values
 
 
 def _as_ggml(name: str, kind: str, values: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
@@ -356,7 +402,7 @@ def _parts(part: str, values: np.ndarray, layout: Layout, config: Any) -> Iterat
         yield f"ffn_down{kind}", values
     elif part == "mlp.shared_expert_gate":
         yield part, values[0]
-    elif layout.rows == "halves" and part in ("self_attn.q_proj", "self_attn.k_proj"):
+    elif layout.rows in ("halves", "state spaces") and part in ("self_attn.q_proj", "self_attn.k_proj"):
         yield part, interleave(values, heads if "q_proj" in part else kv_heads)
     elif layout.rows == "latent" and part == "self_attn.kv_b_proj":
         apart = values.reshape(heads, -1, config.kv_lora_rank)

@@ -20,6 +20,39 @@ QWEN3_5_MOE = {key: value for key, value in QWEN3_5.items() if key != "intermedi
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 36,
 }
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 7.0,
+}
+GRANITE4 = GRANITE | {
+    "layer_types": ["attention"] * 2,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 80,
+    "position_embedding_type": "rope",
+    "mamba_n_heads": 2,
+}
+MAMBA2 = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 8}
+GRANITE4_HYBRID = (
+    GRANITE4
+    | MAMBA2
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "position_embedding_type": "nope",
+        "tie_word_embeddings": True,
+    }
+)
+GRANITE4_EXPERTS = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 36,
+    "intermediate_size": 20,
+    "mamba_n_groups": 1,
+    "position_embedding_type": "rope",
+}
 LFM2 = SMALL | {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]}
 LFM2_MOE = LFM2 | {"num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 HYBRID_CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -83,4 +116,25 @@ HYBRID_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         LFM2_MOE
         | {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5, "num_dense_layers": 0},
     ),
+    "granite4-hybrid": ("GraniteMoeHybridConfig", SMALL | GRANITE4_HYBRID),
+    "granite4-hybrid-experts": (
+        "GraniteMoeHybridConfig",
+        SMALL
+        | GRANITE4_HYBRID
+        | GRANITE4_EXPERTS
+        | {
+            "mamba_n_heads": 3,
+            "mamba_d_conv": 3,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "time_step_limit": [0.01, 0.5],
+        },
+    ),
+    "granite4-recurrent": (
+        "GraniteMoeHybridConfig",
+        SMALL | GRANITE4_HYBRID | {"num_hidden_layers": 2, "layer_types": ["mamba"] * 2, "mamba_d_state": 64},
+    ),
+    "granite4-dense": ("GraniteMoeHybridConfig", SMALL | GRANITE4),
+    "granite4-dense-nope": ("GraniteMoeHybridConfig", SMALL | GRANITE4 | {"position_embedding_type": None}),
+    "bamba": ("BambaConfig", SMALL | MAMBA2 | {"num_hidden_layers": 4, "attn_layer_indices": [2]}),
 }

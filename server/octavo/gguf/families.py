@@ -36,6 +36,7 @@ ARCHITECTURES = {
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "qwen35": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
     "qwen35moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
+    "granitehybrid": ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
     "lfm2": ("lfm2", "Lfm2ForCausalLM"),
     "lfm2moe": ("lfm2_moe", "Lfm2MoeForCausalLM"),
     "olmoe": ("olmoe", "OlmoeForCausalLM"),
@@ -47,11 +48,11 @@ ARCHITECTURES = {
     "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM"),
 }
 # Architectures whose files hold the two halves of each query and key head interleaved.
-INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe"}
+INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe", "granitehybrid"}
 # Architectures with gated delta nets; `hybrids` looks at what they keep.
 HYBRIDS = {"qwen35", "qwen35moe"}
-# Architectures with short convolutions, in the layers that have no heads of keys.
-SHORT_CONVS = {"lfm2", "lfm2moe"}
+# Architectures with short convolutions or with state spaces, in the layers that have no heads of keys.
+SHORT_CONVS, STATE_SPACES = {"lfm2", "lfm2moe"}, {"granitehybrid"}
 # Architectures in which part of each head is turned.
 PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm", *HYBRIDS}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
@@ -80,11 +81,20 @@ _GATED_DELTA_NETS = {
     "ssm_out": "linear_attn.out_proj",
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
 }
+_STATE_SPACES = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_a": "mamba.rate",
+    "ssm_d": "mamba.D",
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
 _SHORT_CONVS = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
 # Numbers that may differ from layer to layer; `gemma` and `hybrids` look at them.
 BY_LAYER = {
     "gemma4": {"feed_forward_length", "attention.head_count_kv"},
-    **{arch: {"attention.head_count_kv"} for arch in SHORT_CONVS},
+    **{arch: {"attention.head_count_kv"} for arch in (*SHORT_CONVS, *STATE_SPACES)},
 }
 # Names of a layer's tensors that are not those of llama's; whole, where they end otherwise in the checkpoint.
 TENSORS: dict[str, dict[str, str]] = {
@@ -124,6 +134,10 @@ TENSORS: dict[str, dict[str, str]] = {
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     **dict.fromkeys(HYBRIDS, _GATED_DELTA_NETS),
     **dict.fromkeys(SHORT_CONVS, _SHORT_CONVS),
+    "granitehybrid": {
+        **_STATE_SPACES,
+        **{f"ffn_{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    },
     "gpt2": _FUSED,
     "gptneox": _FUSED,
     "falcon": _FUSED,
@@ -151,6 +165,7 @@ _GRANITE = {
 FIELDS: dict[str, dict[str, str]] = {
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
+    "granitehybrid": _GRANITE,
     "command-r": {**_LAYER_NORM, "logit_scale": "logit_scale"},
     "cohere2": {**_LAYER_NORM, "logit_scale": "logit_scale"},
     "starcoder2": _LAYER_NORM,
@@ -215,7 +230,7 @@ def expert_fields(file: GGUFFile) -> dict[str, Any]:
     elif not issubclass(config_class(ARCHITECTURES[arch][1]), ExpertsConfig):
         raise ModelError(f"{file.path}: experts are not part of architecture {arch!r}; use a dense model")
     shared = fields["shared_expert_intermediate_size"]
-    fields["shared_intermediate_size"] = shared if arch == "granitemoe" else None
+    fields["shared_intermediate_size"] = shared if arch in ("granitemoe", "granitehybrid") else None
     if arch == "qwen3moe":
         fields["norm_topk_prob"] = True  # as llama.cpp has it, whatever the file says
     downs = next((info for name, info in file.tensors.items() if name.endswith("ffn_down_exps.weight")), None)

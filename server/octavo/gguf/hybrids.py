@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
-from octavo.gguf.families import HYBRIDS, SHORT_CONVS, layers_of
+from octavo.gguf.families import HYBRIDS, SHORT_CONVS, STATE_SPACES, layers_of
 from octavo.gguf.header import GGUFFile
 from octavo.interface.config_checks import shown_value
 
@@ -19,8 +19,14 @@ NAMES = {
     "linear_num_value_heads": "ssm.time_step_rank",
     "conv_L_cache": "shortconv.l_cache",
     "num_dense_layers": "leading_dense_block_count",
+    "mamba_d_conv": "ssm.conv_kernel",
+    "mamba_d_state": "ssm.state_size",
+    "mamba_n_groups": "ssm.group_count",
+    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_d_head": "ssm.inner_size",
 }
 _GATED_DELTA_NETS = [field for field in NAMES if field.startswith("linear")]
+_STATE_SPACES = [field for field in NAMES if field.startswith("mamba")]
 
 
 def hybrid_fields(file: GGUFFile) -> dict[str, Any]:
@@ -28,6 +34,8 @@ def hybrid_fields(file: GGUFFile) -> dict[str, Any]:
     ModelError."""
     if file.architecture in SHORT_CONVS:
         return _short_conv_fields(file)
+    if file.architecture in STATE_SPACES:
+        return _state_space_fields(file)
     return _gated_delta_fields(file) if file.architecture in HYBRIDS else {}
 
 
@@ -39,23 +47,54 @@ def _stated(file: GGUFFile, *keys: str) -> list[Any]:
     return [file.metadata[f"{arch}.{key}"] for key in keys]
 
 
-def _short_conv_fields(file: GGUFFile) -> dict[str, Any]:
+def _by_heads(file: GGUFFile, recurrent: str) -> dict[str, Any]:
+    """Return the kinds of layers: ``recurrent`` ones have no heads of keys."""
     arch, layers = file.architecture, file.metadata.get(f"{file.architecture}.block_count")
-    taps, heads = _stated(file, "shortconv.l_cache", "attention.head_count_kv")
+    (heads,) = _stated(file, "attention.head_count_kv")
     counts = set(heads.tolist()) - {0} if isinstance(heads, np.ndarray) else set()
     if len(counts) > 1 or (isinstance(heads, np.ndarray) and type(layers) is int and len(heads) != layers):
         raise ModelError(
             f"{file.path}: {arch}.attention.head_count_kv must have an entry for each of {shown_value(layers)} layers, "
             "0 or the number that all others have; the file is damaged or converted wrongly"
         )
+    if not isinstance(heads, np.ndarray):
+        return {}
+    kinds = ["full_attention" if count else recurrent for count in heads.tolist()]
+    return {"layer_types": kinds, "num_key_value_heads": next(iter(counts), 1)}
+
+
+def _state_space_fields(file: GGUFFile) -> dict[str, Any]:
+    arch, metadata = file.architecture, file.metadata
+    fields = dict(zip(_STATE_SPACES, _stated(file, *(NAMES[field] for field in _STATE_SPACES)), strict=True))
+    inner, heads, hidden = fields["mamba_d_head"], fields["mamba_n_heads"], metadata.get(f"{arch}.embedding_length")
+    if any(type(size) is not int or size < 1 for size in (inner, heads, hidden)) or inner % heads or inner % hidden:
+        raise ModelError(
+            f"{file.path}: {arch}.ssm.inner_size ({shown_value(inner)}) must be a multiple of {arch}.embedding_length "
+            f"({shown_value(hidden)}) and of {arch}.ssm.time_step_rank ({shown_value(heads)}); the file is damaged or "
+            "converted wrongly"
+        )
+    fields |= {"mamba_d_head": inner // heads, "mamba_expand": inner // hidden}
+    fields["mamba_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in file.tensors)
+    fields["mamba_proj_bias"] = any(name.endswith(".ssm_in.bias") for name in file.tensors)
+    fields |= _by_heads(file, "mamba")
+    turns = metadata.get(f"{arch}.rope.scaling.finetuned", False)
+    fields["position_embedding_type"] = "rope" if turns else "nope"
+    if not metadata.get(f"{arch}.expert_count"):
+        shared = metadata.get(f"{arch}.expert_shared_feed_forward_length")
+        fields["shared_intermediate_size"] = shared or metadata.get(f"{arch}.feed_forward_length")
+        fields |= {"num_experts": 0, "num_experts_per_tok": 0}
+    return fields
+
+
+def _short_conv_fields(file: GGUFFile) -> dict[str, Any]:
+    arch = file.architecture
+    (taps,) = _stated(file, "shortconv.l_cache")
     fields = {
         "conv_L_cache": taps,
         "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
         "block_auto_adjust_ff_dim": False,
+        **_by_heads(file, "conv"),
     }
-    if isinstance(heads, np.ndarray):
-        kinds = ["full_attention" if count else "conv" for count in heads.tolist()]
-        fields |= {"layer_types": kinds, "num_key_value_heads": next(iter(counts), 1)}
     if arch == "lfm2moe":
         fields["num_dense_layers"] = file.metadata.get(f"{arch}.leading_dense_block_count", 0)
         fields["use_expert_bias"] = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)

@@ -15,10 +15,11 @@ import octavo_kernels
 from octavo.layers.attention import SelfAttention
 from octavo.layers.decoder import PreNormDecoderLayer
 from octavo.layers.lora import RowsTwice
-from octavo.layers.mlp import GatedMLP
+from octavo.layers.mlp import GatedMLP, SharedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.quantization.base import LinearBase
 from octavo.layers.quantization.quantized_rows import QuantizedRowsMethod
+from octavo.layers.recurrent import RecurrentDecoderLayer
 from octavo_kernels.quant import QuantizedRows
 
 
@@ -29,10 +30,19 @@ def fuse_neighbours(model: nn.Module, apart: Collection[nn.Module] = ()) -> None
         if isinstance(module, PreNormDecoderLayer):
             if isinstance(module.self_attn, SelfAttention) and _take_the_same(module.self_attn.input_projs):
                 _fuse_norm(module.input_layernorm, module.self_attn.input_proj, apart)
-            if isinstance(module.mlp, GatedMLP):
-                _fuse_norm(module.post_attention_layernorm, module.mlp.gate_up_proj, apart)
+            _fuse_mlp(module.post_attention_layernorm, module.mlp, apart)
+        elif isinstance(module, RecurrentDecoderLayer):
+            if (projection := module.mixer.input_proj) is not None:
+                _fuse_norm(module.input_layernorm, projection, apart)
+            _fuse_mlp(module.post_attention_layernorm, module.mlp, apart)
         elif isinstance(module, GatedMLP):
             _fuse_gate(module, apart)
+
+
+def _fuse_mlp(norm: nn.Module, mlp: nn.Module, apart: Collection[nn.Module]) -> None:
+    plain = mlp.shared_expert if isinstance(mlp, SharedMLP) else mlp
+    if isinstance(plain, GatedMLP):
+        _fuse_norm(norm, plain.gate_up_proj, apart)
 
 
 def _take_the_same(linears: list[LinearBase]) -> bool:

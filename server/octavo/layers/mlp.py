@@ -36,6 +36,19 @@ class GatedMLP(nn.Module):
         return out
 
 
+class SharedMLP(nn.Module):
+    """An MLP by the name of those beside experts, in families some of whose models have no experts."""
+
+    def __init__(self, shared_expert: GatedMLP) -> None:
+        super().__init__()
+        self.shared_expert = shared_expert
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, H]``; returns ``[T, H]``."""
+        out: Tensor = self.shared_expert(x)
+        return out
+
+
 class MLP(nn.Module):
     """``fc2(act(fc1(x)))``. ``act`` is config.json's name."""
 

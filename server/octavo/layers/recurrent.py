@@ -163,6 +163,11 @@ class GatedDeltaNet(nn.Module):
         mixed = octavo_kernels.causal_conv(qkvz[:, : self.channels], self.conv1d.weight, None, state, metadata)
         return octavo_kernels.gated_delta_rule(mixed, a, b, self.rate, self.dt_bias, state, metadata), qkvz
 
+    @property
+    def input_proj(self) -> None:
+        """See `Mixer`."""
+        return None
+
     def finish(self, core: Tensor, qkvz: Tensor) -> Tensor:
         """``[R, hidden_size]`` from any R rows of what `forward` returned."""
         normed = octavo_kernels.gated_norm(
@@ -209,6 +214,11 @@ class ShortConv(nn.Module):
         state, conv = ctx.states[self.layer], self.conv
         return (octavo_kernels.gated_conv(self.in_proj(x), conv.weight, conv.bias, state, metadata),)
 
+    @property
+    def input_proj(self) -> LinearBase:
+        """See `Mixer`."""
+        return self.in_proj
+
     def finish(self, mixed: Tensor) -> Tensor:
         """``[R, hidden_size]`` from any R rows of what `forward` returned."""
         out: Tensor = self.out_proj(mixed)
@@ -217,6 +227,10 @@ class ShortConv(nn.Module):
 
 class Mixer(Protocol):
     """The part of a recurrent layer that stands in the place of attention, in two halves: see `DecoderLayer`."""
+
+    @property
+    def input_proj(self) -> LinearBase | None:
+        """The one product of the layer's input; None: there are several."""
 
     def forward(self, x: Tensor, ctx: ForwardContext) -> tuple[Tensor, ...]:
         """Read and write the states for ``x [T, hidden_size]``."""

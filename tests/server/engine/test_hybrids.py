@@ -40,7 +40,8 @@ def test_preempted_sequences_are_computed_again_with_the_same_bits(model: str) -
     some = prompts(60, 50, 70, 20)
     plain = engine(model)
     expected, layout = run(plain, some, max_tokens=60), plain.engine.executor.kv_layout
-    small = engine(model, num_gpu_blocks_override=layout.most_blocks(LENGTH) + 2, max_num_batched_tokens=16)
+    blocks = layout.state_blocks + max(15, layout.state_blocks + 11)  # in which two may begin, and one has room to end
+    small = engine(model, num_gpu_blocks_override=blocks, max_num_batched_tokens=16)
     assert run(small, some, max_tokens=60) == expected
     assert small.totals.num_preemptions > 0
 

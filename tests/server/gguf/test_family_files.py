@@ -63,6 +63,10 @@ def test_logits_are_those_of_transformers(layout: str, tmp_path: Path) -> None:
         ("qwen35-thrice", "attention.recurrent_layers", [True, True], "an entry for each of 4 layers"),
         ("lfm2", "attention.head_count_kv", [0, 2], "an entry for each of 4 layers"),
         ("lfm2", "attention.head_count_kv", [0, 1, 2, 0], "an entry for each of 4 layers"),
+        ("granitehybrid", "ssm.inner_size", 90, "granitehybrid.ssm.inner_size (90) must be a multiple of"),
+        ("granitehybrid", "ssm.group_count", 4, "granitehybrid.ssm.group_count (4) must divide granitehybrid.ssm.time"),
+        ("granitehybrid", "ssm.state_size", 20, "granitehybrid.ssm.state_size must be a multiple of 8"),
+        ("granitehybrid", "ssm.conv_kernel", 3, "'blk.0.ssm_conv1d.weight' has shape [160, 4]"),
         ("lfm2", "shortconv.l_cache", 99, "lfm2.shortconv.l_cache"),
         ("lfm2", "shortconv.l_cache", 4, "'blk.0.shortconv.conv.weight' has shape [48, 3]"),
         ("lfm2moe", "leading_dense_block_count", -1, "lfm2moe.leading_dense_block_count"),
@@ -82,7 +86,7 @@ def test_metadata_that_tensors_contradict_are_named_in_one_line_before_a_tensor_
     assert any(way_out in line for way_out in ("not of one model", "correct the file", "converted wrongly")), line
 
 
-@pytest.mark.parametrize("layout", ["qwen35-thrice", "qwen35moe", "lfm2"])
+@pytest.mark.parametrize("layout", ["qwen35-thrice", "qwen35moe", "lfm2", "granitehybrid"])
 def test_value_heads_in_the_files_order_are_dealt_to_ranks(layout: str, tmp_path: Path) -> None:
     write_family(tmp_path / "m.gguf", LAYOUTS[layout].model(), LAYOUTS[layout])
     expected = logits_of(load(tmp_path / "m.gguf"), TOKENS)

@@ -74,6 +74,20 @@ BAD: list[tuple[str, str, Any]] = [
     ("qwen3.5-moe", "num_experts_per_tok", 7),
     ("qwen3.5-moe", "moe_intermediate_size", "20"),
     ("qwen3.5-moe", "shared_expert_intermediate_size", 0),
+    ("granite4-hybrid", "mamba_n_groups", 4),
+    ("granite4-hybrid", "mamba_n_heads", 7),
+    ("granite4-hybrid", "mamba_d_head", 20),
+    ("granite4-hybrid", "mamba_d_state", 12),
+    ("granite4-hybrid", "mamba_d_state", 512),
+    ("granite4-hybrid", "mamba_d_conv", 99),
+    ("granite4-hybrid", "mamba_conv_bias", 1),
+    ("granite4-hybrid", "time_step_limit", [0.5, 0.1]),
+    ("granite4-hybrid", "time_step_limit", 3),
+    ("granite4-hybrid", "hidden_act", "gelu"),
+    ("granite4-hybrid", "layer_types", ["mamba"] * 3 + ["conv"]),
+    ("granite4-hybrid-experts", "num_experts_per_tok", 5),
+    ("bamba", "attn_layer_indices", "2"),
+    ("bamba", "mamba_expand", 3),
     ("lfm2", "conv_L_cache", 1),
     ("lfm2", "conv_L_cache", 99),
     ("lfm2", "conv_bias", "yes"),
@@ -130,11 +144,6 @@ def test_a_field_that_cannot_be_meant_is_named(case: str, field: str, value: Any
 def test_an_architecture_that_is_not_built_is_named(architecture: str, named: str, folders: dict[str, Path]) -> None:
     message = refusal(folders["phi3"], {"architectures": [architecture], "num_attention_heads": None})
     assert repr(architecture) in message and named in message
-
-
-def test_granite_4_with_other_layers_is_named(folders: dict[str, Path]) -> None:
-    assert "mamba" in refusal(folders["granite4-dense"], {"layer_types": ["mamba", "attention"]})
-    assert "experts" in refusal(folders["granite4-dense"], {"num_local_experts": 8})
 
 
 def test_falcon_with_alibi_and_cohere_with_more_norms_are_named(folders: dict[str, Path]) -> None:

@@ -41,6 +41,8 @@ OWN = {  # of which they list more, or fewer
     "Gemma3nForCausalLM": ("num_hidden_layers", "vocab_size_per_layer_input"),
     "Qwen3_5ForCausalLM": ("num_hidden_layers",),  # the fourth has attention
     "Qwen3_5MoeForCausalLM": ("num_hidden_layers",),
+    "GraniteMoeHybridForCausalLM": ("num_hidden_layers", "head_dim"),
+    "BambaForCausalLM": ("num_hidden_layers",),
     "Lfm2ForCausalLM": ("num_hidden_layers",),
     "Lfm2MoeForCausalLM": ("num_hidden_layers",),
 }

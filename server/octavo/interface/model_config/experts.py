@@ -49,6 +49,10 @@ class ExpertsConfig(TextConfig):
     def check(self, fields: Fields) -> None:
         """See `TextConfig`."""
         super().check(fields)
+        self.check_experts(fields)
+
+    def check_experts(self, fields: Fields) -> None:
+        """Raise ModelError for numbers of experts that do not fit together."""
         count, chosen = self.num_experts, self.num_experts_per_tok
         if chosen > count:
             limit = f"{fields.name('num_experts')} ({count})"

@@ -1,11 +1,9 @@
-"""Granite 3 (dense) and Granite 4."""
+"""Granite 3 (dense)."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from octavo.interface.config_checks import MAX_EXPERTS, MAX_FACTOR, MAX_WIDTH
-from octavo.interface.model_config.declarations import choice, integer, number
+from octavo.interface.config_checks import MAX_FACTOR
+from octavo.interface.model_config.declarations import number
 from octavo.interface.model_config.text import TextConfig
 
 
@@ -16,13 +14,3 @@ class GraniteConfig(TextConfig):
     residual_multiplier: float = number(0.0, MAX_FACTOR, 1.0, above=True)
     attention_multiplier: float = number(0.0, MAX_FACTOR, 1.0, above=True)
     logits_scaling: float = number(0.0, MAX_FACTOR, 1.0, above=True)
-
-
-class GraniteMoeHybridConfig(GraniteConfig):
-    """Granite 4."""
-
-    kinds_of_layers: ClassVar[tuple[str, ...]] = ("full_attention", "attention", "mamba", "linear_attention")
-
-    num_local_experts: int = integer(0, MAX_EXPERTS, 8)
-    shared_intermediate_size: int = integer(1, MAX_WIDTH * 4, 1024)
-    position_embedding_type: str | None = choice(("rope", "nope"), None, 'must be "rope", "nope" or null')

@@ -1,0 +1,24 @@
+"""Bamba."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from octavo.interface.model_config.declarations import integers
+from octavo.interface.model_config.mamba2 import Mamba2Config
+from octavo.interface.model_config.text import PartialRotaryConfig
+
+
+class BambaConfig(Mamba2Config, PartialRotaryConfig):
+    """Mamba 2 in all layers but ``attn_layer_indices``, whose attention turns half of each head."""
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"layer_types", "layers_block_type"})
+
+    partial_rotary_factor: float = 0.5
+    num_key_value_heads: int | None = 8
+    rms_norm_eps: float = 1e-5
+    attn_layer_indices: list[int] | None = integers("must be a list of layers")
+
+    def is_recurrent(self, layer: int) -> bool:
+        """See `HybridConfig`."""
+        return layer not in (self.attn_layer_indices or ())
