@@ -30,7 +30,7 @@ WITHOUT_HEAD_DIM = {
     "OPTConfig",
     "StableLmConfig",
 }
-WITHOUT_ROTARY = {"GPT2Config", "OPTConfig"}
+WITHOUT_ROTARY = {"GPT2Config", "OPTConfig", "NemotronHConfig"}
 ROPE_BY_LAYER_TYPE = {"Olmo3Config", "Gemma3TextConfig", "Gemma3nTextConfig", "ModernBertConfig"}
 ROPE_NAMES = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}
 OLDER_NAMES = {"GPTNeoXConfig": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
@@ -122,6 +122,7 @@ def drawn(config_class: str, base: dict[str, Any], rng: random.Random) -> dict[s
     found |= _experts(config_class, found, rng)
     if config_class not in WITHOUT_ROTARY:
         turned = found["head_dim"] if config_class.startswith("Deepseek") else size
+        turned = found["head_dim"] // 2 if config_class == "BambaConfig" else turned  # half of a width of its own
         found |= _rope(config_class, found, turned, rng)
     return found
 

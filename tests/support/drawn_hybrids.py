@@ -47,9 +47,9 @@ def _lfm2(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 def _mamba_2(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """Heads of a width that is a multiple of 8: the hidden size is changed for them."""
-    groups, size, expand = rng.choice([1, 2, 3]), rng.choice([8, 16, 24]), rng.choice([1, 2])
-    heads = settings["num_attention_heads"]
-    width = heads * groups * 2 * size  # of hidden states: of whole heads of both kinds
+    size, expand, heads = rng.choice([8, 16, 24]), rng.choice([1, 2]), settings["num_attention_heads"]
+    width = 2 * heads * size
+    groups = rng.choice([count for count in (1, 2, 3) if 2 * heads * expand % count == 0])
     return {
         "hidden_size": width,
         "head_dim": width // heads,
@@ -79,9 +79,25 @@ def _granite_4(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 
 def _bamba(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    layers = settings["num_hidden_layers"]
+    layers = min(settings["num_hidden_layers"], 3)  # more add rounding to rounding
     some = [layer for layer in range(layers) if rng.random() < 0.5]
-    return _mamba_2(settings, rng) | {"attn_layer_indices": rng.choice([some, None])}
+    return _mamba_2(settings, rng) | {"num_hidden_layers": layers, "attn_layer_indices": rng.choice([some, None])}
+
+
+def _nemotron_h(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    layers, groups = settings.pop("num_hidden_layers"), rng.choice([1, 2, 3])
+    return {
+        "hybrid_override_pattern": "".join(rng.choice("MM*-") for _ in range(layers)),
+        "mamba_num_heads": groups * rng.choice([1, 2, 3]),
+        "mamba_head_dim": rng.choice([8, 16, 24]),
+        "n_groups": groups,
+        "ssm_state_size": rng.choice([8, 16, 64]),
+        "conv_kernel": rng.choice([2, 3, 4, 5]),
+        "use_conv_bias": rng.random() < 0.5,
+        "time_step_min": rng.choice([0.001, 0.05]),
+        "tie_word_embeddings": False,  # transformers does not tie them
+        "num_nextn_predict_layers": 0,
+    }
 
 
 HYBRIDS: dict[str, Callable[[dict[str, Any], random.Random], dict[str, Any]]] = {
@@ -91,4 +107,5 @@ HYBRIDS: dict[str, Callable[[dict[str, Any], random.Random], dict[str, Any]]] = 
     "Lfm2MoeConfig": _lfm2,
     "GraniteMoeHybridConfig": _granite_4,
     "BambaConfig": _bamba,
+    "NemotronHConfig": _nemotron_h,
 }

@@ -257,14 +257,36 @@ LAYOUTS = {
         "granitehybrid",
         "granite4-hybrid",
         STATE_SPACE_NAMES | {"shared_mlp.output_linear": "ffn_down"},
-        GRANITE | STATE_SPACE | {"expert_shared_feed_forward_length": 80},
+        GRANITE | STATE_SPACE | {"expert_shared_feed_forward_length": 80, "rope.scaling.finetuned": True},
         "state spaces",
     ),
     "granitehybrid-experts": Layout(
         "granitehybrid",
         ("GraniteMoeHybridConfig", SMALL | GRANITE4_HYBRID | GRANITE4_EXPERTS),
         STATE_SPACE_NAMES,
-        GRANITE_MOE | STATE_SPACE | {"rope.scaling.finetuned": True, "ssm.group_count": 1},
+        GRANITE_MOE | STATE_SPACE | {"ssm.group_count": 1},
+        "state spaces",
+    ),
+    "nemotron_h": Layout(
+        "nemotron_h",
+        "nemotron-h",
+        {
+            "model.embeddings": "token_embd",
+            "backbone.embeddings": "token_embd",
+            "model.norm_f": "output_norm",
+            "norm": "attn_norm",
+            **{f"mixer.{part}_proj": f"attn_{part}" for part in "qkv"},
+            "mixer.o_proj": "attn_output",
+            "mixer.up_proj": "ffn_up",
+            "mixer.down_proj": "ffn_down",
+            **{name.replace("mamba", "mixer"): own for name, own in STATE_SPACE_NAMES.items()},
+        },
+        STATE_SPACE
+        | {
+            "attention.head_count_kv": [0, 0, 0, 2, 0, 0],
+            "feed_forward_length": [0, 80, 0, 0, 80, 0],
+            "attention.layer_norm_rms_epsilon": 1e-5,
+        },
         "state spaces",
     ),
     "lfm2": Layout("lfm2", "lfm2", SHORT_CONV_NAMES, {"shortconv.l_cache": 3, "feed_forward_length": 64}, "convs"),
@@ -357,7 +379,7 @@ def _in_order(rows: str, name: str, kind: str, values: np.ndarray, config: Any) 
     """A tensor as its layout has it, and the end of its name there."""
     if rows == "tiled":
         return _as_ggml(name, kind, values, config)
-    if rows == "state spaces" and "mamba" in name:
+    if rows == "state spaces" and ("mamba" in name or "mixer" in name):
         return _of_state_space(name, kind, values, config)
     return kind, values[:, 0] if rows == "convs" and values.ndim == 3 and values.shape[1] == 1 else values
 
@@ -366,8 +388,8 @@ def _of_state_space(name: str, kind: str, values: np.ndarray, config: Any) -> tu
     """A tensor of Mamba 2 in llama.cpp's numbers: rates of decay, constants of heads in columns, norms in groups."""
     if kind in ("A_log", "D"):
         return "", (-np.exp(values) if kind == "A_log" else values)[:, None]
-    if "mamba.norm" in name:
-        return kind, values.reshape(config.mamba_n_groups, -1)
+    if "mamba.norm" in name or "mixer.norm" in name:
+        return kind, values.reshape(getattr(config, "mamba_n_groups", 0) or config.n_groups, -1)
     return "bias" if kind == "dt_bias" else kind, values[:, 0] if values.ndim == 3 else values
 
 

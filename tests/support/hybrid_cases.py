@@ -41,7 +41,6 @@ GRANITE4_HYBRID = (
     | {
         "num_hidden_layers": 4,
         "layer_types": ["mamba", "mamba", "attention", "mamba"],
-        "position_embedding_type": "nope",
         "tie_word_embeddings": True,
     }
 )
@@ -51,7 +50,16 @@ GRANITE4_EXPERTS = {
     "shared_intermediate_size": 36,
     "intermediate_size": 20,
     "mamba_n_groups": 1,
-    "position_embedding_type": "rope",
+    "position_embedding_type": "nope",
+}
+NEMOTRON_H = {key: value for key, value in SMALL.items() if key != "num_hidden_layers"} | {
+    "head_dim": 16,
+    "hybrid_override_pattern": "M-M*-M",
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 8,
 }
 LFM2 = SMALL | {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]}
 LFM2_MOE = LFM2 | {"num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
@@ -136,5 +144,18 @@ HYBRID_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite4-dense": ("GraniteMoeHybridConfig", SMALL | GRANITE4),
     "granite4-dense-nope": ("GraniteMoeHybridConfig", SMALL | GRANITE4 | {"position_embedding_type": None}),
+    "nemotron-h": ("NemotronHConfig", NEMOTRON_H),
+    "nemotron-h-recurrent": (
+        "NemotronHConfig",
+        NEMOTRON_H
+        | {
+            "hybrid_override_pattern": "M-M",
+            "n_groups": 1,
+            "use_conv_bias": False,
+            "use_bias": True,
+            "mlp_bias": True,
+            "time_step_min": 0.1,
+        },
+    ),
     "bamba": ("BambaConfig", SMALL | MAMBA2 | {"num_hidden_layers": 4, "attn_layer_indices": [2]}),
 }

@@ -23,7 +23,7 @@ from octavo.gguf.hybrids import NAMES as STATE_NAMES
 from octavo.gguf.hybrids import hybrid_fields
 from octavo.gguf.pooling import answer_words
 from octavo.interface.config_checks import shown_value
-from octavo.interface.model_config import check_config
+from octavo.interface.model_config import check_config, config_class
 
 _NAMES = {  # config.json's field -> metadata key
     "hidden_size": "{arch}.embedding_length",
@@ -129,7 +129,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     rotary = _stated(file, "rope.dimension_count", head_dim)
     if arch in PARTIAL_ROTARY and type(rotary) is int and 0 < rotary <= head_dim:
         config["partial_rotary_factor"] = min(1.0, (rotary + 0.5) / head_dim)  # whose product is cut to an integer
-    elif rotary != head_dim:
+    elif rotary != head_dim and config_class(class_name).is_rotary:
         raise ModelError(
             f"{file.path}: {arch}.rope.dimension_count must be the size of a head ({head_dim}), as {arch} models have "
             f"it, got {shown_value(rotary)}; the file is damaged or converted wrongly"

@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "qwen35": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
     "qwen35moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
     "granitehybrid": ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+    "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
     "lfm2": ("lfm2", "Lfm2ForCausalLM"),
     "lfm2moe": ("lfm2_moe", "Lfm2MoeForCausalLM"),
     "olmoe": ("olmoe", "OlmoeForCausalLM"),
@@ -52,7 +53,7 @@ INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe", "granit
 # Architectures with gated delta nets; `hybrids` looks at what they keep.
 HYBRIDS = {"qwen35", "qwen35moe"}
 # Architectures with short convolutions or with state spaces, in the layers that have no heads of keys.
-SHORT_CONVS, STATE_SPACES = {"lfm2", "lfm2moe"}, {"granitehybrid"}
+SHORT_CONVS, STATE_SPACES = {"lfm2", "lfm2moe"}, {"granitehybrid", "nemotron_h"}
 # Architectures in which part of each head is turned.
 PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm", *HYBRIDS}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
@@ -81,20 +82,30 @@ _GATED_DELTA_NETS = {
     "ssm_out": "linear_attn.out_proj",
     "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
 }
-_STATE_SPACES = {
-    "ssm_in": "mamba.in_proj",
-    "ssm_conv1d": "mamba.conv1d",
-    "ssm_a": "mamba.rate",
-    "ssm_d": "mamba.D",
-    "ssm_dt.bias": "mamba.dt_bias",
-    "ssm_norm": "mamba.norm",
-    "ssm_out": "mamba.out_proj",
+_STATE_SPACE = {
+    "ssm_in": "in_proj",
+    "ssm_conv1d": "conv1d",
+    "ssm_a": "rate",
+    "ssm_d": "D",
+    "ssm_dt.bias": "dt_bias",
+    "ssm_norm": "norm",
+    "ssm_out": "out_proj",
+}
+_SINGLE_MIXERS = {  # of layers that are one thing each
+    "attn_norm": "norm",
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    **{own: f"mixer.{name}" for own, name in _STATE_SPACE.items()},
 }
 _SHORT_CONVS = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
 # Numbers that may differ from layer to layer; `gemma` and `hybrids` look at them.
 BY_LAYER = {
     "gemma4": {"feed_forward_length", "attention.head_count_kv"},
-    **{arch: {"attention.head_count_kv"} for arch in (*SHORT_CONVS, *STATE_SPACES)},
+    **{arch: {"attention.head_count_kv", "feed_forward_length"} for arch in (*SHORT_CONVS, *STATE_SPACES)},
 }
 # Names of a layer's tensors that are not those of llama's; whole, where they end otherwise in the checkpoint.
 TENSORS: dict[str, dict[str, str]] = {
@@ -134,8 +145,9 @@ TENSORS: dict[str, dict[str, str]] = {
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     **dict.fromkeys(HYBRIDS, _GATED_DELTA_NETS),
     **dict.fromkeys(SHORT_CONVS, _SHORT_CONVS),
+    "nemotron_h": _SINGLE_MIXERS,
     "granitehybrid": {
-        **_STATE_SPACES,
+        **{own: f"mamba.{name}" for own, name in _STATE_SPACE.items()},
         **{f"ffn_{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
     },
     "gpt2": _FUSED,

@@ -66,17 +66,20 @@ def _by_heads(file: GGUFFile, recurrent: str) -> dict[str, Any]:
 def _state_space_fields(file: GGUFFile) -> dict[str, Any]:
     arch, metadata = file.architecture, file.metadata
     fields = dict(zip(_STATE_SPACES, _stated(file, *(NAMES[field] for field in _STATE_SPACES)), strict=True))
-    inner, heads, hidden = fields["mamba_d_head"], fields["mamba_n_heads"], metadata.get(f"{arch}.embedding_length")
-    if any(type(size) is not int or size < 1 for size in (inner, heads, hidden)) or inner % heads or inner % hidden:
+    inner, heads = fields["mamba_d_head"], fields["mamba_n_heads"]
+    if any(type(size) is not int or size < 1 for size in (inner, heads)) or inner % heads:
         raise ModelError(
-            f"{file.path}: {arch}.ssm.inner_size ({shown_value(inner)}) must be a multiple of {arch}.embedding_length "
-            f"({shown_value(hidden)}) and of {arch}.ssm.time_step_rank ({shown_value(heads)}); the file is damaged or "
-            "converted wrongly"
+            f"{file.path}: {arch}.ssm.inner_size ({shown_value(inner)}) must be a multiple of "
+            f"{arch}.ssm.time_step_rank ({shown_value(heads)}); the file is damaged or converted wrongly"
         )
-    fields |= {"mamba_d_head": inner // heads, "mamba_expand": inner // hidden}
+    fields["mamba_d_head"] = inner // heads
     fields["mamba_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in file.tensors)
     fields["mamba_proj_bias"] = any(name.endswith(".ssm_in.bias") for name in file.tensors)
     fields |= _by_heads(file, "mamba")
+    if arch == "nemotron_h":
+        return fields | _single_mixer_fields(file, fields.get("layer_types", []))
+    hidden = metadata.get(f"{arch}.embedding_length")
+    fields["mamba_expand"] = inner // hidden if type(hidden) is int and hidden > 0 else 1
     turns = metadata.get(f"{arch}.rope.scaling.finetuned", False)
     fields["position_embedding_type"] = "rope" if turns else "nope"
     if not metadata.get(f"{arch}.expert_count"):
@@ -84,6 +87,23 @@ def _state_space_fields(file: GGUFFile) -> dict[str, Any]:
         fields["shared_intermediate_size"] = shared or metadata.get(f"{arch}.feed_forward_length")
         fields |= {"num_experts": 0, "num_experts_per_tok": 0}
     return fields
+
+
+def _single_mixer_fields(file: GGUFFile, kinds: list[str]) -> dict[str, Any]:
+    """Tell MLPs from recurrent layers: both have no heads of keys."""
+    (widths,) = _stated(file, "feed_forward_length")
+    stated = widths.tolist() if isinstance(widths, np.ndarray) else []
+    if len(stated) != len(kinds) or len(set(stated) - {0}) > 1:
+        raise ModelError(
+            f"{file.path}: {file.architecture}.feed_forward_length must have an entry for each of {len(kinds)} layers, "
+            "0 or the number that all others have; the file is damaged or converted wrongly"
+        )
+    return {
+        "layer_types": ["mlp" if width else kind for width, kind in zip(stated, kinds, strict=True)],
+        "intermediate_size": max(stated) or 1,
+        "mlp_bias": any(name.endswith(".ffn_up.bias") for name in file.tensors),
+        "hidden_act": "relu2",
+    }
 
 
 def _short_conv_fields(file: GGUFFile) -> dict[str, Any]:

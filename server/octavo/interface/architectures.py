@@ -28,6 +28,7 @@ MODELS = {
     "GraniteForCausalLM": "granite",
     "GraniteMoeHybridForCausalLM": "granite_hybrid",
     "BambaForCausalLM": "bamba",
+    "NemotronHForCausalLM": "nemotron_h",
     "SmolLM3ForCausalLM": "smollm3",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+import octavo_kernels
 from octavo.layers.activation import activation, gated_activation
 from octavo.layers.linear import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
 from octavo.layers.lora import RowsTwice
@@ -46,6 +47,21 @@ class SharedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``x [T, H]``; returns ``[T, H]``."""
         out: Tensor = self.shared_expert(x)
+        return out
+
+
+class SquaredMLP(nn.Module):
+    """``down(relu(up(x)) ** 2)`` (So et al., 2021)."""
+
+    def __init__(self, hidden_size: int, inner_size: int, bias: bool, tp: TensorParallel) -> None:
+        super().__init__()
+        self.up_proj = ColumnParallelLinear(hidden_size, inner_size, bias, tp)
+        self.down_proj = RowParallelLinear(inner_size, hidden_size, bias, tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [T, H]``; returns ``[T, H]``."""
+        up = self.up_proj(x)
+        out: Tensor = self.down_proj(octavo_kernels.activate(up, "relu", up=up))
         return out
 
 

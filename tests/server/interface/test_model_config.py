@@ -38,7 +38,12 @@ NEEDED = {
 OPEN: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Glm4MoeForCausalLM": {"head_dim": 128},
-    "GraniteMoeHybridForCausalLM": {"time_step_limit": None},
+    "GraniteMoeHybridForCausalLM": {"time_step_limit": [0.0, 0.5]},
+    "BambaForCausalLM": {"time_step_limit": [0.0, 0.5]},
+    "NemotronHForCausalLM": {
+        "time_step_limit": [0.0, 0.5],
+        **{key: ["linear_attention", "mlp", "full_attention"] for key in ("layers_block_type", "layer_types")},
+    },
 }
 # Fields that transformers derives from others, or has under a name of its own.
 DERIVED = {
@@ -70,6 +75,8 @@ DERIVED = {
     "is_decoder",
     "use_bidirectional_attention",
     "full_attn_idxs",
+    "time_step_limit",
+    "mamba_d_head",
 }
 
 

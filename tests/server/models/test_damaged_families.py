@@ -47,6 +47,7 @@ WRONG: dict[type | None, list[Any]] = {
 }
 # Fields that are named by what they mean, or by others that contradict them.
 SAID: dict[str, tuple[str, ...]] = {
+    "layers_block_type": ("layer_types",),
     "num_local_experts": ("num_experts", "with experts"),
     "n_routed_experts": ("num_experts",),
     "use_sliding_window": ("sliding_window",),
@@ -161,12 +162,13 @@ def test_contradictions_are_named(architecture: str, config: dict[str, Any], tmp
         cases.append(("kind of layer", config | {"layer_types": strange}, "layer_types"))
     if "num_key_value_heads" in config and architecture not in ("GPTNeoXForCausalLM", "FalconForCausalLM"):
         cases.append(("heads", config | {"num_key_value_heads": 3}, "num_key_value_heads"))
-    if config.get("num_experts_per_tok"):
+    has_experts = architecture != "NemotronHForCausalLM"  # whose fields say what they would be like
+    if config.get("num_experts_per_tok") and has_experts:
         more = config | {"num_experts_per_tok": 4097}
         cases.append(("num_experts_per_tok", more, "num_experts_per_tok"))
         more = config | {"num_experts_per_tok": 100}
         cases.append(("more chosen than there are", more, "num_experts_per_tok"))
-    if config.get("n_group"):
+    if config.get("n_group") and has_experts:
         cases.append(("groups", config | {"n_group": 3}, "n_group"))
         cases.append(("kept groups", config | {"topk_group": 9}, "n_group"))
     for case, changed, named in cases:

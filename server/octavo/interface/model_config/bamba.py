@@ -10,9 +10,10 @@ from octavo.interface.model_config.text import PartialRotaryConfig
 
 
 class BambaConfig(Mamba2Config, PartialRotaryConfig):
-    """Mamba 2 in all layers but ``attn_layer_indices``, whose attention turns half of each head."""
+    """Mamba 2 in all layers but ``attn_layer_indices``, whose attention turns half of each head unless
+    ``rope_parameters`` say otherwise."""
 
-    ignored: ClassVar[frozenset[str]] = frozenset({"layer_types", "layers_block_type"})
+    ignored: ClassVar[frozenset[str]] = frozenset({"layer_types", "layers_block_type", "partial_rotary_factor"})
 
     partial_rotary_factor: float = 0.5
     num_key_value_heads: int | None = 8

@@ -90,5 +90,9 @@ class Mamba2Config(HybridConfig):
         for key, value in (("mamba_d_state", self.mamba_d_state), ("mamba_d_head", self.mamba_head_size)):
             if value % 8 or not 8 <= value <= MAX_WIDTH:
                 raise fields.error(f"{fields.name(key)} must be a multiple of 8, got {value}")
+        self.check_activation(fields)
+
+    def check_activation(self, fields: Fields) -> None:
+        """Raise ModelError for another activation than the mixers have."""
         if self.hidden_act != "silu":
             fields.refuse("hidden_act", "must be 'silu' where layers are recurrent")
