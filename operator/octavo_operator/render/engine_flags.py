@@ -167,6 +167,8 @@ FLAGS = (
     "--preemption-mode",
     "--prefill-context-parallel-size",
     "--prefix-caching-hash-algo",
+    "--prefix-retention-max",
+    "--prefix-retention-share",
     "--pt-load-map-location",
     "--quantization",
     "--reasoning-parser",

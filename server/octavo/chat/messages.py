@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.chat.breakpoints import Keep
 from octavo.errors import FieldError
 from octavo.multimodal.items import ImagePart
 from octavo.multimodal.pieces import Pieces
@@ -58,6 +59,7 @@ class Conversation:
     thinking: bool | None = None  # the client wants the model to think, or not to; None: it does not say
     listed: list[dict[str, Any]] | None = None  # the tools that the prompt lists; None: all. Messages tell of others
     fields: FieldNames = FieldNames()
+    keep: Keep | None = None  # what of the prompt the client wants found again
 
     @property
     def opens_answer(self) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.chat.answer import AnswerParser, CountCalls, Reading
 from octavo.chat.boundaries import beginnings, positions
+from octavo.chat.breakpoints import cuts
 from octavo.chat.messages import Conversation, images_of
 from octavo.chat.options import NONE, ChatOptions
 from octavo.chat.reasoning import ReasoningParser
@@ -67,6 +69,10 @@ class Rendered:
     decode: Callable[[Sequence[int]], str] = field(default=lambda _: "", repr=False)  # markers included
     count_calls: CountCalls | None = field(default=None, repr=False)  # of an answer that is complete
     boundaries: Sequence[int] = ()  # of these, where the model has a use for them
+    cuts: Sequence[
+        tuple[int, float]
+    ] = ()  # characters of the text that are to be found again, and for how many seconds
+    kept: Sequence[tuple[int, float]] = ()  # the same in tokens
 
     def with_boundaries(self) -> Rendered:
         """The same with its boundaries."""
@@ -178,9 +184,29 @@ def render(
     return replace(
         made,
         marks=_marks(thoughts, template),
+        cuts=_cuts(text, conversation, options, tokenizer, template, thoughts, placeholder),
         marker_ids=whole,
         decode=partial(tokenizer.decode, skip_special_tokens=False),
     )
+
+
+def _cuts(
+    text: str,
+    conversation: Conversation,
+    options: ChatOptions,
+    tokenizer: Tokenizer,
+    template: str,
+    thoughts: Thoughts,
+    placeholder: Callable[[], str],
+) -> list[tuple[int, float]]:
+    """The places at which the client wants the prompt's beginning found again."""
+    marked = conversation.keep.marked if conversation.keep is not None else None
+    if marked is None or conversation.earlier_ids:
+        return []
+    copy = replace(conversation, messages=marked.messages, listed=marked.listed)
+    with suppress(ValueError):  # of a template that takes no marks: then it is not said where they would be
+        return cuts(_text(copy, options, tokenizer, template, placeholder, thoughts)[0], text, marked.seconds)
+    return []
 
 
 def _marks(thoughts: Thoughts, template: str) -> Format | None:

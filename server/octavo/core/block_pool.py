@@ -1,4 +1,4 @@
-"""The pool of KV-cache blocks: reference counts, an O(1) LRU free queue and the prefix-cache index over them.
+"""The pool of KV-cache blocks: reference counts, queues of free ones and the prefix-cache index over them.
 
 A cached block is found in two ways. ``cached_blocks`` maps the chained hash of a full block to the block. ``children``
 keeps, for every parent hash, the token contents of the blocks that continue it, sorted, so that the one with the
@@ -9,84 +9,12 @@ matching blocks in O(log children).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from octavo.core.free_queue import FreeKVCacheBlockQueue, KVCacheBlock, Mark, Tokens
 from octavo.core.kv_events import KVEventLog
+from octavo.core.retention import RetainedBlocks
 from octavo.interface.block_map import CACHED, PARTIAL, REFERENCES
-
-Tokens = tuple[int, ...]
-
-
-class KVCacheBlock:
-    """``block_size`` slots of the KV cache of a group of layers."""
-
-    __slots__ = ("block_hash", "block_id", "next_free", "parent_hash", "prev_free", "ref_cnt", "tokens")
-
-    def __init__(self, block_id: int) -> None:
-        self.block_id = block_id
-        self.ref_cnt = 0
-        self.block_hash: bytes | None = None  # set when full and indexed
-        self.parent_hash: bytes | None = None  # set when indexed in ``children``
-        self.tokens: Tokens = ()  # what the index promises of its contents
-        self.prev_free: KVCacheBlock | None = None
-        self.next_free: KVCacheBlock | None = None
-
-    def __repr__(self) -> str:
-        return f"KVCacheBlock({self.block_id}, ref={self.ref_cnt}, {len(self.tokens)} indexed tokens)"
-
-
-class FreeKVCacheBlockQueue:
-    """Doubly linked list through the blocks themselves: front = next to be evicted. Every operation is O(1)."""
-
-    def __init__(self) -> None:
-        self.num_free_blocks = 0
-        self._head = KVCacheBlock(-1)
-        self._tail = KVCacheBlock(-1)
-        self._head.next_free, self._tail.prev_free = self._tail, self._head
-
-    def _link(self, block: KVCacheBlock, before: KVCacheBlock) -> None:
-        previous = before.prev_free
-        assert previous is not None
-        block.prev_free, block.next_free = previous, before
-        previous.next_free = before.prev_free = block
-        self.num_free_blocks += 1
-
-    def append(self, block: KVCacheBlock) -> None:
-        """Make ``block`` the last to be evicted."""
-        self._link(block, self._tail)
-
-    def prepend(self, block: KVCacheBlock) -> None:
-        """Make ``block`` the next to be evicted."""
-        first = self._head.next_free
-        assert first is not None
-        self._link(block, first)
-
-    def remove(self, block: KVCacheBlock) -> None:
-        """Take ``block`` out of the queue."""
-        before, after = block.prev_free, block.next_free
-        assert before is not None and after is not None, f"{block} is not in the free queue"
-        before.next_free, after.prev_free = after, before
-        block.prev_free = block.next_free = None
-        self.num_free_blocks -= 1
-
-    @property
-    def first(self) -> KVCacheBlock | None:
-        """The next block to be evicted."""
-        block = self._head.next_free
-        return block if block is not self._tail else None
-
-    def popleft(self) -> KVCacheBlock:
-        """Take the next block to be evicted; there must be one."""
-        block = self.first
-        assert block is not None, "no free block"
-        self.remove(block)
-        return block
-
-    def __iter__(self) -> Iterator[KVCacheBlock]:
-        block = self._head.next_free
-        while block is not None and block is not self._tail:
-            yield block
-            block = block.next_free
 
 
 def common_prefix_len(a: Sequence[int], b: Sequence[int]) -> int:
@@ -106,18 +34,20 @@ class BlockPool:
     has used is never touched.
     """
 
-    def __init__(self, num_blocks: int, prefix_cache_blocks: int | None = None) -> None:
+    def __init__(self, num_blocks: int, prefix_cache_blocks: int | None = None, most_retained: int = 0) -> None:
         """``num_blocks`` counts the null block, so ``num_blocks - 1`` can be used.
 
         Once ``prefix_cache_blocks`` have been used (None: all), a cached block that no sequence holds is evicted before
-        another one is used for the first time.
+        another one is used for the first time. ``most_retained``: blocks that are kept as their marks say.
         """
         self.num_usable_blocks = num_blocks - 1
         self._prefix_cache_blocks = self.num_usable_blocks if prefix_cache_blocks is None else prefix_cache_blocks
         self.null_block = KVCacheBlock(0)
         self.null_block.ref_cnt = 1
         self.blocks = [self.null_block]  # and those that have been used
-        self.free_queue = FreeKVCacheBlockQueue()  # of these
+        self.free_queue = FreeKVCacheBlockQueue()  # of these, but for `retained`
+        self.retained = RetainedBlocks(most_retained)
+        self.now = 0.0  # seconds, of the step
         self._cells: memoryview | bytearray = bytearray(self.num_usable_blocks)  # see `octavo.interface.block_map`
         self.cached_blocks: dict[bytes, KVCacheBlock] = {}
         self.children: dict[bytes, list[tuple[Tokens, KVCacheBlock]]] = {}
@@ -126,7 +56,7 @@ class BlockPool:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated, cached ones included."""
-        return self.free_queue.num_free_blocks + self._num_unused
+        return self.free_queue.num_free_blocks + self.retained.num_blocks + self._num_unused
 
     @property
     def _num_unused(self) -> int:
@@ -154,9 +84,9 @@ class BlockPool:
     # -- allocation ------------------------------------------------------------------------------------------------
 
     def allocate(self) -> KVCacheBlock:
-        """A block without contents, or else the least recently used free one, which leaves the prefix cache. It has one
-        reference."""
-        block = self._use_another() if self._should_use_another() else self.free_queue.popleft()
+        """A block without contents, or else the least recently used free one, which leaves the prefix cache; what is
+        retained goes last. It has one reference."""
+        block = self._use_another() if self._should_use_another() else self._pop_free()
         self._unindex(block)
         block.ref_cnt = 1
         self._note(block)
@@ -166,8 +96,19 @@ class BlockPool:
         """True if a block that was never used is taken rather than the first of the queue."""
         if not self._num_unused:
             return False
-        first = self.free_queue.first
+        first = self.first_free
         return first is None or (first.parent_hash is not None and len(self.blocks) <= self._prefix_cache_blocks)
+
+    @property
+    def first_free(self) -> KVCacheBlock | None:
+        """The next of the free blocks to be evicted."""
+        return self.free_queue.first or (self.retained.first if self.retained.num_blocks else None)
+
+    def _pop_free(self) -> KVCacheBlock:
+        queue = self.free_queue if self.free_queue.num_free_blocks or not self.retained.num_blocks else self.retained
+        block = queue.popleft()
+        block.mark = None
+        return block
 
     def _use_another(self) -> KVCacheBlock:
         self.blocks.append(self._make_block(len(self.blocks)))
@@ -179,19 +120,56 @@ class BlockPool:
     def touch(self, block: KVCacheBlock) -> None:
         """Take one more reference; a free block leaves the free queue and keeps its contents."""
         if block.ref_cnt == 0:
-            self.free_queue.remove(block)
+            self._leave_queue(block)
         block.ref_cnt += 1
         self._note(block)
 
     def release(self, block: KVCacheBlock) -> None:
-        """Drop one reference. Without any, a block is evicted next when it is not indexed, else last."""
+        """Drop one reference. Without any, a block is evicted next when it is not indexed, else last, or as its mark
+        says."""
         block.ref_cnt -= 1
         self._note(block)
         if block.ref_cnt == 0:
             if block.parent_hash is None:
+                block.mark = None
                 self.free_queue.prepend(block)
+            elif block.mark is not None:
+                self._keep(block)
             else:
                 self.free_queue.append(block)
+
+    # -- retention -------------------------------------------------------------------------------------------------
+
+    def retain(self, block: KVCacheBlock, mark: Mark) -> None:
+        """Keep ``block``, which the prefix cache offers, for the time of ``mark`` after each use from now on, unless a
+        mark of it says longer."""
+        if block.mark is not None and block.mark.seconds > mark.seconds:
+            return
+        if block.ref_cnt:
+            block.mark = mark
+        else:
+            self._leave_queue(block)
+            block.mark = mark
+            self._keep(block)
+
+    def begin_step(self, now: float) -> None:
+        """Note the time, in seconds; what was to be kept until then is no longer."""
+        self.now = now
+        if self.retained.num_blocks:
+            for block in self.retained.take_expired(now):
+                self.free_queue.append(block)
+
+    def _keep(self, block: KVCacheBlock) -> None:
+        """Put a free block with a mark where it lies until its time is over."""
+        displaced = self.retained.add(block, self.now)
+        if displaced is not None:
+            self.free_queue.append(displaced)
+
+    def _leave_queue(self, block: KVCacheBlock) -> None:
+        if block.bucket is None:
+            self.free_queue.remove(block)
+        else:
+            self.retained.remove(block)
 
     # -- the prefix cache --------------------------------------------------------------------------------------------
 
@@ -246,6 +224,8 @@ class BlockPool:
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached block; blocks in use keep their contents but are no longer found."""
+        for block in self.retained.take_all():
+            self.free_queue.append(block)
         for block in self.blocks:
             self._unindex(block)
         if self.events is not None:
@@ -255,6 +235,9 @@ class BlockPool:
         """Raise AssertionError when the pool contradicts itself. O(blocks)."""
         free = list(self.free_queue)
         assert len(free) == self.free_queue.num_free_blocks, "free queue lost count"
+        assert all(block.mark is None and block.bucket is None for block in free), "what is retained is not kept"
+        self.retained.check_integrity()
+        free += self.retained
         assert len({b.block_id for b in free}) == len(free), "a block is in the free queue twice"
         assert all(b.ref_cnt == 0 for b in free), "a block in use is in the free queue"
         assert self.null_block.ref_cnt == 1 and self.null_block.parent_hash is None, "the null block was used"

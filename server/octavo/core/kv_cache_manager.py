@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.core.block_pool import BlockPool, KVCacheBlock
+from octavo.core.block_pool import BlockPool
+from octavo.core.free_queue import KVCacheBlock, Mark
 from octavo.core.kv_events import KVEventLog
 from octavo.core.kv_group_managers import FullAttentionManager, make_manager
 from octavo.core.prefix_finder import PrefixFinder, PrefixHit, hash_of, parent_hash
@@ -70,15 +71,18 @@ class KVCacheManager:
         windows: Sequence[int | None] = (None,),
         step_tokens: int = NO_LIMIT,
         states: StateSettings | None = None,
+        retention_share: float = 0.0,
     ) -> None:
         """``num_blocks`` counts the null block; ``prefix_cache_blocks``: see `BlockPool`; ``windows`` of the groups and
-        ``step_tokens``: see `KVCacheLayout`. ``states``: None for a model without."""
+        ``step_tokens``: see `KVCacheLayout`. ``states``: None for a model without. ``retention_share``: the part of the
+        blocks, at most, that are kept longer than others because clients want that."""
         self.block_size, self.state_blocks = block_size, states.num_blocks if states is not None else 0
         self.enable_prefix_caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks, prefix_cache_blocks)
+        most_retained = int((num_blocks - 1) * retention_share)
+        self.pool = BlockPool(num_blocks, prefix_cache_blocks, most_retained)
         if states is not None:
             num_tokens = max(1, states.num_blocks * block_size // len(windows))
-            self.pool = StatePool(num_blocks, prefix_cache_blocks, states.num_blocks, num_tokens)
+            self.pool = StatePool(num_blocks, prefix_cache_blocks, states.num_blocks, num_tokens, most_retained)
         self.groups: list[FullAttentionManager] = [
             make_manager(i, self.pool, window, block_size, step_tokens) for i, window in enumerate(windows)
         ]
@@ -159,8 +163,9 @@ class KVCacheManager:
         pins = Counter(block.block_id for block in self._pinned)
         return {block_id for block_id, count in pins.items() if self.pool.blocks[block_id].ref_cnt == count}
 
-    def begin_step(self) -> None:
-        """The previous step's copies are scheduled: unpin their sources."""
+    def begin_step(self, now: float = 0.0) -> None:
+        """The previous step's copies are scheduled: unpin their sources. ``now``: the time in seconds."""
+        self.pool.begin_step(now)
         for block in self._pinned:
             self.pool.release(block)
         self._pinned.clear()
@@ -237,6 +242,8 @@ class KVCacheManager:
                         salt = None if i else request.core_request.cache_salt
                         adapter = request.adapter.key if request.adapter is not None else None
                         self.pool.events.add((g, own_hash, parent if i else None, tokens, salt, adapter))
+        if request.core_request.retain:
+            self._retain(request, table, table.num_hashed_blocks, num_full)
         table.num_hashed_blocks = max(num_full, table.num_hashed_blocks)
         if not table.partial_indexed and request.num_confirmed_tokens >= request.num_prompt_tokens:
             table.partial_indexed = True
@@ -253,6 +260,24 @@ class KVCacheManager:
         for group, blocks in zip(self.groups, table.groups, strict=True):
             if len(blocks[index].tokens) < len(tokens) and blocks[index] is not self.pool.null_block:
                 self.pool.index(blocks[index], group.key(parent), tokens, None)
+        if request.core_request.retain:
+            self._retain(request, table, index, index + 1)
+
+    def _retain(self, request: Request, table: BlockTable, first: int, until: int) -> None:
+        """Mark the blocks from ``first`` to ``until`` that belong to what the request wants kept, as far as those who
+        go on from there see them."""
+        pool, size, begin = self.pool, self.block_size, first
+        for wish in request.core_request.retain or ():
+            end = min(until, self.blocks_for(wish.num_tokens))
+            mark = Mark(wish.seconds, request.core_request.owner)
+            for group, blocks in zip(self.groups, table.groups, strict=True):
+                for index in range(max(begin, group.first_visible(wish.num_tokens - 1)), end):
+                    block: KVCacheBlock | None = blocks[index]
+                    if (index + 1) * size <= request.num_confirmed_tokens:  # another block may be the one that is found
+                        block = pool.cached_blocks.get(group.key(hash_of(request, size, index)))
+                    if block is not None and block.parent_hash is not None:
+                        pool.retain(block, mark)
+            begin = max(begin, end)
 
     # -- allocation --------------------------------------------------------------------------------------------------
 
@@ -340,6 +365,8 @@ class KVCacheManager:
         table = self._tables[request.req_id] = BlockTable(
             groups, first, (num_shared + num_new) * self.block_size, self._next_release(first), num_shared
         )
+        if request.core_request.retain:
+            self._retain(request, table, 0, num_shared)
         for block, blocks in zip(copied, groups, strict=False):
             allocation.copies.append((block.block_id, blocks[num_shared].block_id))
         request.num_computed_tokens = hit.num_tokens

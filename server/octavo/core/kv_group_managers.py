@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from octavo.core.block_pool import BlockPool, KVCacheBlock
+from octavo.core.block_pool import BlockPool
+from octavo.core.free_queue import KVCacheBlock
 from octavo.interface.kv_cache_layout import NO_BOUND, blocks_of_group
 
 HashOf = Callable[[int], bytes]  # the chained hash of a sequence's i-th block

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from octavo.core.block_pool import BlockPool, KVCacheBlock
+from octavo.core.block_pool import BlockPool
+from octavo.core.free_queue import KVCacheBlock
 from octavo.core.kv_group_managers import FullAttentionManager
 from octavo.core.prefix_hash import block_hash, root_of
 from octavo.core.request import Request

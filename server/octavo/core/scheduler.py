@@ -197,7 +197,7 @@ class Scheduler:
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput:
         """The next step; ``now`` (seconds) is its time, for new sequences' metrics. An empty step needs no update."""
-        self.kv.begin_step()
+        self.kv.begin_step(now)
         self._images.begin_step(len(self.running) > len(self._prefilling))
         step = CurrentStep(self.config.max_num_batched_tokens, now)
         self._schedule_running(step)
@@ -481,6 +481,7 @@ class Scheduler:
             num_running_reqs=len(self.running),
             num_waiting_reqs=self.num_waiting,
             kv_cache_usage=self.kv.usage,
+            retained_blocks=self.kv.pool.retained.num_blocks,
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
             num_preemptions=counters.num_preemptions,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from octavo.core.block_pool import KVCacheBlock
+from octavo.core.free_queue import KVCacheBlock
+from octavo.core.retention import MINUTE
+
+RETAINED = 1e12  # more than anything is worth that nobody wants kept; the seconds at which its time ends come to it
 
 
 class StateBlock(KVCacheBlock):
@@ -32,7 +35,7 @@ class Snapshot:
     """The state before the token at ``position``. ``point`` says why it is kept, ``base`` which snapshot of the same
     tokens comes before it."""
 
-    __slots__ = ("base", "level", "parent_hash", "point", "position", "serial", "slot", "tokens")
+    __slots__ = ("base", "end", "level", "parent_hash", "point", "position", "seconds", "serial", "slot", "tokens")
 
     def __init__(self, position: int, point: str, base: Snapshot | None) -> None:
         self.position, self.point, self.base = position, point, base
@@ -41,6 +44,8 @@ class Snapshot:
         self.serial = 0  # of its place in the queue; 0: it is held, or forgotten
         self.parent_hash: bytes | None = None  # of its whole blocks; None: it cannot be found yet
         self.tokens: tuple[int, ...] = ()  # behind these
+        self.seconds = 0.0  # that a client wants it kept after each use
+        self.end = 0.0  # until when it is kept; 0: it is worth what it saves
 
 
 def slot_of(block: KVCacheBlock) -> StateSlot | None:
@@ -50,4 +55,6 @@ def slot_of(block: KVCacheBlock) -> StateSlot | None:
 
 def worth_of(block: KVCacheBlock) -> float:
     """The worth of a cached block without holders."""
+    if block.bucket is not None:
+        return RETAINED + block.bucket * MINUTE
     return block.worth if isinstance(block, StateBlock) else 0.0

@@ -65,6 +65,8 @@ class EngineArgs:
     device: str = "auto"
     block_size: int = 16
     enable_prefix_caching: bool = True
+    prefix_retention_share: float = 0.5
+    prefix_retention_max: int = 3600
     gpu_memory_utilization: float = 0.9
     kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: int | None = None
@@ -157,6 +159,8 @@ class EngineArgs:
         cache = CacheConfig(
             block_size=self.block_size,
             enable_prefix_caching=self.enable_prefix_caching and not model.is_encoder,
+            prefix_retention_share=self.prefix_retention_share,
+            prefix_retention_max=self.prefix_retention_max,
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_dtype=_FP8.get(self.kv_cache_dtype, self.kv_cache_dtype),
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
@@ -474,6 +478,9 @@ class EngineArgs:
         self._parse_speculative()
         if isinstance(self.max_model_len, str) and self.max_model_len != "auto":
             raise ConfigError(f'max_model_len must be a number or "auto", got {self.max_model_len!r}')
+        at_least("prefix_retention_max", 0)
+        if not 0 <= self.prefix_retention_share <= 1:
+            raise ConfigError(f"prefix_retention_share must be from 0 to 1, got {self.prefix_retention_share}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}"

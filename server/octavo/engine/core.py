@@ -89,6 +89,7 @@ class EngineCore:
                 [group.window for group in layout.groups],
                 layout.step_tokens,
                 self._state_settings(),
+                cache.prefix_retention_share,
             )
             stages = self.config.parallel.pipeline_parallel_size
             self._drafts = _make_drafts(self.config, self.executor.max_in_flight > 1 and stages == 1)

@@ -159,6 +159,7 @@ class CoreClients:
                 num_running_reqs=sum(stats.num_running_reqs for stats in self._stats),
                 num_waiting_reqs=sum(stats.num_waiting_reqs for stats in self._stats),
                 kv_cache_usage=sum(stats.kv_cache_usage for stats in self._stats) / len(self._stats),
+                retained_blocks=sum(stats.retained_blocks for stats in self._stats),
                 running_adapters=_names([stats.running_adapters for stats in self._stats]),
                 waiting_adapters=_names([stats.waiting_adapters for stats in self._stats]),
             )

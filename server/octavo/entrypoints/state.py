@@ -30,6 +30,7 @@ from octavo.metrics.http_metrics import HttpMetrics
 from octavo.metrics.prometheus import EngineMetrics
 from octavo.metrics.stats import Progress
 from octavo.system.limits import memory_limit
+from octavo.text.text_lengths import TextLengths
 from octavo.version import __version__
 
 MAX_N = 128  # as OpenAI's API; more only if max_num_seqs is more
@@ -71,6 +72,7 @@ class ServerState:
             self.args.decisions_calibration, self.engine.config.model.files, read_temperatures
         )
         self.store = open_store(self.args)
+        self.text_lengths = TextLengths()
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_n = max(MAX_N, max_num_seqs)
         self.max_queued = 8 * max_num_seqs if self.args.max_num_queued_reqs is None else self.args.max_num_queued_reqs

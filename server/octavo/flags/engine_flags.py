@@ -38,6 +38,9 @@ ENGINE_HELP = {
     "device": "Device to run on. auto: a GPU if there is one, else the CPU",
     "block_size": "Tokens per block of the KV cache",
     "enable_prefix_caching": "Enable automatic prefix caching",
+    "prefix_retention_share": "Share of the KV cache, at most, in which prefixes are evicted after others because "
+    "their requests ask for that (cache_control, prompt_cache_options). 0: such requests change nothing",
+    "prefix_retention_max": "Maximum time in seconds for which a request can ask that",
     "gpu_memory_utilization": "Fraction of memory that the engine may use, up to 1. On a CPU: of the machine's memory "
     "or the container's limit",
     "kv_cache_dtype": "Data type of the KV cache. auto: the model's dtype, or int8 on a CPU with quantised weights",

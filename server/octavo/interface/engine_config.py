@@ -142,6 +142,8 @@ class CacheConfig:
 
     block_size: int = 16  # tokens per block
     enable_prefix_caching: bool = True
+    prefix_retention_share: float = 0.5  # of the blocks, at most, that are kept longer because clients want that
+    prefix_retention_max: int = 3600  # seconds that clients may want
     gpu_memory_utilization: float = 0.9
     kv_cache_dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | int8 | float8_e4m3fn
     kv_cache_memory_bytes: int | None = None  # of the whole pool; None: decided by the device's memory

@@ -12,6 +12,14 @@ from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams
 
 
+@dataclass(frozen=True)
+class Retain:
+    """A wish that a prompt's first ``num_tokens`` stay in the prefix cache for so many ``seconds`` after each use."""
+
+    num_tokens: int
+    seconds: float
+
+
 @dataclass
 class EngineCoreRequest:
     """A tokenised, validated request. ``prompt_token_ids`` is never empty."""
@@ -31,6 +39,8 @@ class EngineCoreRequest:
     mm_items: list[ImageItem] | None = None  # images of the prompt, in order
     prediction: list[int] | None = None  # tokens that the output may repeat in large part; it stays what it is
     boundaries: list[int] | None = None  # positions after which other prompts may go on differently; None: unknown
+    retain: list[Retain] | None = None  # ascending, each for no more seconds than the one before it
+    owner: str = ""  # whose these are: of many, none takes all the room that there is
 
 
 @dataclass
@@ -134,6 +144,7 @@ class SchedulerStats:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
     kv_cache_usage: float = 0.0  # 0..1
+    retained_blocks: int = 0  # free, and evicted after others
     prefix_cache_queries: int = 0  # tokens
     prefix_cache_hits: int = 0  # tokens
     num_preemptions: int = 0

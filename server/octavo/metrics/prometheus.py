@@ -40,6 +40,10 @@ _STEP_GAUGES = {  # of SchedulerStats
     "num_running_reqs": ("vllm:num_requests_running", "Number of running sequences"),
     "num_waiting_reqs": ("vllm:num_requests_waiting", "Number of waiting sequences"),
     "kv_cache_usage": ("vllm:kv_cache_usage_perc", "KV cache usage, from 0 to 1"),
+    "retained_blocks": (
+        "octavo:retained_blocks",
+        "Number of free KV cache blocks that are evicted after others because requests ask for that",
+    ),
 }
 _STEP_COUNTERS = {  # of SchedulerStats
     "prefix_cache_queries": ("vllm:prefix_cache_queries", "Prefix cache queries, in tokens"),

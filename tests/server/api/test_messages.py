@@ -95,6 +95,13 @@ def body_of(name: str) -> dict[str, Any]:
     return {"model": "tiny", "messages": USER, "max_tokens": 6, **BODIES[name]}
 
 
+def prompt_of(used: dict[str, Any]) -> int:
+    """The tokens of a prompt: computed, read from the cache, and written to it for a while."""
+    if (created := used.get("cache_creation")) is not None:
+        assert used["cache_creation_input_tokens"] == sum(created.values())
+    return used["input_tokens"] + used["cache_read_input_tokens"] + used["cache_creation_input_tokens"]
+
+
 def text_of(content: list[dict[str, Any]]) -> str:
     return "".join(block.get("text", "") for block in content)
 
@@ -145,8 +152,8 @@ def test_answers_and_events_fit_the_types(shared_server, name):
         assert ends[1]["delta"] == {"stop_reason": whole.stop_reason, "stop_sequence": whole.stop_sequence}
         assert ends[1]["usage"]["output_tokens"] == whole.usage.output_tokens
     for used in (ends[0], ends[1]["usage"], whole.usage.model_dump()):
-        prompt = used["input_tokens"] + used["cache_read_input_tokens"] + used["cache_creation_input_tokens"]
-        assert prompt == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+        prompt = prompt_of(used)
+        assert prompt == prompt_of(whole.usage.model_dump())
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -157,7 +164,7 @@ def test_tokens_are_counted_as_they_are_used(shared_server, name):
         key: body[key] for key in ("model", "messages", "system", "tools", "tool_choice", "thinking") if key in body
     }
     count = fits(MessageTokensCount, shared_server.post("/v1/messages/count_tokens", asked).text)
-    assert count.input_tokens == used["input_tokens"] + used["cache_read_input_tokens"]
+    assert count.input_tokens == prompt_of(used)
 
 
 def test_one_way_into_generation(shared_server):

@@ -31,6 +31,7 @@ configs = st.fixed_dictionaries(
         "interval": st.sampled_from([0, 5, 16]),
         "gap": st.sampled_from([1, 1, 8, 64]),  # between snapshots of a sequence
         "prefix_cache_blocks": st.sampled_from([None, None, 1, 6]),
+        "retention_share": st.sampled_from([0.0, 0.3, 0.5, 1.0]),
     }
 )
 # Where the bounds of what a request holds are tight: many steps in flight, few positions seen, one request's room.
@@ -60,6 +61,7 @@ tight_configs = st.fixed_dictionaries(
         "interval": st.sampled_from([0, 3]),
         "gap": st.just(1),
         "prefix_cache_blocks": st.sampled_from([None, 1]),
+        "retention_share": st.sampled_from([0.0, 1.0]),
     }
 )
 hybrid_changes = st.fixed_dictionaries(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.core.block_pool import BlockPool, KVCacheBlock
+from octavo.core.block_pool import BlockPool
+from octavo.core.free_queue import KVCacheBlock
 from octavo.core.state_slot import slot_of
 from octavo.interface.block_map import BlockCounts
 

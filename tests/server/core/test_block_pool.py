@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.core.block_pool import BlockPool, FreeKVCacheBlockQueue, KVCacheBlock, common_prefix_len
+from octavo.core.block_pool import BlockPool, common_prefix_len
+from octavo.core.free_queue import FreeKVCacheBlockQueue, KVCacheBlock, Mark
 
 PARENTS = [b"root", b"other"]
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
@@ -69,9 +70,13 @@ def test_an_empty_free_queue_says_so() -> None:
 class BlockPoolMachine(RuleBasedStateMachine):
     """BlockPool against a list of free ids, a dict of counts and a dict of what each block offers."""
 
-    @initialize(num_usable=st.integers(1, 8), cached=st.none() | st.integers(0, 9))
-    def start(self, num_usable: int, cached: int | None) -> None:
-        self.pool = BlockPool(num_usable + 1, cached)
+    @initialize(num_usable=st.integers(1, 8), cached=st.none() | st.integers(0, 9), most_retained=st.integers(0, 6))
+    def start(self, num_usable: int, cached: int | None, most_retained: int) -> None:
+        self.pool = BlockPool(num_usable + 1, cached, most_retained)
+        self.most_retained = most_retained
+        self.marks: dict[int, Mark] = {}
+        self.kept: list[tuple[int, int]] = []  # minute of its end and id, as they were left
+        self.now = 0.0
         self.cached = num_usable if cached is None else cached
         self.unused = list(range(1, num_usable + 1))
         self.free: list[int] = []  # of those that have been used, the next to be evicted first
@@ -82,13 +87,60 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def _pick(self, ids: list[int], which: int) -> KVCacheBlock:
         return self.pool.blocks[ids[which % len(ids)]]
 
-    @precondition(lambda self: self.free or self.unused)
+    def _leave(self, block_id: int) -> None:
+        """The model's block ends its use, or gets a mark while it is free."""
+        if block_id not in self.offers:
+            self.marks.pop(block_id, None)
+            self.free.insert(0, block_id)
+        elif (mark := self.marks.get(block_id)) is None:
+            self.free.append(block_id)
+        else:
+            self.kept.append((int((self.now + mark.seconds) // 60) + 1, block_id))
+            if len(self.kept) > self.most_retained:
+                self._expire(self.kept[0])
+
+    def _expire(self, one: tuple[int, int]) -> None:
+        self.kept.remove(one)
+        del self.marks[one[1]]
+        self.free.append(one[1])
+
+    def _take(self, block_id: int) -> None:
+        self.free = [i for i in self.free if i != block_id]
+        self.kept = [one for one in self.kept if one[1] != block_id]
+
+    @rule(seconds=st.sampled_from([1, 70, 400]))
+    def pass_time(self, seconds: int) -> None:
+        self.now += seconds
+        self.pool.begin_step(self.now)
+        while over := [one for one in self.kept if one[0] <= self.now // 60]:
+            self._expire(self._ends_first(over))
+
+    def _ends_first(self, among: list[tuple[int, int]]) -> tuple[int, int]:
+        return min(among, key=lambda one: one[0])
+
+    @rule(which=st.integers(0, 100), seconds=st.sampled_from([30, 300]))
+    def retain(self, which: int, seconds: int) -> None:
+        if self.offers:
+            block = self._pick(sorted(self.offers), which)
+            mark, known = Mark(seconds), self.marks.get(block.block_id)
+            self.pool.retain(block, mark)
+            if known is None or known.seconds <= seconds:
+                if not self.counts[block.block_id]:
+                    self._take(block.block_id)
+                self.marks[block.block_id] = mark
+                if not self.counts[block.block_id]:
+                    self._leave(block.block_id)
+
+    @precondition(lambda self: self.free or self.unused or self.kept)
     @rule()
     def allocate(self) -> None:
         block = self.pool.allocate()
-        empty = self.free and self.free[0] not in self.offers
-        grow = self.unused and not empty and (not self.free or len(self.counts) < self.cached)
-        assert block.block_id == (self.unused if grow else self.free).pop(0)
+        first = self.free[0] if self.free else self._ends_first(self.kept)[1] if self.kept else None
+        empty = first is not None and first not in self.offers
+        grow = self.unused and not empty and (first is None or len(self.counts) < self.cached)
+        assert block.block_id == (self.unused.pop(0) if grow else first)
+        self._take(block.block_id)
+        self.marks.pop(block.block_id, None)
         assert block.ref_cnt == 1 and block.parent_hash is None and block.block_hash is None
         self.counts[block.block_id] = 1
         self.offers.pop(block.block_id, None)
@@ -101,7 +153,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             block = self._pick(ids, which)
             self.pool.touch(block)
             if not self.counts[block.block_id]:
-                self.free.remove(block.block_id)
+                self._take(block.block_id)
             self.counts[block.block_id] += 1
             self.most_held = max(self.most_held, sum(count > 0 for count in self.counts.values()))
 
@@ -113,7 +165,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.pool.release(block)
             self.counts[block.block_id] -= 1
             if not self.counts[block.block_id]:
-                self.free.insert(len(self.free) if block.block_id in self.offers else 0, block.block_id)
+                self._leave(block.block_id)
 
     @rule(which=st.integers(0, 100), parent=st.sampled_from(PARENTS), tokens=few_tokens)
     def index(self, which: int, parent: bytes, tokens: tuple[int, ...]) -> None:
@@ -130,6 +182,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.pool.reset_prefix_cache()
         self.offers.clear()
+        while self.kept:
+            self._expire(self._ends_first(self.kept))
 
     @rule(parent=st.sampled_from(PARENTS), tokens=few_tokens)
     def look_up(self, parent: bytes, tokens: tuple[int, ...]) -> None:
@@ -150,11 +204,13 @@ class BlockPoolMachine(RuleBasedStateMachine):
             return
         self.pool.check_integrity()
         assert [b.block_id for b in self.pool.free_queue] == self.free
+        assert sorted((b.bucket, b.block_id) for b in self.pool.retained) == sorted(self.kept)
+        assert {b.block_id: b.mark for b in self.pool.blocks if b.mark} == self.marks
         assert {b.block_id: b.ref_cnt for b in self.pool.blocks[1:]} == self.counts
         assert {b.block_id: (b.parent_hash, b.tokens) for b in self.pool.blocks if b.parent_hash} == self.offers
         full = {self._hash(*offer): i for i, offer in self.offers.items() if len(offer[1]) == BLOCK_SIZE}
         assert {h: b.block_id for h, b in self.pool.cached_blocks.items()} == full
-        free, usable = len(self.free) + len(self.unused), len(self.counts) + len(self.unused)
+        free, usable = len(self.free) + len(self.kept) + len(self.unused), len(self.counts) + len(self.unused)
         assert (self.pool.num_free_blocks, self.pool.num_usable_blocks) == (free, usable)
         assert self.pool.usage == pytest.approx(1 - free / usable)
 

@@ -7,7 +7,8 @@ from core_helpers import examples, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.block_pool import KVCacheBlock, common_prefix_len
+from octavo.core.block_pool import common_prefix_len
+from octavo.core.free_queue import KVCacheBlock
 from octavo.core.kv_cache_manager import Allocation, BlockTable, KVCacheManager
 from octavo.core.request import Request
 

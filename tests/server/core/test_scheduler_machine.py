@@ -35,7 +35,7 @@ from octavo.interface.block_map import count_blocks
 from octavo.interface.engine_config import SchedulerConfig, num_sampled_rows
 from octavo.interface.images import HostTensor, ImageItem
 from octavo.interface.lora import Adapter
-from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest
+from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, Retain
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 
 # Long enough a base that prompts share their beginnings, and few enough tokens that they agree by chance as well.
@@ -59,6 +59,14 @@ IMAGES = st.one_of(
     st.lists(
         st.tuples(st.sampled_from([0, 0, 1, 3, 9]), st.integers(1, 5), st.integers(0, 2), st.booleans()), max_size=3
     ),
+)
+
+
+WISHES = st.lists(st.tuples(st.integers(1, 60), st.sampled_from([60, 300])), max_size=3).map(
+    lambda wishes: [
+        Retain(num_tokens, max(seconds for end, seconds in wishes if end >= num_tokens))
+        for num_tokens, _ in sorted(wishes)
+    ]
 )
 
 
@@ -93,6 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if blocks_of_state:
             states = StateSettings(blocks_of_state, config["headroom"], config["interval"], config["gap"])
         shape = {"windows": windows, "step_tokens": step_tokens, "states": states}
+        shape["retention_share"], self.now = config["retention_share"], 1.0
         most = KVCacheManager(1, size, caching, **shape).most_blocks(max_model_len)
         num_blocks = int(most * config["pool"]) + 1
         names = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "policy", "max_model_len")
@@ -154,6 +163,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         reuse_id=st.booleans(),
         images=IMAGES,
         boundaries=st.lists(st.integers(1, 60), max_size=3).map(sorted),
+        retain=WISHES,
+        owner=st.sampled_from(["", "", "a", "b"]),
     )
     def add(
         self, history, cut, tail, n, max_tokens, min_tokens, stop, ignore_eos, want, reuse_id, images, **fields
@@ -275,7 +286,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         waiting = self.waits and any(r.num_output_placeholders for r in past_prompts)
         most_decoding = -(-len(past_prompts) // self.num_stages)
         waiting |= len(decoding) > most_decoding
-        step = self.scheduler.schedule(now=1.0)
+        self.now += which % 4 * 20  # seconds, of which clients want prefixes kept for some
+        step = self.scheduler.schedule(now=self.now)
         self.loading += self.adapters.take_wanted()
         assert self.scheduler.num_in_flight == len(self.results) + bool(step.num_scheduled_tokens)
         if not step.num_scheduled_tokens:

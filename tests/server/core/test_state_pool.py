@@ -6,7 +6,7 @@ from core_helpers import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.core.block_pool import KVCacheBlock
+from octavo.core.free_queue import KVCacheBlock
 from octavo.core.state_slot import Snapshot, StateSlot, worth_of
 from octavo.core.states.slots import StatePool
 from octavo.interface.block_map import count_blocks

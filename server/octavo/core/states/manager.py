@@ -56,6 +56,7 @@ class StateManager:
         """``points``: where snapshots are taken, None without a prefix cache; ``headroom``: see `StateSettings`."""
         self.pool, self.num_blocks = pool, pool.state_blocks
         self._finder, self._points, self._headroom = finder, points, headroom
+        self._gap = points.gap if points is not None else 0
         self._pinned: list[StateSlot] = []  # read or written in the last scheduled step, beside those that are held
 
     # -- prefixes ----------------------------------------------------------------------------------------------------
@@ -90,6 +91,7 @@ class StateManager:
             self.pool.hold(snapshot.slot)
             for used in (snapshot, *self._own(request, snapshot.position)):
                 self.pool.snapshots.renew(used)
+                self._retain(request, used)
             request.num_state_tokens = hit.num_tokens
             return SequenceState(snapshot.slot, snapshot)
         request.num_state_tokens = 0
@@ -98,12 +100,19 @@ class StateManager:
     def _own(self, request: Request, until: int) -> Iterator[Snapshot]:
         """Snapshots at the prompt's own boundaries before ``until``."""
         size, tokens = self._finder.block_size, request.key_token_ids
-        for position in request.core_request.boundaries or ():
+        ends = (wish.num_tokens for wish in request.core_request.retain or ())
+        for position in {*(request.core_request.boundaries or ()), *ends}:
             if position < until:
                 index = position // size
                 rest = tuple(tokens[index * size : position])
                 found = self.pool.snapshots.behind(parent_hash(request, size, index), rest)
                 yield from (one for one in found if one.position == position)
+
+    def _retain(self, request: Request, snapshot: Snapshot) -> None:
+        """Keep a snapshot that its request wants kept: the last one of what is to be found again."""
+        for wish in request.core_request.retain or ():
+            if wish.num_tokens - self._gap < snapshot.position <= wish.num_tokens:
+                self.pool.retain_snapshot(snapshot, wish.seconds)
 
     def plan(self, request: Request, hit: PrefixHit) -> None:
         """Choose where snapshots of its tokens are taken; it begins with ``hit``."""
@@ -204,6 +213,8 @@ class StateManager:
         reachable = not index or parent in self.pool.cached_blocks
         if not reachable or not self.pool.snapshots.offer(snapshot, parent, rest):
             self.pool.forget(snapshot)
+        else:
+            self._retain(request, snapshot)
 
     def free(self, request: Request, state: SequenceState) -> None:
         """The sequence ends, or gives way to others: what is certain of its state is kept as a snapshot."""

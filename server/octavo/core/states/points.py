@@ -23,19 +23,25 @@ class Points:
 
     def __init__(self, block_size: int, interval: int, gap: int) -> None:
         """``interval``: tokens between those of long texts, 0 for none."""
-        self.interval = interval
-        self._block_size, self._gap = block_size, gap
+        self.interval, self.gap = interval, gap
+        self._block_size = block_size
 
     def choose(self, request: Request, hit: PrefixHit) -> list[Point]:
         """Points of a prompt behind ``hit``, the last one first."""
         boundaries = request.core_request.boundaries
         if not boundaries:
             boundaries = [(request.num_prompt_tokens - _GENERATION_PROMPT) // self._block_size * self._block_size]
-        named = {hit.num_found: SHARED} | dict.fromkeys(boundaries, MESSAGE) | {boundaries[-1]: PROMPT}
+        ends = [wish.num_tokens for wish in request.core_request.retain or ()]  # of what is to be found again
+        named = (
+            {hit.num_found: SHARED}
+            | dict.fromkeys(ends, MESSAGE)
+            | dict.fromkeys(boundaries, MESSAGE)
+            | {boundaries[-1]: PROMPT}
+        )
         wanted = sorted(named.items())
         points, before = list[Point](), hit.num_tokens
         for position, point in wanted:
-            apart = position >= before + self._gap if before else position > 0
+            apart = position >= before + self.gap if before else position > 0
             inside_image = any(item.offset < position < item.end for item in request.mm_items)
             if apart and position < request.num_tokens and not inside_image:
                 points.append((position, point))

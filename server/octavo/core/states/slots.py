@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.core.block_pool import BlockPool, KVCacheBlock
+from octavo.core.block_pool import BlockPool
+from octavo.core.free_queue import KVCacheBlock
 from octavo.core.state_slot import Snapshot, StateBlock, StateSlot, slot_of, worth_of
 from octavo.core.states.snapshots import Snapshots
 from octavo.interface.block_map import CACHED
@@ -15,9 +16,16 @@ class StatePool(BlockPool):
     first what is worth least, see `octavo.core.states.snapshots`.
     """
 
-    def __init__(self, num_blocks: int, prefix_cache_blocks: int | None, state_blocks: int, num_tokens: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        prefix_cache_blocks: int | None,
+        state_blocks: int,
+        num_tokens: int,
+        most_retained: int = 0,
+    ) -> None:
         """``state_blocks`` of a slot, which take as much memory as the keys and values of ``num_tokens``."""
-        super().__init__(num_blocks, prefix_cache_blocks)
+        super().__init__(num_blocks, prefix_cache_blocks, most_retained)
         self.state_blocks = state_blocks
         self.snapshots = Snapshots(num_tokens)
         self.num_held = 0  # slots with holders
@@ -27,7 +35,7 @@ class StatePool(BlockPool):
     def num_free_blocks(self) -> int:
         """Blocks that can be allocated, cached ones and those of snapshots included."""
         slots = len(self._free) + self.snapshots.num_idle
-        return self.free_queue.num_free_blocks + self._num_unused + slots * self.state_blocks
+        return super().num_free_blocks + slots * self.state_blocks
 
     def _make_block(self, block_id: int) -> KVCacheBlock:
         return StateBlock(block_id)
@@ -41,7 +49,7 @@ class StatePool(BlockPool):
 
     def _make_way(self) -> None:
         """See to it that the next block is taken from what is worth least."""
-        first = self.free_queue.first
+        first = self.first_free
         if first is not None and first.parent_hash is None:
             return
         if not self._free:
@@ -51,7 +59,7 @@ class StatePool(BlockPool):
 
     def _evict_next(self) -> None:
         """If a snapshot is what is worth least, and something has to go, evict it: its slot is free then."""
-        first = self.free_queue.first
+        first = self.first_free
         if first is not None and first.parent_hash is None:
             return
         if self._num_unused and len(self.blocks) <= self._prefix_cache_blocks:
@@ -74,6 +82,22 @@ class StatePool(BlockPool):
         if block_hash is not None:
             for snapshot in self.snapshots.all_behind(block_hash):  # they cannot be reached any more
                 self.forget(snapshot)
+
+    def begin_step(self, now: float) -> None:
+        """See `BlockPool.begin_step`; snapshots too."""
+        super().begin_step(now)
+        self.snapshots.begin_step(now)
+        self._set_aside()
+
+    def retain_snapshot(self, snapshot: Snapshot, seconds: float) -> None:
+        """Keep a snapshot for that time after each use, if blocks that are to be kept leave it room."""
+        kept = self.snapshots.num_retained + (not snapshot.seconds)
+        if self.retained.num_blocks + kept * self.state_blocks <= self.retained.most:
+            self.snapshots.retain(snapshot, seconds)
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        self.retained.set_aside = self.snapshots.num_retained * self.state_blocks
 
     def reset_prefix_cache(self) -> None:
         """See `BlockPool.reset_prefix_cache`; snapshots too."""

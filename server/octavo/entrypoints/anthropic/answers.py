@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from octavo.chat.parts import Part, PartSplitter
 from octavo.entrypoints.anthropic.prepare import AppliedEdit, PreparedMessage
+from octavo.entrypoints.generation.retention import use_of
 from octavo.entrypoints.sealing import Seal
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.messages import object_of
@@ -40,13 +41,21 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock
 
 
+class CacheCreation(Struct):
+    """Prompt tokens that are kept for five minutes or an hour."""
+
+    ephemeral_5m_input_tokens: int = 0
+    ephemeral_1h_input_tokens: int = 0
+
+
 class MessageUsage(Struct):
-    """Token counts. The prompt has input_tokens + cache_read_input_tokens."""
+    """Token counts. The prompt has input_tokens + cache_read_input_tokens + cache_creation_input_tokens."""
 
     input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    cache_creation_input_tokens: int = 0
+    cache_creation_input_tokens: int
+    cache_creation: CacheCreation | UnsetType = UNSET  # not at a stream's end
 
 
 class AppliedEdits(Struct):
@@ -111,8 +120,9 @@ async def whole(prepared: PreparedMessage, outputs: list[RequestOutput]) -> Anth
 
 def message_of(prepared: PreparedMessage, output: RequestOutput, num_tokens: int) -> AnthropicMessage:
     """Make a message of ``num_tokens`` without its content and its end."""
-    cached = output.num_cached_tokens
-    used = MessageUsage(len(output.prompt_token_ids) - cached, cached, num_tokens)
+    use = use_of(prepared.requests[0], output.num_cached_tokens)
+    created = CacheCreation(use.written_short, use.written_long)
+    used = MessageUsage(use.rest, use.read, num_tokens, use.written, created)
     return AnthropicMessage(prepared.id, prepared.answering_name, [], used, context_management=applied_edits(prepared))
 
 

@@ -178,6 +178,7 @@ class MessageEvents:
         if self._prepared.only_warms:
             stop = StopDelta("max_tokens", None)
         message = message_of(self._prepared, self._last, self._num_tokens)
+        message.usage.cache_creation = UNSET
         delta = MessageDelta(stop, message.usage, message.context_management)
         return named_event("message_delta", delta) + named_event("message_stop", MessageStop())
 

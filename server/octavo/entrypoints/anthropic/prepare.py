@@ -10,10 +10,12 @@ from typing import Any
 from msgspec import Struct
 
 from octavo.chat.answer import AnswerParser
+from octavo.chat.breakpoints import Keep, Marked
 from octavo.chat.messages import Conversation, FieldNames
 from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint
 from octavo.entrypoints.anthropic import editing
+from octavo.entrypoints.anthropic.breakpoints import marked, seconds_of
 from octavo.entrypoints.anthropic.messages import messages_of
 from octavo.entrypoints.anthropic.protocol import (
     AssistantMessage,
@@ -29,7 +31,7 @@ from octavo.entrypoints.anthropic.protocol import (
 from octavo.entrypoints.anthropic.tools import Tools
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.generation.chat import count_prompt, prepare_chat, read_messages
+from octavo.entrypoints.generation.chat import check_all, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, is_too_long, naming
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, TopLogprobs, external_id, sampling_params
 from octavo.entrypoints.sealing import Seal
@@ -75,6 +77,7 @@ async def prepare(checked: CheckedRequest[MessagesRequest]) -> PreparedMessage:
     state, body = checked.state, checked.body
     message_id = external_id(checked.http, "msg", between="_")
     conversation, edits = await _edited(checked)
+    conversation.keep = await _kept(checked, bool(edits))
     body.messages = []  # images are not kept as long as the answer takes
     # Agents ask for a fixed number of tokens, however long the conversation has become: the answer gets what is left.
     limit = TokenLimit(max(1, body.max_tokens), clamps=True)
@@ -128,6 +131,20 @@ async def _edited(checked: CheckedRequest[Any]) -> tuple[Conversation, list[Appl
     if (not by_calls and length <= trigger) or length - after < least:
         return whole, []
     return edited, [AppliedEdit(edit.type, len(cleared.texts), max(0, length - after))]
+
+
+async def _kept(checked: CheckedRequest[MessagesRequest], is_edited: bool) -> Keep | None:
+    """The parts of the prompt that are to be found again. Raises APIError."""
+    state, body = checked.state, checked.body
+    edit = body.context_management.tool_edit if body.context_management is not None else None
+    if is_edited and edit is not None:
+        body = body.model_copy(update={"messages": editing.clear_tool_uses(body.messages, edit).messages})
+    copy, seconds = marked(body)
+    whole = seconds_of(body.cache_control) if body.cache_control is not None else 0.0
+    if not seconds:
+        return Keep(whole=whole) if whole else None
+    found = conversation_of(copy, state.seal, state.args.deferred_tools == "top")
+    return Keep(Marked(await check_all(state, found.messages), found.listed, seconds), whole)
 
 
 async def _read(checked: CheckedRequest[Any]) -> Conversation:

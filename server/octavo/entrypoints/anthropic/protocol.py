@@ -1,6 +1,6 @@
 """Request bodies of Anthropic's Messages API. Types are strict; validation and schema have one source, these types.
 
-Fields of blocks and tools that are not named here (``cache_control`` and the like) change nothing in the answer.
+Fields of blocks and tools that are not named here change nothing in the answer.
 """
 
 from __future__ import annotations
@@ -22,11 +22,22 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
+class CacheControlParam(_Part):
+    """A wish that the prompt up to the end of this block be found again for ``ttl`` after each use."""
+
+    type: Annotated[Literal["ephemeral"], known_types("ephemeral")]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+CacheControl = CacheControlParam | None
+
+
 class TextBlockParam(_Part):
     """Text."""
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl = None
 
 
 class ThinkingBlockParam(_Part):
@@ -50,6 +61,7 @@ class ToolUseBlockParam(_Part):
     id: str
     name: str
     input: dict[str, Any]
+    cache_control: CacheControl = None
 
 
 class ToolReferenceBlockParam(_Part):
@@ -81,6 +93,7 @@ class ImageBlockParam(_Part):
     source: Annotated[
         Annotated[Base64SourceParam | UrlSourceParam, Field(discriminator="type")], known_types("base64", "url")
     ]
+    cache_control: CacheControl = None
 
 
 _Result = Annotated[
@@ -96,6 +109,7 @@ class ToolResultBlockParam(_Part):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Annotated[list[_Result], OrText()] | None = None
+    cache_control: CacheControl = None
 
 
 _UserBlock = Annotated[
@@ -137,6 +151,7 @@ class ToolParam(_Part):
     input_schema: dict[str, Any]
     strict: bool | None = None
     defer_loading: bool | None = None  # the model is told of it where a search has found it
+    cache_control: CacheControl = None
 
 
 class HostedToolParam(_Part):
@@ -346,6 +361,7 @@ class CountTokensRequest(ModelBody):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None  # the older place of output_config.format
     context_management: ContextManagement | None = None
+    cache_control: CacheControl = None  # of the whole prompt
 
 
 class MessagesRequest(CountTokensRequest):

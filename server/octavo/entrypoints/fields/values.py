@@ -107,7 +107,9 @@ class RequestBody(BaseModel):
         schema = handler.resolve_ref_schema(reference)
         schema["patternProperties"] = cls.UNSUPPORTED.schema()
         for name, (other, value) in cls.NEEDS.items():
-            enough = {"const": value} if value is not None else {"not": {"type": "null"}}
+            if value is None:
+                continue  # a schema with that too is more than tools that read schemas take in
+            enough = {"const": value}
             options = [{"properties": {name: {"type": "null"}}}, {"required": [other], "properties": {other: enough}}]
             schema.setdefault("dependentSchemas", {})[name] = {"anyOf": options}
         return reference

@@ -11,6 +11,7 @@ from typing import Any
 from octavo.chat.messages import Conversation, check_messages, check_texts, images_of
 from octavo.chat.render import Rendered, no_constraint, render
 from octavo.chat.structured import Constraint
+from octavo.entrypoints.generation.retention import retain, with_cuts
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, prepare_request
 from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
@@ -33,6 +34,11 @@ async def read_messages(state: ServerState, messages: list[dict[str, Any]]) -> l
     if lines := num_billing_lines(messages):
         state.metrics.record_stripped_lines(lines)
         log_once(logger, logging.INFO, "leaving lines for billing out of instructions (x-anthropic-billing-header)")
+    return await check_all(state, messages)
+
+
+async def check_all(state: ServerState, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`check_messages`, in a thread for many of them."""
     if len(messages) < _MANY_MESSAGES:
         return check_messages(messages)
     checked: list[dict[str, Any]] = await state.engine.run_in_thread(check_messages, messages)
@@ -61,6 +67,8 @@ async def prepare_chat(
     rendered.add_stop_tokens(params, state.engine.input_processor.eos_token_ids)
     prompt, form = rendered.prompt(features), rendered.constraint
     request = await prepare_request(state, prompt, params, options, limit, form, rendered.grammar)
+    if options.truncate_prompt_tokens is None:
+        retain(state, request, rendered, conversation.keep, features)
     return request, replace(rendered, count_calls=state.metrics.record_calls)
 
 
@@ -103,6 +111,8 @@ def render_chat(
         lambda: processor.images.placeholder,
         find_constraint,
     )
+    if rendered.cuts:
+        rendered = with_cuts(rendered, state, tokenize, options.cache_salt)
     return rendered.with_boundaries() if processor.model.is_recurrent else rendered
 
 

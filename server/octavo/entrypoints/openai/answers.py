@@ -18,6 +18,7 @@ from octavo.entrypoints.generation.logprobs import (
     PromptLogprobs,
     prompt_logprobs,
 )
+from octavo.entrypoints.generation.retention import use_of
 from octavo.entrypoints.generation.run import encode_choices, encoding_cost
 from octavo.entrypoints.openai.prepare import PreparedChatCompletion, PreparedCompletion
 from octavo.interface.outputs import CompletionOutput, RequestOutput
@@ -25,9 +26,10 @@ from octavo.text.detokenizer import TextOffsets, prompt_offsets
 
 
 class PromptTokensDetails(Struct):
-    """Prompt tokens that were not computed."""
+    """Prompt tokens that were not computed, and those that were and are kept longer than others."""
 
     cached_tokens: int
+    cache_write_tokens: int = 0
 
 
 class CompletionTokensDetails(Struct):
@@ -47,11 +49,10 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of requests with a prediction
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, written: int = 0) -> Usage:
     """Usage with its total."""
-    return Usage(
-        prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, PromptTokensDetails(cached_tokens)
-    )
+    details = PromptTokensDetails(cached_tokens, written)
+    return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens, details)
 
 
 class CompletionChoice(Struct):
@@ -169,7 +170,7 @@ async def whole_chat_completion(prepared: PreparedChatCompletion, outputs: list[
             for completion in final.outputs
         ],
     )
-    used = chat_usage(final, sum(len(completion.token_ids) for completion in final.outputs))
+    used = chat_usage(prepared, final, sum(len(completion.token_ids) for completion in final.outputs))
     response = ChatCompletion(
         prepared.id,
         prepared.created,
@@ -207,9 +208,11 @@ def _chat_choice(prepared: PreparedChatCompletion, completion: CompletionOutput)
     )
 
 
-def chat_usage(output: RequestOutput, completion_tokens: int) -> Usage:
+def chat_usage(prepared: PreparedChatCompletion, output: RequestOutput, completion_tokens: int) -> Usage:
     """Count the tokens of a request and its answers."""
-    used = usage(len(output.prompt_token_ids), completion_tokens, output.num_cached_tokens)
+    cached = output.num_cached_tokens
+    written = use_of(prepared.requests[0], cached).written
+    used = usage(len(output.prompt_token_ids), completion_tokens, cached, written)
     if (predicted := output.predicted) is not None:
         used.completion_tokens_details = CompletionTokensDetails(predicted.accepted, predicted.rejected)
     return used

@@ -140,7 +140,7 @@ class ChatEvents(ChunkEvents):
     def usage(self) -> Usage:
         """The usage so far."""
         assert self._last is not None
-        return chat_usage(self._last, self._completion_tokens)
+        return chat_usage(self._prepared, self._last, self._completion_tokens)
 
     def end(self) -> bytes:
         """The usage, if the client wants it, and the end."""

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from octavo.chat.answer import AnswerParser
+from octavo.chat.breakpoints import Keep, Marked
 from octavo.chat.infill import Around
 from octavo.chat.render import Rendered
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request
-from octavo.entrypoints.generation.chat import prepare_chat, read_messages
+from octavo.entrypoints.fields.prompt_cache import marked, whole_seconds
+from octavo.entrypoints.generation.chat import check_all, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import naming
 from octavo.entrypoints.generation.infill import infill_prompts
 from octavo.entrypoints.generation.run import TokenLimit, TopLogprobs, external_id, prepare_request, sampling_params
@@ -98,6 +100,7 @@ async def prepare_chat_completion(checked: CheckedRequest[ChatCompletionRequest]
     state, body = checked.state, checked.body
     completion_id = external_id(checked.http, "chatcmpl", body.request_id)
     messages = await read_messages(state, body.messages)
+    keep = await _kept(checked)
     body.messages = []  # images are not kept as long as the answer takes
     if body.stream and body.prompt_logprobs is not None:
         message = "prompt_logprobs are not available in streams; drop stream or prompt_logprobs"
@@ -106,6 +109,7 @@ async def prepare_chat_completion(checked: CheckedRequest[ChatCompletionRequest]
     logprobs = TopLogprobs((body.top_logprobs or 0) if body.logprobs else None, "top_logprobs")
     params = sampling_params(state, body.sampling_fields(), limit, logprobs, bool(body.stream))
     conversation = body.conversation(messages)
+    conversation.keep = keep
     request, rendered = await prepare_chat(
         state,
         conversation,
@@ -124,3 +128,13 @@ async def prepare_chat_completion(checked: CheckedRequest[ChatCompletionRequest]
     echo = messages[-1]["content"] if body.echo and messages[-1]["role"] == role else ""
     created = int(time.time())
     return PreparedChatCompletion(checked, [request], completion_id, created, rendered, role, echo)
+
+
+async def _kept(checked: CheckedRequest[ChatCompletionRequest]) -> Keep | None:
+    """The parts of the prompt that are to be found again. Raises APIError."""
+    body = checked.body
+    messages, seconds = marked(body, body.messages)
+    whole = whole_seconds(body, bool(seconds))
+    if not seconds:
+        return Keep(whole=whole) if whole else None
+    return Keep(Marked(await check_all(checked.state, messages), None, seconds), whole)

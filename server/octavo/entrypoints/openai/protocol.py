@@ -13,6 +13,7 @@ from octavo.chat.messages import Conversation
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields import schemas
 from octavo.entrypoints.fields.blocks import OrText
+from octavo.entrypoints.fields.prompt_cache import PromptCacheOptions
 from octavo.entrypoints.fields.unsupported import CHAT, COMPLETION, UnsupportedFields
 from octavo.entrypoints.fields.values import (
     Count,
@@ -284,6 +285,9 @@ class ChatCompletionRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     prediction: PredictedOutput | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
 
     def token_limit(self) -> TokenLimit:
         """The limit of the answer."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from octavo.chat.answer import AnswerParser
 from octavo.chat.parts import Part, PartSplitter, Step
 from octavo.entrypoints.generation.logprobs import ChatLogprob, LogprobsFormatter
+from octavo.entrypoints.generation.retention import use_of
 from octavo.entrypoints.responses.items import (
     ConversationReference,
     CustomCallItem,
@@ -123,9 +124,10 @@ class Answer:
         tokenizer = self._prepared.state.engine.tokenizer
         reasoning = len(tokenizer.encode(thoughts, False)) if thoughts and tokenizer is not None else 0
         prompt = len(output.prompt_token_ids)
+        written = use_of(self._prepared.requests[0], output.num_cached_tokens).written
         return ResponseUsage(
             prompt,
-            InputTokensDetails(output.num_cached_tokens),
+            InputTokensDetails(output.num_cached_tokens, written),
             num_tokens,
             OutputTokensDetails(min(reasoning, num_tokens)),
             prompt + num_tokens,

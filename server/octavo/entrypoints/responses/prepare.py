@@ -10,16 +10,19 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from octavo.chat.breakpoints import Keep, Marked
 from octavo.chat.messages import Conversation, FieldNames
 from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint, schema_constraint
 from octavo.chat.tools.told import described, offered
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request, shown
-from octavo.entrypoints.generation.chat import count_prompt, prepare_chat, read_messages
+from octavo.entrypoints.fields.prompt_cache import whole_seconds
+from octavo.entrypoints.generation.chat import check_all, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, TopLogprobs, external_id, sampling_params
 from octavo.entrypoints.replica import elsewhere, new_id
+from octavo.entrypoints.responses.breakpoints import marked
 from octavo.entrypoints.responses.items import ResponseObject
 from octavo.entrypoints.responses.protocol import (
     AdditionalToolsParam,
@@ -83,6 +86,7 @@ async def prepare(checked: CheckedRequest[ResponsesRequest]) -> PreparedResponse
     state, body = checked.state, checked.body
     external_id(checked.http, "resp")  # claims a client's own; the response's cannot be chosen: it finds what is kept
     conversation, items, tools = await _read(checked)
+    conversation.keep = await _kept(checked, items, tools)
 
     async def attempt(conversation: Conversation) -> tuple[EngineCoreRequest, Rendered]:
         limit = TokenLimit(body.max_output_tokens, "max_output_tokens")
@@ -117,6 +121,18 @@ async def _read(checked: CheckedRequest[Any]) -> tuple[Conversation, list[Item],
     with naming(_OF_CHATS):
         conversation.messages = await read_messages(checked.state, conversation.messages)
     return conversation, items, tools
+
+
+async def _kept(checked: CheckedRequest[ResponsesRequest], items: list[Item], tools: Toolbox) -> Keep | None:
+    """The parts of the prompt that are to be found again."""
+    body = checked.body
+    copies, seconds = marked(body, items)
+    whole = whole_seconds(body, bool(seconds))
+    if not seconds:
+        return Keep(whole=whole) if whole else None
+    found = conversation_of(body, copies, tools)
+    with naming(_OF_CHATS):
+        return Keep(Marked(await check_all(checked.state, found.messages), found.listed, seconds), whole)
 
 
 async def _items(state: ServerState, body: InputTokensRequest) -> list[Item]:

@@ -13,6 +13,7 @@ from octavo.chat.messages import MAX_MESSAGES
 from octavo.chat.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.fields.blocks import OrId, OrText, known_types
+from octavo.entrypoints.fields.prompt_cache import PromptCacheBreakpoint, PromptCacheOptions
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
 from octavo.entrypoints.fields.values import Count, Index, ModelBody, ReasoningEffort, Seed, TemplateVariables
 
@@ -29,6 +30,7 @@ class TextPartParam(_Part):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class ImagePartParam(_Part):
@@ -37,6 +39,7 @@ class ImagePartParam(_Part):
     type: Literal["input_image"]
     image_url: str
     detail: Literal["auto", "low", "high", "original"] | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class RefusalPartParam(_Part):
@@ -425,6 +428,8 @@ class ResponsesRequest(InputTokensRequest):
     metadata: Metadata | None = None
     max_tool_calls: Count | None = None  # of built-in tools, of which there are none
     prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     safety_identifier: str | None = None
     user: str | None = None
     # Open Responses'
