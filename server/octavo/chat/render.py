@@ -14,6 +14,7 @@ from octavo.chat.breakpoints import cuts
 from octavo.chat.messages import Conversation, images_of
 from octavo.chat.options import NONE, ChatOptions
 from octavo.chat.reasoning import ReasoningParser
+from octavo.chat.replay import Replay, Replayed, Spoken, follow, with_thoughts
 from octavo.chat.spelled import SpelledMarkers
 from octavo.chat.structured import MARKS, Constraint, after_reasoning, calls_alone, or_calls
 from octavo.chat.system_messages import rendered
@@ -40,6 +41,8 @@ _TAG_TOKENS = 64  # at the end of a prompt that surely hold a tag and the space 
 _RECIPIENT = ">>>"  # in front of messages that name who is to read them
 
 Tokenize = Callable[[str], list[int]]
+_Text = tuple[str, Callable[[], list[str]]]  # a prompt, and what finds the texts with which it begins
+_TextOf = Callable[[Conversation], _Text]
 
 
 def no_constraint() -> None:
@@ -73,6 +76,8 @@ class Rendered:
         tuple[int, float]
     ] = ()  # characters of the text that are to be found again, and for how many seconds
     kept: Sequence[tuple[int, float]] = ()  # the same in tokens
+    replayed: Replayed | None = None  # the text with answers as they were spoken
+    num_messages: int = 0  # before the answer
 
     def with_boundaries(self) -> Rendered:
         """The same with its boundaries."""
@@ -140,12 +145,13 @@ def render(
     tokenize: Tokenize,
     placeholder: Callable[[], str],
     find_constraint: Callable[[], Constraint | None] = no_constraint,
+    replay: Replay | None = None,
 ) -> Rendered:
     """The prompt of a conversation, how its answers are constrained and how they are read. Raises ValueError, mostly
     FieldError.
 
     ``tokenize`` gives the ids of the prompt's text, ``placeholder`` the text that stands for an image,
-    ``find_constraint`` the form of the answer that the client asks for.
+    ``find_constraint`` the form of the answer that the client asks for, ``replay`` answers as they were spoken.
     """
     constraint = find_constraint()
     if tokenizer is None:
@@ -161,7 +167,14 @@ def render(
         constraint = combine_constraints(constraint, plan, token_id)
     harmony, continues = speaks_harmony(options, template), bool(conversation.continue_final_message)
     thoughts = Thoughts(None, "none") if harmony else thoughts_of(template, options.reasoning_parser)
-    text, parts = _text(conversation, options, tokenizer, template, placeholder, thoughts)
+    text_of = partial(
+        _text, options=options, tokenizer=tokenizer, template=template, placeholder=placeholder, thoughts=thoughts
+    )
+    text, parts = text_of(conversation)
+    replayed = None
+    if replay is not None and (known := replay.known(conversation.messages)):
+        conversation, (text, parts), replayed = _replayed(conversation, known, (text, parts), text_of)
+        tokenize = replayed.tokenizing(tokenize)
     if harmony and continues and plan is not None and plan.constraint is not None:
         raise FieldError("tool_choice demands a call, which cannot continue a final message; drop one", "tool_choice")
     ids = _after_earlier(tokenize(text), conversation.earlier_ids, tokenizer.bos_token_id)
@@ -183,29 +196,47 @@ def render(
     whole = {marker: number for marker, number in found.items() if number is not None}
     return replace(
         made,
+        replayed=replayed,
+        num_messages=len(conversation.messages),
         marks=_marks(thoughts, template),
-        cuts=_cuts(text, conversation, options, tokenizer, template, thoughts, placeholder),
+        cuts=_cuts(text, conversation, text_of),
         marker_ids=whole,
         decode=partial(tokenizer.decode, skip_special_tokens=False),
     )
 
 
-def _cuts(
-    text: str,
+def _replayed(
     conversation: Conversation,
-    options: ChatOptions,
-    tokenizer: Tokenizer,
-    template: str,
-    thoughts: Thoughts,
-    placeholder: Callable[[], str],
-) -> list[tuple[int, float]]:
+    known: Mapping[int, Sequence[Spoken]],
+    plain: _Text,
+    text_of: _TextOf,
+) -> tuple[Conversation, _Text, Replayed]:
+    """The prompt with answers as they were spoken, and its conversation: with the thoughts that the client left out, if
+    that makes more of them what they were. ``plain``: the prompt of what it sent."""
+    found = follow(plain[0], known)
+    messages, keep = with_thoughts(conversation.messages, known), conversation.keep
+    if len(found.answers) == len(known) or messages == conversation.messages:
+        return conversation, plain, found
+    if keep is not None and keep.marked is not None:
+        marked = replace(keep.marked, messages=with_thoughts(keep.marked.messages, known))
+        keep = replace(keep, marked=marked)
+    whole = replace(conversation, messages=messages, keep=keep)
+    with suppress(ValueError):
+        text = text_of(whole)
+        other = follow(text[0], known)
+        if len(other.answers) > len(found.answers):
+            return whole, text, other
+    return conversation, plain, found
+
+
+def _cuts(text: str, conversation: Conversation, text_of: _TextOf) -> list[tuple[int, float]]:
     """The places at which the client wants the prompt's beginning found again."""
     marked = conversation.keep.marked if conversation.keep is not None else None
     if marked is None or conversation.earlier_ids:
         return []
     copy = replace(conversation, messages=marked.messages, listed=marked.listed)
     with suppress(ValueError):  # of a template that takes no marks: then it is not said where they would be
-        return cuts(_text(copy, options, tokenizer, template, placeholder, thoughts)[0], text, marked.seconds)
+        return cuts(text_of(copy)[0], text, marked.seconds)
     return []
 
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from octavo.entrypoints.admission import check_model, check_serving
 from octavo.entrypoints.fields.values import ModelBody
+from octavo.entrypoints.generation.heard import listener
 from octavo.entrypoints.generation.pooled import run_pooled
 from octavo.entrypoints.generation.run import Generation
 from octavo.entrypoints.generation.stream import EVENT_STREAM, Events, EventStream
@@ -62,7 +63,8 @@ class Prepared(Generic[Body]):
 
     def generation(self) -> Generation:
         """Admit the requests. Raises APIError."""
-        return Generation(self.state, self.requests, self.texts or [None] * len(self.requests))
+        heard = listener(self.state.replay, getattr(self, "rendered", None), self.requests[0])
+        return Generation(self.state, self.requests, self.texts or [None] * len(self.requests), heard=heard)
 
 
 Run = TypeVar("Run", bound=Prepared[Any])

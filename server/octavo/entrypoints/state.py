@@ -8,12 +8,14 @@ import json
 import os
 import time
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 from starlette.requests import Request
 
 from octavo.chat.decisions.calibration import read_temperatures
 from octavo.chat.options import ChatOptions
+from octavo.chat.replay import Replay, SpokenAnswers
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
 from octavo.entrypoints.bodies import Bodies
@@ -23,6 +25,7 @@ from octavo.entrypoints.lora.served import Adapters
 from octavo.entrypoints.replica import tag_of
 from octavo.entrypoints.sealing import Seal, secret_of
 from octavo.entrypoints.storage.places import open_store
+from octavo.entrypoints.tenants import current_tenant
 from octavo.errors import ConfigError
 from octavo.fetch.decisions_file import read_decisions_file
 from octavo.interface.engine_config import EngineConfig
@@ -72,7 +75,7 @@ class ServerState:
             self.args.decisions_calibration, self.engine.config.model.files, read_temperatures
         )
         self.store = open_store(self.args)
-        self.text_lengths = TextLengths()
+        self.text_lengths, self._spoken = TextLengths(), SpokenAnswers()
         max_num_seqs = self.engine.config.scheduler.max_num_seqs
         self.max_n = max(MAX_N, max_num_seqs)
         self.max_queued = 8 * max_num_seqs if self.args.max_num_queued_reqs is None else self.args.max_num_queued_reqs
@@ -91,6 +94,14 @@ class ServerState:
     def model_name(self) -> str:
         """The name in responses and metrics."""
         return self.model_names[0]
+
+    def replay(self, salt: str | None) -> Replay | None:
+        """The answers that were spoken to the request's tenant under a cache's salt; None where none are remembered."""
+        tokenizer, tenant = self.engine.tokenizer, current_tenant.get()
+        if tokenizer is None or not (self.args.replay and self.engine.config.cache.enable_prefix_caching):
+            return None
+        decode = partial(tokenizer.decode, skip_special_tokens=False)
+        return Replay(self._spoken, f"{salt} {tenant}", tokenizer.special_text, decode)
 
     @property
     def store_tag(self) -> str:

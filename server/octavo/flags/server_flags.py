@@ -66,6 +66,8 @@ SERVER_HELP = {
     "enable_auto_tool_choice": "Let the model decide whether to call tools",
     "reasoning_parser": "Format of the model's reasoning, which is returned as reasoning_content. none: it stays in "
     "the content (default: detected from the chat template)",
+    "replay": "Remember answers, so that the next turn's prompt has them as they were spoken and finds them in the "
+    "cache",
     "deferred_tools": "Where the model is told of tools that a client defers (defer_loading). found: where a search "
     "has found them, so that the cache keeps what came before; top: with all others, at the top",
     "decisions_min_mass": "Probability that the labels of a question in /v1/decisions must have together. Below it, "

@@ -196,6 +196,17 @@ class EngineMetrics:
             Counter, "octavo:prompt_lines_stripped", "Number of lines for billing left out of instructions"
         )
         self._stripped = stripped.labels(**self._labels)
+        hits = self._family(
+            Counter, "octavo:replay_hits", "Number of prompts whose last answer stands in them as it was spoken"
+        )
+        self._replay_hits = hits.labels(**self._labels)
+        self._replay_misses = self._family(
+            Counter,
+            "octavo:replay_misses",
+            "Number of prompts whose last answer does not stand in them as it was spoken: unknown is not remembered, "
+            "changed is what the chat template or the client writes otherwise",
+            "why",
+        )
         self._calls = self._family(Counter, "octavo:tool_calls", "Number of tool calls in answers, by format", "format")
         self._malformed = self._family(
             Counter,
@@ -345,6 +356,10 @@ class EngineMetrics:
     def record_stripped_lines(self, count: int) -> None:
         """Lines that were left out of a prompt, since they differ in every request."""
         self._stripped.inc(count)
+
+    def record_replay(self, why: str | None) -> None:
+        """A prompt with answers: whether the last one stands in it as it was spoken, or why not."""
+        (self._replay_hits if why is None else self._replay_misses.labels(**self._labels, why=why)).inc()
 
     def record_calls(self, form: str, calls: int, malformed: int, unknown: int) -> None:
         """The tool calls of an answer that is complete, in the format ``form``: all of them, texts that began as one,

@@ -12,6 +12,11 @@ _MOST = 256  # texts
 Tokenize = Callable[[str], list[int]]
 
 
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """The length of the common beginning of two lists of tokens."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 class TextLengths:
     """Counts them, and remembers: agents send the same beginnings again. May be used from several threads."""
 

@@ -137,6 +137,10 @@ class Tokenizer:
         """The ids that `decode` leaves out when it skips special tokens."""
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
+    def special_text(self, token_id: int) -> str | None:
+        """The text of a special token; None for others."""
+        return self.decode([token_id], skip_special_tokens=False) if token_id in self.all_special_ids else None
+
     @cached_property
     def vocab_size(self) -> int:
         """The size without the tokens that were added to the trained vocabulary."""

@@ -79,6 +79,18 @@ TURNS: list[tuple[str, str, str, list[tuple[str, dict[str, str]]]]] = [
     ("the note was written to the last page", "Done.", "The test passes again.", []),
     ("and what did the clock say, please tell", "It said noon.", "Noon, in zone Z.", []),
 ]
+# Many calls before the last search: each reads another file.
+NAMES = [f"{first}{second}" for first in ("north", "south", "east", "west", "up") for second in "abcdef"]
+READS = [
+    (f"{before} is read to its last line {before}", f"Next is {name}.", "", [("Read", {"path": f"src/{name}.py"})])
+    for before, name in pairwise(["first", *NAMES])
+]
+TURNS[8:8] = [
+    (TURNS[8][0], *READS[0][1:]),
+    *READS[1:],
+    (f"{NAMES[-1]} is read to its last line {NAMES[-1]}", *TURNS[8][1:]),
+]
+del TURNS[8 + len(READS) + 1]
 
 
 def spoken(thought: str, text: str, calls: list[tuple[str, dict[str, str]]]) -> str:
@@ -187,6 +199,7 @@ def run(agent: Agent, turns: int = len(TURNS)) -> list[Any]:
 def test_a_conversation_stays_in_the_cache_also_behind_a_search_for_tools(server):
     agent = Agent(server)
     usages = run(agent)
+    assert sum(len(calls) for *_, calls in TURNS) >= 40
     for before, used in pairwise(usages):
         prompt = used.cache_read_input_tokens + used.input_tokens
         assert used.cache_read_input_tokens / prompt >= 0.97

@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.chat.messages import Conversation, check_messages, check_texts, images_of
 from octavo.chat.render import Rendered, no_constraint, render
+from octavo.chat.replay import Replay
 from octavo.chat.structured import Constraint
 from octavo.entrypoints.generation.retention import retain, with_cuts
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, prepare_request
@@ -67,9 +68,21 @@ async def prepare_chat(
     rendered.add_stop_tokens(params, state.engine.input_processor.eos_token_ids)
     prompt, form = rendered.prompt(features), rendered.constraint
     request = await prepare_request(state, prompt, params, options, limit, form, rendered.grammar)
+    if not rendered.continues:
+        count_replay(state, conversation, rendered)
     if options.truncate_prompt_tokens is None:
         retain(state, request, rendered, conversation.keep, features)
     return request, replace(rendered, count_calls=state.metrics.record_calls)
+
+
+def count_replay(state: ServerState, conversation: Conversation, rendered: Rendered) -> None:
+    """Count whether the last answer of a conversation stands in the prompt as it was spoken."""
+    last = max((at for at, m in enumerate(conversation.messages) if m["role"] == "assistant"), default=None)
+    if last is not None and state.args.replay:
+        replayed = rendered.replayed
+        known = replayed is not None and last in replayed.known
+        found = replayed is not None and last in replayed.found
+        state.metrics.record_replay(None if found else "changed" if known else "unknown")
 
 
 async def count_prompt(
@@ -80,7 +93,9 @@ async def count_prompt(
 ) -> list[int]:
     """Token ids of a conversation that is not to be answered, its images' included. Raises ValueError, APIError."""
     features = await _read_images(state, conversation)
-    ids = (await state.engine.run_in_thread(render_chat, state, conversation, options, find_constraint)).ids
+    options = options.for_tenant
+    replay = state.replay(options.cache_salt)
+    ids = (await state.engine.run_in_thread(render_chat, state, conversation, options, find_constraint, replay)).ids
     return state.engine.input_processor.images.processor.expand(ids, features)[0] if features else ids
 
 
@@ -96,6 +111,7 @@ def render_chat(
     conversation: Conversation,
     options: PromptOptions,
     find_constraint: FindConstraint = no_constraint,
+    replay: Replay | None = None,
 ) -> Rendered:
     """`render` with what the server is set up with. Raises ValueError."""
     processor = state.engine.input_processor
@@ -110,6 +126,7 @@ def render_chat(
         tokenize,
         lambda: processor.images.placeholder,
         find_constraint,
+        replay,
     )
     if rendered.cuts:
         rendered = with_cuts(rendered, state, tokenize, options.cache_salt)
@@ -123,7 +140,7 @@ async def _render(
     which is to be compiled, and one that takes many steps."""
     from octavo.text.template_meter import Meter, metered
 
-    work = partial(render_chat, state, conversation, options, find_constraint)
+    work = partial(render_chat, state, conversation, options, find_constraint, state.replay(options.cache_salt))
     size = sum(len(message["content"]) for message in conversation.messages)
     if size <= _LONG_CHAT and not conversation.tools and conversation.chat_template is None:
         with metered(Meter(steps=_QUICK_STEPS, size=_QUICK_BYTES)) as meter:

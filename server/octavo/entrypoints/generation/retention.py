@@ -12,6 +12,7 @@ from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.tenants import current_tenant
 from octavo.interface.messages import EngineCoreRequest, Retain
 from octavo.multimodal.items import ImageFeatures
+from octavo.text.text_lengths import common_prefix
 
 SHORT = 300.0  # seconds: Anthropic counts what is written for longer by itself
 
@@ -47,8 +48,14 @@ def with_cuts(rendered: Rendered, state: ServerState, tokenize: Tokenize, salt: 
     """``rendered`` with the tokens of what its client wants kept."""
     if rendered.text is None or not rendered.cuts:
         return rendered
-    lengths, text = state.text_lengths, rendered.text
-    counted = [(lengths.count(text[:end], rendered.ids, tokenize, salt), seconds) for end, seconds in rendered.cuts]
+    text, replayed, counted = rendered.text, rendered.replayed, []
+    for end, seconds in rendered.cuts:
+        if replayed is not None and replayed.answers and replayed.answers[0][0] < end:
+            ids = replayed.tokenizing(tokenize)(text[:end])  # whose number is not the text's alone
+            number = common_prefix(ids, rendered.ids)
+        else:
+            number = state.text_lengths.count(text[:end], rendered.ids, tokenize, salt)
+        counted.append((number, seconds))
     return replace(rendered, kept=counted)
 
 

@@ -19,6 +19,7 @@ from octavo.engine.async_llm import OutputStream
 from octavo.engine.input_processor import Prompt
 from octavo.entrypoints.admission import check_queue, check_serving, claim_id
 from octavo.entrypoints.errors import APIError, bad_request
+from octavo.entrypoints.generation.heard import Listener
 from octavo.entrypoints.lora.served import current_adapter
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.tenants import combined_salt, current_tenant
@@ -141,7 +142,8 @@ async def prepare_request(
 
 
 class Generation:
-    """Admitted requests and their outputs. `start` hands them to the core, `close` aborts those that have not finished.
+    """Admitted requests and their outputs, to which ``heard`` listens. `start` hands them to the core, `close` aborts
+    those that have not finished.
 
     The constructor raises APIError if the server does not admit them; ``admit`` False skips that, for further parts of
     an admitted request.
@@ -153,6 +155,7 @@ class Generation:
         requests: Sequence[EngineCoreRequest],
         texts: Sequence[str | None],
         admit: bool = True,
+        heard: Listener | None = None,
     ) -> None:
         if admit:
             check_serving(state)
@@ -161,6 +164,7 @@ class Generation:
         self._requests = list(zip(requests, texts, strict=True))
         self._log = state.args.enable_log_requests
         self._tenant = current_tenant.get()
+        self._heard = heard
         self.stream = OutputStream()
         self._positions = {request.request_id: position for position, request in enumerate(requests)}
         self._unfinished = set(self._positions)
@@ -206,6 +210,8 @@ class Generation:
         return [finals[position] for position in range(len(finals))]
 
     def _with_position(self, output: RequestOutput) -> tuple[int, RequestOutput]:
+        if self._heard is not None:
+            self._heard.hear(output)
         if output.finished or output.error is not None:
             _raise_for_error(output)
             self._unfinished.discard(output.request_id)
