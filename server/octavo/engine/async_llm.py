@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -284,12 +283,13 @@ class AsyncLLM:
             return 0.0
         return min(self.client.heartbeat.seconds_since_progress(), time.monotonic() - self._work_since)
 
-    def seconds_until_room(self, excess: int) -> int:
-        """Retry-After: estimated seconds, 1 to 60, until ``excess`` sequences have finished at the recent pace."""
+    def seconds_until_room(self, excess: int) -> float:
+        """Estimate the seconds, 60 at most and 1 where nothing is known, until ``excess`` sequences have finished at
+        the recent pace."""
         if len(self._finish_times) < 2:
-            return 1
+            return 1.0
         span = time.monotonic() - self._finish_times[0]
-        return max(1, min(60, math.ceil(excess * span / len(self._finish_times))))
+        return min(60.0, excess * span / len(self._finish_times))
 
     def close(self, grace: float = 5.0) -> None:
         """End the core. Unfinished requests end with EngineDeadError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextvars import ContextVar
 
 from octavo.entrypoints.errors import APIError, bad_request
@@ -10,6 +11,7 @@ from octavo.entrypoints.state import Phase, ServerState
 from octavo.metrics.prometheus import REJECTED_QUEUE_FULL
 
 MISSING_ADAPTER = "x-octavo-missing-adapter"  # of a 404: another replica may have it by now
+_LEAST_MS = 50  # after which a client asks again
 _SHOWN = 20  # adapters that an error names
 # Whether the current request came before the drain began, or over a connection that did: it is not refused.
 before_drain: ContextVar[bool] = ContextVar("before_drain", default=False)
@@ -90,9 +92,18 @@ def check_queue(state: ServerState, count: int) -> None:
             429,
             f"queue full: {num_queued(state)} waiting, {count} requested, limit {state.max_queued} "
             "(--max-num-queued-reqs); retry later or at another replica",
-            headers={"retry-after": str(state.engine.seconds_until_room(queued - state.max_queued))},
+            headers=retry_after(state.engine.seconds_until_room(queued - state.max_queued)),
             overloaded=True,
         )
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """The headers that say when to ask again: in whole seconds, and below one in milliseconds, which clients of OpenAI
+    and Anthropic read first."""
+    headers = {"retry-after": str(max(1, math.ceil(seconds)))}
+    if seconds < 1:
+        headers["retry-after-ms"] = str(max(_LEAST_MS, math.ceil(seconds * 1000)))
+    return headers
 
 
 def num_queued(state: ServerState) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from octavo.chat.parts import Part, PartSplitter
+from octavo.entrypoints.anthropic.diagnostics import Diagnostics
 from octavo.entrypoints.anthropic.prepare import AppliedEdit, PreparedMessage
 from octavo.entrypoints.generation.retention import use_of
 from octavo.entrypoints.sealing import Seal
@@ -76,6 +77,7 @@ class AnthropicMessage(Struct):
     role: str = "assistant"
     type: str = "message"
     context_management: AppliedEdits | UnsetType = UNSET
+    diagnostics: Diagnostics | UnsetType = UNSET
 
 
 class UneditedCount(Struct):
@@ -123,7 +125,10 @@ def message_of(prepared: PreparedMessage, output: RequestOutput, num_tokens: int
     use = use_of(prepared.requests[0], output.num_cached_tokens)
     created = CacheCreation(use.written_short, use.written_long)
     used = MessageUsage(use.rest, use.read, num_tokens, use.written, created)
-    return AnthropicMessage(prepared.id, prepared.answering_name, [], used, context_management=applied_edits(prepared))
+    diagnosis = prepared.diagnosis
+    told = UNSET if diagnosis is None else diagnosis.told(output.num_cached_tokens)
+    edits = applied_edits(prepared)
+    return AnthropicMessage(prepared.id, prepared.answering_name, [], used, context_management=edits, diagnostics=told)
 
 
 def applied_edits(prepared: PreparedMessage) -> AppliedEdits | UnsetType:

@@ -16,6 +16,7 @@ from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint
 from octavo.entrypoints.anthropic import editing
 from octavo.entrypoints.anthropic.breakpoints import marked, seconds_of
+from octavo.entrypoints.anthropic.diagnostics import Diagnosis, diagnose, fingerprint_of
 from octavo.entrypoints.anthropic.messages import messages_of
 from octavo.entrypoints.anthropic.protocol import (
     AssistantMessage,
@@ -34,6 +35,7 @@ from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.generation.chat import check_all, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, is_too_long, naming
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, TopLogprobs, external_id, sampling_params
+from octavo.entrypoints.lora.served import current_adapter
 from octavo.entrypoints.sealing import Seal
 
 _OPTIONS = PromptOptions(add_special_tokens=False)
@@ -55,6 +57,7 @@ class PreparedMessage(Prepared[MessagesRequest]):
     id: str
     rendered: Rendered
     edits: list[AppliedEdit]
+    diagnosis: Diagnosis | None
 
     @property
     def omits_thoughts(self) -> bool:
@@ -78,6 +81,9 @@ async def prepare(checked: CheckedRequest[MessagesRequest]) -> PreparedMessage:
     message_id = external_id(checked.http, "msg", between="_")
     conversation, edits = await _edited(checked)
     conversation.keep = await _kept(checked, bool(edits))
+    adapter = current_adapter.get()
+    model = state.model_name if adapter is None else adapter.name
+    now = fingerprint_of(body, model) if body.diagnostics is not None else None
     body.messages = []  # images are not kept as long as the answer takes
     # Agents ask for a fixed number of tokens, however long the conversation has become: the answer gets what is left.
     limit = TokenLimit(max(1, body.max_tokens), clamps=True)
@@ -88,7 +94,11 @@ async def prepare(checked: CheckedRequest[MessagesRequest]) -> PreparedMessage:
         request, rendered = await prepare_chat(
             state, conversation, params, _OPTIONS, limit, partial(constraint_of, body)
         )
-    return PreparedMessage(checked, [request], message_id, rendered, edits)
+    diagnosis = None
+    if now is not None and body.diagnostics is not None:
+        now.tokens = len(request.prompt_token_ids)
+        diagnosis = await diagnose(state, body.diagnostics.previous_message_id, message_id, now)
+    return PreparedMessage(checked, [request], message_id, rendered, edits, diagnosis)
 
 
 async def count_tokens(checked: CheckedRequest[CountTokensRequest]) -> tuple[int, int]:

@@ -364,12 +364,19 @@ class CountTokensRequest(ModelBody):
     cache_control: CacheControl = None  # of the whole prompt
 
 
+class DiagnosticsParam(_Part):
+    """Asks why the cache did not have more of the prompt: the message before is named, or null at the first turn."""
+
+    previous_message_id: str | None = None
+
+
 class MessagesRequest(CountTokensRequest):
     """POST /v1/messages"""
 
     CLAMPED: ClassVar[frozenset[str]] = frozenset({"max_tokens"})
 
     max_tokens: Index  # 0: the prompt is computed, so that the cache has it, and the answer is empty
+    diagnostics: DiagnosticsParam | None = None
     stop_sequences: Annotated[list[_STOP], Field(max_length=limits.MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
