@@ -22,7 +22,7 @@ from octavo.interface.model_files import NO_TOKENIZER
 if TYPE_CHECKING:
     from octavo.gguf.header import GGUFFile
 
-_VERSION = 7  # raise it when what is derived changes
+_VERSION = 8  # raise it when what is derived changes
 
 
 def derived_directory(path: Path, *, download_dir: str | None = None) -> Path:

@@ -68,6 +68,17 @@ OLLAMA_NAMES = {
     "deepseek-r1:1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
     "deepseek-r1:7b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
     "all-minilm": "all-minilm-l6-v2",
+    "nomic-embed-text": "nomic-ai/nomic-embed-text-v1.5",
+    "mxbai-embed-large": "mixedbread-ai/mxbai-embed-large-v1",
+    "bge-large": "BAAI/bge-large-en-v1.5",
+    "bge-m3": "BAAI/bge-m3",
+    "snowflake-arctic-embed": "Snowflake/snowflake-arctic-embed-l",
+    "snowflake-arctic-embed2": "Snowflake/snowflake-arctic-embed-l-v2.0",
+    "paraphrase-multilingual": "sentence-transformers/paraphrase-multilingual-mpnet-base-v2",
+    "granite-embedding": "ibm-granite/granite-embedding-30m-english",
+    "granite-embedding:278m": "ibm-granite/granite-embedding-278m-multilingual",
+    **{f"qwen3-embedding:{size.lower()}": f"Qwen/Qwen3-Embedding-{size}" for size in ("0.6B", "4B", "8B")},
+    "qwen3-embedding": "Qwen/Qwen3-Embedding-8B",
 }
 # org/name, org/name/file.gguf or org/name:QUANT
 REPOSITORY = re.compile(r"(?P<repo>[^/:]+/[^/:]+)(?:/(?P<file>.+\.gguf)|:(?P<quant>[\w.-]+))?")

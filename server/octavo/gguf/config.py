@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
+from octavo.gguf.encoders import ENCODERS, encoder_config
 from octavo.gguf.families import (
     ARCHITECTURES,
     BY_LAYER,
@@ -84,6 +85,8 @@ _SAMPLING = {  # general.sampling.* -> generation_config.json
 def hf_config(file: GGUFFile) -> dict[str, Any]:
     """config.json. Raises ModelError when the architecture is not supported or a key is missing."""
     arch = file.architecture
+    if arch in ENCODERS:
+        return _encoder(file)
     _check_supported(file)
     model_type, class_name = ARCHITECTURES[arch]
     heads = _stated(file, "attention.head_count")
@@ -138,9 +141,27 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config["rope_scaling"] = long_rope(file) or _from_frequency_factors(file, head_dim)
     if words := answer_words(file):
         config["classifier_from_token"] = words
-    if stored := _FLOATS.get(_tables(file)[0].qtype):
-        config["dtype"] = stored
-    return config
+    return config | _stored_as(file)
+
+
+def _encoder(file: GGUFFile) -> dict[str, Any]:
+    """config.json of a model that reads whole texts."""
+    names = {
+        **_NAMES,
+        "layer_norm_eps": "{arch}.attention.layer_norm_epsilon",
+        "local_attention": "{arch}.attention.sliding_window",
+        "type_vocab_size": "rows of token_types.weight",
+        "pad_token_id": "tokenizer.ggml.padding_token_id",
+    }
+    found = encoder_config(file, _stated)
+    config = check_config(found, str(file.path), lambda field: names.get(field, field).format(arch=file.architecture))
+    _check_vocabulary(file, config["vocab_size"])
+    return config | _stored_as(file)
+
+
+def _stored_as(file: GGUFFile) -> dict[str, Any]:
+    stored = _FLOATS.get(_tables(file)[0].qtype)
+    return {"dtype": stored} if stored else {}
 
 
 def _gemma(file: GGUFFile, heads: int) -> dict[str, Any]:
@@ -161,9 +182,8 @@ def _gemma(file: GGUFFile, heads: int) -> dict[str, Any]:
 def _check_supported(file: GGUFFile) -> None:
     arch = file.architecture
     if arch not in ARCHITECTURES:
-        raise ModelError(
-            f"{file.path}: GGUF architecture {arch!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
-        )
+        known = ", ".join([*ARCHITECTURES, *ENCODERS])
+        raise ModelError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported are {known}")
     if file.metadata.get(f"{arch}.attention.causal", True) is False:
         raise ModelError(f"{file.path}: {arch}.attention.causal is false: {arch} is built for causal attention alone")
     norm = "token_embd_norm.weight" if arch in SHORT_CONVS else "output_norm.weight"

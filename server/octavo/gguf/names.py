@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from octavo.errors import ModelError
+from octavo.gguf.encoders import ENCODERS, encoder_name
 from octavo.gguf.families import TENSORS, layers_of, layout_of
 from octavo.gguf.header import GGUFFile, TensorInfo
 from octavo.gguf.pooling import answer_words
@@ -52,6 +53,8 @@ _ANSWERS = "cls.output.weight"
 
 def hf_name(name: str, layout: str) -> str | None:
     """The checkpoint name of a GGUF tensor in a file of that `layout_of`; None where there is none."""
+    if layout in ENCODERS:
+        return encoder_name(name, layout)
     parts = _LAYER | TENSORS.get(layout, {})
     if match := re.fullmatch(r"blk\.(\d+)\.exp_probs_b\.bias", name):
         return f"model.layers.{match[1]}.mlp.gate.e_score_correction_bias"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.gguf.encoders import ENCODERS
 from octavo.gguf.header import GGUFFile
 from octavo.interface.config_checks import shown_value
 
@@ -22,6 +23,8 @@ def pooling_modules(file: GGUFFile) -> dict[str, Any]:
             f"{file.path}: {file.architecture}.pooling_type must be from 0 to 4, got {shown_value(stated)}; "
             "fetch the file again"
         )
+    if stated == _NONE and file.architecture in ENCODERS:
+        stated = _MEAN
     if stated == _NONE and any("embed" in str(file.metadata.get(name, "")).lower() for name in _NAMES):
         stated = _LAST  # decoders are trained to put a text's meaning into the state of its last token
     if stated not in _MODES:
@@ -35,7 +38,7 @@ def answer_words(file: GGUFFile) -> list[str] | None:
     """The two tokens, against and for, of a model that ranks documents by one of them; None: it does not rank. Raises
     ModelError for one that ranks otherwise."""
     arch = file.architecture
-    if file.metadata.get(f"{arch}.pooling_type") != _RANK:
+    if file.metadata.get(f"{arch}.pooling_type") != _RANK or arch in ENCODERS:
         return None
     labels = file.metadata.get(f"{arch}.classifier.output_labels")
     if not isinstance(labels, list) or sorted(map(str.lower, labels)) != ["no", "yes"]:

@@ -1,8 +1,8 @@
 """tokenizer.json and tokenizer_config.json out of a GGUF header.
 
 GGUF names a vocabulary's kind (``tokenizer.ggml.model``: gpt2 for byte-level BPE, llama for SentencePiece, gemma4 for
-merges of characters) and, for gpt2, the rule by which text is cut before merging (``tokenizer.ggml.pre``). The rules
-are llama.cpp's (llama-vocab.cpp).
+merges of characters, bert for WordPiece, t5 for Unigram) and, for gpt2, the rule by which text is cut before merging
+(``tokenizer.ggml.pre``). The rules are llama.cpp's (llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.gguf.encoder_tokenizers import special_ids, unigram, word_pieces
+from octavo.gguf.encoders import ENCODERS
 from octavo.gguf.pre_tokenizers import DEFAULT, REFUSED, RULES
 
 # Marks of infilling by their role (`octavo.chat.infill`): GGUF's names, and those of older files.
@@ -44,8 +46,12 @@ def tokenizer_json(meta: Mapping[str, Any], path: object) -> dict[str, Any]:
         parts = _sentencepiece(meta, tokens, types, path)
     elif kind == "gemma4":
         parts = _characters(meta, tokens)
+    elif kind == "bert":
+        parts = word_pieces(meta, tokens, types, path)
+    elif kind == "t5":
+        parts = unigram(meta, tokens, types, path)
     else:
-        raise ModelError(f"{path}: a vocabulary of kind {kind!r} is not supported (gpt2, llama and gemma4 are)")
+        raise ModelError(f"{path}: a vocabulary of kind {kind!r} is not supported (gpt2, llama, gemma4, bert, t5 are)")
     added = [
         {
             "id": i,
@@ -75,6 +81,9 @@ def tokenizer_json(meta: Mapping[str, Any], path: object) -> dict[str, Any]:
 def tokenizer_config(meta: Mapping[str, Any]) -> dict[str, Any]:
     """tokenizer_config.json: special tokens and whether they are added to a text."""
     tokens = meta.get("tokenizer.ggml.tokens") or []
+    if meta.get("tokenizer.ggml.model") == "bert":
+        special = {f"{name}_token": tokens[i] for name, i in special_ids(meta, len(tokens)).items()}
+        return {**special, "model_max_length": 10**30, "tokenizer_class": "PreTrainedTokenizerFast"}
 
     def token(key: str) -> str | None:
         i = meta.get(f"tokenizer.ggml.{key}_token_id")
@@ -106,29 +115,44 @@ def _adds(meta: Mapping[str, Any], which: str) -> bool:
     if said is not None:
         return bool(said)
     if which == "eos":
-        return False
+        return _is_encoder(meta)
+    if _is_encoder(meta):
+        return True
     if meta.get("tokenizer.ggml.model") in ("llama", "gemma4"):
         return True
     return RULES.get(_rule_of(meta), RULES[DEFAULT]).starts
 
 
+def _is_encoder(meta: Mapping[str, Any]) -> bool:
+    return meta.get("general.architecture") in ENCODERS or meta.get("tokenizer.ggml.model") == "t5"
+
+
 def _post_processor(meta: Mapping[str, Any], tokens: list[str]) -> dict[str, Any] | None:
-    around: dict[str, list[dict[str, Any]]] = {"bos": [], "eos": []}
-    special: dict[str, Any] = {}
-    for which, pieces in around.items():
-        i = meta.get(f"tokenizer.ggml.{which}_token_id")
-        if i is not None and i < len(tokens) and _adds(meta, which):
-            pieces.append({"SpecialToken": {"id": tokens[i], "type_id": 0}})
-            special[tokens[i]] = {"id": tokens[i], "ids": [int(i)], "tokens": [tokens[i]]}
-    if not special:
+    """Tokens around a text and, for a pair, between both. WordPiece tells the texts apart by their types."""
+    by_types = meta.get("tokenizer.ggml.model") == "bert"
+    if by_types:
+        ids = special_ids(meta, len(tokens))
+        before, behind = (ids.get(name) for name in ("cls", "sep"))
+    else:
+        before, behind = (
+            i if (i := meta.get(f"tokenizer.ggml.{which}_token_id")) is not None and _adds(meta, which) else None
+            for which in ("bos", "eos")
+        )
+    between = None if by_types else behind if _is_encoder(meta) else before
+    used = [int(i) for i in (before, behind) if i is not None and i < len(tokens)]
+    if not used:
         return None
-    one, other = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}
-    single = [*around["bos"], one, *around["eos"]]
+
+    def token(i: int | None, kind: int = 0) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": tokens[i], "type_id": kind}}] if i in used and i is not None else []
+
+    second = int(by_types)
+    single = [*token(before), {"Sequence": {"id": "A", "type_id": 0}}, *token(behind)]
     return {
         "type": "TemplateProcessing",
         "single": single,
-        "pair": [*single, *around["bos"], other, *around["eos"]],
-        "special_tokens": special,
+        "pair": [*single, *token(between), {"Sequence": {"id": "B", "type_id": second}}, *token(behind, second)],
+        "special_tokens": {tokens[i]: {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]} for i in used},
     }
 
 

@@ -96,19 +96,19 @@ class BertForMaskedLM(BertModel):
 
 
 class BertForSequenceClassification(BertModel):
-    """The first token's state through the pooler of pre-training and a classifier."""
+    """The first token's state through the pooler of pre-training, where the file has it, and a classifier."""
 
     classifies: ClassVar[bool] = True
     checkpoint_names: ClassVar[Names] = [*_BERT, (r"^pooler\.dense\.", "pooler.")]
 
     def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__(config, tp)
-        self.pooler = HeadLinear(config.hidden_size, config.hidden_size)
+        self.pooler = HeadLinear(config.hidden_size, config.hidden_size) if self.text.has_pooler else None
         self.classifier = HeadLinear(config.hidden_size, config.num_labels)
 
     def classify(self, pooled: Tensor) -> Tensor:
         """See `Encoder`."""
-        logits: Tensor = self.classifier(torch.tanh(self.pooler(pooled)))
+        logits: Tensor = self.classifier(pooled if self.pooler is None else torch.tanh(self.pooler(pooled)))
         return logits
 
 

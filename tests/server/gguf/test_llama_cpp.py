@@ -15,13 +15,18 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from support.gguf_encoders import NAMES as ENCODERS
+from support.gguf_encoders import write_encoder
 from support.gguf_families import LAYOUTS, write_family
 from support.gguf_files import write_gguf
 from support.paged import load, logits_of
 from support.tiny_models import FAMILIES, make_model
+
+from octavo import LLM
 
 PEERS = Path(os.environ.get("OCTAVO_PEERS") or Path.home() / ".cache" / "octavo" / "peers")
 LLAMA_SERVER = next(
@@ -42,11 +47,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def serving(path: Path) -> Iterator[str]:
+def serving(path: Path, *flags: str, route: str = "completion") -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [str(LLAMA_SERVER), "-m", str(path), "--port", str(port), "-c", "128", "-np", "1", "-t", "1"]
-    command += ["--poll", "0", "-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-webui", "--no-warmup"]
+    command += ["--poll", "0", "-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-webui", "--no-warmup", *flags]
     with path.with_suffix(".log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             deadline = time.monotonic() + 60
@@ -57,17 +62,21 @@ def serving(path: Path) -> Iterator[str]:
                     break
                 except (urllib.error.URLError, OSError):
                     time.sleep(0.05)
-            yield f"http://127.0.0.1:{port}/completion"
+            yield f"http://127.0.0.1:{port}/{route}"
         finally:
             process.terminate()
 
 
 def greedy(url: str, prompt: list[int]) -> list[int]:
     body = {"prompt": prompt, "n_predict": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+    tokens: list[int] = ask(url, body)["tokens"]
+    return tokens
+
+
+def ask(url: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
-        tokens: list[int] = json.load(answer)["tokens"]
-    return tokens
+        return json.load(answer)
 
 
 @pytest.mark.parametrize("layout", [*(name for name in LAYOUTS if name not in OTHERWISE), *PLAIN])
@@ -86,3 +95,16 @@ def test_greedy_tokens_are_those_of_llama_cpp(layout: str, tmp_path: Path) -> No
         allowed = torch.arange(logits.shape[1]) != 2  # the end of a text is not
         lead = logits[:, allowed].max(dim=-1).values - chosen
         assert lead.max() < TIE * logits.std(), f"token {int(lead.argmax())}: another one leads by {lead.max():.4f}"
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_vectors_are_those_of_llama_cpp(family: str, tmp_path: Path) -> None:
+    """Texts go in as texts, so that both cut them; its GELU is an approximation."""
+    settings = {"norm_bias": False} if family == "modernbert" else {}  # of which it knows nothing
+    path = write_encoder(tmp_path, family, settings=settings, __pooling_type=1)
+    texts = ["paris is the capital of france", "a city, a cat!", "dog " * 40]
+    with serving(path, "--embeddings", "--pooling", "mean", route="v1/embeddings") as url:
+        theirs = [ask(url, {"input": text})["data"][0]["embedding"] for text in texts]
+    llm = LLM(str(path), dtype="float32")
+    ours = [output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)]
+    assert torch.cosine_similarity(torch.tensor(ours), torch.tensor(theirs)).min() >= 0.9999

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from support.family_cases import FIRST_CASES
+from support.gguf_encoders import ARCHITECTURES as ENCODER_FILES
 from support.gguf_families import LAYOUTS
 from support.tiny_models import FAMILIES
 from support.vision import CASES
 
+from octavo.gguf.encoders import ENCODERS as GGUF_ENCODERS
 from octavo.gguf.families import ARCHITECTURES
 from octavo.interface.architectures import ENCODERS, IMAGE_READERS, MODELS
 from octavo.models.registry import model_class
@@ -55,9 +57,16 @@ def test_it_is_compared_recorded_and_split(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_it_has_a_row_in_the_docs_that_says_whether_gguf_files_are_read(name: str) -> None:
     (stated,) = [gguf for names, gguf in ROWS if name in names]
-    read = name in {class_name for _, class_name in ARCHITECTURES.values()}
+    kinds = ("Model", "ForMaskedLM", "ForSequenceClassification")  # all of which a file of an encoder holds alike
+    encoders = {f"{begin}{kind}" for _, begin in GGUF_ENCODERS.values() for kind in kinds}
+    read = name in encoders | {class_name for _, class_name in ARCHITECTURES.values()}
     assert stated != "", "GGUF: yes, no, or what is read"
     assert stated != "no" if read else stated != "yes"
+
+
+def test_gguf_files_of_all_encoders_are_compared() -> None:
+    """With the checkpoint in gguf/test_encoders, with llama.cpp in gguf/test_llama_cpp."""
+    assert set(GGUF_ENCODERS) == {*ENCODER_FILES.values(), "bert"}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -18,6 +18,7 @@ class EncoderConfig(TextConfig):
     type_vocab_size: int = integer(0, MAX_VOCAB, 2)
     pad_token_id: int = integer(0, MAX_VOCAB, 0)
     is_decoder: bool = flag(False)
+    has_pooler: bool = flag(True)  # of a classifier; config.json of a GGUF file says where it was left out
 
     @property
     def num_text_types(self) -> int:
