@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from octavo.chat.parts import Part, PartSplitter
-from octavo.entrypoints.anthropic.diagnostics import Diagnostics
+from octavo.entrypoints.anthropic.diagnostics import CacheDiagnostics
 from octavo.entrypoints.anthropic.prepare import AppliedEdit, PreparedMessage
 from octavo.entrypoints.generation.retention import use_of
 from octavo.entrypoints.sealing import Seal
@@ -77,7 +77,7 @@ class AnthropicMessage(Struct):
     role: str = "assistant"
     type: str = "message"
     context_management: AppliedEdits | UnsetType = UNSET
-    diagnostics: Diagnostics | UnsetType = UNSET
+    diagnostics: CacheDiagnostics | UnsetType = UNSET
 
 
 class UneditedCount(Struct):

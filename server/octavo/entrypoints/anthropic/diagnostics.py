@@ -30,7 +30,7 @@ class CacheMissReason(Struct):
     cache_missed_input_tokens: int | UnsetType = UNSET
 
 
-class Diagnostics(Struct):
+class CacheDiagnostics(Struct):
     """The reason why less was found in the cache than the earlier request left; null: nothing differs."""
 
     cache_miss_reason: CacheMissReason | None
@@ -53,12 +53,12 @@ class Diagnosis:
     why: str | None
     tokens: int = field(default=0)
 
-    def told(self, cached: int) -> Diagnostics:
+    def told(self, cached: int) -> CacheDiagnostics:
         """The diagnosis for a prompt of which ``cached`` tokens were found."""
         if self.why is None:
-            return Diagnostics(None)
+            return CacheDiagnostics(None)
         missed = max(0, self.tokens - cached) if self.tokens else UNSET
-        return Diagnostics(CacheMissReason(self.why, missed))
+        return CacheDiagnostics(CacheMissReason(self.why, missed))
 
 
 def fingerprint_of(body: MessagesRequest, model: str) -> Fingerprint:
