@@ -113,7 +113,7 @@ class AnswerParser:
             return
         assert self._plan is not None
         if self._plan.max_calls is None or piece.index < self._plan.max_calls:
-            call_id = None if piece.name is None else piece.id or self._plan.new_id()
+            call_id = None if piece.name is None else piece.id or self._plan.new_id(piece.index)
             delta.calls.append(CallDelta(piece.index, piece.arguments, call_id, piece.name))
 
     def parse(self, completion: CompletionOutput) -> AnswerDelta:

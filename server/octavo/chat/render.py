@@ -16,10 +16,11 @@ from octavo.chat.options import NONE, ChatOptions
 from octavo.chat.reasoning import ReasoningParser
 from octavo.chat.replay import Replay, Replayed, Spoken, follow, with_thoughts
 from octavo.chat.spelled import SpelledMarkers
-from octavo.chat.structured import MARKS, Constraint, after_reasoning, calls_alone, or_calls
+from octavo.chat.structured import MARKS, Constraint, Frame, after_frame, after_reasoning, or_calls
 from octavo.chat.system_messages import rendered
 from octavo.chat.thought_tags import ThoughtTags
 from octavo.chat.thoughts import Thoughts, thoughts_of
+from octavo.chat.tools.call_turns import PROBED, frame_of
 from octavo.chat.tools.choice import format_of, own_format, with_arguments_as_text
 from octavo.chat.tools.formats.row import Format, Json, Params
 from octavo.chat.tools.harmony import STOPS, harmony_grammar, harmony_messages, nearest_effort, speaks_harmony
@@ -78,6 +79,7 @@ class Rendered:
     kept: Sequence[tuple[int, float]] = ()  # the same in tokens
     replayed: Replayed | None = None  # the text with answers as they were spoken
     num_messages: int = 0  # before the answer
+    frame: Frame | None = None  # around the thoughts of an answer that is calls
 
     def with_boundaries(self) -> Rendered:
         """The same with its boundaries."""
@@ -98,9 +100,12 @@ class Rendered:
         if self.harmony:
             demanded = self.plan is not None and self.plan.constraint is not None
             return grammar if self.continues else harmony_grammar(None if demanded else grammar, calls, self.token_id)
+        if calls is not None and self.plan is not None and self.plan.constraint is not None:
+            tags = self.tags.around if self.tags is not None else None
+            frame = self.frame or Frame()
+            return after_frame(calls, frame, self.may_reason, self.inside_reasoning, self.token_id, tags)
         if calls is not None:
-            demanded = self.plan is not None and self.plan.constraint is not None
-            grammar = calls_alone(calls, self.token_id) if demanded else or_calls(grammar, calls, self.token_id)
+            grammar = or_calls(grammar, calls, self.token_id)
         if self.tags is not None and self.may_reason:
             grammar = after_reasoning(grammar, self.inside_reasoning, self.token_id, self.tags.around)
         return grammar
@@ -194,10 +199,14 @@ def render(
     made = Rendered(ids, options, text, images, *form, token_id, find_boundaries)
     found = {marker: token_id(marker) for marker in _markers(made)}
     whole = {marker: number for marker, number in found.items() if number is not None}
+    frame = None
+    if plan is not None and plan.constraint is not None and plan.or_calls is not None and not harmony:
+        frame = frame_of(partial(_probe_text, conversation, options, tokenizer, template, thoughts), plan.format)
     return replace(
         made,
         replayed=replayed,
         num_messages=len(conversation.messages),
+        frame=frame,
         marks=_marks(thoughts, template),
         cuts=_cuts(text, conversation, text_of),
         marker_ids=whole,
@@ -308,6 +317,23 @@ def _text(
     if refuses_thoughts and thoughts.tags is not None and thoughts.switches.off is None and conversation.opens_answer:
         text += thoughts.tags.ended(text)  # the template cannot switch them off
     return text, lambda: beginnings(messages, text, lambda part: rendered(part, part_of))
+
+
+def _probe_text(
+    conversation: Conversation,
+    options: ChatOptions,
+    tokenizer: Tokenizer,
+    template: str,
+    thoughts: Thoughts,
+    messages: list[dict[str, Any]],
+) -> str:
+    """The text of other messages, with the switches of the conversation; a prompt where the user's is the last."""
+    answered = messages[-1]["role"] == "assistant"
+    parameters = {"type": "object", "properties": {}, "required": []}
+    tools = [{"type": "function", "function": {"name": PROBED, "description": "", "parameters": parameters}}]
+    changes: Any = {"listed": None, "tool_choice": None, "documents": None, "continue_final_message": None}
+    probe = replace(conversation, messages=messages, tools=tools, add_generation_prompt=not answered, **changes)
+    return _text(probe, options, tokenizer, template, str, thoughts)[0]
 
 
 def _with_tools(

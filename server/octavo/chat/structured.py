@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.chat.thought_tags import THINK
@@ -17,6 +17,8 @@ TokenId = Callable[[str], int | None]
 
 # Texts in formats of calls and thoughts that may be tokens of a vocabulary.
 MARKS = re.compile(r"(<[^<>\s]*>|｜DSML｜|\[/?[A-Z_]+\]|\]<\]minimax\[>\[)")
+
+ANY_BREAKS = r"/\n{0,4}/"  # Lark for line breaks of which nothing is known
 
 
 @dataclass
@@ -89,15 +91,52 @@ def after_reasoning(grammar: str, inside: bool, token_id: TokenId, tags: tuple[s
     return json.dumps({"grammars": [{"lark_grammar": lead}, {**first, "name": "thought_out"}, *others]})
 
 
+@dataclass(frozen=True)
+class Frame:
+    """The texts that a template writes around the thoughts of an answer that is calls; None where it does not tell."""
+
+    lead: str | None = None  # between a prompt and calls, where there are no thoughts
+    thoughts: tuple[str, str] | None = None  # between a prompt and thoughts; between these and calls
+
+
+def after_frame(
+    calls: CallGrammar, frame: Frame, may_reason: bool, inside: bool, token_id: TokenId, tags: tuple[str, str] | None
+) -> str:
+    """The grammar of an answer that is calls: thoughts, where there may be any, and what stands around them.
+    ``inside``, ``tags``: as for `after_reasoning`."""
+    rule = with_tokens(calls.rule, token_id)
+    lead = ANY_BREAKS if frame.lead is None else lark_of(frame.lead, token_id)
+    if tags is None or not may_reason:
+        return _joined(f"{lead} {rule}", calls, {})
+    begin, end = frame.thoughts or ("", tags[1])
+    gap = begin.rpartition(tags[0])[2]
+    closing_gap, _, behind = end.partition(tags[1])
+    opening = lark_of(begin.removesuffix(gap), token_id)
+    if frame.thoughts is None:
+        opening = f"({lark_of(tags[0], token_id)})?" if inside else f"{ANY_BREAKS} {lark_of(tags[0], token_id)}"
+    after = ANY_BREAKS if frame.thoughts is None else lark_of(behind, token_id)
+    thoughts = f"{opening} thoughts {after}"
+    return _joined(
+        f"{thoughts} {rule}" if inside else f"({thoughts} | {lead}) {rule}",
+        replace(calls, rules=f"{calls.rules}\n{_thoughts(gap, closing_gap, tags[1], token_id)}"),
+        {},
+    )
+
+
+def _thoughts(gap: str, closing_gap: str, tag: str, token_id: TokenId) -> str:
+    """The rule of thoughts with the gaps inside their tags, and their end. Of a tag that is no token, the gap in front
+    cannot be told from thoughts."""
+    closing = lark_of(tag, token_id)
+    before, behind = (re.escape(text).replace("\\\n", "\\n") for text in (gap, closing_gap))
+    if closing.startswith("<["):  # thoughts hold no token
+        return rf"thoughts: /{before}(.|\n)*{behind}/ {closing}"
+    return rf"thoughts[suffix={json.dumps(tag)}]: /{before}(.|\n)*/"
+
+
 def or_calls(grammar: str, calls: CallGrammar, token_id: Callable[[str], int | None]) -> str:
     """A grammar that allows tool calls instead of its text."""
     rule = with_tokens(calls.rule, token_id)
     return _joined(f"@answer | {rule}", calls, {"answer": grammar})
-
-
-def calls_alone(calls: CallGrammar, token_id: TokenId) -> str:
-    """A grammar of tool calls and nothing else."""
-    return _joined(with_tokens(calls.rule, token_id), calls, {})
 
 
 def _joined(start: str, calls: CallGrammar, others: dict[str, str]) -> str:

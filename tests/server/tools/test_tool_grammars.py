@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 
 import jsonschema_rs
 import pytest
@@ -86,12 +87,10 @@ def no_token(text: str) -> int | None:
 
 def grammar(kind: str, max_calls: int | None = None, functions: list[dict] | None = None) -> str:
     """The answer's form or calls. Markers are text here, for the byte tokenizer has no tokens for them."""
-    calls = call_grammar(
-        TOOL_FORMATS[kind.partition(" ")[0]],
-        [WEATHER, NOW] if functions is None else functions,
-        max_calls,
-        (lambda text: 1) if kind == "mistral v11" else no_token,
-    )
+    row = TOOL_FORMATS[kind.partition(" ")[0]]
+    if kind == "mistral v11":
+        row = replace(row, header="{name}[ARGS]", arguments=Named())
+    calls = call_grammar(row, [WEATHER, NOW] if functions is None else functions, max_calls, no_token)
     return or_calls(to_grammar(StructuredOutputsParams(json=ANSWER)), calls, no_token)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from octavo.chat.tools.formats.row import Format
 from octavo.chat.tools.formats.spelling import spelled
 from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
+from octavo.chat.tools.formats.writer import write_calls
 from octavo.chat.tools.parsers import CallPiece, reader_of
 from octavo.text.chat_template import ChatTemplateError, render
 from octavo.text.content_format import with_parts
@@ -100,6 +101,7 @@ class CallFormat:
     writes: bool = True  # the template writes earlier calls; False: they become text of their message
     needs_none: bool = False  # the template writes calls only of messages whose content is null
     spelled: Format | None = None  # the row with the template's own line breaks
+    one_only: bool = False  # the template writes no more than one call of a turn
 
     @property
     def generic(self) -> bool:
@@ -108,8 +110,9 @@ class CallFormat:
 
     @property
     def row(self) -> Format:
-        """The format's row in the table."""
-        return self.spelled or TOOL_FORMATS[self.parser]
+        """The format's row in the table, spelled as the template does, or as we do where it writes no calls."""
+        row = self.spelled or TOOL_FORMATS[self.parser]
+        return row if self.writes else replace(row, gaps=row.spaces)
 
 
 def knows_tools(template: str) -> bool:
@@ -177,7 +180,11 @@ def _own_format(template: str) -> CallFormat | None:
         for row in ROWS if turns else ():
             if all(any(_calls_in(row, text) == expected for text in texts) for expected, texts in turns):
                 own = spelled(row, ((calls, texts[0]) for calls, texts in turns))
-                return CallFormat(row.name, "read back", as_text, told, needs_none=content is None, spelled=own)
+                one_only = all(len(calls) == 1 for calls, _ in turns)
+                own = _numbered(own, template, as_text, content)
+                return CallFormat(
+                    row.name, "read back", as_text, told, needs_none=content is None, spelled=own, one_only=one_only
+                )
         if turns and content == "" and (probes, as_text) == _PROBES[-1]:
             break
     if writes_calls or not knows_tools(template):
@@ -185,6 +192,20 @@ def _own_format(template: str) -> CallFormat | None:
     source = template.replace("\\n", "\n").replace('\\"', '"')
     found = next((name for sign, name in _SIGNS if sign.search(source)), None)
     return CallFormat(found, "described", writes=False) if found else None
+
+
+def _numbered(row: Format, template: str, as_text: bool, content: str | None) -> Format:
+    """The row with what a second turn tells of the numbers of its calls."""
+    if row.gaps is None or "{index}" not in row.header + row.layout:
+        return row
+    turn = {**_turn((_BARE,), as_text), "content": content}
+    result = {"role": "tool", "tool_call_id": "callnum00", "content": "12"}
+    with suppress(ChatTemplateError):
+        before = _rendered(template, [_USER, turn, result])
+        tail = _rendered(template, [_USER, turn, result, turn]).removeprefix(before)
+        goes_on = write_calls(row, [_BARE], 1) in tail
+        return replace(row, gaps=replace(row.gaps, counts_on=goes_on))
+    return row
 
 
 def _written_turns(

@@ -11,6 +11,7 @@ from typing import Any
 from octavo.chat.messages import Conversation, FieldNames
 from octavo.chat.options import ChatOptions
 from octavo.chat.structured import CallGrammar, Constraint
+from octavo.chat.tools.call_frames import MAX_NUMBERED, Numbers
 from octavo.chat.tools.choice import format_of
 from octavo.chat.tools.formats.row import Format, Harmony
 from octavo.chat.tools.formats.table import TOOL_FORMATS
@@ -41,6 +42,9 @@ class ToolPlan:
     strict: bool = True  # as for `to_grammar`
     or_calls: CallGrammar | None = None  # grammar of calls that may replace the constrained output
     forced: type[ToolParser] | None = None  # parser of what the constraint demands, where that is not the format
+    first: int = 0  # the number of calls before this answer, for grammars
+    ids: tuple[str, ...] = ()  # of the first calls, where a grammar has the model write them
+    one_only: bool = False  # a grammar has one call, for the template takes no more of a turn
 
     @property
     def name(self) -> str:
@@ -56,8 +60,10 @@ class ToolPlan:
         reader.demanded = self.constraint is not None and not self.format.thoughts[0]
         return reader
 
-    def new_id(self) -> str:
-        """A random id of a call."""
+    def new_id(self, index: int = -1) -> str:
+        """The id of the ``index``-th call of the answer, which is random."""
+        if 0 <= index < len(self.ids):
+            return self.ids[index]
         made = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self.format.id_length or 24))
         return made if self.format.id_length else "call_" + made
 
@@ -94,7 +100,11 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
         )
     max_calls = 1 if conversation.parallel_tool_calls is False else None
     harmony = speaks_harmony(options, template)
-    row = TOOL_FORMATS["openai"] if harmony else format_of(template, options.call_format).row
+    found = None if harmony else format_of(template, options.call_format)
+    row = TOOL_FORMATS["openai"] if found is None else found.row
+    counts_on = row.gaps is None or row.gaps.counts_on
+    first = sum(len(message.get("tool_calls") or ()) for message in conversation.messages) if counts_on else 0
+    numbers: Any = {"first": first, "one_only": found is not None and found.one_only}
     if choice == "auto":
         if not options.enable_auto_tool_choice:
             raise FieldError(
@@ -102,7 +112,7 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
                 f'"{fields.required}" or a named one',
                 "tool_choice",
             )
-        return ToolPlan(row, names, max_calls, functions=functions, strict=options.strict_json_schema)
+        return ToolPlan(row, names, max_calls, functions=functions, strict=options.strict_json_schema, **numbers)
     functions = [
         _enforced(function, options.strict_json_schema, fields.of_function(at, "parameters"))
         if choice == "required" or function["name"] == _named(choice)
@@ -110,9 +120,11 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
         for at, function in enumerate(functions)
     ]
     if choice == "required":
-        constraint = constraint_of(any_call(functions, max_calls, "parameters"), "tools")
+        most = 1 if numbers["one_only"] else max_calls
+        constraint = constraint_of(any_call(functions, most, "parameters"), "tools")
         listed = None if harmony else JsonListParser
-        return ToolPlan(row, names, max_calls, constraint, functions, options.strict_json_schema, forced=listed)
+        strict = options.strict_json_schema
+        return ToolPlan(row, names, max_calls, constraint, functions, strict, forced=listed, **numbers)
     name = _named(choice)
     if name not in names:
         raise FieldError(
@@ -121,7 +133,8 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
     index = names.index(name)
     constraint = constraint_of(parameters_of(functions[index]), fields.of_function(index, "parameters"))
     named = None if harmony else NamedCallParser
-    return ToolPlan(row, (name,), 1, constraint, [functions[index]], options.strict_json_schema, forced=named)
+    strict = options.strict_json_schema
+    return ToolPlan(row, (name,), 1, constraint, [functions[index]], strict, forced=named, **numbers)
 
 
 def combine_constraints(
@@ -144,7 +157,11 @@ def combine_constraints(
     if demanded:
         plan.forced = None
     if demanded or (asked is not None and asked.allows_calls):
-        plan.or_calls = call_grammar(plan.format, plan.functions, plan.max_calls, token_id, plan.strict)
+        most = 1 if plan.one_only else plan.max_calls
+        if "{id}" in plan.format.header + plan.format.layout and plan.format.gaps is not None:
+            plan.ids = tuple(plan.new_id() for _ in range(MAX_NUMBERED))
+        numbers = Numbers(plan.first, plan.ids)
+        plan.or_calls = call_grammar(plan.format, plan.functions, most, token_id, plan.strict, numbers)
     return asked or plan.constraint
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from octavo.chat.structured import CallGrammar, TokenId, lark_of
+from octavo.chat.structured import TokenId, lark_of
+from octavo.chat.tools.call_frames import Calls, Member, lark_of_gap
 from octavo.chat.tools.formats.row import Format, Params
-from octavo.chat.tools.parsers.format_reader import header_parts
 from octavo.chat.tools.parsers.values import kinds_of
 from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
@@ -46,102 +47,91 @@ def keeps_schema(tags: Params, schema: dict[str, Any]) -> bool:
 
 
 def tagged_calls(
-    row: Format, functions: list[dict[str, Any]], more: str, token_id: TokenId, grammar: Callable[[dict[str, Any]], str]
-) -> CallGrammar:
-    """Calls with the arguments in the order of the schema. ``more`` is "+" where several may follow one another.
-    Raises FieldError for required arguments whose names cannot stand in a tag."""
-    tags = row.arguments
-    assert isinstance(tags, Params)
-    newline = tags.newline
+    row: Format, functions: list[dict[str, Any]], token_id: TokenId, grammar: Callable[[dict[str, Any]], str]
+) -> Calls:
+    """Calls with the arguments in the order of the schema. Raises FieldError for required arguments whose names cannot
+    stand in a tag."""
     rules: list[str] = []
     parts: dict[str, str] = {}
-    names = []
+    members = []
     for i, function in enumerate(functions):
         schema = parameters_of(function)
         required = set(schema.get("required") or ())
+        written = _Values(row, schema, token_id, grammar, rules, parts)
         arguments = []
         for j, (key, value) in enumerate((schema.get("properties") or {}).items()):
-            if not _WRITABLE.fullmatch(key):
-                if key in required:
-                    raise FieldError(
-                        f"tools must have arguments with names of letters for this model, got {key!r}", "tools"
-                    )
-                continue
-            named = f"{i}_{j}"
-            lead, body = _value(tags, key, value, schema, named, token_id, grammar, rules, parts)
-            rules.append(f"argument{named}: {lead} {body}")
-            arguments.append(f"argument{named}" + ("" if key in required else "?"))
-        begin = row.call + "".join(header_parts(row.header)).replace("{name}", function["name"])
-        end = row.call_end
-        if row.addressed:  # each section is a message of its own
-            to = row.addressed.replace("{name}", function["name"])
-            begin, end = f"{to}{row.section[0]}{newline}{begin}", f"{end}{newline}{row.section[1]}"
-        opening = " /[0-9]{1,3}/ ".join(lark_of(part, token_id) for part in (begin + newline).split("{index}"))
-        rules.append(f"call{i}: {opening} {' '.join(arguments)} {lark_of(end, token_id)}")
-        names.append(f"call{i}")
-    rules.append("call: " + " | ".join(names))
-    begin, end = row.section
-    if row.addressed:
-        another = lark_of(f"{row.thoughts[1]}{row.texts[0]} ", token_id)
-        following = f" ({another} call)*" if more else ""
-        rule = f"(/ ?/ call{following})"
-    elif row.exact and not begin:
-        rule = f"(/\\n?/ call{_more(more, row.between, 'call')})"
-    elif not begin:
-        rule = f"(/\\n?/ call){more}"
-    elif row.each and row.exact:
-        one = f"{lark_of(begin + newline, token_id)} call {lark_of(newline + end, token_id)}"
-        rule = f"(/\\n?/ {one}{_more(more, newline, one)})"
-    elif row.each:
-        opened, closed = lark_of(begin + newline, token_id), lark_of(newline + end, token_id)
-        rule = f"(/\\n?/ {opened} call {closed}){more}"
-    else:
-        between = json.dumps(newline) if newline else ""  # by itself: texts that begin alike are not told apart
-        following = f" ({between} call)*" if more else ""
-        rule = f"(/\\n{{0,2}}/ {lark_of(begin, token_id)} {between} call{following} {between} {lark_of(end, token_id)})"
-    return CallGrammar(rule, parts, "\n".join(rules))
+            if _WRITABLE.fullmatch(key):
+                rules.append(f"argument{i}_{j}: {written.argument(key, value, f'{i}_{j}')}")
+                arguments.append((f"argument{i}_{j}", key in required))
+            elif key in required:
+                raise FieldError(
+                    f"tools must have arguments with names of letters for this model, got {key!r}", "tools"
+                )
+        rules.append(f"arguments{i}: {_in_order(row, arguments, token_id)}")
+        members.append(Member(row.call + row.header, function["name"], f"arguments{i}", row.call_end, row.addressed))
+    return Calls(members, parts, rules)
 
 
-def _more(more: str, between: str, call: str) -> str:
-    """Lark for further calls, where there may be any."""
-    return f" ({json.dumps(between) if between else ''} {call})*" if more else ""
+def _in_order(row: Format, arguments: list[tuple[str, bool]], token_id: TokenId) -> str:
+    """Lark for arguments, of each its rule and whether it is required; for none where none is."""
+    named, bare, after, ended = (lark_of_gap(row, name, token_id) for name in ("named", "bare", "after", "ended"))
+    if not arguments:
+        return bare or '""'
+    firsts = []
+    for j, (rule, needed) in enumerate(arguments):
+        others = (f"({after} {other})" + ("" if wanted else "?") for other, wanted in arguments[j + 1 :])
+        firsts.append(" ".join([named, rule, *others, ended]))
+        if needed:
+            return " | ".join(firsts)
+    return " | ".join([*firsts, bare or '""'])
 
 
-def _value(
-    tags: Params,
-    key: str,
-    value: Any,
-    schema: dict[str, Any],
-    named: str,
-    token_id: TokenId,
-    grammar: Callable[[dict[str, Any]], str],
-    rules: list[str],
-    parts: dict[str, str],
-) -> tuple[str, str]:
-    """Lark for what stands in front of a value, and for it with its end."""
-    kinds = kinds_of(value, schema)
-    is_text = kinds == {"string"}
-    key_end = tags.key_end + (_kind(tags, kinds) + tags.kind_end if tags.kind_end else "")
-    trimmed = "\n" if tags.trims else ""
-    lead = lark_of(tags.key + key + key_end + tags.value + trimmed, token_id)
-    end = lark_of(trimmed + tags.value_end + tags.newline, token_id)
-    if not is_text:
-        definitions = {"tool": moved(schema, "#/$defs/tool")}
-        step = key.replace("~", "~0").replace("/", "~1")
-        parts[f"value{named}"] = grammar({"$ref": f"#/$defs/tool/properties/{step}", "$defs": definitions})
-        return lead, f"@value{named} {end}"
-    options = [value["const"]] if "const" in value else value.get("enum")
-    if isinstance(options, list):
-        return lead, f"({' | '.join(json.dumps(option, ensure_ascii=False) for option in options)}) {end}"
-    most = value.get("maxLength")
-    length = f"{{0,{most}}}" if isinstance(most, int) else "*"
-    closing = lark_of(tags.value_end, token_id)
-    if closing.startswith("<["):  # a text never holds a token
-        rules.append(f"text{named}: /(.|\\n){length}/ {closing}")
-    else:
-        rules.append(f"text{named}[suffix={json.dumps(trimmed + tags.value_end)}]: /(.|\\n){length}/")
-    after = lark_of(tags.newline, token_id)
-    return lead, f"text{named} {after}"
+@dataclass(frozen=True)
+class _Values:
+    """Lark for the arguments of a function."""
+
+    row: Format
+    schema: dict[str, Any]
+    token_id: TokenId
+    grammar: Callable[[dict[str, Any]], str]
+    rules: list[str]
+    parts: dict[str, str]
+
+    def argument(self, key: str, value: Any, named: str) -> str:
+        """Lark for an argument with its tags."""
+        tags = self.row.arguments
+        assert isinstance(tags, Params)
+        kinds = kinds_of(value, self.schema)
+        key_end = tags.key_end + (_kind(tags, kinds) + tags.kind_end if tags.kind_end else "")
+        trimmed = "\n" if tags.trims else ""
+        valued = lark_of_gap(self.row, "valued", self.token_id)
+        lead = self._text(tags.key + key + key_end)
+        lead = f"{lead} {valued} {self._text(tags.value + trimmed)}" if tags.value else lead + self._more(trimmed)
+        end = self._text(trimmed + tags.value_end)
+        if kinds != {"string"}:
+            definitions = {"tool": moved(self.schema, "#/$defs/tool")}
+            step = key.replace("~", "~0").replace("/", "~1")
+            made = self.grammar({"$ref": f"#/$defs/tool/properties/{step}", "$defs": definitions})
+            self.parts[f"value{named}"] = made
+            return f"{lead} @value{named} {end}"
+        options = [value["const"]] if "const" in value else value.get("enum")
+        if isinstance(options, list):
+            either = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+            return f"{lead} ({either}) {end}"
+        most = value.get("maxLength")
+        length = f"{{0,{most}}}" if isinstance(most, int) else "*"
+        closing = self._text(tags.value_end)
+        if closing.startswith("<["):  # a text never holds a token
+            self.rules.append(f"text{named}: /(.|\\n){length}/ {self._text(trimmed)} {closing}")
+        else:
+            self.rules.append(f"text{named}[suffix={json.dumps(trimmed + tags.value_end)}]: /(.|\\n){length}/")
+        return f"{lead} text{named}"
+
+    def _text(self, literal: str) -> str:
+        return lark_of(literal, self.token_id)
+
+    def _more(self, literal: str) -> str:
+        return f" {self._text(literal)}" if literal else ""
 
 
 def _kind(tags: Params, kinds: set[str]) -> str:

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from octavo.chat.structured import CallGrammar, TokenId, lark_of
-from octavo.chat.tools.formats.row import Elements, Format, Typed
+from octavo.chat.structured import TokenId, lark_of
+from octavo.chat.tools.call_frames import Calls, Member
+from octavo.chat.tools.formats.row import Elements, Format, Python, Typed
 from octavo.chat.tools.parsers.values import kinds_of
 from octavo.chat.tools.tagged_grammar import parameters_of
 from octavo.errors import FieldError
@@ -22,6 +23,37 @@ null: "null"
 """
 _RULES = {"integer": "int", "number": "num", "boolean": "bool", "null": "null"}
 _MAX_DEPTH = 12  # of a schema; what is deeper may be any value
+
+_SAID = {
+    "type": frozenset({"type", "enum", "const", "description", "title", "default", "examples"}),
+    "array": frozenset({"items"}),
+    "object": frozenset({"properties", "required", "additionalProperties", "$schema", "$defs"}),
+}
+
+
+def keeps_values(kind: Typed | Elements | Python, schema: Any, depth: int = 0) -> bool:
+    """True if the grammar of values in a spelling of its own holds all that a schema demands."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return False
+    scalar = "enum" in schema or "const" in schema
+    kinds = schema.get("type", "string" if scalar else None)
+    if not isinstance(kinds, str) or not schema.keys() <= _SAID["type"] | _SAID.get(kinds, frozenset()):
+        return False
+    options = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    if any(isinstance(option, dict | list) for option in options):
+        return False
+    if scalar:
+        return True
+    if kinds == "array":
+        return keeps_values(kind, schema.get("items"), depth + 1)
+    if kinds != "object":
+        return True
+    properties = schema.get("properties") or {}
+    if isinstance(kind, Python) and depth:
+        return False
+    closed = schema.get("additionalProperties") is False or depth == 0  # arguments are those that are named
+    written = all(key.isidentifier() if isinstance(kind, Python) else _KEY.fullmatch(key) for key in properties)
+    return closed and written and all(keeps_values(kind, value, depth + 1) for value in properties.values())
 
 
 class _Values:
@@ -104,7 +136,7 @@ class _TypedValues(_Values):
         return f'"{{" ({" | ".join(firsts)}) "}}"'
 
 
-def typed_calls(row: Format, functions: list[dict[str, Any]], more: str, token_id: TokenId) -> CallGrammar:
+def typed_calls(row: Format, functions: list[dict[str, Any]], token_id: TokenId) -> Calls:
     """``<|tool_call>call:f{k:<|"|>text<|"|>}<tool_call|>``. Raises FieldError."""
     assert isinstance(row.arguments, Typed)
     quote = lark_of(row.arguments.quote, token_id)
@@ -116,13 +148,12 @@ def typed_calls(row: Format, functions: list[dict[str, Any]], more: str, token_i
         'member: /[A-Za-z_][A-Za-z0-9_]{0,63}/ ":" value',
         _text_rule("text", quote, row.arguments.quote, opening=quote),
     ]
+    members = []
     for i, function in enumerate(functions):
         schema = parameters_of(function)
-        begin = lark_of(row.call + row.header.replace("{name}", function["name"]), token_id)
-        body = _TypedValues(schema, quote).members(schema, 0)
-        rules.append(f"call{i}: {begin} {body} {lark_of(row.call_end, token_id)}")
-    rules.append("call: " + " | ".join(f"call{i}" for i in range(len(functions))))
-    return CallGrammar(f"(call{more})", {}, "\n".join(rules))
+        rules.append(f"arguments{i}: {_TypedValues(schema, quote).members(schema, 0)}")
+        members.append(Member(row.call + row.header, function["name"], f"arguments{i}", row.call_end))
+    return Calls(members, rules=rules)
 
 
 class _ElementValues(_Values):
@@ -148,20 +179,18 @@ class _ElementValues(_Values):
         return " ".join(written) or '""'
 
 
-def element_calls(row: Format, functions: list[dict[str, Any]], more: str, token_id: TokenId) -> CallGrammar:
+def element_calls(row: Format, functions: list[dict[str, Any]], token_id: TokenId) -> Calls:
     """Calls whose arguments are nested tags. Raises FieldError."""
     assert isinstance(row.arguments, Elements)
     mark = lark_of(row.arguments.mark, token_id)
-    rules = [_SCALARS, "value: text", r"text: /[^\]]*/"]
+    any_text = r"/(.|\n)*/" if mark.startswith("<[") else r"/[^\]]*/"
+    rules = [_SCALARS, "value: text", f"text: {any_text}"]
+    members = []
     for i, function in enumerate(functions):
         schema = parameters_of(function)
-        begin = lark_of(row.call + row.header.replace("{name}", function["name"]), token_id)
-        body = _ElementValues(schema, mark).members(schema, 0)
-        rules.append(f"call{i}: {begin} {body} {lark_of(row.call_end, token_id)}")
-    rules.append("call: " + " | ".join(f"call{i}" for i in range(len(functions))))
-    begin, end = (lark_of(part, token_id) for part in row.section)
-    following = ' ("\\n" call)*' if more else ""
-    return CallGrammar(f'({begin} "\\n" call{following} "\\n" {end})', {}, "\n".join(rules))
+        rules.append(f"arguments{i}: {_ElementValues(schema, mark).members(schema, 0)}")
+        members.append(Member(row.call + row.header, function["name"], f"arguments{i}", row.call_end))
+    return Calls(members, rules=rules)
 
 
 def _text_rule(name: str, closing: str, end: str, opening: str = "") -> str:

@@ -49,6 +49,7 @@ class Python:
     """Calls as Python writes them, in a list or one a line."""
 
     lines: bool = False
+    as_json: bool = False  # values are JSON
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,26 @@ class Elements:
 @dataclass(frozen=True)
 class Harmony:
     """Messages with channels and recipients, which have a reader of their own: gpt-oss."""
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Texts that one template writes between a row's, most of them white space, and how it writes objects."""
+
+    between: str = ""  # two calls
+    opened: str = ""  # a section's begin and its first call
+    closed: str = ""  # its last call and its end
+    named: str = ""  # a header and the first argument
+    bare: str = ""  # a header and the end of a call without arguments
+    valued: str = ""  # the end of a key and what stands in front of its value
+    after: str = ""  # an argument and the next one
+    ended: str = ""  # the last argument and the end of a call
+    comma: str = ", "  # between objects of a list
+    bracket: str = ""  # a list's bracket and its first object
+    last: str = ""  # its last object and its bracket
+    object: str = ""  # an object of a call, with {name}, {arguments}, perhaps {id} or {index}
+    counted: int = 0  # the number of a conversation's first call
+    counts_on: bool = True  # numbers go on in the next turn
 
 
 Arguments = Json | JsonKey | Named | Params | Python | Typed | Elements | Harmony
@@ -97,7 +118,7 @@ class Format:
     special: bool = False  # the markers are special tokens of the model
     id_length: int = 0  # of ids that the templates demand; 0: any
     keeps_ids: bool = False  # the header's name and number are the id of the call
-    exact: bool = False  # line breaks are as the model's template writes them; a grammar allows no others
+    gaps: Gaps | None = None  # those of the model's template, a grammar allows no others; None: unknown
     aliases: tuple[str, ...] = ()  # other names
 
     @property
@@ -105,6 +126,41 @@ class Format:
         """The texts with which calls may begin."""
         own = self.section[0] or self.call
         return (*((own,) if own else ()), *self.also)
+
+    @property
+    def spaces(self) -> Gaps:
+        """The gaps, as the family writes them where the template's own are unknown."""
+        if self.gaps is not None:
+            return self.gaps
+        if isinstance(self.arguments, Params):
+            new = self.arguments.newline
+            own = new if self.section[0] else self.between
+            return Gaps(own, new, new, named=new, bare=new, after=new, ended=new)
+        around = self.between if self.section[0] else ""
+        return Gaps(self.between, around, around)
+
+    @property
+    def listed(self) -> bool:
+        """True if a turn's calls are one list of objects."""
+        return isinstance(self.arguments, JsonKey) or (isinstance(self.arguments, Json) and self.arguments.listed)
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """The section as the family writes it."""
+        if self.begins and not self.listed:
+            return "", ""
+        return self.section[0], self.section[1] if self.ends_section else ""
+
+    @property
+    def layout(self) -> str:
+        """Return how an object of a call is written; "" where calls are no objects."""
+        match self.arguments:
+            case Json(name_key=name, arguments_key=arguments):
+                own = f'{{"{name}": {{name}}, "{arguments}": {{arguments}}}}'
+                return self.gaps.object or own if self.gaps is not None else own
+            case JsonKey():
+                return "{{name}: {arguments}}"
+        return ""
 
     @property
     def marks(self) -> tuple[str, ...]:

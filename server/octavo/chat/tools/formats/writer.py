@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonKey, Named, Params, Python, Typed
+from octavo.chat.tools.formats.row import Elements, Format, Harmony, Named, Params, Python, Typed
 
 Call = tuple[str, dict[str, Any]]
 
@@ -15,51 +15,43 @@ Call = tuple[str, dict[str, Any]]
 def write_calls(row: Format, calls: Sequence[Call], first: int = 0) -> str:
     """The text of a turn's calls, of each its name and arguments. ``first`` is the number of earlier calls. Raises
     ValueError for harmony, whose calls are messages, not text of one."""
-    begin, end = row.section
-    end = end if row.ends_section else ""
-    match row.arguments:
-        case Harmony():
-            raise ValueError("harmony's calls are messages")
-        case Python(lines=lines):
-            made = [f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls]
-            inner = "\n" + "\n".join(made) + "\n" if lines else f"[{', '.join(made)}]"
-            return begin + inner + end if not row.begins else inner
-        case Json(listed=True) as kind:
-            return f"{begin}[{', '.join(_object(kind, call) for call in calls)}]{end}"
-        case JsonKey():
-            return begin + json.dumps([{name: given} for name, given in calls], ensure_ascii=False) + end
-        case Json() as kind:
-            objects = [_object(kind, call) for call in calls]
-            if not row.each:
-                return row.between.join(objects)
-            gap = row.between
-            return gap.join(f"{begin}{gap}{made}{gap}{end}" for made in objects)
-        case _:
-            return _marked(row, calls, first)
-
-
-def _marked(row: Format, calls: Sequence[Call], first: int) -> str:
-    """Calls that each stand between marks of their own."""
-    begin, end = row.section
-    newline = row.arguments.newline if isinstance(row.arguments, Params) else row.between
-    made = [
-        row.call + _header(row, name, number) + _arguments(row, given) + row.call_end
-        for number, (name, given) in enumerate(calls, first)
-    ]
-    if not begin:
-        return row.between.join(made)
+    begin, end = row.around
+    gaps = row.spaces
+    if isinstance(row.arguments, Harmony):
+        raise ValueError("harmony's calls are messages")
+    if isinstance(row.arguments, Python):
+        return begin + _python(row.arguments, calls) + end
+    made = [write_call(row, call, number) for number, call in enumerate(calls, first)]
     if row.addressed:
         to = [row.addressed.replace("{name}", name) for name, _ in calls]
-        between = f"{row.thoughts[1]}{row.texts[0]} "
-        return between.join(f"{a}{begin}{newline}{call}{newline}{end}" for a, call in zip(to, made, strict=True))
+        own = (f"{a}{begin}{gaps.opened}{call}{gaps.closed}{end}" for a, call in zip(to, made, strict=True))
+        return f"{row.thoughts[1]}{row.texts[0]} ".join(own)
     if row.each:
-        return newline.join(f"{begin}{newline}{call}{newline}{end}" for call in made)
-    return f"{begin}{newline}{newline.join(made)}{newline}{end}"
+        return gaps.between.join(f"{begin}{gaps.opened}{call}{gaps.closed}{end}" for call in made)
+    inner = f"[{gaps.bracket}{gaps.comma.join(made)}{gaps.last}]" if row.listed else gaps.between.join(made)
+    return f"{begin}{gaps.opened}{inner}{gaps.closed}{end}" if begin else inner
 
 
-def _header(row: Format, name: str, number: int) -> str:
+def write_call(row: Format, call: Call, number: int) -> str:
+    """One call without what stands around all of them; ``number`` is its place among the conversation's."""
+    name, given = call
+    if row.layout:
+        made = {"{name}": _dumped(name), "{arguments}": _dumped(given)}
+        made |= {"{index}": str(number + row.spaces.counted), "{id}": f"call{number:05}"}
+        return re.sub(r"\{(?:name|arguments|id|index)\}", lambda found: made[found[0]], row.layout)
+    return row.call + write_header(row, name, number) + _arguments(row, given) + row.call_end
+
+
+def _python(kind: Python, calls: Sequence[Call]) -> str:
+    write = _dumped if kind.as_json else repr
+    made = [f"{name}({', '.join(f'{key}={write(value)}' for key, value in given.items())})" for name, given in calls]
+    return "\n" + "\n".join(made) + "\n" if kind.lines else f"[{', '.join(made)}]"
+
+
+def write_header(row: Format, name: str, number: int) -> str:
+    """Write the part behind a call's mark: its name, perhaps its number or a made-up id."""
     header = re.sub(r"\(([^)]*)\)\?", lambda found: "" if "{" in found[1] else found[1], row.header)
-    fields = {"{name}": name, "{index}": str(number), "{id}": f"call{number:05}"}
+    fields = {"{name}": name, "{index}": str(number + row.spaces.counted), "{id}": f"call{number:05}"}
     return re.sub(r"\{(?:name|index|id)\}", lambda found: fields[found[0]], header)
 
 
@@ -68,7 +60,10 @@ def _arguments(row: Format, given: dict[str, Any]) -> str:
         case Named(lead=lead, tail=tail):
             return lead + _dumped(given) + tail
         case Params() as kind:
-            return kind.newline + "".join(_parameter(kind, key, value) for key, value in given.items())
+            if not given:
+                return row.spaces.bare
+            made = (_parameter(row, kind, key, value) for key, value in given.items())
+            return row.spaces.named + row.spaces.after.join(made) + row.spaces.ended
         case Typed(quote=quote):
             return _typed(given, quote)
         case Elements(mark=mark):
@@ -77,11 +72,7 @@ def _arguments(row: Format, given: dict[str, Any]) -> str:
             raise ValueError(f"{row.name} has no marks")
 
 
-def _object(kind: Json, call: Call) -> str:
-    return _dumped({kind.name_key: call[0], kind.arguments_key: call[1]})
-
-
-def _parameter(kind: Params, key: str, value: Any) -> str:
+def _parameter(row: Format, kind: Params, key: str, value: Any) -> str:
     text = value if isinstance(value, str) else _dumped(value)
     if kind.cdata and isinstance(value, str) and re.search(r"[<&\n]", value):
         text = f"<![CDATA[{text}]]>"
@@ -89,7 +80,8 @@ def _parameter(kind: Params, key: str, value: Any) -> str:
     word = ""
     if kind.kind_end:
         word = (kind.text_kind if isinstance(value, str) else _word(kind, value)) + kind.kind_end
-    return f"{kind.key}{key}{kind.key_end}{word}{kind.value}{around}{text}{around}{kind.value_end}{kind.newline}"
+    lead = f"{kind.key}{key}{kind.key_end}{word}{row.spaces.valued}{kind.value}"
+    return f"{lead}{around}{text}{around}{kind.value_end}"
 
 
 def _word(kind: Params, value: Any) -> str:
