@@ -215,8 +215,11 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template: with the prompt that
-        /v1/chat/completions makes of the same messages and options. The text of an answer is the model's own, calls and
-        reasoning as it writes them (`SamplingParams.skip_special_tokens` False keeps their marks).
+        /v1/chat/completions makes of the same messages and options.
+
+        The text of an answer is the model's own, calls and reasoning as it writes them
+        (`SamplingParams.skip_special_tokens` False keeps their marks); its ``message`` is what the server makes of it,
+        with role, content, reasoning and tool_calls.
 
         Contents may be lists of parts: text, image_url (a data: url), image_pil (a PIL image). Raises as `generate`.
         """
@@ -237,12 +240,16 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
             add_generation_prompt,
             continue_final_message,
         )
-        requests, texts = list[EngineCoreRequest](), list[str | None]()
+        requests, chats = list[EngineCoreRequest](), list[Rendered]()
         for given, one, adapter in zip(many, params, adapters, strict=True):
             rendered = self._render(dataclasses.replace(asked, messages=check_messages(given, offline_image)), one)
             requests.append(self._chat_request(rendered, one, adapter))
-            texts.append(rendered.text)
-        return self._run(requests, texts, use_tqdm)
+            chats.append(rendered)
+        outputs = self._run(requests, [rendered.text for rendered in chats], use_tqdm)
+        for output, rendered, one in zip(outputs, chats, params, strict=True):
+            for completion in output.outputs if one.detokenize else ():
+                completion.message = rendered.message(completion, not one.skip_special_tokens)
+        return outputs
 
     def _render(self, conversation: Conversation, params: SamplingParams) -> Rendered:
         inputs = self._input.images

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.chat.reasoning import ReasoningParser
 from octavo.chat.spelled import SpelledMarkers, joined
@@ -127,3 +128,17 @@ class AnswerParser:
                 calls[-1].arguments += call.arguments
         answer.calls = calls
         return answer
+
+
+def message_of(answer: AnswerDelta) -> dict[str, Any]:
+    """A whole answer as a message of OpenAI's API, which can be sent back."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    if answer.reasoning:
+        message["reasoning"] = answer.reasoning
+    if answer.calls:
+        message["content"] = answer.content or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    return message

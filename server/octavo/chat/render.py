@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from octavo.chat.answer import AnswerParser, CountCalls, Reading
+from octavo.chat.answer import AnswerParser, CountCalls, Reading, message_of
 from octavo.chat.boundaries import beginnings, positions
 from octavo.chat.breakpoints import cuts
 from octavo.chat.messages import Conversation, images_of
@@ -29,6 +29,7 @@ from octavo.chat.tools.parsers.harmony import MARKS as HARMONY_MARKS
 from octavo.chat.tools.plan import ToolPlan, combine_constraints, plan_tools, with_allowed_tools
 from octavo.chat.tools.prompt_fallback import tell_of_tools, with_calls_as_text, with_results_as_text
 from octavo.errors import FieldError
+from octavo.interface.outputs import CompletionOutput
 from octavo.interface.sampling_params import SamplingParams
 from octavo.text.chat_template import TemplateLimitError, check_variables
 from octavo.text.content_format import with_parts
@@ -122,6 +123,15 @@ class Rendered:
         """True if special tokens separate the parts of an answer."""
         calls = self.plan is not None and self.plan.forced is None and self.plan.format.special
         return self.harmony or calls or self.tags_are_special
+
+    def message(self, completion: CompletionOutput, shows_marks: bool) -> dict[str, Any]:
+        """An answer that is complete, as a message of OpenAI's API. ``shows_marks``: its text has special tokens."""
+        if self.needs_special_tokens and not shows_marks:
+            ids = completion.token_ids
+            if completion.finish_reason == "stop" and not isinstance(completion.stop_reason, str):
+                ids = ids[:-1]  # the token that has ended it
+            completion = replace(completion, text=self.decode(ids))
+        return message_of(self.new_parser().parse(completion))
 
     @property
     def is_plain(self) -> bool:

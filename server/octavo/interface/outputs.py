@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
     import torch
@@ -98,6 +98,8 @@ class CompletionOutput:
     logprobs: LogprobsTable | None = None  # a sequence of dicts, one a token
     finish_reason: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_reason: int | str | None = None  # the stop string or token id that ended it; None for EOS
+    # Of `LLM.chat`: the answer as OpenAI's API has it, with role, content, reasoning and tool_calls
+    message: dict[str, Any] | None = None
 
     @property
     def finished(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, SamplingParams, StructuredOutputsParams
 from octavo.chat.messages import Conversation, check_messages
 from octavo.chat.options import ChatOptions
 from octavo.chat.render import render
@@ -267,7 +267,7 @@ CHOICES = st.sampled_from(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said=conversations(), template=st.sampled_from([None, *sorted(TEMPLATES)]), choice=CHOICES)
 def test_a_chat_offline_has_the_server_s_prompt_or_error(
     both: Any, said: dict[str, Any], template: str | None, choice: Any
@@ -314,3 +314,33 @@ def test_a_demanded_call_is_made_offline(both: Any) -> None:
     reader = reader_of(TOOL_FORMATS["hermes"], ["now"])
     (call,) = [*reader.feed(output.outputs[0].text), *reader.finish()]
     assert isinstance(call, CallPiece) and (call.name, json.loads(call.arguments)) == ("now", {})
+    message = output.outputs[0].message
+    assert message["content"] is None and message["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+
+
+SAYS = {
+    None: "Well, it is <tool_call>",
+    "knows tools": 'So.\n<tool_call>\n{"name": "note", "arguments": {"text": "é", "tags": [1]}}\n</tool_call>',
+    "knows no tools": "<think>\nI wonder.\n</think>\n\nIt is so.",
+}
+
+
+@pytest.mark.parametrize("template", SAYS)
+def test_a_message_offline_is_the_server_s(both: Any, template: str | None) -> None:
+    server, llm = both
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    tools = [{"type": "function", "function": tool} for tool in TOOLS]
+    fields: dict[str, Any] = {"tools": tools, "chat_template_kwargs": {"a": 1}}
+    if template is not None:
+        fields["chat_template"] = TEMPLATES[template] + "{# <think> </think> #}"
+    says = {"structured_outputs": {"choice": [SAYS[template]]}, "max_tokens": 300, "temperature": 0}
+    answer = server.post("/v1/chat/completions", {"messages": messages, **fields, **says}).json()["choices"][0]
+    params = SamplingParams(
+        max_tokens=300, temperature=0, structured_outputs=StructuredOutputsParams(choice=[SAYS[template]])
+    )
+    (output,) = llm.chat(messages, params, use_tqdm=False, **fields)
+    assert "</think>" in SAYS[template] or output.outputs[0].text == SAYS[template]
+    told, made = answer["message"], output.outputs[0].message
+    assert (made["content"], made.get("reasoning")) == (told["content"], told.get("reasoning"))
+    given = [call["function"] for call in told.get("tool_calls") or ()]
+    assert [call["function"] for call in made.get("tool_calls", ())] == given
