@@ -97,6 +97,7 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
             tool_call_parser=options.tool_call_parser,
             strict_json_schema=options.strict_json_schema,
             reasoning_parser=options.reasoning_parser,
+            reasoning_budget_message=options.reasoning_budget_message,
         )
         self._input = InputProcessor(self.config, self.tokenizer, options.max_logprobs, options.strict_json_schema)
         self._output = OutputProcessor(self.tokenizer)
@@ -191,6 +192,8 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
             raise ValueError(f"priority has {len(priority)} entries for {len(many)} prompts")
         adapters = self._adapters_for(lora_request, len(many))
         ranks = priority or [0] * len(many)
+        if any(one.thinking_token_budget is not None for one in params):
+            raise ValueError("thinking_token_budget needs a chat, whose template shows thoughts; call LLM.chat")
         requests = [
             self._input.process(self._new_id(), prompt, one, priority=rank, adapter=adapter)
             for prompt, one, rank, adapter in zip(many, params, ranks, adapters, strict=True)
@@ -242,7 +245,8 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
         )
         requests, chats = list[EngineCoreRequest](), list[Rendered]()
         for given, one, adapter in zip(many, params, adapters, strict=True):
-            rendered = self._render(dataclasses.replace(asked, messages=check_messages(given, offline_image)), one)
+            turn = dataclasses.replace(asked, budget=one.thinking_token_budget)
+            rendered = self._render(dataclasses.replace(turn, messages=check_messages(given, offline_image)), one)
             requests.append(self._chat_request(rendered, one, adapter))
             chats.append(rendered)
         outputs = self._run(requests, [rendered.text for rendered in chats], use_tqdm)
@@ -272,9 +276,11 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
         rendered.add_stop_tokens(params, self._input.eos_token_ids)
         prompt = rendered.prompt([part.image for part in rendered.images])
         field = None if rendered.constraint is None else rendered.constraint.field
-        return self._input.process(
+        request = self._input.process(
             self._new_id(), prompt, params, grammar=rendered.grammar(), grammar_field=field, adapter=adapter
         )
+        request.thoughts = rendered.budget
+        return request
 
     def _params_for(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None:

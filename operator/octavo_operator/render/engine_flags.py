@@ -172,6 +172,7 @@ FLAGS = (
     "--prefix-retention-share",
     "--pt-load-map-location",
     "--quantization",
+    "--reasoning-budget-message",
     "--reasoning-parser",
     "--replay",
     "--replica-address",

@@ -57,6 +57,9 @@ class Conversation:
     continue_final_message: bool | None = None
     earlier_ids: list[int] = field(default_factory=list)  # tokens before those of the messages
     thinking: bool | None = None  # the client wants the model to think, or not to; None: it does not say
+    budget: int | None = None  # tokens that the model may think; None: no limit
+    budget_field: str = "thinking_token_budget"  # that asks for it
+    budget_is_hint: bool = False  # clients send it to every model: where nothing can hold it, there is no limit
     listed: list[dict[str, Any]] | None = None  # the tools that the prompt lists; None: all. Messages tell of others
     fields: FieldNames = FieldNames()
     keep: Keep | None = None  # what of the prompt the client wants found again

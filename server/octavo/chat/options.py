@@ -20,6 +20,7 @@ class ChatOptions:
     tool_call_parser: str | None = None  # None, "auto": the format that the chat template shows; "none": no calls
     enable_auto_tool_choice: bool = True
     strict_json_schema: bool = True
+    reasoning_budget_message: str = ""  # that the model reads where the budget of its thoughts is used up
     reasoning_parser: str | None = None  # None, "auto": the tags that the chat template shows; "none": no thoughts
 
     @property

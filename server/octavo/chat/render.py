@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.chat.answer import AnswerParser, CountCalls, Reading, message_of
 from octavo.chat.boundaries import beginnings, positions
 from octavo.chat.breakpoints import cuts
+from octavo.chat.budgets import budget_of, closing_in, closing_of, make_budget
 from octavo.chat.messages import Conversation, images_of
 from octavo.chat.options import NONE, ChatOptions
 from octavo.chat.reasoning import ReasoningParser
@@ -31,6 +32,7 @@ from octavo.chat.tools.prompt_fallback import tell_of_tools, with_calls_as_text,
 from octavo.errors import FieldError
 from octavo.interface.outputs import CompletionOutput
 from octavo.interface.sampling_params import SamplingParams
+from octavo.interface.thoughts import ThoughtBudget
 from octavo.text.chat_template import TemplateLimitError, check_variables
 from octavo.text.content_format import with_parts
 from octavo.text.messages import for_template
@@ -80,6 +82,7 @@ class Rendered:
     kept: Sequence[tuple[int, float]] = ()  # the same in tokens
     replayed: Replayed | None = None  # the text with answers as they were spoken
     num_messages: int = 0  # before the answer
+    budget: ThoughtBudget | None = None  # of thoughts, where there may be any
     frame: Frame | None = None  # around the thoughts of an answer that is calls
 
     def with_boundaries(self) -> Rendered:
@@ -209,13 +212,15 @@ def render(
     made = Rendered(ids, options, text, images, *form, token_id, find_boundaries)
     found = {marker: token_id(marker) for marker in _markers(made)}
     whole = {marker: number for marker, number in found.items() if number is not None}
-    frame = None
-    if plan is not None and plan.constraint is not None and plan.or_calls is not None and not harmony:
-        frame = frame_of(partial(_probe_text, conversation, options, tokenizer, template, thoughts), plan.format)
+    probe_text = partial(_probe_text, conversation, options, tokenizer, template, thoughts)
+    demanded = plan is not None and plan.constraint is not None and plan.or_calls is not None and not harmony
+    frame = frame_of(probe_text, plan.format) if demanded and plan is not None else None
+    budget = _budget(replace(made, frame=frame), conversation, options, tokenizer, probe_text)
     return replace(
         made,
         replayed=replayed,
         num_messages=len(conversation.messages),
+        budget=budget,
         frame=frame,
         marks=_marks(thoughts, template),
         cuts=_cuts(text, conversation, text_of),
@@ -327,6 +332,31 @@ def _text(
     if refuses_thoughts and thoughts.tags is not None and thoughts.switches.off is None and conversation.opens_answer:
         text += thoughts.tags.ended(text)  # the template cannot switch them off
     return text, lambda: beginnings(messages, text, lambda part: rendered(part, part_of))
+
+
+def _budget(
+    made: Rendered,
+    conversation: Conversation,
+    options: ChatOptions,
+    tokenizer: Tokenizer,
+    text_of: Callable[[list[dict[str, Any]]], str],
+) -> ThoughtBudget | None:
+    """The limit of thoughts that a request asks for; None where the prompt has ended them. Raises FieldError."""
+    asked = budget_of(conversation)
+    if asked is None or (made.tags is not None and not made.may_reason):
+        return None
+    num_tokens, is_hint = asked
+    closing = ""
+    if made.tags is not None:
+        calls = made.frame.thoughts[1] if made.frame is not None and made.frame.thoughts is not None else ""
+        closing = options.reasoning_budget_message + (closing_in(made.tags, calls) or closing_of(made.tags, text_of))
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    try:
+        return make_budget(num_tokens, made.tags, made.inside_reasoning, closing, encode)
+    except ValueError as error:
+        if is_hint:
+            return None
+        raise FieldError(f"{conversation.budget_field} {error}", conversation.budget_field) from None
 
 
 def _probe_text(

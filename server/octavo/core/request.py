@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from octavo.core.thoughts import ThoughtWatch
 from octavo.interface.images import ImageItem, key_token_ids
 from octavo.interface.messages import EngineCoreRequest
 
@@ -64,6 +65,8 @@ class Request:
     ``mm_items`` are its images, ``images_until`` the position after the last one's tokens (0: there are none).
     ``key_token_ids`` are its tokens as the prefix cache knows them: the same list, unless there are images.
 
+    ``thoughts`` watches their budget: None where there is none, and once they have ended.
+
     ``epoch`` counts how often its blocks were taken away: results of steps before that say nothing of the new blocks.
     """
 
@@ -100,6 +103,7 @@ class Request:
         "status",
         "stop_reason",
         "stop_token_ids",
+        "thoughts",
     )
 
     def __init__(self, core_request: EngineCoreRequest, index: int = 0) -> None:
@@ -121,6 +125,7 @@ class Request:
         self.stop_token_ids = self.eos_token_ids | frozenset(params.stop_token_ids)
         self.pooling = core_request.pooling
         self.grammar = core_request.grammar
+        self.thoughts = ThoughtWatch(core_request.thoughts) if core_request.thoughts is not None else None
         self.adapter = core_request.adapter
 
         self.status = RequestStatus.WAITING
@@ -178,6 +183,17 @@ class Request:
             self.status = RequestStatus.FINISHED_LENGTH_CAPPED
             return True
         return False
+
+    def append_known_tokens(self, token_ids: list[int], max_model_len: int) -> bool:
+        """Take tokens of which it is known that they follow, as many as there is room for; True when that ends the
+        sequence."""
+        room = min(self.max_tokens - self.num_output_tokens, max_model_len - self.num_tokens)
+        self.all_token_ids += token_ids[:room]
+        if self.images_until:
+            self.key_token_ids += token_ids[:room]
+        if len(token_ids) >= room:
+            self.status = RequestStatus.FINISHED_LENGTH_CAPPED
+        return len(token_ids) >= room
 
     def __lt__(self, other: Request) -> bool:
         """Order requests by the priority policy: the first is served first."""

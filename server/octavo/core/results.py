@@ -9,6 +9,7 @@ from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import Request, RequestStatus
 from octavo.core.sample_groups import SampleGroups
 from octavo.core.spec_decode.drafts import Drafts
+from octavo.core.thoughts import ThoughtWatch
 from octavo.interface.messages import EngineCoreOutput, LogprobsLists
 from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewRequestData
 
@@ -58,7 +59,8 @@ def make_output(request: Request, tokens: list[int] | None = None) -> EngineCore
 
 
 class ResultProcessor:
-    """Takes in the results of steps for a scheduler, whose ``finish`` takes a sequence out of its queues."""
+    """Takes in the results of steps for a scheduler, whose ``finish`` takes a sequence out of its queues and whose
+    ``restart`` has a sequence's tokens computed anew."""
 
     def __init__(
         self,
@@ -66,11 +68,14 @@ class ResultProcessor:
         kv: KVCacheManager,
         groups: SampleGroups,
         finish: Callable[[Request, RequestStatus], None],
+        restart: Callable[[Request], None],
     ) -> None:
         self._max_model_len = max_model_len
         self._kv = kv
         self._groups = groups
         self._finish = finish
+        self._restart = restart
+        self.num_thoughts_ended = 0  # since the last stats
         self.drafts: Drafts | None = None  # whose drafts are counted
 
     def process(self, step: list[ScheduledSequence], output: ModelRunnerOutput) -> list[EngineCoreOutput]:
@@ -153,17 +158,47 @@ class ResultProcessor:
         ended = False
         if request.pooling is not None:
             request.status, ended = RequestStatus.FINISHED_STOPPED, True
+        used_up = False
+        if request.thoughts is not None:
+            tokens, used_up = self._within_budget(request, request.thoughts, tokens)
         for i, token in enumerate(tokens):
             ended = request.append_output_token(token, self._max_model_len)
             if ended:
                 tokens = tokens[: i + 1]
                 break
+        num_sampled = len(tokens)
+        if used_up and not ended:
+            closing, ended = self._end_thoughts(request)
+            tokens = [*tokens, *closing]
         if ended:
             self._finish(request, request.status)
         result = make_output(request, tokens)
         if output.logprobs:
             logprobs = output.logprobs.get(request.req_id)
-            result.new_logprobs = logprobs and logprobs.until(len(tokens))
+            result.new_logprobs = logprobs and logprobs.until(num_sampled).with_known(tokens[num_sampled:])
         if output.embeddings:
             result.embedding = output.embeddings.get(request.req_id)
         return result
+
+    def _within_budget(self, request: Request, watch: ThoughtWatch, tokens: list[int]) -> tuple[list[int], bool]:
+        """The tokens that the budget of thoughts leaves, and whether it is used up by now."""
+        if watch.num_dropped:  # of a step that was in flight when it was
+            watch.num_dropped -= 1
+            tokens, kept = [], None
+        else:
+            kept = watch.take(tokens, request.num_output_tokens)
+        if kept is not None:
+            watch.is_over, watch.num_dropped = True, request.num_output_placeholders
+        if watch.is_over and not watch.num_dropped:
+            request.thoughts = None
+        return tokens if kept is None else tokens[:kept], kept is not None
+
+    def _end_thoughts(self, request: Request) -> tuple[list[int], bool]:
+        """Append the tokens that end a sequence's thoughts; returns them, and whether they end the sequence."""
+        budget = request.core_request.thoughts
+        assert budget is not None
+        self._restart(request)
+        self.num_thoughts_ended += 1
+        known = request.num_tokens
+        ended = request.append_known_tokens(budget.closing, self._max_model_len)
+        return request.all_token_ids[known:], ended

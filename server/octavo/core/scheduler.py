@@ -79,7 +79,7 @@ class Scheduler:
         self._groups = SampleGroups(kv)
         self._num_stages = num_stages
         self._images: EncoderCacheManager | NoImages = images or NoImages()
-        self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish)
+        self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish, self._restart)
         self.use_drafts(drafts)
         self.held: set[str] = set()  # running sequences whose grammar mask is not ready: not scheduled
 
@@ -299,6 +299,16 @@ class Scheduler:
         step.preempted = True
         self.counters.num_preemptions += 1
 
+    def _restart(self, request: Request) -> None:
+        """Have a sequence computed anew: its next tokens are not those that steps in flight expect."""
+        if request.req_id not in self.running:
+            return  # preempted: it is computed anew as it is
+        self._stop(request)
+        self._drafting.withdraw(request)
+        request.status = RequestStatus.PREEMPTED
+        self._release_blocks(request)
+        self.waiting.add_front(request)
+
     def _release_blocks(self, request: Request) -> None:
         """Discard what is computed of an unfinished sequence."""
         self.kv.free(request)
@@ -476,6 +486,7 @@ class Scheduler:
     def make_stats(self) -> SchedulerStats:
         """Gauges now, and counters since the last call."""
         counters, self.counters = self.counters, _Counters()
+        num_ended, self._results.num_thoughts_ended = self._results.num_thoughts_ended, 0
         running, waiting = self.adapters.names() if self.adapters.num_slots else (None, None)
         return SchedulerStats(
             num_running_reqs=len(self.running),
@@ -485,6 +496,7 @@ class Scheduler:
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
             num_preemptions=counters.num_preemptions,
+            num_thoughts_ended=num_ended,
             spec_decode=self._drafting.take_stats(),
             states=self.kv.states.take_stats() if self.kv.states is not None else None,
             running_adapters=running,

@@ -27,6 +27,7 @@ class LLMOptions:
     tool_call_parser: str | None = None  # None: the format that the chat template shows
     reasoning_parser: str | None = None  # None: the tags that the chat template shows
     decisions_calibration: str | None = None  # None: decisions.json of the model's folder
+    reasoning_budget_message: str = ""  # that ends thoughts which have used up `thinking_token_budget`
     disable_log_stats: bool = True  # nothing is logged either way, and get_metrics always tells
     use_tqdm_on_load: bool = True
 

@@ -68,6 +68,7 @@ SERVER_HELP = {
     "the content (default: detected from the chat template)",
     "replay": "Remember answers, so that the next turn's prompt has them as they were spoken and finds them in the "
     "cache",
+    "reasoning_budget_message": "Text in front of the closing tag, where a request's budget of thoughts is used up",
     "deferred_tools": "Where the model is told of tools that a client defers (defer_loading). found: where a search "
     "has found them, so that the cache keeps what came before; top: with all others, at the top",
     "decisions_min_mass": "Probability that the labels of a question in /v1/decisions must have together. Below it, "

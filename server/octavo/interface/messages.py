@@ -10,6 +10,7 @@ from octavo.interface.images import ImageItem
 from octavo.interface.lora import Adapter
 from octavo.interface.pooling import Pooling
 from octavo.interface.sampling_params import SamplingParams
+from octavo.interface.thoughts import ThoughtBudget
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class EngineCoreRequest:
     adapter: Adapter | None = None  # None: the model as it is
     mm_items: list[ImageItem] | None = None  # images of the prompt, in order
     prediction: list[int] | None = None  # tokens that the output may repeat in large part; it stays what it is
+    thoughts: ThoughtBudget | None = None  # None: the model may think as long as it likes
     boundaries: list[int] | None = None  # positions after which other prompts may go on differently; None: unknown
     retain: list[Retain] | None = None  # ascending, each for no more seconds than the one before it
     owner: str = ""  # whose these are: of many, none takes all the room that there is
@@ -60,6 +62,17 @@ class LogprobsLists:
         self.token_ids += more.token_ids
         self.logprobs += more.logprobs
         self.ranks += more.ranks
+
+    def with_known(self, token_ids: list[int]) -> LogprobsLists:
+        """The lists with tokens behind them that were not sampled: they are certain."""
+        if not token_ids:
+            return self
+        count = len(token_ids)
+        return LogprobsLists(
+            [*self.token_ids, *([token_id] for token_id in token_ids)],
+            [*self.logprobs, *([0.0] for _ in token_ids)],
+            [*self.ranks, *[1] * count],
+        )
 
     def until(self, position: int) -> LogprobsLists:
         """The first ``position`` positions."""
@@ -148,6 +161,7 @@ class SchedulerStats:
     prefix_cache_queries: int = 0  # tokens
     prefix_cache_hits: int = 0  # tokens
     num_preemptions: int = 0
+    num_thoughts_ended: int = 0  # answers whose thoughts have used up their budget
     num_prompt_tokens: int = 0  # computed in the step
     num_generation_tokens: int = 0
     step_time: float = 0.0  # seconds

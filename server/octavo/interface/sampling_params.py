@@ -86,6 +86,7 @@ class SamplingParams:
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
     structured_outputs: StructuredOutputsParams | None = None
     logprob_token_ids: list[int] | None = None
+    thinking_token_budget: int | None = None  # tokens that `LLM.chat` lets the model think; None: no limit
 
     def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
         """Refuse unknown fields with what to do instead: TypeError."""
@@ -113,6 +114,7 @@ class SamplingParams:
         if self.max_tokens is not None:
             self.max_tokens = _integer("max_tokens", self.max_tokens, 1)
         self.min_tokens = _integer("min_tokens", self.min_tokens, 0)
+        self.thinking_token_budget = _budget("thinking_token_budget", self.thinking_token_budget)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) must not be above max_tokens ({self.max_tokens})")
         for name in ("logprobs", "prompt_logprobs"):
@@ -273,6 +275,11 @@ def _number(name: str, value: Any, low: float, high: float = math.inf, above: bo
     if not math.isfinite(number) or number < low or number > high or (above and number == low):
         raise ValueError(f"{name} must be a finite number {_range(low, high, above, hint)}, got {_shown(value)}")
     return number
+
+
+def _budget(name: str, value: Any) -> int | None:
+    budget = -1 if value is None else _integer(name, value, -1, hint="-1 is no limit")
+    return None if budget == -1 else budget
 
 
 def _integer(name: str, value: Any, low: int, high: int = MAX_INT, hint: str = "") -> int:

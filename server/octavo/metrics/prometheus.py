@@ -49,6 +49,10 @@ _STEP_COUNTERS = {  # of SchedulerStats
     "prefix_cache_queries": ("vllm:prefix_cache_queries", "Prefix cache queries, in tokens"),
     "prefix_cache_hits": ("vllm:prefix_cache_hits", "Prefix cache hits, in tokens"),
     "num_preemptions": ("vllm:num_preemptions", "Number of preemptions"),
+    "num_thoughts_ended": (
+        "octavo:thinking_budget_reached",
+        "Answers whose thoughts were ended because they had used up the request's budget",
+    ),
 }
 _DRAFT_COUNTERS = {  # of SpecDecodeStats
     "num_drafts": (

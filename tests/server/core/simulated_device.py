@@ -56,10 +56,26 @@ def compute_truth(core_request: EngineCoreRequest, index: int, max_model_len: in
     if core_request.pooling is not None:
         return Truth([], "stop")
     tokens: list[int] = []
+    budget, tag = core_request.thoughts, list[int]()  # the end of what may be a tag
+    began = 0 if budget is not None and not budget.begins else None
     while True:
+        if budget is not None and began is not None and len(tokens) - began >= budget.num_tokens:
+            most = min(params.max_tokens, max_model_len - len(core_request.prompt_token_ids))
+            room = most - len(tokens)
+            for token in budget.closing[:room]:
+                fingerprint = extend(fingerprint, token)
+                tokens.append(token)
+            if len(budget.closing) >= room:
+                return Truth(tokens, "length")
+            budget = None
         token = sample(fingerprint, params.seed or 0, index)
         fingerprint = extend(fingerprint, token)
         tokens.append(token)
+        if budget is not None:
+            tag.append(token)
+            wanted = budget.begins if began is None else budget.ends
+            if tag[-len(wanted) :] == wanted:
+                budget, began, tag = (budget, len(tokens), []) if began is None else (None, None, [])
         stops = (token == EOS and not params.ignore_eos) or token in params.stop_token_ids
         if stops and len(tokens) >= params.min_tokens:
             return Truth(tokens, "stop")

@@ -37,6 +37,7 @@ from octavo.interface.images import HostTensor, ImageItem
 from octavo.interface.lora import Adapter
 from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, Retain
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
+from octavo.interface.thoughts import ThoughtBudget
 
 # Long enough a base that prompts share their beginnings, and few enough tokens that they agree by chance as well.
 BASE = [0, 1, 2, 0, 0, 1, 1, 2, 2, 0, 2, 1, 0, 1, 0, 2] * 3
@@ -67,6 +68,18 @@ WISHES = st.lists(st.tuples(st.integers(1, 60), st.sampled_from([60, 300])), max
         Retain(num_tokens, max(seconds for end, seconds in wishes if end >= num_tokens))
         for num_tokens, _ in sorted(wishes)
     ]
+)
+# Of thoughts, mostly none. Tags are short, so that they are found by chance.
+BUDGETS = st.one_of(
+    st.none(),
+    st.none(),
+    st.builds(
+        ThoughtBudget,
+        num_tokens=st.sampled_from([0, 1, 2, 5, 9]),
+        closing=st.lists(st.integers(0, 2), min_size=1, max_size=4),
+        ends=st.sampled_from([[2], [1, 2], [9]]),
+        begins=st.sampled_from([[], [], [1], [0, 1]]),
+    ),
 )
 
 
@@ -165,9 +178,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         boundaries=st.lists(st.integers(1, 60), max_size=3).map(sorted),
         retain=WISHES,
         owner=st.sampled_from(["", "", "a", "b"]),
+        thoughts=BUDGETS,
     )
     def add(
-        self, history, cut, tail, n, max_tokens, min_tokens, stop, ignore_eos, want, reuse_id, images, **fields
+        self,
+        history,
+        cut,
+        tail,
+        n,
+        max_tokens,
+        min_tokens,
+        stop,
+        ignore_eos,
+        want,
+        reuse_id,
+        images,
+        **fields,
     ) -> None:
         prompt = (self.histories[history % len(self.histories)][:cut] + tail)[: self.config.max_model_len - 1] or [1]
         mm_items = self._put_images(prompt, images)
@@ -189,6 +215,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             **fields,
         )
         request.mm_items = mm_items
+        request.thoughts = None if want == "embedding" else request.thoughts
         self.scheduler.add_request(request)
         self.ever_added += [r for r in self._requests() if r.request_id == request_id]
         self.requests[request_id] = request

@@ -179,6 +179,8 @@ def conversation_of(body: CountTokensRequest, seal: Seal, lists_all: bool = Fals
         reasoning_effort=_effort(body),
         thinking=None if thinking is None else thinking.type in ("enabled", "adaptive"),
         continue_final_message=_begins_answer(body.messages[-1]),
+        budget=thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None,
+        budget_is_hint=True,
         listed=tools.listed,
         fields=replace(_FIELDS, tools=tools.paths),
     )

@@ -243,7 +243,7 @@ class ChoiceTool(_Part):
 
 
 class ThinkingParam(_Part):
-    """Lets the model reason first, where its chat template has such a switch. The budget is no limit here.
+    """Lets the model reason first, where its chat template has such a switch, for at most as many tokens.
 
     With "between_tools" it does not: what it says between calls is text.
     """

@@ -164,10 +164,6 @@ _GENERATION: dict[str, Values] = {
     ),
     "modalities": (["text"],),
     "verbosity": ("medium",),
-    "thinking_token_budget": (-1,),
-    "reasoning_budget": (-1,),
-    "reasoning_budget_tokens": (-1,),
-    "thinking_budget_tokens": (-1,),
     "do_sample": (True,),
     "separate_reasoning": (True,),
     "top_n_sigma": (0, -1),
@@ -192,6 +188,9 @@ _COMPLETION: dict[str, Values] = {
         (),
     ),
     **dict.fromkeys(("add_generation_prompt", "continue_final_message"), (False,)),
+    **dict.fromkeys(
+        ("thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens"), (-1,)
+    ),
     "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),

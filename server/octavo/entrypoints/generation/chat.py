@@ -72,6 +72,7 @@ async def prepare_chat(
         count_replay(state, conversation, rendered)
     if options.truncate_prompt_tokens is None:
         retain(state, request, rendered, conversation.keep, features)
+    request.thoughts = rendered.budget
     return request, replace(rendered, count_calls=state.metrics.record_calls)
 
 

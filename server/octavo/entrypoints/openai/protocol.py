@@ -262,6 +262,9 @@ class CompletionRequest(GenerationRequest):
         return prompts_in(self.prompt, "prompt", MAX_PROMPTS)
 
 
+_BUDGETS = ("thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens")
+
+
 class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
@@ -280,6 +283,10 @@ class ChatCompletionRequest(GenerationRequest):
     chat_template_kwargs: TemplateVariables = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: Limit | None = None
+    reasoning_budget: Limit | None = None  # the same in llama.cpp's words, as the next two
+    reasoning_budget_tokens: Limit | None = None
+    thinking_budget_tokens: Limit | None = None
     tools: Annotated[list[dict[str, Any]] | None, WithJsonSchema(schemas.TOOLS)] = None
     tool_choice: Annotated[Any, WithJsonSchema(schemas.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
@@ -308,4 +315,13 @@ class ChatCompletionRequest(GenerationRequest):
             self.chat_template_kwargs,
             self.add_generation_prompt,
             self.continue_final_message,
+            **self._budget(),
         )
+
+    def _budget(self) -> dict[str, Any]:
+        """The limit of thoughts, with the field that gives it. Raises APIError for two that differ."""
+        given = {name: value for name in _BUDGETS if (value := getattr(self, name)) is not None}
+        if len(set(given.values())) > 1:
+            first, second = list(given)[:2]
+            raise bad_request(f"{second} must be as {first}, where both are given; drop one", second)
+        return {"budget": next(iter(given.values())), "budget_field": next(iter(given))} if given else {}
