@@ -40,9 +40,7 @@ class KVCacheBlock:
         self.prev_free: KVCacheBlock | None = None
         self.next_free: KVCacheBlock | None = None
         self.mark: Mark | None = None  # how long it is to stay after its last use
-        self.bucket: int | None = (
-            None  # of `octavo.core.retention`, in which it lies; None: in the plain queue, or used
-        )
+        self.bucket: int | None = None  # in which it is retained; None: in the plain queue, or used
 
     def __repr__(self) -> str:
         return f"KVCacheBlock({self.block_id}, ref={self.ref_cnt}, {len(self.tokens)} indexed tokens)"

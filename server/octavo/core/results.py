@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import Request, RequestStatus
@@ -44,6 +44,22 @@ class ScheduledSequence:
     rejected_before: int  # the request's num_rejected when the step was scheduled
 
 
+@dataclass
+class Counters:
+    """Counts since they were last taken, by their names in `SchedulerStats`."""
+
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    num_thoughts_ended: int = 0
+
+    def take(self) -> dict[str, int]:
+        """The counts, which begin anew."""
+        taken = asdict(self)
+        vars(self).update(dict.fromkeys(taken, 0))
+        return taken
+
+
 def make_output(request: Request, tokens: list[int] | None = None) -> EngineCoreOutput:
     """The sequence's news for the front end, ``tokens`` (already appended) among them."""
     tokens = tokens or []
@@ -75,7 +91,7 @@ class ResultProcessor:
         self._groups = groups
         self._finish = finish
         self._restart = restart
-        self.num_thoughts_ended = 0  # since the last stats
+        self.counters = Counters()
         self.drafts: Drafts | None = None  # whose drafts are counted
 
     def process(self, step: list[ScheduledSequence], output: ModelRunnerOutput) -> list[EngineCoreOutput]:
@@ -198,7 +214,7 @@ class ResultProcessor:
         budget = request.core_request.thoughts
         assert budget is not None
         self._restart(request)
-        self.num_thoughts_ended += 1
+        self.counters.num_thoughts_ended += 1
         known = request.num_tokens
         ended = request.append_known_tokens(budget.closing, self._max_model_len)
         return request.all_token_ids[known:], ended

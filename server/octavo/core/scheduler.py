@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from octavo.core.draft_scheduler import NO_DRAFTS, NOTHING, DraftScheduler, NoDrafts
 from octavo.core.encoder_cache import EncoderCacheManager, NoImages
@@ -30,15 +30,6 @@ from octavo.interface.messages import EngineCoreOutput, EngineCoreRequest, Sched
 from octavo.interface.step import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _Counters:
-    """Counts since they were last read."""
-
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    num_preemptions: int = 0
 
 
 class Scheduler:
@@ -71,7 +62,6 @@ class Scheduler:
         if adapters is not None:
             self.waiting = AdapterQueue(self.waiting, adapters, lambda: self._step_id)
         self.running: dict[str, Request] = {}
-        self.counters = _Counters()
         self._prefilling: dict[str, Request] = {}  # running, with known tokens not yet scheduled
         self._finished_req_ids: list[str] = []  # sequences whose row the runner must drop
         self._in_flight: deque[list[ScheduledSequence]] = deque()
@@ -80,6 +70,7 @@ class Scheduler:
         self._num_stages = num_stages
         self._images: EncoderCacheManager | NoImages = images or NoImages()
         self._results = ResultProcessor(config.max_model_len, kv, self._groups, self._finish, self._restart)
+        self.counters = self._results.counters
         self.use_drafts(drafts)
         self.held: set[str] = set()  # running sequences whose grammar mask is not ready: not scheduled
 
@@ -290,12 +281,8 @@ class Scheduler:
                 victim.num_drafts -= len(scheduled.drafts)
             step.changed.pop(victim.req_id, None)
             step.copies.pop(victim.req_id, None)
-        self._stop(victim)
-        self._drafting.withdraw(victim)
-        victim.status = RequestStatus.PREEMPTED
+        self._restart(victim)
         victim.num_preemptions += 1
-        self._release_blocks(victim)
-        self.waiting.add_front(victim)
         step.preempted = True
         self.counters.num_preemptions += 1
 
@@ -485,18 +472,13 @@ class Scheduler:
 
     def make_stats(self) -> SchedulerStats:
         """Gauges now, and counters since the last call."""
-        counters, self.counters = self.counters, _Counters()
-        num_ended, self._results.num_thoughts_ended = self._results.num_thoughts_ended, 0
         running, waiting = self.adapters.names() if self.adapters.num_slots else (None, None)
         return SchedulerStats(
             num_running_reqs=len(self.running),
             num_waiting_reqs=self.num_waiting,
             kv_cache_usage=self.kv.usage,
             retained_blocks=self.kv.pool.retained.num_blocks,
-            prefix_cache_queries=counters.prefix_cache_queries,
-            prefix_cache_hits=counters.prefix_cache_hits,
-            num_preemptions=counters.num_preemptions,
-            num_thoughts_ended=num_ended,
+            **self.counters.take(),
             spec_decode=self._drafting.take_stats(),
             states=self.kv.states.take_stats() if self.kv.states is not None else None,
             running_adapters=running,
