@@ -56,7 +56,7 @@ BEYOND = re.compile(
     r"is not valid|\d+ tokens|tokens are more than|no tokens|chat template|different names|one of the tools|"
     r"must name tools|model (\S+ )?takes|must be the only constraint|longer than|must be a JSON object|"
     r"takes at most \d+|send one in text_1|send the texts under one of|is not found|does not run tools|"
-    r"must have unique names|is of no call before it|is that of choice|must not be empty: ask"
+    r"must have unique names|is of no call before it|is that of choice|must not be empty: ask|input must not be empty"
 )
 # Other names of routes, and what the server of these tests has no model for (see test_scoring).
 ELSEWHERE = {"/rerank", "/v2/rerank", "/score", "/classify"}
@@ -265,7 +265,8 @@ def test_integers_may_be_written_as_floats(post, schema_of, path):
                 continue
             seen += 1
             answer = post(path, _body(path, name, whole))
-            assert answer.status_code == 200, (name, answer.text)
+            of_thoughts = "budget" in name and "needs a chat template that writes thoughts" in answer.text
+            assert answer.status_code == 200 or of_thoughts, (name, answer.text)
             answer = post(path, _body(path, name, part))
             assert answer.status_code == 400 and name in answer.json()["error"]["message"]
     without = ("/tokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/decisions")
