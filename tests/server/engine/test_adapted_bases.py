@@ -11,6 +11,7 @@ import torch
 from support import quantized_files as files
 from support.adapters import save_adapter, write_adapter
 from support.family_cases import FAMILY_CASES, FIRST_CASES
+from support.hybrid_cases import HYBRID_CASES
 from support.tiny_models import FAMILIES, make_model
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -22,7 +23,7 @@ PROMPT = [5, 17, 200, 31, 8, 9, 10]
 SETTINGS: dict[str, Any] = {"r": 4, "lora_alpha": 8}
 # Linear layers that take no adapters; GPT-2's have their weights the other way round.
 REFUSED = {"kv_b_proj": "kv_b_proj", r"altup\..*_coefs": "correction_coefs"}
-WITHOUT = {"gpt2", "qwen3.5", "qwen3.5-moe"}
+WITHOUT = {"gpt2", *HYBRID_CASES}
 CASES = [*sorted(set(FIRST_CASES.values()) - WITHOUT), "deepseek-v2"]  # the last one refuses all
 
 
