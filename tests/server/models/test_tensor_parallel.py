@@ -11,6 +11,7 @@ import transformers
 from support.emulated_tp import EmulatedTP, case_of, logits_of_processes
 from support.encoders import answers_of, encoder_of
 from support.family_cases import FAMILY_CASES, FIRST_CASES
+from support.hybrid_cases import HYBRID_CASES
 from support.internlm import save_internlm2, save_internlm3
 from support.paged import load, logits_of
 from support.split_cases import CASES, SMALL, TOKENS
@@ -184,7 +185,7 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
         config = getattr(transformers, name)(**SMALL | SPECIAL | {"num_key_value_heads": 2, "num_labels": labels})
         encoder_of(config, head=True).save_pretrained(tmp_path / name)
     for name in [*names, *CLASSIFIERS]:
-        if name.startswith("Qwen3_5"):
+        if FIRST_CASES.get(name) in HYBRID_CASES:
             continue  # recurrent layers are not dealt to stages yet, and EngineArgs says so
         check_stages(tmp_path / name, has_no_cut=name == "shared-keys")
     names += [*ENCODERS, *CLASSIFIERS]
