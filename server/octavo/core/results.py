@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from octavo.core.kv_cache_manager import KVCacheManager
 from octavo.core.request import Request, RequestStatus
@@ -53,7 +54,7 @@ class Counters:
     num_preemptions: int = 0
     num_thoughts_ended: int = 0
 
-    def take(self) -> dict[str, int]:
+    def take(self) -> dict[str, Any]:
         """The counts, which begin anew."""
         taken = asdict(self)
         vars(self).update(dict.fromkeys(taken, 0))
