@@ -36,6 +36,7 @@ WIDE = SMALL | {
     "shared_expert_intermediate_size": 64,
     "global_head_dim": 64,
     "hidden_size_per_layer_input": 32,
+    "mamba_n_heads": 8,
     "vocab_size_per_layer_input": 321,
 }
 OWN = {  # of which they list more, or fewer
