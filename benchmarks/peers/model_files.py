@@ -247,7 +247,7 @@ def _mixtral_gguf(tokenizer_of: Path, target: Path, shape: dict[str, Any] = MIXT
     from gguf import GGMLQuantizationType, GGUFWriter
 
     writer = GGUFWriter(target, "llama")
-    add_metadata(writer, shape, json.loads((tokenizer_of / "tokenizer.json").read_text()))
+    add_metadata(writer, shape, tokenizer_of)
     width, inner, experts = shape["hidden_size"], shape["intermediate_size"], shape.get("num_experts", 0)
     kv = shape["num_key_value_heads"] * shape["head_dim"]
     matrices = {"attn_q": (width, width), "attn_k": (kv, width), "attn_v": (kv, width), "attn_output": (width, width)}

@@ -173,7 +173,7 @@ def write_gguf(checkpoint: Path, target: Path) -> None:
     arch = config["model_type"].replace("_", "-")
     # The file is larger than memory should hold: tensors wait on the disk.
     writer = GGUFWriter(target, arch, use_temp_file=True)
-    add_metadata(writer, config, json.loads((checkpoint / "tokenizer.json").read_text()))
+    add_metadata(writer, config, checkpoint)
     for file in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
@@ -241,8 +241,11 @@ def _gpt_oss_as_gguf(name: str, tensor: Any) -> Iterator[tuple[str, Any, str]]:
         yield stored, np.ascontiguousarray(tensor.view(torch.int16).numpy()).view(np.uint8), "BF16"
 
 
-def add_metadata(writer: Any, shape: dict[str, Any], tokenizer: dict[str, Any]) -> None:
-    """``shape``: as in config.json; experts count as "num_experts" or "num_local_experts"."""
+def add_metadata(writer: Any, shape: dict[str, Any], tokenizer_of: Path) -> None:
+    """Add what config.json tells in ``shape``, and the tokens and the chat template of a checkpoint's folder.
+
+    Experts count as "num_experts" or "num_local_experts".
+    """
     writer.add_context_length(shape["max_position_embeddings"])
     writer.add_embedding_length(shape["hidden_size"])
     writer.add_block_count(shape["num_hidden_layers"])
@@ -266,7 +269,9 @@ def add_metadata(writer: Any, shape: dict[str, Any], tokenizer: dict[str, Any]) 
         writer.add_rope_scaling_type(RopeScalingType(scaling["rope_type"]))
         writer.add_rope_scaling_factor(scaling["factor"])
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
-    _add_tokens(writer, shape, tokenizer)
+    _add_tokens(writer, shape, json.loads((tokenizer_of / "tokenizer.json").read_text()))
+    if (template := tokenizer_of / "chat_template.jinja").exists():
+        writer.add_chat_template(template.read_text())
 
 
 def _add_tokens(writer: Any, shape: dict[str, Any], tokenizer: dict[str, Any]) -> None:
