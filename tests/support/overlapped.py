@@ -58,6 +58,8 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.5, "seed": 6, "max_tokens": 16, "min_tokens": 9, "stop_token_ids": list(range(3, 120))},
     {"temperature": 0, "max_tokens": 1},
     {"temperature": 0.8, "seed": 7, "max_tokens": 9, "logit_bias": {5: 4.0, 9: -100.0}, "prompt_logprobs": 1},
+    {"temperature": 0.9, "seed": 8, "max_tokens": 18, "dry_multiplier": 2.0, "dry_allowed_length": 1}
+    | {"dry_sequence_breakers": [], "xtc_probability": 0.5, "top_n_sigma": 3.0},
 ]
 
 

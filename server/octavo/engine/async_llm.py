@@ -149,9 +149,13 @@ class AsyncLLM:
     ) -> EngineCoreRequest:
         """`InputProcessor.process`, in a thread when it may take long."""
         process = self.input_processor.process
-        if not isinstance(prompt, dict) and self._work(prompt, options.get("cache_salt")) < _LONG_PROMPT:
+        # The first request with DRY reads the whole vocabulary, for its breakers.
+        if not (isinstance(prompt, dict) or params.dry_multiplier) and self._is_short(prompt, options):
             return process(request_id, prompt, params, **options)
         return await self.run_in_thread(process, request_id, prompt, params, **options)
+
+    def _is_short(self, prompt: str | Sequence[int], options: dict[str, Any]) -> bool:
+        return self._work(prompt, options.get("cache_salt")) < _LONG_PROMPT
 
     def _work(self, prompt: str | Sequence[int], cache_salt: str | None) -> int:
         """The cost in characters to tokenise, or ids to check; characters of cached prefixes count a sixteenth."""

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int] | dict[str, Any]
 
 
+_MOST_BREAKERS = 64  # that are remembered
+
+
 class InputProcessor:
     """Makes `EngineCoreRequest`s. Thread-safe, and without state that lets one request change another (`PrefixTokens`
     caches tokens, which saves time and nothing else)."""
@@ -49,6 +52,7 @@ class InputProcessor:
         self.follow(config)
         self.eos_token_ids = eos_token_ids(config, tokenizer)
         self.images = ImageInputs(config, tokenizer)
+        self._breaker_ids: dict[str, list[int]] = {}  # of DRY: tokens that hold them
         added = {} if tokenizer is None else tokenizer.backend.get_added_tokens_decoder()
         self._beyond = {i: token.content for i, token in added.items() if i >= self.vocab_size}
 
@@ -333,6 +337,8 @@ class InputProcessor:
             params.seed = secrets.randbits(63)
         if params.bad_words:
             params.bad_words_token_ids = self._bad_words(params.bad_words)
+        if params.dry_multiplier > 0:
+            params.dry_breaker_token_ids, params.dry_breaker_sequences = self._breakers(params.dry_sequence_breakers)
         self._check_tokens_remain(params)
         return params
 
@@ -347,6 +353,37 @@ class InputProcessor:
                 "allowed_token_ids must leave at least one token, but bad_words and min_tokens forbid all of them; "
                 "allow more, or remove those"
             )
+
+    def _breakers(self, texts: list[str]) -> tuple[list[int], list[list[int]]]:
+        """Tokens that hold one of the texts, and the tokens of those that no single one holds."""
+        if self.tokenizer is None:
+            if texts:
+                raise ValueError(
+                    "dry_sequence_breakers need the tokenizer, but the engine runs without one (skip_tokenizer_init): "
+                    "give an empty list"
+                )
+            return [], []
+        ids, sequences = set[int](), list[list[int]]()
+        for text in texts:
+            ids |= set(self._holding(text))
+            sequence = self.tokenizer.encode(text, add_special_tokens=False)
+            if len(sequence) > 1:
+                sequences.append(sequence)
+        return sorted(ids), sequences
+
+    def _holding(self, text: str) -> list[int]:
+        """Ids of the tokens whose text holds ``text``."""
+        if (found := self._breaker_ids.get(text)) is None:
+            found = [token for token, own in enumerate(self._token_texts) if text in own]
+            if len(self._breaker_ids) < _MOST_BREAKERS:
+                self._breaker_ids[text] = found
+        return found
+
+    @cached_property
+    def _token_texts(self) -> list[str]:
+        assert self.tokenizer is not None
+        known = min(self.vocab_size, self.tokenizer.backend.get_vocab_size(with_added_tokens=True))
+        return self.tokenizer.backend.decode_batch([[i] for i in range(known)], skip_special_tokens=False)
 
     def _bad_words(self, words: list[str]) -> list[list[int]]:
         """Token sequences to forbid: each word as it begins a text and as it follows a space."""

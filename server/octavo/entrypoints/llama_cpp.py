@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from octavo.chat.infill import Around, InfillFile
 from octavo.entrypoints.dialect import CheckedRequest, Dialect, Prepared
 from octavo.entrypoints.errors import APIError, ErrorResponse
+from octavo.entrypoints.fields.shapes import SHAPES, Shapes
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
 from octavo.entrypoints.fields.values import FromFloat, Index, ModelBody, Seed, StopField
 from octavo.entrypoints.generation.infill import infill_prompts
@@ -30,7 +31,7 @@ from octavo.interface import sampling_params as limits
 from octavo.interface.outputs import RequestMetrics, RequestOutput
 from octavo.interface.sampling_params import RequestOutputKind
 
-_SAMPLING = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"}
+_SAMPLING = {"temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty", *SHAPES}
 _ROOM = 256  # for an answer without a limit, where the prompt has to be cut
 _MOST_FILES = 1_000
 
@@ -44,13 +45,13 @@ class ExtraFile(BaseModel):
     filename: str = "tmp"
 
 
-class InfillRequest(ModelBody):
+class InfillRequest(Shapes, ModelBody):
     """POST /infill. The order of samplers is fixed; prefixes are always cached, in every slot."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields(
         {
             **dict.fromkeys(("grammar", "json_schema", "logit_bias", "lora", "multimodal_data"), ()),
-            **dict.fromkeys(("n_indent", "n_probs", "mirostat", "dry_multiplier", "xtc_probability"), (0,)),
+            **dict.fromkeys(("n_indent", "n_probs", "mirostat"), (0,)),
             "typical_p": (1,),
         }
     )

@@ -23,6 +23,8 @@ MAX_STOP_TOKEN_IDS = 1_024
 MAX_BAD_WORDS = 128
 MAX_LOGIT_BIAS = 4_096  # entries
 MAX_LOGPROB_TOKEN_IDS = 1_024
+MAX_DRY_MULTIPLIER, MAX_DRY_BASE = 100, 100
+MAX_DRY_BREAKERS = 64
 MAX_INT = 2**31 - 1  # of counts that have no limit of their own
 
 
@@ -87,6 +89,18 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None  # tokens that `LLM.chat` lets the model think; None: no limit
+    # llama.cpp's, with its defaults
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: list[str] = field(default_factory=lambda: ["\n", ":", '"', "*"])
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    top_n_sigma: float = -1.0
+    # Filled by the input processor: tokens that hold a breaker, and breakers of several tokens.
+    dry_breaker_token_ids: list[int] = field(default_factory=list)
+    dry_breaker_sequences: list[list[int]] = field(default_factory=list)
 
     def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
         """Refuse unknown fields with what to do instead: TypeError."""
@@ -131,6 +145,7 @@ class SamplingParams:
         if self.logit_bias is not None:
             self.logit_bias = _logit_bias(self.logit_bias)
         self._name_logprobs()
+        self._check_shapes()
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {_shown(getattr(self, name))}")
@@ -139,6 +154,21 @@ class SamplingParams:
         except ValueError:
             kinds = ", ".join(kind.value for kind in RequestOutputKind)
             raise ValueError(f"output_kind must be one of {kinds}, got {_shown(self.output_kind)}") from None
+
+    def _check_shapes(self) -> None:
+        self.dry_multiplier = _number("dry_multiplier", self.dry_multiplier, 0, MAX_DRY_MULTIPLIER, hint="0 is off")
+        self.dry_base = _number("dry_base", self.dry_base, 1, MAX_DRY_BASE)
+        self.dry_allowed_length = _integer("dry_allowed_length", self.dry_allowed_length, 0)
+        self.dry_penalty_last_n = _integer("dry_penalty_last_n", self.dry_penalty_last_n, -1, hint="-1 is all, 0 off")
+        breakers = self.dry_sequence_breakers
+        self.dry_sequence_breakers = _strings("dry_sequence_breakers", breakers, MAX_DRY_BREAKERS)
+        self.xtc_probability = _number("xtc_probability", self.xtc_probability, 0, 1, hint="0 is off")
+        self.xtc_threshold = _number("xtc_threshold", self.xtc_threshold, 0, 1, hint="above 0.5 is off")
+        self.top_n_sigma = _number("top_n_sigma", self.top_n_sigma, -1, hint="0 or below is off")
+        if self.dry_penalty_last_n == 0:
+            self.dry_multiplier = 0.0
+        if self.xtc_threshold > 0.5:  # no two tokens are as likely
+            self.xtc_probability = 0.0
 
     def _name_logprobs(self) -> None:
         """Make ``logprobs`` the number of ``logprob_token_ids``, where these are given."""
@@ -161,7 +191,12 @@ class SamplingParams:
     def reads_tokens(self) -> bool:
         """True if what may be sampled depends on which tokens came before."""
         penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
-        return bool(penalties or self.bad_words_token_ids)
+        return bool(penalties or self.bad_words_token_ids or self.shapes_logits)
+
+    @property
+    def shapes_logits(self) -> bool:
+        """True if DRY, XTC or top-n-sigma is on."""
+        return self.dry_multiplier > 0 or self.top_n_sigma > 0 or (self.xtc_probability > 0 and not self.greedy)
 
     @property
     def edits_logits(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,24 @@ class LogprobsTensors:
             torch.full((num_rows, k + 1), -torch.inf, device=device),
             torch.zeros(num_rows, dtype=torch.int64, device=device),
         )
+
+
+def joined_logprobs(parts: Sequence[tuple[int, LogprobsTensors | None]]) -> LogprobsTensors | None:
+    """Stack the log-probabilities of parts of so many rows each; of those without any there is padding. None: none has
+    any."""
+    known = [part for _, part in parts if part is not None]
+    if not known:
+        return None
+    k, device = max(part.token_ids.shape[1] for part in known) - 1, known[0].ranks.device
+    out = LogprobsTensors.padding(sum(count for count, _ in parts), k, device)
+    start = 0
+    for count, part in parts:
+        if part is not None:
+            rows, columns = slice(start, start + count), part.token_ids.shape[1]
+            out.token_ids[rows, :columns], out.logprobs[rows, :columns] = part.token_ids, part.logprobs
+            out.ranks[rows] = part.ranks
+        start += count
+    return out
 
 
 def gather_logprobs(logprobs: Tensor, token_ids: Tensor, k: int) -> LogprobsTensors:

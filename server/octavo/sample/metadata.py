@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from octavo.sample.logprobs import LogprobsTensors
+from octavo.sample.shaping import RepeatedRow
 from octavo.sample.token_pool import TokenPool
 from octavo_kernels import SamplingRows
 
@@ -91,6 +92,23 @@ class RandomRows:
 
 
 @dataclass
+class ExcludingRows:
+    """Rows that draw with XTC. ``applies`` bool [N]: in this step."""
+
+    rows: RandomRows  # with top_k, top_p and min_p
+    thresholds: Tensor  # float32 [N, 1]
+    applies: Tensor
+
+
+@dataclass
+class ApartRows:
+    """Rows that only torch can draw, in a step of which kernels draw the others."""
+
+    rows: Tensor  # int64 [N]
+    metadata: SamplingMetadata  # of these rows alone, but for their grammars
+
+
+@dataclass
 class NamedTokens:
     """Tokens whose log-probabilities are wanted whatever their rank, flattened over the batch: all int64 [N]."""
 
@@ -106,6 +124,7 @@ class SamplingMetadata:
     num_rows: int
     pool: TokenPool
     kernel_rows: SamplingRows | None = None  # its constraints are made of the fields below
+    apart: ApartRows | None = None  # of kernel_rows
     greedy_rows: Tensor | None = None  # None: none
     plain: RandomRows | None = None
     truncated: RandomRows | None = None  # with top_k, top_p or min_p
@@ -114,6 +133,9 @@ class SamplingMetadata:
     min_tokens: TokenLogits | None = None
     logit_bias: TokenLogits | None = None
     penalties: Penalties | None = None
+    repeated: list[RepeatedRow] | None = None  # with DRY
+    sigma: tuple[Tensor, Tensor] | None = None  # rows with top-n-sigma, and n float32 [N, 1]
+    excluding: ExcludingRows | None = None  # which draw with XTC: neither in plain nor in truncated
     append: TokenAppend | None = None
     logprobs_rows: Tensor | None = None
     num_logprobs: int | None = None  # most alternatives any row asks for; the vocabulary's size for -1
@@ -124,12 +146,12 @@ class SamplingMetadata:
     def changes_logits(self) -> bool:
         """True if a row's logits are anything but the model's before the draw."""
         changes = (self.grammar_bitmask, self.allowed, self.bad_words, self.min_tokens, self.logit_bias, self.penalties)
-        return any(change is not None for change in changes)
+        return any(change is not None for change in (*changes, self.repeated, self.sigma))
 
     @property
     def is_greedy_only(self) -> bool:
         """True if every row takes its best token as the logits stand, and nothing else is asked for."""
-        more = (self.plain, self.truncated, self.logprobs_rows, self.append)
+        more = (self.plain, self.truncated, self.excluding, self.apart, self.logprobs_rows, self.append)
         return not self.changes_logits and all(part is None for part in more)
 
 

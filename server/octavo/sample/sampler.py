@@ -20,6 +20,8 @@ from octavo.sample.constraints import (
 from octavo.sample.gumbel import GumbelNoise
 from octavo.sample.logprobs import LogprobsTensors, gather_logprobs
 from octavo.sample.metadata import (
+    ApartRows,
+    ExcludingRows,
     NamedTokens,
     Penalties,
     RandomRows,
@@ -28,8 +30,9 @@ from octavo.sample.metadata import (
     TokenAppend,
     take_rows,
 )
+from octavo.sample.shaping import apply_repetition, apply_sigma, without_top_choices
 from octavo.sample.token_pool import TokenPool
-from octavo.sample.truncation import sample_truncated
+from octavo.sample.truncation import Cuts, kept_tokens, sample_truncated
 from octavo_kernels import cpu
 
 
@@ -64,8 +67,8 @@ def append_tokens(sampled: Tensor, append: TokenAppend, pool: TokenPool) -> None
 
 
 class Sampler:
-    """Raw logprobs; grammar, allowed tokens, bad words, min_tokens, logit_bias; penalties; greedy or temperature;
-    min-p, top-k, top-p; the draw. Stateless but for the hashed token ids of its vocabulary."""
+    """Raw logprobs; grammar, allowed tokens, bad words, min_tokens, logit_bias; penalties; DRY; top-n-sigma; greedy or
+    temperature; min-p, top-k, top-p; XTC; the draw. Stateless but for the hashed token ids of its vocabulary."""
 
     def __init__(self) -> None:
         self._noise: GumbelNoise | None = None
@@ -86,7 +89,7 @@ class Sampler:
         if metadata.changes_logits:
             self._process(logits, metadata)
             best = None
-        if metadata.plain is None and metadata.truncated is None:
+        if metadata.plain is None and metadata.truncated is None and metadata.excluding is None:
             sampled, highest = best[:2] if best else _argmax(logits)
         else:
             sampled, highest = self._sample(logits, metadata), best[1] if best else logits.amax(-1)
@@ -99,6 +102,7 @@ class Sampler:
     def _forward_kernels(self, logits: Tensor, metadata: SamplingMetadata) -> SamplerOutput:
         assert metadata.kernel_rows is not None
         rows = replace(metadata.kernel_rows, constraints=gather_constraints(metadata))
+        apart = None if metadata.apart is None else self._draw_apart(logits, metadata.apart, metadata.grammar_bitmask)
         drawn = octavo_kernels.sample(logits, rows)
         if metadata.append is not None:
             append_tokens(drawn.token_ids, metadata.append, metadata.pool)
@@ -112,7 +116,14 @@ class Sampler:
                 raw = logits.index_select(0, wanted).float().log_softmax(-1)
                 tensors = name_logprobs(tensors, raw, metadata.named)
             logprobs = _spread(tensors, metadata)
-        return SamplerOutput(drawn.token_ids, drawn.invalid, logprobs)
+        out = SamplerOutput(drawn.token_ids, drawn.invalid, logprobs)
+        if metadata.apart is not None and apart is not None:
+            _replace_rows(out, metadata.apart.rows, apart)
+        return out
+
+    def _draw_apart(self, logits: Tensor, apart: ApartRows, bitmask: Tensor | None) -> SamplerOutput:
+        bitmask = None if bitmask is None else bitmask[apart.rows]
+        return self._forward(logits[apart.rows], replace(apart.metadata, grammar_bitmask=bitmask), None)
 
     def _process(self, logits: Tensor, metadata: SamplingMetadata) -> None:
         if metadata.grammar_bitmask is not None:
@@ -127,6 +138,10 @@ class Sampler:
             apply_logit_bias(logits, metadata.logit_bias)
         if metadata.penalties is not None:
             apply_penalties(logits, metadata.penalties, metadata.pool)
+        if metadata.repeated is not None:
+            apply_repetition(logits, metadata.repeated, metadata.pool)
+        if metadata.sigma is not None:
+            apply_sigma(logits, *metadata.sigma)
 
     def _sample(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor:
         greedy, plain, truncated = metadata.greedy_rows, metadata.plain, metadata.truncated
@@ -139,7 +154,18 @@ class Sampler:
             sampled[plain.rows] = self._noise.argmax(_scores(logits, plain), plain.keys)
         if truncated is not None:
             sampled[truncated.rows] = sample_truncated(_scores(logits, truncated), truncated, self._noise)
+        if metadata.excluding is not None:
+            sampled[metadata.excluding.rows.rows] = self._sample_excluding(logits, metadata.excluding, self._noise)
         return sampled
+
+    @staticmethod
+    def _sample_excluding(logits: Tensor, excluding: ExcludingRows, noise: GumbelNoise) -> Tensor:
+        rows = excluding.rows
+        scores = _scores(logits, rows)
+        keep = kept_tokens(scores, Cuts.of(scores, rows))[0]
+        own = take_rows(logits, rows.rows)
+        keep = without_top_choices(own, keep, excluding.thresholds, excluding.applies)
+        return noise.argmax(scores.masked_fill(~keep, -torch.inf), rows.keys)
 
     def _logprobs(self, raw: Tensor, sampled: Tensor, metadata: SamplingMetadata) -> LogprobsTensors:
         rows, k = metadata.logprobs_rows, metadata.num_logprobs
@@ -155,6 +181,17 @@ def name_logprobs(found: LogprobsTensors, raw: Tensor, named: NamedTokens) -> Lo
     ids[at] = named.token_ids.to(ids.dtype)
     values[at] = raw[named.places, named.token_ids]
     return LogprobsTensors(ids, values, found.ranks)
+
+
+def _replace_rows(out: SamplerOutput, rows: Tensor, by: SamplerOutput) -> None:
+    """Put what was drawn of ``rows`` int64 [N] alone in place of what is there."""
+    out.sampled_token_ids[rows] = by.sampled_token_ids.to(out.sampled_token_ids.dtype)
+    out.invalid[rows] = by.invalid
+    if out.logprobs is not None and by.logprobs is not None:
+        columns = by.logprobs.token_ids.shape[1]
+        out.logprobs.token_ids[rows, :columns] = by.logprobs.token_ids.to(out.logprobs.token_ids.dtype)
+        out.logprobs.logprobs[rows, :columns] = by.logprobs.logprobs
+        out.logprobs.ranks[rows] = by.logprobs.ranks.to(out.logprobs.ranks.dtype)
 
 
 def _spread(found: LogprobsTensors, metadata: SamplingMetadata) -> LogprobsTensors:

@@ -16,7 +16,9 @@ from octavo.sample import devices
 from octavo.sample.constraints import pack_bitmask
 from octavo.sample.gumbel import position_keys, stream_key
 from octavo.sample.metadata import (
+    ApartRows,
     BadWords,
+    ExcludingRows,
     NamedTokens,
     Penalties,
     RandomRows,
@@ -25,6 +27,7 @@ from octavo.sample.metadata import (
     TokenAppend,
     TokenLogits,
 )
+from octavo.sample.shaped_rows import ShapedRows
 from octavo.sample.token_pool import TokenPool
 from octavo_kernels import SamplingRows, SamplingTable, cpu
 
@@ -103,13 +106,14 @@ class SamplingStates:
         self._prompt_len = np.zeros(n, np.int64)
         self._min_position = np.zeros(n, np.int64)  # below it EOS and stop ids are held back
         self._num_logprobs = np.full(n, -1, np.int64)  # -1: none
-        self._names_tokens = np.zeros(n, np.bool_)
+        self._beyond_draw = np.zeros(n, np.bool_)
+        self._shaped = ShapedRows(n, vocab_size, self.device)
         self._slot = np.full(n, -1, np.int64)
         self._count_slot = np.full(n, -1, np.int64)
         self._rows: list[_Row | None] = [None] * n
         self._beyond_best = np.zeros(n, np.int64)  # below that position, sampling is more than taking the best token
         self._any_beyond_best, self._any_history, self._most_logprobs = False, False, -1  # of all requests here
-        self._any_named = False
+        self._any_beyond_draw = False
         self._cached_rows: list[int] = []
         self._cached: SamplingMetadata | None = None
         self._steady_from: float = 0  # what is cached holds where all positions are at least this
@@ -148,9 +152,10 @@ class SamplingStates:
             state.allowed = devices.put(pack_bitmask(torch.from_numpy(ids), vocab), self.device)
         if p.logprob_token_ids is not None:
             state.named = self._checked(p.logprob_token_ids, "logprob_token_ids")
-        self._names_tokens[row] = state.named is not None
         slots = -1, -1
-        if penalised or prefixed or p.repetition_penalty != 1:
+        self._shaped.add(row, p)
+        self._beyond_draw[row] = state.named is not None or p.shapes_logits
+        if penalised or prefixed or p.repetition_penalty != 1 or p.dry_multiplier > 0:
             prompt = self._checked(prompt_token_ids, "prompt_token_ids")
             output = self._checked(output_token_ids, "output_token_ids")
             slots = self.pool.add(torch.from_numpy(prompt), torch.from_numpy(output), count=penalised)
@@ -211,11 +216,15 @@ class SamplingStates:
         self._any_beyond_best = bool(self._beyond_best.any())
         self._any_history = bool((self._slot >= 0).any())
         self._most_logprobs = int(self._num_logprobs.max(initial=-1))
-        self._any_named = bool(self._names_tokens.any())
+        self._any_beyond_draw = bool(self._beyond_draw.any())
 
-    def names_tokens(self, rows: NDArray[np.int64]) -> bool:
-        """True if one of these rows wants the log-probabilities of given tokens, which `draw` does not know."""
-        return self._any_named and bool(self._names_tokens[rows].any())
+    def needs_sampler(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Which of these rows want what `draw` does not know: the log-probabilities of given tokens, or a distribution
+        of another shape. None: none does."""
+        if not self._any_beyond_draw:
+            return None
+        wanted: NDArray[np.bool_] = self._beyond_draw[rows]
+        return wanted if wanted.any() else None
 
     def is_greedy_only(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> bool:
         """True if each row takes its best token as the logits stand, and nothing else is asked for; for the arguments
@@ -261,8 +270,9 @@ class SamplingStates:
             self.pool.remove(int(self._slot[row]), int(self._count_slot[row]))
             self._slot[row] = self._count_slot[row] = -1
         self._rows[row] = None
+        self._shaped.remove(row)
         self._cached = None
-        self._beyond_best[row], self._num_logprobs[row], self._names_tokens[row] = 0, -1, False
+        self._beyond_best[row], self._num_logprobs[row], self._beyond_draw[row] = 0, -1, False
         self._summarise()
 
     def min_position(self, row: int) -> int:
@@ -275,21 +285,23 @@ class SamplingStates:
         What is returned may be returned again, and is not to be changed."""
         rows, at = list(rows), np.asarray(positions, np.int64)
         if self._cached is None or rows != self._cached_rows:
-            self._cached, self._cached_rows = self._gather(rows), rows
+            self._cached, self._cached_rows = self._gather(rows, self.uses_kernels), rows
             self._steady_from = self._find_steady(self._cached, rows)
         if min(positions, default=0) >= self._steady_from:
             return self._cached
         return self._at_positions(self._cached, np.asarray(rows, np.int64), at)
 
     # What depends on the rows alone, kept while the batch stays the same.
-    def _gather(self, rows: list[int]) -> SamplingMetadata:
+    def _gather(self, rows: list[int], by_kernels: bool) -> SamplingMetadata:
         r = np.asarray(rows, np.int64)
         out = SamplingMetadata(num_rows=len(rows), pool=self.pool)
         random = self._temperature[r] > 0
         cut = (self._top_k[r] < self.vocab_size) | (self._top_p[r] < 1) | (self._min_p[r] > 0)
-        if self.uses_kernels:
+        if by_kernels:
             index = self._put(r)
             out.kernel_rows = SamplingRows(self.table(), index, index, truncated=bool((random & cut).any()))
+            if (apart := np.flatnonzero(self._shaped.any[r])).size:
+                out.apart = ApartRows(self._put(apart), self._gather(r[apart].tolist(), by_kernels=False))
         else:
             self._draws(out, r, random, cut)
         states = [self._rows[row] for row in rows]
@@ -329,15 +341,17 @@ class SamplingStates:
     ) -> None:
         if not random.all():
             out.greedy_rows = self._put(np.flatnonzero(~random))
+        excludes = random & (self._shaped.probability[r] > 0)
+        random = random & ~excludes
         if (plain := np.flatnonzero(random & ~cut)).size:
             out.plain = self._random_rows(r, plain)
         if (cuts := np.flatnonzero(random & cut)).size:
-            out.truncated = replace(
-                self._random_rows(r, cuts),
-                top_k=self._put(self._top_k[r[cuts]]),
-                top_p=self._put(self._top_p[r[cuts]]),
-                min_p=self._put(self._min_p[r[cuts]]),
-            )
+            out.truncated = self._truncated_rows(r, cuts)
+        if (some := np.flatnonzero(excludes)).size:
+            thresholds = self._put(self._shaped.threshold[r[some]][:, None])
+            out.excluding = ExcludingRows(self._truncated_rows(r, some), thresholds, torch.empty(0, dtype=torch.bool))
+        if (sigmas := np.flatnonzero(self._shaped.sigma[r] > 0)).size:
+            out.sigma = self._put(sigmas), self._put(self._shaped.sigma[r[sigmas]][:, None])
 
     def table(self) -> SamplingTable:
         """Every row's parameters on the device, for kernels: always the same tensors, up to date with this call."""
@@ -358,6 +372,11 @@ class SamplingStates:
         keys = torch.empty(0, 2, dtype=torch.int32)
         return RandomRows(self._put(index), self._put(self._temperature[r[index]][:, None]), keys)
 
+    def _truncated_rows(self, r: NDArray[np.int64], index: NDArray[np.int64]) -> RandomRows:
+        own = r[index]
+        cuts = {"top_k": self._top_k[own], "top_p": self._top_p[own], "min_p": self._min_p[own]}
+        return replace(self._random_rows(r, index), **{name: self._put(cut) for name, cut in cuts.items()})
+
     def _bad_words(self, r: NDArray[np.int64], words: list[tuple[int, list[int]]]) -> BadWords:
         index = np.array([i for i, _ in words])
         width = max(len(word) for _, word in words) - 1
@@ -375,7 +394,13 @@ class SamplingStates:
 
     def _find_steady(self, gathered: SamplingMetadata, rows: list[int]) -> float:
         """The position from which on nothing of `_at_positions` concerns these rows; infinity: there is none."""
-        every_token = (gathered.kernel_rows, gathered.plain, gathered.truncated, gathered.bad_words)
+        every_token = (
+            gathered.kernel_rows,
+            gathered.plain,
+            gathered.truncated,
+            gathered.excluding,
+            gathered.bad_words,
+        )
         tracked = (self._slot[rows] >= 0) | (self._repetition[rows] != 1) | (self._count_slot[rows] >= 0)
         if tracked.any() or any(part is not None for part in every_token):
             return float("inf")
@@ -386,12 +411,21 @@ class SamplingStates:
         out = replace(base)
         if base.kernel_rows is not None:
             out.kernel_rows = replace(base.kernel_rows, positions=self._put(at))
-        if base.plain is not None or base.truncated is not None:
+        if base.plain is not None or base.truncated is not None or base.excluding is not None:
             keys = self._put(position_keys(self._stream[r], at))
             if base.plain is not None:
                 out.plain = replace(base.plain, keys=keys[base.plain.rows])
             if base.truncated is not None:
                 out.truncated = replace(base.truncated, keys=keys[base.truncated.rows])
+            if base.excluding is not None:
+                rows = replace(base.excluding.rows, keys=keys[base.excluding.rows.rows])
+                applies = self._shaped.applies(r, self._stream[r], at)[rows.rows]
+                out.excluding = replace(base.excluding, rows=rows, applies=applies)
+        if base.kernel_rows is None:
+            out.repeated = self._shaped.repeated(r, self._slot[r], at)
+        if base.apart is not None:
+            which = np.flatnonzero(self._shaped.any[r])
+            out.apart = replace(base.apart, metadata=self._at_positions(base.apart.metadata, r[which], at[which]))
         if base.bad_words is not None:
             out.bad_words = replace(base.bad_words, positions=self._put(at)[base.bad_words.rows])
         if (early := np.flatnonzero(at < self._min_position[r])).size:
@@ -399,9 +433,12 @@ class SamplingStates:
             out.min_tokens = TokenLogits(
                 self._put(np.repeat(early, [len(ids) for ids in stops])), self._put(np.concatenate(stops))
             )
-        if (tracked := np.flatnonzero(self._slot[r] >= 0)).size:
+        keeps = self._slot[r] >= 0
+        if base.apart is not None:
+            keeps &= ~self._shaped.any[r]
+        if (tracked := np.flatnonzero(keeps)).size:
             self.pool.reserve(int(at[tracked].max()) + 1)
-            counted = np.flatnonzero(self._count_slot[r] >= 0)
+            counted = np.flatnonzero(keeps & (self._count_slot[r] >= 0))
             out.append = TokenAppend(
                 rows=self._put(tracked),
                 slots=self._put(self._slot[r[tracked]]),
@@ -409,21 +446,25 @@ class SamplingStates:
                 count_rows=self._put(counted) if counted.size else None,
                 count_slots=self._put(self._count_slot[r[counted]]) if counted.size else None,
             )
-        penalised = np.flatnonzero((self._repetition[r] != 1) | (self._count_slot[r] >= 0))
-        if penalised.size:
-            row = r[penalised]
-            out.penalties = Penalties(
-                rows=self._put(penalised),
-                slots=self._put(self._slot[row]),
-                count_slots=self._put(self._count_slot[row]),
-                positions=self._put(at[penalised]),
-                max_position=int(at[penalised].max()),
-                repetition=self._put(self._repetition[row][:, None]),
-                frequency=self._put(self._frequency[row][:, None]),
-                presence=self._put(self._presence[row][:, None]),
-                any_counts=bool((self._count_slot[row] >= 0).any()),
-            )
+        out.penalties = self._penalties(r, at)
         return out
+
+    def _penalties(self, r: NDArray[np.int64], at: NDArray[np.int64]) -> Penalties | None:
+        penalised = np.flatnonzero((self._repetition[r] != 1) | (self._count_slot[r] >= 0))
+        if not penalised.size:
+            return None
+        row = r[penalised]
+        return Penalties(
+            rows=self._put(penalised),
+            slots=self._put(self._slot[row]),
+            count_slots=self._put(self._count_slot[row]),
+            positions=self._put(at[penalised]),
+            max_position=int(at[penalised].max()),
+            repetition=self._put(self._repetition[row][:, None]),
+            frequency=self._put(self._frequency[row][:, None]),
+            presence=self._put(self._presence[row][:, None]),
+            any_counts=bool((self._count_slot[row] >= 0).any()),
+        )
 
     def _put(self, array: NDArray) -> Tensor:  # type: ignore[type-arg]
         return devices.put(array, self.device)

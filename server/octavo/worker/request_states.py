@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import compress, repeat
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from octavo.interface.engine_config import EngineConfig
 from octavo.interface.messages import LogprobsLists
@@ -108,16 +110,20 @@ class RequestStates:
         """The tokens of these rows, by the C kernel; waits for the grammars' bitmask. None: only `Sampler` can."""
         if not self.sampling.draws or logits.values.dtype != torch.float32:
             return None
-        if self.sampling.names_tokens(sampled.rows):
+        if self.needs_sampler(sampled) is not None:
             return None
         bitmask = sampled.grammar_bitmask()
         return self.sampling.draw(logits.values, sampled.rows, sampled.positions, logits.best, bitmask)
 
     def step_draw(self, sampled: SampledRows) -> StepDraw | None:
         """A draw of the tokens of these rows in their step's program. None: `draw` may, once the step has run."""
-        if not self.sampling.draws or len(self.grammars) or self.sampling.names_tokens(sampled.rows):
+        if not self.sampling.draws or len(self.grammars) or self.needs_sampler(sampled) is not None:
             return None
         return self.sampling.step_draw(sampled.rows, sampled.positions)
+
+    def needs_sampler(self, sampled: SampledRows) -> NDArray[np.bool_] | None:
+        """See `SamplingStates.needs_sampler`."""
+        return self.sampling.needs_sampler(sampled.rows)
 
     def wanted_logprobs(self, req_ids: list[str]) -> list[int | None] | None:
         """The number of alternatives that each sequence asked for (-1: all, None: no log-probabilities); None: nobody

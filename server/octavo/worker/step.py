@@ -12,7 +12,7 @@ from torch import Tensor
 
 from octavo.interface.step import SchedulerOutput
 from octavo.layers.decoder import DeferredHidden
-from octavo.sample.logprobs import LogprobsTensors
+from octavo.sample.logprobs import LogprobsTensors, joined_logprobs
 from octavo.worker.input_batch import StepInputs
 from octavo_kernels.cpu import Best, Drawn
 
@@ -25,6 +25,11 @@ class SampledRows:
     rows: np.ndarray  # int64 [S], in InputBatch
     positions: np.ndarray  # int64 [S], of the tokens to be sampled
     grammar_bitmask: Callable[[], Tensor | None]  # waits for int32 [S, ceil(V / 32)]; None: no row has a grammar
+
+    def take(self, which: np.ndarray, bitmask: Tensor | None) -> SampledRows:
+        """Some of them, int64 [N]. ``bitmask``: of all."""
+        some = None if bitmask is None else bitmask[torch.from_numpy(which)]
+        return SampledRows([self.req_ids[i] for i in which], self.rows[which], self.positions[which], lambda: some)
 
 
 class DraftRows:
@@ -74,6 +79,11 @@ class Logits(NamedTuple):
     best_only: tuple[list[int], list[float]] | None = None  # the same on the host, where that was all that is wanted
     drawn: Drawn | None = None  # the tokens, where they were drawn in the step's own program
 
+    def take(self, rows: np.ndarray) -> Logits:
+        """A copy of some rows, int64 [N]."""
+        which = torch.from_numpy(rows)
+        return Logits(self.values[which], None if self.best is None else self.best.take(which))
+
 
 class StepDraw(Protocol):
     """Draws a step's tokens in the program that computes its logits."""
@@ -99,6 +109,16 @@ class SampledTokens(NamedTuple):
         """The tokens that the C kernel has drawn."""
         logprobs = drawn.logprobs and LogprobsTensors(*map(torch.from_numpy, drawn.logprobs))
         return cls(drawn.token_ids, drawn.invalid, logprobs)
+
+    @classmethod
+    def joined(cls, places: Sequence[np.ndarray], parts: Sequence[SampledTokens]) -> SampledTokens:
+        """Put together what was drawn apart: ``places`` int64, one for each token of ``parts``, are all of S."""
+        order = np.argsort(np.concatenate(places))
+        ids = [token for part in parts for token in part.token_ids]
+        invalid = [one for part in parts for one in part.invalid]
+        logprobs = joined_logprobs([(len(part.token_ids), part.logprobs) for part in parts])
+        in_order = None if logprobs is None else logprobs.take(torch.from_numpy(order))
+        return cls([ids[i] for i in order], [invalid[i] for i in order], in_order)
 
 
 PendingTokens = Callable[[], SampledTokens]  # reads the tokens back; call once, in the order of the steps

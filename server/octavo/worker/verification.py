@@ -40,7 +40,7 @@ def verify(
         at, req_ids = len(rounds), [sampled.req_ids[i] for i in which]
         bitmask = partial(draft_mask, req_ids, at) if at else sampled.grammar_bitmask
         part = SampledRows(req_ids, sampled.rows[which], sampled.positions[which] + at, bitmask)
-        tokens = runner.sample(_take(logits, first[which] + at), part)()
+        tokens = runner.sample(logits.take(first[which] + at), part)()
         rounds.append((part.req_ids, tokens))
         valid = ~np.array(tokens.invalid)
         rejected[which] -= valid if at else 1
@@ -112,8 +112,3 @@ def append_round(
             output.sampled_token_ids[req_id].append(token)
             if req_id in new.logprobs:
                 output.logprobs[req_id].extend(new.logprobs[req_id])
-
-
-def _take(logits: Logits, indices: np.ndarray) -> Logits:
-    rows = torch.from_numpy(indices)
-    return Logits(logits.values[rows], None if logits.best is None else logits.best.take(rows))

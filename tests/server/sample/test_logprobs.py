@@ -113,4 +113,4 @@ def test_named_tokens_stand_in_place_of_the_best(use_kernels: bool) -> None:
     assert out.token_ids[0, 0] == 17 and (out.token_ids[1] == -1).all()
     states.remove_request(0)
     states.remove_request(3)
-    assert not states.names_tokens(np.arange(4))
+    assert states.needs_sampler(np.arange(4)) is None

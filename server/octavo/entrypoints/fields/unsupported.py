@@ -128,8 +128,6 @@ _GENERATION: dict[str, Values] = {
     **dict.fromkeys(
         (
             "dynatemp_range",
-            "xtc_probability",
-            "dry_multiplier",
             "mirostat",
             "mirostat_mode",
             "n_probs",
@@ -166,14 +164,20 @@ _GENERATION: dict[str, Values] = {
     "verbosity": ("medium",),
     "do_sample": (True,),
     "separate_reasoning": (True,),
-    "top_n_sigma": (0, -1),
     "nsigma": (0,),
     "adaptive_target": (-1,),
     "reasoning_format": ("auto",),
 }
 
 # Fields of the one route that mean nothing to the other, since some clients send one body to both.
-_CHAT: dict[str, Values] = {"suffix": ("",), "best_of": (1,), "instructions": ()}
+_CHAT: dict[str, Values] = {
+    "suffix": ("",),
+    "best_of": (1,),
+    "instructions": (),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "top_n_sigma": (0, -1),
+}
 _COMPLETION: dict[str, Values] = {
     **dict.fromkeys(
         (

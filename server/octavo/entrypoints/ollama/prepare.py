@@ -19,6 +19,7 @@ from octavo.chat.tools.harmony import speaks_harmony
 from octavo.chat.tools.plan import plan_tools
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request, shown
+from octavo.entrypoints.fields.shapes import SHAPES
 from octavo.entrypoints.generation.chat import prepare_chat as prepare_conversation
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
 from octavo.entrypoints.generation.infill import infill_prompts
@@ -50,6 +51,7 @@ _SAMPLING = {
     "seed": "seed",
     "stop": "stop",
     "repeat_penalty": "repetition_penalty",
+    **{name: name for name in SHAPES},
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }

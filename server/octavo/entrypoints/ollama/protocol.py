@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields import schemas
+from octavo.entrypoints.fields.shapes import Shapes
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
 from octavo.entrypoints.fields.values import Count, ImageText, Index, ModelBody, RequestBody, StopField, integral
 from octavo.interface import sampling_params as limits
@@ -25,7 +26,7 @@ Think = bool | Literal["none", "minimal", "low", "medium", "high", "xhigh", "max
 
 _OPTIONS = UnsupportedFields(
     {
-        **dict.fromkeys(("mirostat", "xtc_probability", "dry_multiplier", "dynatemp_range"), (0,)),
+        **dict.fromkeys(("mirostat", "dynatemp_range"), (0,)),
         **dict.fromkeys(("typical_p", "tfs_z", "tfs"), (1,)),
         "repeat_last_n": (-1,),  # penalties are for all that was generated, and for the prompt
         "penalize_newline": (True,),
@@ -34,7 +35,7 @@ _OPTIONS = UnsupportedFields(
 )
 
 
-class Options(BaseModel):
+class Options(Shapes):
     """Options of sampling. Those of loading a model (num_gpu, num_thread, ...) have no effect: it is loaded."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)

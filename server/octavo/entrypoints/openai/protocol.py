@@ -14,6 +14,7 @@ from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields import schemas
 from octavo.entrypoints.fields.blocks import OrText
 from octavo.entrypoints.fields.prompt_cache import PromptCacheOptions
+from octavo.entrypoints.fields.shapes import SHAPES, Shapes
 from octavo.entrypoints.fields.unsupported import CHAT, COMPLETION, UnsupportedFields
 from octavo.entrypoints.fields.values import (
     Count,
@@ -237,10 +238,11 @@ class GenerationRequest(ModelBody):
         )
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(Shapes, GenerationRequest):
     """POST /v1/completions"""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = COMPLETION
+    SAMPLING: ClassVar[tuple[str, ...]] = (*GenerationRequest.SAMPLING, *SHAPES)
 
     prompt: PromptField
     max_tokens: LimitOrZero | None = None

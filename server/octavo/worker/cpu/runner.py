@@ -167,14 +167,25 @@ class CPURunner:
             # No operation of torch's: after a step the caches hold nothing of it, and each takes 50 us.
             token_ids, values = logits.best_only
             tokens = SampledTokens(token_ids, [value - value != 0.0 for value in values])
-        elif (drawn := logits.drawn or self.requests.draw(logits, sampled)) is not None:
-            tokens = SampledTokens.from_drawn(drawn)
         else:
-            result = self.sampler(logits.values, self.requests.sampling_metadata(sampled), logits.best)
-            tokens = SampledTokens(result.sampled_token_ids.tolist(), result.invalid.tolist(), result.logprobs)
+            tokens = self._draw(logits, sampled)
         # A sequence that ends at max_model_len has no further step: its row has a place for the token all the same.
         self.requests.batch.token_ids[sampled.rows, sampled.positions] = tokens.token_ids
         return lambda: tokens
+
+    def _draw(self, logits: Logits, sampled: SampledRows) -> SampledTokens:
+        """By the C kernel, but for the rows that only `Sampler` can draw. The two differ in the last bits of
+        log-probabilities, so that either draws the same rows in any company."""
+        if (drawn := logits.drawn or self.requests.draw(logits, sampled)) is not None:
+            return SampledTokens.from_drawn(drawn)
+        apart = self.requests.needs_sampler(sampled)
+        if apart is None or apart.all():
+            result = self.sampler(logits.values, self.requests.sampling_metadata(sampled), logits.best)
+            return SampledTokens(result.sampled_token_ids.tolist(), result.invalid.tolist(), result.logprobs)
+        bitmask = sampled.grammar_bitmask()  # may be asked once
+        parts = [np.flatnonzero(apart), np.flatnonzero(~apart)]
+        found = [self._draw(logits.take(which), sampled.take(which, bitmask)) for which in parts]
+        return SampledTokens.joined(parts, found)
 
     def verify(self, logits: Logits, sampled: SampledRows, drafts: DraftRows) -> PendingTokens:
         """Verify in rounds, see `octavo.worker.verification`."""

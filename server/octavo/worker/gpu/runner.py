@@ -422,4 +422,5 @@ def _is_uncaptured(params: SamplingParams) -> bool:
         or params.logit_bias
         or params.allowed_token_ids is not None
         or params.bad_words_token_ids
+        or params.shapes_logits
     )

@@ -48,7 +48,7 @@ class DraftStates:
         if metadata.penalties is not None or metadata.bad_words is not None:
             now = states.make_metadata(rows, self.known[sampled.rows].tolist())
             metadata = replace(metadata, penalties=now.penalties, bad_words=now.bad_words)
-        return replace(metadata, append=None, logprobs_rows=None, num_logprobs=None)
+        return replace(metadata, repeated=None, apart=None, append=None, logprobs_rows=None, num_logprobs=None)
 
     def draw(self, logits: Logits, sampled: SampledRows) -> Drawn | None:
         """The same tokens as by `sampling_metadata`, drawn by the C kernel. None: only `Sampler` can."""
@@ -62,6 +62,9 @@ class DraftStates:
         """See `RequestStates.step_draw`."""
         states = self.requests.sampling
         return states.step_draw(sampled.rows, sampled.positions, self.known[sampled.rows]) if states.draws else None
+
+    def needs_sampler(self, sampled: SampledRows) -> None:
+        """Let one draw all rows: a guess is not said."""
 
     def wants_logits(self, sampled: SampledRows) -> bool:
         """True if guessing takes more than each row's best token."""
