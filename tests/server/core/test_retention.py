@@ -63,7 +63,7 @@ def test_what_is_to_be_kept_is_found_after_ten_times_the_cache_has_passed(shape:
     engine.now += 3599  # the hit has renewed the time
     engine.flood()
     assert engine.serve([*KEPT, 6, 6, 6, 6]) == end
-    engine.now += 3700
+    engine.now += 3601
     engine.flood()
     assert engine.serve([*KEPT, 5, 5, 5, 5]) == 0
     assert engine.scheduler.make_stats().retained_blocks == 0
