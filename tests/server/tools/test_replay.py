@@ -20,7 +20,7 @@ from tests.server.tools.test_harmony import TEMPLATE as HARMONY
 from octavo.chat.messages import Conversation, check_messages
 from octavo.chat.options import ChatOptions
 from octavo.chat.render import Rendered, render
-from octavo.chat.replay import Replay, Spoken, SpokenAnswers
+from octavo.chat.replay import Replay, Replayed, Spoken, SpokenAnswers
 from octavo.interface.outputs import CompletionOutput
 from octavo.text.tokenizer import Tokenizer
 
@@ -267,9 +267,18 @@ def test_other_scopes_and_earlier_prompts_find_nothing() -> None:
     talk.replay = Replay(talk.replay.answers, "other", talk.replay.end_of, talk.replay.decode)
     assert talk.render().replayed is None
     talk.replay = Replay(talk.replay.answers, "", talk.replay.end_of, talk.replay.decode)
-    talk.messages[0]["content"] += " and more"
-    changed = talk.render()
-    assert changed.replayed is not None and not changed.replayed.found
+    said = talk.messages[0]["content"]
+    for other in (said + " and more", said[::-1]):  # of the same length, too
+        talk.messages[0]["content"] = other
+        changed = talk.render()
+        assert changed.replayed is not None and not changed.replayed.found
+
+
+def test_an_answer_whose_end_is_joined_with_what_follows_is_not_put_back() -> None:
+    spoken = Spoken(b"", 1, "ab<end>", [7, 8, 9], "", "<end>")
+    replayed = Replayed("?ab<end>!", [(1, 8, spoken)])
+    assert replayed.ids({"?": [1], "<end>!": [9, 2]}.__getitem__) == [1, 7, 8, 9, 2]
+    assert replayed.ids({"?": [1], "<end>!": [3]}.__getitem__) is None
 
 
 @given(sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 900)), max_size=40))
