@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +92,10 @@ def conversations(draw: st.DrawFn) -> dict[str, Any]:
         "tools": draw(st.sampled_from([None, TOOLS[:1], TOOLS])),
         "effort": draw(st.sampled_from([None, "low", "high", "max"])),
     }
+
+
+def without_images(said: dict[str, Any]) -> dict[str, Any]:
+    return {**said, "image": False, "exchanges": [(text, False, step) for text, _, step in said["exchanges"]]}
 
 
 def openai_body(said: dict[str, Any]) -> dict[str, Any]:
@@ -273,7 +280,7 @@ def test_a_chat_offline_has_the_server_s_prompt_or_error(
     both: Any, said: dict[str, Any], template: str | None, choice: Any
 ) -> None:
     server, llm = both
-    said = {**said, "image": False, "exchanges": [(text, False, step) for text, _, step in said["exchanges"]]}
+    said = without_images(said)
     options = {key: value for key, value in openai_body(said).items() if key != "messages"}
     options |= {"chat_template": TEMPLATES[template]} if template is not None else {}
     options |= {"tool_choice": choice} if choice is not None else {}
@@ -344,3 +351,50 @@ def test_a_message_offline_is_the_server_s(both: Any, template: str | None) -> N
     assert (made["content"], made.get("reasoning")) == (told["content"], told.get("reasoning"))
     given = [call["function"] for call in told.get("tool_calls") or ()]
     assert [call["function"] for call in made.get("tool_calls", ())] == given
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(said=conversations())
+def test_counted_tokens_are_those_of_the_prompt(both: Any, said: dict[str, Any]) -> None:
+    server, _ = both
+    said = without_images(said)
+    told = server.post("/tokenize", openai_body(said)).json()
+    body = {key: value for key, value in anthropic_body(said).items() if key != "max_tokens"}
+    counted = server.post("/v1/messages/count_tokens", body).json()
+    if "error" in told:
+        assert counted["error"]["message"] == told["error"]["message"]
+    else:
+        assert counted["input_tokens"] == len(told["tokens"])
+
+
+@pytest.mark.slow
+def test_a_batch_has_the_server_s_prompts_and_errors(both: Any, tiny_model: Path, tmp_path: Path) -> None:
+    server, _ = both
+    bodies: list[dict[str, Any]] = []
+
+    @settings(max_examples=200, deadline=None, database=None)
+    @given(said=conversations(), template=st.sampled_from([None, *sorted(TEMPLATES)]))
+    def draw(said: dict[str, Any], template: str | None) -> None:
+        more = {"chat_template": TEMPLATES[template]} if template is not None else {}
+        bodies.append(openai_body(without_images(said)) | more)
+
+    draw()
+    more = {"max_tokens": 1, "return_token_ids": True, "ignore_eos": True}
+    lines = [
+        {"custom_id": str(at), "method": "POST", "url": "/v1/chat/completions", "body": body | more}
+        for at, body in enumerate(bodies)
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--load-format", "dummy", "--kv-cache-memory-bytes", str(32 << 20), "--trust-request-chat-template"]
+    asked = ["run-batch", "-i", str(source), "-o", str(target), "--model", str(tiny_model), *flags]
+    subprocess.run([sys.executable, "-m", "octavo.cli.main", *asked], check=True, timeout=100)
+    answers = {one["custom_id"]: one["response"]["body"] for one in map(json.loads, target.read_text().splitlines())}
+    for at, body in enumerate(bodies):
+        told, answer = server.post("/tokenize", body).json(), answers[str(at)]
+        if "error" in told:
+            assert answer["error"]["message"] == told["error"]["message"]
+        elif "error" in answer:
+            assert "max_model_len" in answer["error"]["message"]  # which /tokenize does not check
+        else:
+            assert answer["prompt_token_ids"] == told["tokens"]
