@@ -1,6 +1,6 @@
 """`make peers`: what others would have picked, installed outside the tree, for `make bench` to measure against.
 
-    python -m benchmarks.peers.install [vllm] [llama.cpp] [encoders] [routers] [images]
+    python -m benchmarks.peers.install [vllm] [llama.cpp] [encoders] [routers] [images] [vocabularies]
 
 Both come from the machine's own package indexes, by their version. Everything lands in $OCTAVO_PEERS
 (~/.cache/octavo/peers): vLLM's CPU build in a virtual environment of its own, llama.cpp's server from Debian's packages
@@ -8,7 +8,8 @@ or else built from source for this very CPU, and the embedded model as each of t
 is left alone. fastembed, for `make bench ARGS=--encoders`, is installed only where it is named, beside the packages of
 our own environment. Hugging Face's generate is measured too; it is in our own environment. "routers", for
 `make bench WHAT=routing`, are smg and vllm-router, in an environment of their own. "images", for
-`make bench WHAT=images`, is what vLLM lacks for models that read images.
+`make bench WHAT=images`, is what vLLM lacks for models that read images. "vocabularies" is llama.cpp's source, with
+whose vocabularies `make test-long` compares tokens.
 """
 
 from __future__ import annotations
@@ -146,16 +147,12 @@ def build_llama(root: Path) -> None:
     for tool in ("cmake", "c++"):
         if not shutil.which(tool):
             raise RuntimeError(f"{tool} is needed to build llama.cpp's server")
-    archive = download(LLAMA, root / "downloads", "--no-binary", LLAMA.partition("==")[0])
-    source = root / archive.name.removesuffix(".tar.gz")
-    if not source.exists():
-        with tarfile.open(archive) as tar:
-            tar.extractall(root, filter="data")
+    source = unpack_source(root)
     build = root / "llama-build"
     run(
         "cmake",
         "-S",
-        source / "vendor" / "llama.cpp",
+        source,
         "-B",
         build,
         "-DCMAKE_BUILD_TYPE=Release",
@@ -170,6 +167,16 @@ def build_llama(root: Path) -> None:
     )
     jobs = str(len(os.sched_getaffinity(0)))
     run("cmake", "--build", build, "--target", "llama-server", "llama-quantize", "-j", jobs)
+
+
+def unpack_source(root: Path) -> Path:
+    """llama.cpp's source, with the vocabularies that its tests read."""
+    archive = download(LLAMA, root / "downloads", "--no-binary", LLAMA.partition("==")[0])
+    source = root / archive.name.removesuffix(".tar.gz")
+    if not source.exists():
+        with tarfile.open(archive) as tar:
+            tar.extractall(root, filter="data")
+    return source / "vendor" / "llama.cpp"
 
 
 def install_vllm(root: Path) -> None:
@@ -261,7 +268,10 @@ def install_torchvision(root: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="vllm, llama.cpp (default: both), encoders, routers, images"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="vllm, llama.cpp (default: both), encoders, routers, images, vocabularies",
     )
     names = parser.parse_args().names or ["llama.cpp", "vllm"]
     root = peers_folder()
@@ -273,6 +283,7 @@ def main() -> int:
         "encoders": [install_encoders],
         "routers": [install_routers],
         "images": [install_torchvision],
+        "vocabularies": [unpack_source],
     }
     if unknown := set(names) - set(installers):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(installers)}")

@@ -156,11 +156,11 @@ VOCABULARIES = [path for path in sorted(PEERS.glob("**/models/ggml-vocab-*.gguf"
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not VOCABULARIES, reason="llama.cpp's vocabularies are not here: make peers")
+@pytest.mark.skipif(not VOCABULARIES, reason="llama.cpp's vocabularies are not here: make peers ARGS=vocabularies")
 @pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
 def test_ids_are_those_of_llama_cpps_vocabularies(path: Path) -> None:
     file = GGUFFile(path)
-    if file.metadata.get("tokenizer.ggml.model") not in ("gpt2", "llama", "gemma4"):
+    if file.metadata.get("tokenizer.ggml.model") not in ("gpt2", "llama", "gemma4", "bert"):
         pytest.skip("a vocabulary of another kind")
     tokenizer = Tokenizer.from_str(json.dumps(tokenizer_json(file.metadata, path)))
     texts = Path(f"{path}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
