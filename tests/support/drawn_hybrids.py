@@ -100,6 +100,27 @@ def _nemotron_h(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     }
 
 
+def _falcon_h1(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    def factor() -> float:
+        return rng.choice([0.3, 0.7, 1.0, 1.3])
+
+    found, names = _mamba_2(settings, rng), ("embedding", "lm_head", "key", "ssm_in", "ssm_out")
+    inner = found["mamba_expand"] * found["hidden_size"]
+    half = inner // 2
+    if half % found["mamba_n_groups"] == 0 and found["mamba_n_heads"] % (2 * found["mamba_n_groups"]) == 0:
+        inner, found["mamba_n_heads"] = half, found["mamba_n_heads"] // 2
+    return found | {
+        "num_hidden_layers": min(settings["num_hidden_layers"], 3),
+        "mamba_d_ssm": inner,
+        "mamba_rms_norm": rng.random() < 0.5,
+        "mamba_norm_before_gate": rng.random() < 0.5,
+        "projectors_bias": rng.random() < 0.5,
+        **{f"{name}_multiplier": factor() for name in (*names, "attention_in", "attention_out")},
+        "ssm_multipliers": [factor() for _ in range(5)],
+        "mlp_multipliers": [factor(), factor()],
+    }
+
+
 HYBRIDS: dict[str, Callable[[dict[str, Any], random.Random], dict[str, Any]]] = {
     "Qwen3_5TextConfig": _qwen_3_5,
     "Qwen3_5MoeTextConfig": _qwen_3_5,
@@ -108,4 +129,5 @@ HYBRIDS: dict[str, Callable[[dict[str, Any], random.Random], dict[str, Any]]] = 
     "GraniteMoeHybridConfig": _granite_4,
     "BambaConfig": _bamba,
     "NemotronHConfig": _nemotron_h,
+    "FalconH1Config": _falcon_h1,
 }

@@ -27,7 +27,7 @@ class Layout:
     and k, or of all three in one tensor, are brought into another order ("halves" of heads in turn; "groups" of heads
     that share a key taken apart; "latent": keys and values of latents apart; "tiled": of gated delta nets, the first
     value head of every key head before the second ones; "convs": of short ones alone, as matrices; "state spaces": of
-    Mamba 2, beside q and k as in "halves").
+    Mamba 2, beside q and k as in "halves"; "multiplied": the same of Mamba 2, and weights times their multipliers).
     """
 
     arch: str
@@ -105,6 +105,11 @@ STATE_SPACE_NAMES = {
     "mamba.conv1d": "ssm_conv1d",
     "mamba.norm": "ssm_norm",
     "mamba.out_proj": "ssm_out",
+}
+SIDE_BY_SIDE_NAMES = STATE_SPACE_NAMES | {
+    "model.final_layernorm": "output_norm",
+    "pre_ff_layernorm": "ffn_norm",
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
 GRANITE = {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 7.0}
 FALCON_40B = SMALL | {"alibi": False, "bias": False, "new_decoder_architecture": True, "num_kv_heads": 2}
@@ -289,6 +294,20 @@ LAYOUTS = {
         },
         "state spaces",
     ),
+    "falcon-h1": Layout(
+        "falcon-h1",
+        "falcon-h1",
+        SIDE_BY_SIDE_NAMES,
+        STATE_SPACE | {"ssm.inner_size": 96, "attention.head_count_kv": 2},
+        "multiplied",
+    ),
+    "falcon-h1-norms": Layout(
+        "falcon-h1",
+        "falcon-h1-norms",
+        SIDE_BY_SIDE_NAMES,
+        STATE_SPACE | {"ssm.inner_size": 96, "attention.head_count_kv": 2},
+        "multiplied",
+    ),
     "lfm2": Layout("lfm2", "lfm2", SHORT_CONV_NAMES, {"shortconv.l_cache": 3, "feed_forward_length": 64}, "convs"),
     "lfm2-untied": Layout(
         "lfm2",
@@ -379,9 +398,32 @@ def _in_order(rows: str, name: str, kind: str, values: np.ndarray, config: Any) 
     """A tensor as its layout has it, and the end of its name there."""
     if rows == "tiled":
         return _as_ggml(name, kind, values, config)
-    if rows == "state spaces" and ("mamba" in name or "mixer" in name):
+    if rows == "multiplied":
+        values, kind = values * multiplier(name, config), "" if "pre_ff_layernorm" in name else kind
+    if rows in ("state spaces", "multiplied") and ("mamba" in name or "mixer" in name):
         return _of_state_space(name, kind, values, config)
     return kind, values[:, 0] if rows == "convs" and values.ndim == 3 and values.shape[1] == 1 else values
+
+
+def multiplier(name: str, config: Any) -> Any:
+    """What Falcon-H1's tensor is multiplied by, a number or one for each row."""
+    part = name.removesuffix(".weight").rpartition(".")[2]
+    if part == "in_proj":
+        state = config.mamba_n_groups * config.mamba_d_state
+        sizes = [config.mamba_d_ssm, config.mamba_d_ssm, state, state, config.mamba_n_heads]
+        return config.ssm_in_multiplier * np.repeat(np.float32(config.ssm_multipliers), sizes)[:, None]
+    inside = config.attention_in_multiplier
+    return {
+        "embed_tokens": config.embedding_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "q_proj": inside,
+        "k_proj": inside * config.key_multiplier,
+        "v_proj": inside,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+        "gate_proj": config.mlp_multipliers[0],
+        "down_proj": config.mlp_multipliers[1],
+    }.get(part, 1.0)
 
 
 def _of_state_space(name: str, kind: str, values: np.ndarray, config: Any) -> tuple[str, np.ndarray]:

@@ -61,6 +61,22 @@ NEMOTRON_H = {key: value for key, value in SMALL.items() if key != "num_hidden_l
     "ssm_state_size": 16,
     "chunk_size": 8,
 }
+FALCON_H1 = (
+    SMALL
+    | MAMBA2
+    | {
+        "mamba_d_ssm": 96,
+        "embedding_multiplier": 5.7,
+        "lm_head_multiplier": 0.3,
+        "key_multiplier": 0.39,
+        "attention_in_multiplier": 1.2,
+        "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.25,
+        "ssm_out_multiplier": 0.6,
+        "ssm_multipliers": [0.7, 0.5, 0.6, 0.8, 0.35],
+        "mlp_multipliers": [0.9, 0.6],
+    }
+)
 LFM2 = SMALL | {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]}
 LFM2_MOE = LFM2 | {"num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 HYBRID_CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -158,4 +174,24 @@ HYBRID_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bamba": ("BambaConfig", SMALL | MAMBA2 | {"num_hidden_layers": 4, "attn_layer_indices": [2]}),
+    "falcon-h1": ("FalconH1Config", FALCON_H1),
+    "falcon-h1-norms": (
+        "FalconH1Config",
+        FALCON_H1 | {"num_hidden_layers": 3, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "falcon-h1-biases": (
+        "FalconH1Config",
+        FALCON_H1
+        | {
+            "head_dim": 16,
+            "mamba_d_ssm": None,
+            "mamba_rms_norm": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "mamba_conv_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
 }

@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "qwen35moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
     "granitehybrid": ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
     "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
+    "falcon-h1": ("falcon_h1", "FalconH1ForCausalLM"),
     "lfm2": ("lfm2", "Lfm2ForCausalLM"),
     "lfm2moe": ("lfm2_moe", "Lfm2MoeForCausalLM"),
     "olmoe": ("olmoe", "OlmoeForCausalLM"),
@@ -52,8 +53,9 @@ ARCHITECTURES = {
 INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe", "granitehybrid"}
 # Architectures with gated delta nets; `hybrids` looks at what they keep.
 HYBRIDS = {"qwen35", "qwen35moe"}
-# Architectures with short convolutions or with state spaces, in the layers that have no heads of keys.
-SHORT_CONVS, STATE_SPACES = {"lfm2", "lfm2moe"}, {"granitehybrid", "nemotron_h"}
+# Architectures with short convolutions or with state spaces, in the layers that have no heads of keys (in all layers of
+# Falcon-H1).
+SHORT_CONVS, STATE_SPACES = {"lfm2", "lfm2moe"}, {"granitehybrid", "nemotron_h", "falcon-h1"}
 # Architectures in which part of each head is turned.
 PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm", *HYBRIDS}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
@@ -91,6 +93,7 @@ _STATE_SPACE = {
     "ssm_norm": "norm",
     "ssm_out": "out_proj",
 }
+_MAMBA = {own: f"mamba.{name}" for own, name in _STATE_SPACE.items()}
 _SINGLE_MIXERS = {  # of layers that are one thing each
     "attn_norm": "norm",
     "attn_q": "mixer.q_proj",
@@ -146,8 +149,9 @@ TENSORS: dict[str, dict[str, str]] = {
     **dict.fromkeys(HYBRIDS, _GATED_DELTA_NETS),
     **dict.fromkeys(SHORT_CONVS, _SHORT_CONVS),
     "nemotron_h": _SINGLE_MIXERS,
+    "falcon-h1": {**_MAMBA, **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "post_attention_layernorm.weight")},
     "granitehybrid": {
-        **{own: f"mamba.{name}" for own, name in _STATE_SPACE.items()},
+        **_MAMBA,
         **{f"ffn_{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
     },
     "gpt2": _FUSED,

@@ -75,6 +75,8 @@ def _state_space_fields(file: GGUFFile) -> dict[str, Any]:
     fields["mamba_d_head"] = inner // heads
     fields["mamba_conv_bias"] = any(name.endswith(".ssm_conv1d.bias") for name in file.tensors)
     fields["mamba_proj_bias"] = any(name.endswith(".ssm_in.bias") for name in file.tensors)
+    if arch == "falcon-h1":
+        return fields | _side_by_side_fields(file, inner)
     fields |= _by_heads(file, "mamba")
     if arch == "nemotron_h":
         return fields | _single_mixer_fields(file, fields.get("layer_types", []))
@@ -87,6 +89,16 @@ def _state_space_fields(file: GGUFFile) -> dict[str, Any]:
         fields["shared_intermediate_size"] = shared or metadata.get(f"{arch}.feed_forward_length")
         fields |= {"num_experts": 0, "num_experts_per_tok": 0}
     return fields
+
+
+def _side_by_side_fields(file: GGUFFile, inner: int) -> dict[str, Any]:
+    """Falcon-H1's own: multipliers are in the weights, and gates come before the norm where there is one."""
+    return {
+        "mamba_d_ssm": inner,
+        "mamba_rms_norm": any(name.endswith(".ssm_norm.weight") for name in file.tensors),
+        "mamba_norm_before_gate": False,
+        "projectors_bias": any(name.endswith(".ssm_out.bias") for name in file.tensors),
+    }
 
 
 def _single_mixer_fields(file: GGUFFile, kinds: list[str]) -> dict[str, Any]:

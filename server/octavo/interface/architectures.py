@@ -29,6 +29,7 @@ MODELS = {
     "GraniteMoeHybridForCausalLM": "granite_hybrid",
     "BambaForCausalLM": "bamba",
     "NemotronHForCausalLM": "nemotron_h",
+    "FalconH1ForCausalLM": "falcon_h1",
     "SmolLM3ForCausalLM": "smollm3",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",

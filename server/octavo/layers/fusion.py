@@ -32,8 +32,9 @@ def fuse_neighbours(model: nn.Module, apart: Collection[nn.Module] = ()) -> None
                 _fuse_norm(module.input_layernorm, module.self_attn.input_proj, apart)
             _fuse_mlp(module.post_attention_layernorm, module.mlp, apart)
         elif isinstance(module, RecurrentDecoderLayer):
-            if (projection := module.mixer.input_proj) is not None:
-                _fuse_norm(module.input_layernorm, projection, apart)
+            projections = module.input_projs
+            if projections and _take_the_same(projections):
+                _fuse_norm(module.input_layernorm, projections[0], apart)
             _fuse_mlp(module.post_attention_layernorm, module.mlp, apart)
         elif isinstance(module, GatedMLP):
             _fuse_gate(module, apart)

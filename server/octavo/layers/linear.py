@@ -6,7 +6,7 @@ row-parallel ones hold columns (inputs) and sum their results over the ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -167,7 +167,7 @@ class RowParallelLinear(LinearBase):
         outputs, inputs = shard.shape
         if self.tp.size > 1 and isinstance(method, QuantizedRowsMethod):
             self.gathers = True
-            self.shards = [Shard(shard.shape, slice(*self.tp.shares(outputs)), slice(0, inputs), 0)]
+            self.shards = [replace(shard, rows=slice(*self.tp.shares(outputs)), columns=slice(0, inputs))]
             self.input_size, self.output_size = inputs, self.shards[0].num_rows
         elif self.tp.size > 1 and isinstance(method, DenseLinearMethod):
             method.out_dtype = torch.float32  # as `TensorParallel.part_dtype` has it: rounded once, after the sum

@@ -31,6 +31,7 @@ class MixerSettings:
     limits: tuple[float, float]
     conv_bias: bool = True
     proj_bias: bool = False
+    out_bias: bool = False
     has_norm: bool = True
     gates_first: bool = True
     is_gguf: bool = False
@@ -75,15 +76,15 @@ class Mamba2Mixer(nn.Module):
         self._group = inner // whole.key_heads
         own = heads // tp.size
         self._heads, self._shape = slice(tp.rank * own, (tp.rank + 1) * own), (heads,)
-        bias = settings.proj_bias
-        self.in_proj = MergedColumnParallelLinear(hidden_size, [inner, inner, keys, keys, heads], bias, tp, fused=True)
+        parts = [inner, inner, keys, keys, heads]
+        self.in_proj = MergedColumnParallelLinear(hidden_size, parts, settings.proj_bias, tp, fused=True)
         conv_bias, is_gguf = settings.conv_bias, settings.is_gguf
         self.conv1d = CausalConv((inner, keys, keys), whole.taps, tp, bias=conv_bias, is_gguf=is_gguf)
         self.rate, self.dt_bias, self.skip = (
             nn.Parameter(torch.empty(own, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )  # -exp(A_log), dt_bias, D
         self.norm = GroupNormWeight(inner, tp, whole.key_heads if is_gguf else None) if settings.has_norm else None
-        self.out_proj = RowParallelLinear(inner, hidden_size, bias, tp)
+        self.out_proj = RowParallelLinear(inner, hidden_size, settings.out_bias, tp)
 
     def forward(self, x: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         """Read the states for ``x [T, hidden_size]``: float32 ``[T, inner]``, and the projections that `finish` takes

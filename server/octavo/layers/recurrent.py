@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import octavo_kernels
 from octavo.errors import ModelError
 from octavo.interface.state_spec import StateSpec
-from octavo.layers.attention import ForwardContext
+from octavo.layers.attention import ForwardContext, SelfAttention
 from octavo.layers.decoder import DecoderLayer, DeferredHidden
 from octavo.layers.linear import ExactLinear, MergedColumnParallelLinear, RowParallelLinear
 from octavo.layers.norm import LayerNorm, RMSNorm
@@ -266,6 +266,11 @@ class RecurrentDecoderLayer(DecoderLayer):
         """The part in the place of attention."""
         return cast(Mixer, getattr(self, self._name))
 
+    @property
+    def input_projs(self) -> list[LinearBase]:
+        """The products of the layer's input, if it goes through nothing else."""
+        return [] if self.mixer.input_proj is None else [self.mixer.input_proj]
+
     def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
         """See `DecoderLayer`."""
         x, residual = self.input_layernorm(x, residual)
@@ -279,3 +284,37 @@ class RecurrentDecoderLayer(DecoderLayer):
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x if self._residual_scale == 1.0 else octavo_kernels.scale(x, self._residual_scale)
+
+
+class ParallelMixerDecoderLayer(RecurrentDecoderLayer):
+    """The same with attention beside the mixer: both read the layer's input by one norm, and their sum goes on."""
+
+    def __init__(
+        self,
+        input_layernorm: RMSNorm | LayerNorm,
+        self_attn: SelfAttention,
+        mixer: nn.Module,
+        post_attention_layernorm: RMSNorm | LayerNorm,
+        mlp: nn.Module,
+        *,
+        name: str,
+    ) -> None:
+        super().__init__(input_layernorm, mixer, post_attention_layernorm, mlp, name=name)
+        self.self_attn = self_attn
+
+    @property
+    def input_projs(self) -> list[LinearBase]:
+        """See `RecurrentDecoderLayer`."""
+        return [*super().input_projs, *self.self_attn.input_projs]
+
+    def attend(self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext) -> DeferredHidden:
+        """See `DecoderLayer`."""
+        x, residual = self.input_layernorm(x, residual)
+        return self.self_attn(x, positions, ctx), *self.mixer.forward(x, ctx), cast(Tensor, residual)
+
+    def finish(self, *deferred: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `DecoderLayer`."""
+        attended, *mixed, residual = deferred
+        total = octavo_kernels.add(self.self_attn.o_proj(attended), self.mixer.finish(*mixed))
+        x, residual = self.post_attention_layernorm(total, residual)
+        return self.mlp(x), residual

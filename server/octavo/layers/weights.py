@@ -93,6 +93,10 @@ class WeightSlot:
         """The same for a tensor with its rows in another order (see `ReorderedRows`); a group sees to that itself."""
         return replace(self, load=lambda source: self.load(ReorderedRows(source, order)))
 
+    def multiplied(self, factor: float) -> WeightSlot:
+        """The same for a tensor of which each number is multiplied; a group sees to that itself."""
+        return replace(self, load=lambda source: self.load(Multiplied(source, factor)))
+
     def check(self, source: WeightSource) -> None:
         """Raise ModelError when the tensor, which is not read yet, has another shape or type."""
         if self.qtypes and source.qtype not in self.qtypes:
@@ -110,7 +114,7 @@ class WeightSlot:
 
 
 class _Rearranged(ABC):
-    """A `WeightSource` of another one's elements in another order; the other is read at once."""
+    """A `WeightSource` that follows from another one, which is read at once."""
 
     def __init__(self, source: WeightSource, shape: tuple[int, ...]) -> None:
         self.name, self.qtype, self.shape = source.name, source.qtype, shape
@@ -178,6 +182,24 @@ class Transposed(_Rearranged):
     def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """See `WeightSource`."""
         return self._source.load(dtype).T.contiguous()
+
+
+class Multiplied(_Rearranged):
+    """The numbers of ``source`` times ``factor``, rounded once."""
+
+    def __init__(self, source: WeightSource, factor: float) -> None:
+        super().__init__(source, source.shape)
+        self._factor = factor
+
+    def load(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """See `WeightSource`."""
+        product = self._source.load(torch.float32).mul_(self._factor)
+        return product.to(dtype or _NAMES.get(self.qtype, torch.float32))
+
+    def pieces(self, dtype: torch.dtype, rows: slice) -> Iterator[torch.Tensor]:
+        """See `WeightSource`."""
+        for piece in self._source.pieces(torch.float32, rows):
+            yield (piece * self._factor).to(dtype)
 
 
 _FUSED_SHARED = re.compile(r"(.*\.shared_expert)\.gate_up_proj\.(\w+)")

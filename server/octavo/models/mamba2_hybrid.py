@@ -22,10 +22,8 @@ class Mamba2HybridForCausalLM(HybridForCausalLM):
 
     def mixer_settings(self) -> MixerSettings:
         """The family's kind of mixer."""
-        text, is_gguf = self.text, self.config.files.format == "gguf"
-        return MixerSettings(
-            text.rms_norm_eps, text.step_limits, text.mamba_conv_bias, text.mamba_proj_bias, is_gguf=is_gguf
-        )
+        text, bias, is_gguf = self.text, self.text.mamba_proj_bias, self.config.files.format == "gguf"
+        return MixerSettings(text.rms_norm_eps, text.step_limits, text.mamba_conv_bias, bias, bias, is_gguf=is_gguf)
 
     def create_mixer(self, number: int) -> Mamba2Mixer:
         """The mixer of recurrent layer number ``number`` of those."""

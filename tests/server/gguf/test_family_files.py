@@ -67,6 +67,7 @@ def test_logits_are_those_of_transformers(layout: str, tmp_path: Path) -> None:
         ("granitehybrid", "ssm.state_size", 20, "granitehybrid.ssm.state_size must be a multiple of 8"),
         ("granitehybrid", "ssm.conv_kernel", 3, "'blk.0.ssm_conv1d.weight' has shape [160, 4]"),
         ("granitehybrid", "ssm.inner_size", 100, "ssm.inner_size (100) must be a multiple of"),
+        ("falcon-h1", "ssm.inner_size", 100, "falcon-h1.ssm.inner_size (100) must be a multiple of"),
         ("nemotron_h", "feed_forward_length", [0, 80], "an entry for each of 6 layers"),
         ("lfm2", "shortconv.l_cache", 99, "lfm2.shortconv.l_cache"),
         ("lfm2", "shortconv.l_cache", 4, "'blk.0.shortconv.conv.weight' has shape [48, 3]"),

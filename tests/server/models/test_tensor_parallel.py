@@ -37,6 +37,7 @@ WIDE = SMALL | {
     "global_head_dim": 64,
     "hidden_size_per_layer_input": 32,
     "mamba_n_heads": 8,
+    "mamba_d_ssm": 128,
     "vocab_size_per_layer_input": 321,
 }
 OWN = {  # of which they list more, or fewer

@@ -50,6 +50,10 @@ class Mamba2Config(HybridConfig):
         """Width of all heads together."""
         return self.mamba_expand * self.hidden_size
 
+    def inner_size_name(self, fields: Fields) -> str:
+        """Name the fields that say `mamba_inner_size`."""
+        return f"{fields.name('mamba_expand')} x {fields.name('hidden_size')}"
+
     @property
     def mamba_head_size(self) -> int:
         """Width of one head."""
@@ -85,8 +89,7 @@ class Mamba2Config(HybridConfig):
             raise fields.error(f"{fields.name('mamba_n_groups')} ({groups}) must divide {name} ({heads})")
         if heads * self.mamba_head_size != inner:
             size = f"{fields.name('mamba_d_head')} ({self.mamba_head_size})"
-            whole = f"{fields.name('mamba_expand')} x {fields.name('hidden_size')} ({inner})"
-            raise fields.error(f"{name} ({heads}) of {size} are not {whole}")
+            raise fields.error(f"{name} ({heads}) of {size} are not {self.inner_size_name(fields)} ({inner})")
         for key, value in (("mamba_d_state", self.mamba_d_state), ("mamba_d_head", self.mamba_head_size)):
             if value % 8 or not 8 <= value <= MAX_WIDTH:
                 raise fields.error(f"{fields.name(key)} must be a multiple of 8, got {value}")

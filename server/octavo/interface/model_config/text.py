@@ -153,7 +153,7 @@ class TextConfig:
 
     @property
     def num_recurrent_layers(self) -> int:
-        """Layers that keep a state of a sequence instead of keys and values."""
+        """Layers that keep a state of a sequence."""
         return 0
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
@@ -27,13 +27,15 @@ class Shard:
     ``offset ...`` of the layer's own weight.
 
     ``order`` int64 [rows]: row i is the stored tensor's row ``order[i]`` (None: its row i). Several shards may take
-    rows of one tensor."""
+    rows of one tensor. What is stored is multiplied by ``factor``, biases by ``bias_factor``."""
 
     shape: tuple[int, int]
     rows: slice
     columns: slice
     offset: int
     order: Tensor | None = None
+    factor: float = 1.0
+    bias_factor: float = 1.0
 
     @property
     def num_rows(self) -> int:
@@ -85,7 +87,16 @@ class LinearBase(nn.Module):
         """The slots of every part of the layer, see `LinearMethod.weight_slots`."""
         for part, shard in enumerate(self.shards):
             for slot in self.method.weight_slots(self, part, shard):
+                factor = shard.bias_factor if slot.leaf == "bias" else shard.factor
+                slot = slot if factor == 1.0 else slot.multiplied(factor)
                 yield slot if shard.order is None else slot.reordered(shard.order)
+
+    def multiply_parts(self, *factors: tuple[float, float]) -> None:
+        """Have the weight and the bias of each part multiplied as they are read: before there are weights."""
+        self.shards = [
+            replace(shard, factor=factor, bias_factor=of_bias)
+            for shard, (factor, of_bias) in zip(self.shards, factors, strict=True)
+        ]
 
     def extra_repr(self) -> str:
         """The layer's description in `repr`."""

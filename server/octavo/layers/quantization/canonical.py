@@ -43,6 +43,10 @@ class StoredWeight(ABC):
     def values(self, rows: slice) -> Tensor:
         """Rows of the weight, float32 ``[rows, K]``."""
 
+    @abstractmethod
+    def multiplied(self, factor: float) -> Self:
+        """The weight times ``factor``."""
+
     def dequantize_into(self, target: Tensor) -> None:
         """Write the weight to ``target [N, K]`` of any floating-point type and device."""
         for rows in row_pieces(self.shape[0]):
@@ -80,6 +84,10 @@ class GroupScaled(StoredWeight):
             return part
         groups = _group_range(columns, self.shape[1], self.group)
         return replace(part, codes=part.codes[:, columns], scales=part.scales[:, groups])
+
+    def multiplied(self, factor: float) -> Self:
+        """See `StoredWeight`."""
+        return replace(self, scales=self.scales.float() * factor)
 
     def values(self, rows: slice) -> Tensor:
         """See `StoredWeight`."""

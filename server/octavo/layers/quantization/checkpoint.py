@@ -183,7 +183,8 @@ def _slots(
         try:
             rows = shard.rows if shard.order is None else shard.order[shard.rows]
             columns = slice(0, shard.shape[1]) if values else shard.columns
-            take(format_.read(sources, *shard.shape).take(rows, columns))
+            weight = format_.read(sources, *shard.shape).take(rows, columns)
+            take(weight if shard.factor == 1.0 else weight.multiplied(shard.factor))
         except ValueError as error:
             name = next(iter(sources.values())).name
             raise ModelError(f"tensor {name!r} and what belongs to it cannot be packed: {error}") from None
