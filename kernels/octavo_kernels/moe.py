@@ -25,7 +25,8 @@ ROUTINGS = ("softmax", "sigmoid")
 class ExpertTable:
     """Weights of E experts, each packed by itself for the CPU's kernels: ``parts[p][e]``, all of one class.
 
-    Gates and ups are two parts. ``addresses`` int64 [parts, E, 3] says where each expert's weight lies, and in which
+    Gates and ups are two parts, the same one twice where experts have no gates of their own: the kernels compute it
+    once. ``addresses`` int64 [parts, E, 3] says where each expert's weight lies, and in which
     dtype or kind; the weights do not move.
     """
 

@@ -13,7 +13,19 @@ from gguf import GGUFWriter
 from support.family_cases import DEEPSEEK, FAMILY_CASES
 from support.family_cases import GROUPS as GROUP_LIMITED
 from support.gguf_files import NAMES, add_byte_level_vocabulary, interleave, write_metadata
-from support.hybrid_cases import GRANITE4_EXPERTS, GRANITE4_HYBRID, LFM2, QWEN3_5, QWEN3_5_MOE
+from support.gguf_hybrids import (
+    HYBRID_NAMES,
+    NEMOTRON_3_KEYS,
+    SHORT_CONV_NAMES,
+    SIDE_BY_SIDE_NAMES,
+    SINGLE_MIXER_NAMES,
+    STATE_SPACE,
+    STATE_SPACE_NAMES,
+    as_ggml,
+    multiplier,
+    of_state_space,
+)
+from support.hybrid_cases import GRANITE4_EXPERTS, GRANITE4_HYBRID, LFM2, NEMOTRON_3, QWEN3_5, QWEN3_5_MOE
 from support.small_sizes import SMALL, rope
 from support.tiny_models import make_model
 from transformers import PreTrainedModel
@@ -77,39 +89,6 @@ FALCON = DENSE | {
     "ln_mlp": "attn_norm",
     "self_attention.query_key_value": "attn_qkv",
     "self_attention.dense": "attn_output",
-}
-HYBRID_NAMES = {
-    "post_attention_layernorm": "post_attention_norm",
-    "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate",
-    "linear_attn.in_proj_a": "ssm_alpha",
-    "linear_attn.in_proj_b": "ssm_beta",
-    "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm",
-    "linear_attn.out_proj": "ssm_out",
-}
-SHORT_CONV_NAMES = {
-    "model.embedding_norm": "token_embd_norm",
-    "operator_norm": "attn_norm",
-    "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm",
-    "self_attn.k_layernorm": "attn_k_norm",
-    "feed_forward.w1": "ffn_gate",
-    "feed_forward.w2": "ffn_down",
-    "feed_forward.w3": "ffn_up",
-    "feed_forward.gate": "ffn_gate_inp",
-    **{f"conv.{part}": f"shortconv.{part}" for part in ("conv", "in_proj", "out_proj")},
-}
-STATE_SPACE_NAMES = {
-    "mamba.in_proj": "ssm_in",
-    "mamba.conv1d": "ssm_conv1d",
-    "mamba.norm": "ssm_norm",
-    "mamba.out_proj": "ssm_out",
-}
-SIDE_BY_SIDE_NAMES = STATE_SPACE_NAMES | {
-    "model.final_layernorm": "output_norm",
-    "pre_ff_layernorm": "ffn_norm",
-    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
 GRANITE = {"attention.scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 7.0}
 FALCON_40B = SMALL | {"alibi": False, "bias": False, "new_decoder_architecture": True, "num_kv_heads": 2}
@@ -186,14 +165,6 @@ DEEPSEEK_YARN = (
 OLMOE = SMALL | {"num_experts": 5, "num_experts_per_tok": 3, "num_key_value_heads": 4}
 NEOX_KEYS = {"rope.dimension_count": 6, "use_parallel_residual": True, "attention.head_count_kv": 4}
 STABLELM_KEYS = {"rope.dimension_count": 4, "use_parallel_residual": True}  # as llama.cpp writes for both
-STATE_SPACE = {
-    "ssm.conv_kernel": 4,
-    "ssm.state_size": 16,
-    "ssm.group_count": 2,
-    "ssm.inner_size": 96,
-    "ssm.time_step_rank": 6,
-    "rope.scaling.finetuned": False,
-}
 HYBRID = QWEN3_5 | {"linear_value_head_dim": 16} | rope("default", partial_rotary_factor=0.25)
 HYBRID_KEYS = {
     "rope.dimension_count": 8,
@@ -275,22 +246,27 @@ LAYOUTS = {
     "nemotron_h": Layout(
         "nemotron_h",
         "nemotron-h",
-        {
-            "model.embeddings": "token_embd",
-            "backbone.embeddings": "token_embd",
-            "model.norm_f": "output_norm",
-            "norm": "attn_norm",
-            **{f"mixer.{part}_proj": f"attn_{part}" for part in "qkv"},
-            "mixer.o_proj": "attn_output",
-            "mixer.up_proj": "ffn_up",
-            "mixer.down_proj": "ffn_down",
-            **{name.replace("mamba", "mixer"): own for name, own in STATE_SPACE_NAMES.items()},
-        },
+        SINGLE_MIXER_NAMES,
         STATE_SPACE
         | {
             "attention.head_count_kv": [0, 0, 0, 2, 0, 0],
             "feed_forward_length": [0, 80, 0, 0, 80, 0],
             "attention.layer_norm_rms_epsilon": 1e-5,
+        },
+        "state spaces",
+    ),
+    "nemotron_h_moe": Layout("nemotron_h_moe", "nemotron-3", SINGLE_MIXER_NAMES, NEMOTRON_3_KEYS, "state spaces"),
+    "nemotron_h_moe-latent": Layout(
+        "nemotron_h_moe",
+        ("NemotronHConfig", NEMOTRON_3 | {"moe_latent_size": 32}),
+        SINGLE_MIXER_NAMES,
+        NEMOTRON_3_KEYS
+        | {
+            "moe_latent_size": 32,
+            "block_count": 6,
+            "nextn_predict_layers": 1,
+            "attention.head_count_kv": [0, 0, 2, 0, 0, 2],
+            "feed_forward_length": [0, 24, 0, 0, 24, 24],
         },
         "state spaces",
     ),
@@ -397,69 +373,20 @@ def write_family(path: Path, model: PreTrainedModel, layout: Layout) -> None:
 def _in_order(rows: str, name: str, kind: str, values: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
     """A tensor as its layout has it, and the end of its name there."""
     if rows == "tiled":
-        return _as_ggml(name, kind, values, config)
+        return as_ggml(name, kind, values, config)
     if rows == "multiplied":
         values, kind = values * multiplier(name, config), "" if "pre_ff_layernorm" in name else kind
     if rows in ("state spaces", "multiplied") and ("mamba" in name or "mixer" in name):
-        return _of_state_space(name, kind, values, config)
+        return of_state_space(name, kind, values, config)
     return kind, values[:, 0] if rows == "convs" and values.ndim == 3 and values.shape[1] == 1 else values
-
-
-def multiplier(name: str, config: Any) -> Any:
-    """What Falcon-H1's tensor is multiplied by, a number or one for each row."""
-    part = name.removesuffix(".weight").rpartition(".")[2]
-    if part == "in_proj":
-        state = config.mamba_n_groups * config.mamba_d_state
-        sizes = [config.mamba_d_ssm, config.mamba_d_ssm, state, state, config.mamba_n_heads]
-        return config.ssm_in_multiplier * np.repeat(np.float32(config.ssm_multipliers), sizes)[:, None]
-    inside = config.attention_in_multiplier
-    return {
-        "embed_tokens": config.embedding_multiplier,
-        "lm_head": config.lm_head_multiplier,
-        "q_proj": inside,
-        "k_proj": inside * config.key_multiplier,
-        "v_proj": inside,
-        "o_proj": config.attention_out_multiplier,
-        "out_proj": config.ssm_out_multiplier,
-        "gate_proj": config.mlp_multipliers[0],
-        "down_proj": config.mlp_multipliers[1],
-    }.get(part, 1.0)
-
-
-def _of_state_space(name: str, kind: str, values: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
-    """A tensor of Mamba 2 in llama.cpp's numbers: rates of decay, constants of heads in columns, norms in groups."""
-    if kind in ("A_log", "D"):
-        return "", (-np.exp(values) if kind == "A_log" else values)[:, None]
-    if "mamba.norm" in name or "mixer.norm" in name:
-        return kind, values.reshape(getattr(config, "mamba_n_groups", 0) or config.n_groups, -1)
-    return "bias" if kind == "dt_bias" else kind, values[:, 0] if values.ndim == 3 else values
-
-
-def _as_ggml(name: str, kind: str, values: np.ndarray, config: Any) -> tuple[str, np.ndarray]:
-    """A hybrid's tensor in llama.cpp's numbers: whole norms, rates of decay, and value heads that take turns."""
-    if "norm" in name and "linear_attn" not in name:
-        return kind, values + 1.0
-    part, keys = name.rpartition("linear_attn.")[2], config.linear_num_key_heads
-
-    def tiled(of_heads: np.ndarray) -> np.ndarray:
-        apart = of_heads.reshape(keys, config.linear_num_value_heads // keys, -1, *of_heads.shape[1:])
-        return np.ascontiguousarray(apart.swapaxes(0, 1)).reshape(of_heads.shape)
-
-    if part == "A_log":
-        return "", tiled(-np.exp(values))
-    if part == "out_proj.weight":
-        return kind, np.ascontiguousarray(tiled(values.T).T)
-    if part in ("in_proj_qkv.weight", "conv1d.weight"):
-        first = 2 * keys * config.linear_key_head_dim
-        return kind, np.concatenate([values[:first], tiled(values[first:])]).reshape(len(values), -1)
-    is_by_head = part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "dt_bias")
-    return ("bias" if part == "dt_bias" else kind), tiled(values) if is_by_head else values
 
 
 def _parts(part: str, values: np.ndarray, layout: Layout, config: Any) -> Iterator[tuple[str, np.ndarray]]:
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
     kind = "_exps" if values.ndim == 3 else "_shexp" if "expert_count" in layout.metadata else ""
-    if part == "shared_mlp.input_linear" or (values.ndim == 3 and "down_proj" not in part):
+    if part == "mixer.experts.up_proj":
+        yield part, values
+    elif part == "shared_mlp.input_linear" or (values.ndim == 3 and "down_proj" not in part):
         halves = np.split(values, 2, axis=-2)
         yield from zip((f"ffn_gate{kind}", f"ffn_up{kind}"), map(np.ascontiguousarray, halves), strict=True)
     elif values.ndim == 3:

@@ -61,6 +61,14 @@ NEMOTRON_H = {key: value for key, value in SMALL.items() if key != "num_hidden_l
     "ssm_state_size": 16,
     "chunk_size": 8,
 }
+NEMOTRON_3 = NEMOTRON_H | {
+    "hybrid_override_pattern": "ME*ME",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "routed_scaling_factor": 2.5,
+}
 FALCON_H1 = (
     SMALL
     | MAMBA2
@@ -171,6 +179,19 @@ HYBRID_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bias": True,
             "mlp_bias": True,
             "time_step_min": 0.1,
+        },
+    ),
+    "nemotron-3": ("NemotronHConfig", NEMOTRON_3),
+    "nemotron-3-latent": (
+        "NemotronHConfig",
+        NEMOTRON_3
+        | {
+            "hybrid_override_pattern": "EM-E*",
+            "moe_latent_size": 32,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "mlp_bias": True,
         },
     ),
     "bamba": ("BambaConfig", SMALL | MAMBA2 | {"num_hidden_layers": 4, "attn_layer_indices": [2]}),

@@ -54,6 +54,8 @@ OLLAMA_NAMES = {
     "granite4": "ibm-granite/granite-4.0-micro",
     **dict.fromkeys(("lfm2.5-thinking", "lfm2.5-thinking:1.2b"), "LiquidAI/LFM2.5-1.2B-Thinking"),
     **dict.fromkeys(("lfm2", "lfm2:24b"), "LiquidAI/LFM2-24B-A2B"),
+    **dict.fromkeys(("nemotron-3-nano", "nemotron-3-nano:30b"), "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+    **dict.fromkeys(("nemotron-3-super", "nemotron-3-super:120b"), "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16"),
     "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
     "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.3",
     "mixtral": "mistralai/Mixtral-8x7B-Instruct-v0.1",

@@ -46,6 +46,8 @@ _NAMES = {  # config.json's field -> metadata key
     "num_experts": "{arch}.expert_count",
     "num_experts_per_tok": "{arch}.expert_used_count",
     "moe_intermediate_size": "{arch}.expert_feed_forward_length",
+    "moe_shared_expert_intermediate_size": "{arch}.expert_shared_feed_forward_length",
+    "moe_latent_size": "{arch}.moe_latent_size",
     "rope_local_base_freq": "{arch}.rope.freq_base_swa",
     "kv_lora_rank": "{arch}.attention.kv_lora_rank",
     "q_lora_rank": "{arch}.attention.q_lora_rank",

@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "qwen35moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
     "granitehybrid": ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
     "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
+    "nemotron_h_moe": ("nemotron_h", "NemotronHForCausalLM"),
     "falcon-h1": ("falcon_h1", "FalconH1ForCausalLM"),
     "lfm2": ("lfm2", "Lfm2ForCausalLM"),
     "lfm2moe": ("lfm2_moe", "Lfm2MoeForCausalLM"),
@@ -53,9 +54,11 @@ ARCHITECTURES = {
 INTERLEAVED = {"llama", "internlm2", "granite", "smollm3", "granitemoe", "granitehybrid"}
 # Architectures with gated delta nets; `hybrids` looks at what they keep.
 HYBRIDS = {"qwen35", "qwen35moe"}
+# Architectures whose layers are one thing each.
+SINGLE_MIXERS = {"nemotron_h", "nemotron_h_moe"}
 # Architectures with short convolutions or with state spaces, in the layers that have no heads of keys (in all layers of
 # Falcon-H1).
-SHORT_CONVS, STATE_SPACES = {"lfm2", "lfm2moe"}, {"granitehybrid", "nemotron_h", "falcon-h1"}
+SHORT_CONVS, STATE_SPACES = {"lfm2", "lfm2moe"}, {"granitehybrid", *SINGLE_MIXERS, "falcon-h1"}
 # Architectures in which part of each head is turned.
 PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm", *HYBRIDS}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
@@ -102,6 +105,11 @@ _SINGLE_MIXERS = {  # of layers that are one thing each
     "attn_output": "mixer.o_proj",
     "ffn_up": "mixer.up_proj",
     "ffn_down": "mixer.down_proj",
+    "ffn_gate_inp": "mixer.gate",
+    **{f"ffn_{part}_exps": f"mixer.experts.{part}_proj" for part in ("up", "down")},
+    **{f"ffn_{part}_shexp": f"mixer.shared_expert.{part}_proj" for part in ("up", "down")},
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
     **{own: f"mixer.{name}" for own, name in _STATE_SPACE.items()},
 }
 _SHORT_CONVS = {f"shortconv.{part}": f"conv.{part}" for part in ("conv", "in_proj", "out_proj")}
@@ -148,7 +156,7 @@ TENSORS: dict[str, dict[str, str]] = {
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     **dict.fromkeys(HYBRIDS, _GATED_DELTA_NETS),
     **dict.fromkeys(SHORT_CONVS, _SHORT_CONVS),
-    "nemotron_h": _SINGLE_MIXERS,
+    **dict.fromkeys(SINGLE_MIXERS, _SINGLE_MIXERS),
     "falcon-h1": {**_MAMBA, **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "post_attention_layernorm.weight")},
     "granitehybrid": {
         **_MAMBA,
@@ -182,6 +190,10 @@ FIELDS: dict[str, dict[str, str]] = {
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
     "granitehybrid": _GRANITE,
+    "nemotron_h_moe": {
+        "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        "moe_latent_size": "moe_latent_size",
+    },
     "command-r": {**_LAYER_NORM, "logit_scale": "logit_scale"},
     "cohere2": {**_LAYER_NORM, "logit_scale": "logit_scale"},
     "starcoder2": _LAYER_NORM,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
-from octavo.gguf.families import HYBRIDS, SHORT_CONVS, STATE_SPACES, layers_of
+from octavo.gguf.families import HYBRIDS, SHORT_CONVS, SINGLE_MIXERS, STATE_SPACES, layers_of
 from octavo.gguf.header import GGUFFile
 from octavo.interface.config_checks import shown_value
 
@@ -59,7 +59,7 @@ def _by_heads(file: GGUFFile, recurrent: str) -> dict[str, Any]:
         )
     if not isinstance(heads, np.ndarray):
         return {}
-    kinds = ["full_attention" if count else recurrent for count in heads.tolist()]
+    kinds = ["full_attention" if count else recurrent for count in heads.tolist()[: layers_of(file)]]
     return {"layer_types": kinds, "num_key_value_heads": next(iter(counts), 1)}
 
 
@@ -78,7 +78,7 @@ def _state_space_fields(file: GGUFFile) -> dict[str, Any]:
     if arch == "falcon-h1":
         return fields | _side_by_side_fields(file, inner)
     fields |= _by_heads(file, "mamba")
-    if arch == "nemotron_h":
+    if arch in SINGLE_MIXERS:
         return fields | _single_mixer_fields(file, fields.get("layer_types", []))
     hidden = metadata.get(f"{arch}.embedding_length")
     fields["mamba_expand"] = inner // hidden if type(hidden) is int and hidden > 0 else 1
@@ -102,16 +102,18 @@ def _side_by_side_fields(file: GGUFFile, inner: int) -> dict[str, Any]:
 
 
 def _single_mixer_fields(file: GGUFFile, kinds: list[str]) -> dict[str, Any]:
-    """Tell MLPs from recurrent layers: both have no heads of keys."""
+    """Tell MLPs and experts from recurrent layers, none of which has heads of keys."""
     (widths,) = _stated(file, "feed_forward_length")
-    stated = widths.tolist() if isinstance(widths, np.ndarray) else []
+    stated = widths.tolist()[: layers_of(file)] if isinstance(widths, np.ndarray) else []
+    wide = "moe" if file.architecture == "nemotron_h_moe" else "mlp"
     if len(stated) != len(kinds) or len(set(stated) - {0}) > 1:
         raise ModelError(
             f"{file.path}: {file.architecture}.feed_forward_length must have an entry for each of {len(kinds)} layers, "
             "0 or the number that all others have; the file is damaged or converted wrongly"
         )
     return {
-        "layer_types": ["mlp" if width else kind for width, kind in zip(stated, kinds, strict=True)],
+        "num_hidden_layers": layers_of(file),
+        "layer_types": [wide if width else kind for width, kind in zip(stated, kinds, strict=True)],
         "intermediate_size": max(stated) or 1,
         "mlp_bias": any(name.endswith(".ffn_up.bias") for name in file.tensors),
         "hidden_act": "relu2",

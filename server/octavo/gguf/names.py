@@ -57,7 +57,7 @@ def hf_name(name: str, layout: str) -> str | None:
         return encoder_name(name, layout)
     parts = _LAYER | TENSORS.get(layout, {})
     if match := re.fullmatch(r"blk\.(\d+)\.exp_probs_b\.bias", name):
-        return f"model.layers.{match[1]}.mlp.gate.e_score_correction_bias"
+        return f"model.layers.{match[1]}.{parts['ffn_gate_inp']}.e_score_correction_bias"
     if (match := re.fullmatch(r"blk\.(\d+)\.(\w+)", name)) and match[2] in parts:
         return f"model.layers.{match[1]}.{parts[match[2]]}"
     if match := re.fullmatch(r"blk\.(\d+)\.((?:shortconv\.)?\w+)\.(weight|bias|scale)", name):

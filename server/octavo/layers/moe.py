@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import octavo_kernels
 from octavo.layers.activation import activation_kind
-from octavo.layers.linear import ExactLinear
-from octavo.layers.mlp import GatedMLP
+from octavo.layers.linear import ExactLinear, ReplicatedLinear
+from octavo.layers.mlp import GatedMLP, SquaredMLP
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.quantization.base import ExpertsBase, ExpertSettings
 from octavo.layers.weights import WeightSlot, fill_tensor
@@ -65,12 +65,14 @@ class FusedMoE(nn.Module):
         settings: ExpertSettings,
         routing: Routing,
         tp: TensorParallel,
-        shared: GatedMLP | None = None,
+        shared: GatedMLP | SquaredMLP | None = None,
         gates_shared: bool = False,
+        hidden_size: int | None = None,
     ) -> None:
+        """``hidden_size``: of the rows, where it is not what experts read."""
         super().__init__()
         self.routing, self.tp = routing, tp
-        self.gate = Router(settings.hidden_size, settings.num_experts, routing, tp)
+        self.gate = Router(hidden_size or settings.hidden_size, settings.num_experts, routing, tp)
         self.experts = ExpertsBase(settings, tp)
         self.shared_expert = shared
         self.shared_expert_gate = ExactLinear(settings.hidden_size, 1, False, tp) if gates_shared else None
@@ -89,7 +91,7 @@ class FusedMoE(nn.Module):
         """Compute the rows of other replicas, which have activations in ``dtype``, in a step without rows here."""
         k = self.routing.top_k
         ids, weights = torch.empty((0, k), dtype=torch.int32), torch.empty((0, k), dtype=torch.float32)
-        self.experts(torch.empty((0, self.gate.input_size), dtype=dtype), ids, weights)
+        self.experts(torch.empty((0, self.experts.settings.hidden_size), dtype=dtype), ids, weights)
 
     def warm_up(self, max_rows: int) -> None:
         """Compute for so many rows, up to ``max_rows``, that every kernel which may be launched is compiled."""
@@ -105,6 +107,30 @@ class FusedMoE(nn.Module):
         return octavo_kernels.topk_route(
             gate(x), how.top_k, how.kind, correction, how.groups, how.renormalise, how.scale, scales, self.experts.first
         )
+
+
+class LatentMoE(FusedMoE):
+    """Experts that read and write fewer columns than rows have, between two projections; the shared MLP has them all
+    (Nemotron 3 Super)."""
+
+    def __init__(
+        self,
+        settings: ExpertSettings,
+        routing: Routing,
+        tp: TensorParallel,
+        shared: GatedMLP | SquaredMLP,
+        hidden_size: int,
+        bias: bool,
+    ) -> None:
+        super().__init__(settings, routing, tp, shared, hidden_size=hidden_size)
+        self.fc1_latent_proj = ReplicatedLinear(hidden_size, settings.hidden_size, bias, tp)
+        self.fc2_latent_proj = ReplicatedLinear(settings.hidden_size, hidden_size, bias, tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `FusedMoE`."""
+        assert self.shared_expert is not None
+        latent = self.experts(self.fc1_latent_proj(x), *self.route(x))
+        return octavo_kernels.add(self.fc2_latent_proj(latent), self.shared_expert(x))
 
 
 def expert_settings(num_experts: int, hidden_size: int, inner_size: int, act: str) -> ExpertSettings:

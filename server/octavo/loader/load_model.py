@@ -113,7 +113,7 @@ def build_model(
                     module.create_weights(method, dtype)
                 elif isinstance(module, ExpertsBase):
                     module.stored_types = [
-                        {part: _stored_type(modules, f"{name}.{number}.{part}") for part in module.PROJECTIONS}
+                        {part: _stored_type(modules, f"{name}.{number}.{part}") for part in module.projections}
                         for number in range(module.settings.num_experts)
                     ]
                     if measured:
@@ -145,7 +145,7 @@ def _keep_one_expert(layer: ExpertsBase, path: str, modules: Mapping[str, Stored
     thousands takes seconds."""
     ways = set()
     for number in layer.numbers:
-        parts = {part: modules.get(f"{path}.{number}.{part}") for part in layer.PROJECTIONS}
+        parts = {part: modules.get(f"{path}.{number}.{part}") for part in layer.projections}
         tensors = ((part, module.tensors) for part, module in parts.items() if module is not None)
         ways.add(frozenset((part, leaf, one.qtype, one.shape) for part, own in tensors for leaf, one in own.items()))
     if len(ways - {frozenset()}) < 2:

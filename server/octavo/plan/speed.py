@@ -126,8 +126,7 @@ def active_share(plan: Plan) -> float:
     if not isinstance(text, ExpertsConfig) or not text.expert_count:
         return 1.0
     count, chosen = text.num_experts, text.num_experts_per_tok
-    experts: float = 3 * count * text.expert_size * plan.config.model.hidden_size * plan.config.model.num_layers
-    experts = min(experts, 0.98 * plan.memory.parameters)
+    experts = min(text.expert_parameters, 0.98 * plan.memory.parameters)
     return float(1 - experts * (1 - chosen / count) / plan.memory.parameters)
 
 

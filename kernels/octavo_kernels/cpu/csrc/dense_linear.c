@@ -434,11 +434,12 @@ void op_dense_experts_gated(const struct dense_experts_gated_args *g, struct tea
     for (int64_t e, block; take_expert(&p, blocks, m, &e, &block); team_item_done(m)) {
         if (e < 0) continue;
         const int64_t begin = p.first[e], count = p.first[e + 1] - begin, tiles = num_tiles(product, count);
+        const int parts = g->ups[e].data == g->gates[e].data ? 1 : 2;  // ups may be their own gates
         const uint8_t *weights[2] = {g->gates[e].data + block * steps * stride, g->ups[e].data + block * steps * stride};
         for (int64_t t = 0; t < tiles; t++) {
             const int64_t row = begin + tile_begin(product, count, t), rows = begin + tile_begin(product, count, t + 1) - row;
             vf sums[2][BLOCK_VECTORS][SUM_ROWS];
-            for (int part = 0; part < 2; part++)
+            for (int part = 0; part < parts; part++)
                 compute(weights[part], (const char *)g->packed + row * row_bytes, steps,
                         plan_prefetch(weights[part], stride, steps, t, tiles, IS_MATRIX(product)), sums[part], rows);
             for (int v = 0; v < BLOCK_VECTORS; v++) {
@@ -446,7 +447,7 @@ void op_dense_experts_gated(const struct dense_experts_gated_args *g, struct tea
                 if (n <= 0) break;
                 for (int64_t i = 0; i < rows; i++) {
                     vf both[2];
-                    for (int part = 0; part < 2; part++) {
+                    for (int part = 0; part < parts; part++) {
                         vf sum = sums[part][v][i];
                         if (g->row_weights) sum *= splat(g->row_weights[p.choices[row + i]]);
                         if (g->bias) {
@@ -455,7 +456,7 @@ void op_dense_experts_gated(const struct dense_experts_gated_args *g, struct tea
                         }
                         both[part] = round_as(sum, dtype);
                     }
-                    const vf y = gated_product(both[0], both[1], (int)g->activation, (float)g->limit, dtype);
+                    const vf y = gated_product(both[0], both[parts - 1], (int)g->activation, (float)g->limit, dtype);
                     const int64_t at = (row + i) * g->inner + channel;
                     if (n == VW) store_as(g->out, at, y, dtype);
                     else store_part(g->out, at, n, y, dtype);

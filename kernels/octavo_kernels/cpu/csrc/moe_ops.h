@@ -29,6 +29,7 @@ struct expert_weight {
     int64_t bits, flags;  // of quantised ones
 };
 
+// Ups of experts without gates are their gates, too: the same addresses, computed once.
 // Quantised rows . gates and ups of their experts, bias [experts, 2 * inner], activation(gate) * up: quantised rows
 // [rows * k], sorted. row_weights [rows, k] (NULL: none) multiply the products before the bias. sorted_values and
 // sorted_meta: room for rows * k of the rows that are read.

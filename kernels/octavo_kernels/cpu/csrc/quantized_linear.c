@@ -356,6 +356,7 @@ static void run_expert_gated_block(const struct quantized_experts_gated_args *g,
     const int64_t begin = p->first[e], end = p->first[e + 1], blocks = CEIL_DIV(g->inner, BLOCK);
     const struct quantized_linear_args parts[2] = {expert_args(g->gates + e, g->groups, g->terms),
                                                    expert_args(g->ups + e, g->groups, g->terms)};
+    const int num_parts = g->ups[e].data == g->gates[e].data ? 1 : 2;  // ups may be their own gates
     const int64_t num_tiles = row_tiles(parts, begin, end);
     struct weight_block both[2] = {block_at(parts, index), block_at(parts + 1, index)};
     const struct weight_block next[2] = {block_at(parts, index + 1), block_at(parts + 1, index + 1)};
@@ -364,7 +365,7 @@ static void run_expert_gated_block(const struct quantized_experts_gated_args *g,
     for (int64_t tile = 0; tile < num_tiles; tile++) {
         const int64_t row = tile_begin(begin, end, tile, num_tiles), rows = tile_begin(begin, end, tile + 1, num_tiles) - row;
         vf sums[2][BLOCK / VW][MAX_ROWS];
-        for (int part = 0; part < 2; part++) {
+        for (int part = 0; part < num_parts; part++) {
             plan_prefetch(&both[part], &next[part], tile, num_tiles);
             tile_function(parts + part, g->terms)(&both[part], x, g->rows == 1 ? 0 : row, sums[part], rows);
             for (int64_t i = 0; g->row_weights && i < rows; i++)
@@ -374,7 +375,7 @@ static void run_expert_gated_block(const struct quantized_experts_gated_args *g,
         float group[MAX_ROWS][BLOCK];
         for (int64_t i = 0; i < rows; i++) {
             for (int v = 0; v < BLOCK / VW; v++) {
-                const vf gate = round_as(sums[0][v][i], dtype), up = round_as(sums[1][v][i], dtype);
+                const vf gate = round_as(sums[0][v][i], dtype), up = num_parts == 1 ? gate : round_as(sums[1][v][i], dtype);
                 const vf y = gated_product(gate, up, (int)g->activation, (float)g->limit, dtype);
                 vstore(group[i] + v * VW, y);
             }

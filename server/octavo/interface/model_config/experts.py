@@ -31,6 +31,11 @@ class ExpertsConfig(TextConfig):
         return self.moe_intermediate_size or self.intermediate_size
 
     @property
+    def expert_parameters(self) -> int:
+        """Numbers of all experts of all layers, about: some layers may have none."""
+        return 3 * self.num_experts * self.expert_size * self.hidden_size * self.num_hidden_layers
+
+    @property
     def inner_size(self) -> int:
         """See `TextConfig`."""
         return max(self.intermediate_size, self.num_experts_per_tok * self.expert_size)

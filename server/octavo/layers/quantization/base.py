@@ -138,7 +138,8 @@ class LinearMethod(ABC):
 
 @dataclass(frozen=True)
 class ExpertSettings:
-    """The function of a layer's experts, see `octavo_kernels.Experts`; sizes are those of all ranks together."""
+    """The function of a layer's experts, see `octavo_kernels.Experts`; sizes are those of all ranks together. Ups of
+    experts that are not ``gated`` stand for gates too: with "relu" these are squared rectifiers."""
 
     num_experts: int
     hidden_size: int
@@ -147,6 +148,7 @@ class ExpertSettings:
     bias: bool = False
     limit: float = 7.0
     weighs_input: bool = False
+    gated: bool = True
 
 
 class ExpertsBase(nn.Module):
@@ -156,12 +158,12 @@ class ExpertsBase(nn.Module):
     expert number E, whether it holds them one by one or all in one (`octavo.layers.weights.experts_apart`).
     """
 
-    PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
     method: MoEMethod
 
     def __init__(self, settings: ExpertSettings, tp: TensorParallel) -> None:
         super().__init__()
         self.settings, self.tp = settings, tp
+        self.projections = (*(["gate_proj"] if settings.gated else []), "up_proj", "down_proj")
         self.numbers = tp.experts(settings.num_experts)  # of which this rank has `columns` of the inner size
         self.columns = slice(0, settings.inner_size)
         if not tp.expert_parallel:
@@ -170,7 +172,7 @@ class ExpertsBase(nn.Module):
         self.stands_for = 1  # experts that each of ``numbers`` stands for, where memory is measured alone
         # The types of each expert's weights in the checkpoint, by projection, set before `create_weights`.
         self.stored_types: list[dict[str, str | None]] = [
-            dict.fromkeys(self.PROJECTIONS) for _ in range(settings.num_experts)
+            dict.fromkeys(self.projections) for _ in range(settings.num_experts)
         ]
 
     def create_weights(self, method: MoEMethod, dtype: torch.dtype) -> None:

@@ -52,8 +52,8 @@ class ExpertsMethod(MoEMethod):
 
 
 class UnquantizedMoEMethod(ExpertsMethod):
-    """``w13 [E, 2 I, H]``, gates before ups, and ``w2 [E, H, I]`` of this rank's experts in the dtype of activations,
-    as parameters; biases float32 ``w13_bias [E, 2 I]`` and ``w2_bias [E, H]``."""
+    """``w13 [E, 2 I, H]``, gates (ups once more, where there are none) before ups, and ``w2 [E, H, I]`` of this rank's
+    experts in the dtype of activations, as parameters; biases float32 ``w13_bias [E, 2 I]`` and ``w2_bias [E, H]``."""
 
     def create_weights(self, layer: ExpertsBase, dtype: torch.dtype) -> None:
         """See `MoEMethod`."""
@@ -79,22 +79,25 @@ class UnquantizedMoEMethod(ExpertsMethod):
         settings, inner, parameters = layer.settings, layer.inner_size, dict(layer.named_parameters())
         mine, whole = layer.columns, slice(0, settings.hidden_size)
         shape, ups = (settings.inner_size, settings.hidden_size), slice(inner, 2 * inner)
+        gates = slice(0, inner)
         places = [
-            ("gate_proj", "w13", slice(0, inner), shape, (mine, whole)),
-            ("up_proj", "w13", ups, shape, (mine, whole)),
-            ("down_proj", "w2", whole, shape[::-1], (whole, mine)),
+            ("up_proj", "w13", [ups] if settings.gated else [gates, ups], shape, (mine, whole)),
+            ("down_proj", "w2", [whole], shape[::-1], (whole, mine)),
         ]
+        if settings.gated:
+            places.append(("gate_proj", "w13", [gates], shape, (mine, whole)))
         for place, number in enumerate(layer.numbers):
             for name, own, rows, stored, taken in places:
-                target = parameters[own][place, rows]
-                yield WeightSlot(0, f"{number}.{name}.weight", stored, partial(_fill, target, taken))
+                targets = [parameters[own][place, some] for some in rows]
+                yield WeightSlot(0, f"{number}.{name}.weight", stored, partial(_fill, targets, taken))
                 if settings.bias:
-                    target = parameters[f"{own}_bias"][place, rows]
-                    yield WeightSlot(0, f"{number}.{name}.bias", stored[:1], partial(_fill, target, taken[:1]))
+                    targets = [parameters[f"{own}_bias"][place, some] for some in rows]
+                    yield WeightSlot(0, f"{number}.{name}.bias", stored[:1], partial(_fill, targets, taken[:1]))
 
 
-def _fill(target: Tensor, taken: tuple[slice, ...], source: WeightSource) -> None:
-    fill_tensor(target, source, *taken)
+def _fill(targets: list[Tensor], taken: tuple[slice, ...], source: WeightSource) -> None:
+    for target in targets:
+        fill_tensor(target, source, *taken)
 
 
 class ExpertLinears(nn.Module):
@@ -105,15 +108,16 @@ class ExpertLinears(nn.Module):
         settings, mine, tp = layer.settings, layer.columns, layer.tp
         whole = slice(0, settings.hidden_size)
         shape = settings.inner_size, settings.hidden_size
-        self.gate_proj = LinearBase([Shard(shape, mine, whole, 0)], settings.bias, tp)
+        if settings.gated:
+            self.gate_proj = LinearBase([Shard(shape, mine, whole, 0)], settings.bias, tp)
         self.up_proj = LinearBase([Shard(shape, mine, whole, 0)], settings.bias, tp)
         self.down_proj = LinearBase([Shard(shape[::-1], whole, mine, 0)], settings.bias, tp)
         for linear in self.layers():
             linear.takes_row_scales = False
 
     def layers(self) -> list[LinearBase]:
-        """The layers in the order of `ExpertsBase.PROJECTIONS`."""
-        return [self.gate_proj, self.up_proj, self.down_proj]
+        """The layers of gates, ups and downs; of ups twice where there are no gates."""
+        return [getattr(self, "gate_proj", self.up_proj), self.up_proj, self.down_proj]
 
 
 class PackedMoEMethod(ExpertsMethod):
@@ -130,13 +134,15 @@ class PackedMoEMethod(ExpertsMethod):
         """See `MoEMethod`."""
         stored = layer.stored_types
         # The kernels multiply experts of one dtype: where tensors differ, that of the model.
-        for names in (ExpertsBase.PROJECTIONS[:2], ExpertsBase.PROJECTIONS[2:]):
+        for names in (layer.projections[:-1], layer.projections[-1:]):
             if len({types[name] for types in stored for name in names}) != 1:
                 stored = [types | dict.fromkeys(names) for types in stored]
         for number in layer.numbers:
             expert = ExpertLinears(layer)
             layer.add_module(str(number), expert)
-            for name, linear in zip(ExpertsBase.PROJECTIONS, expert.layers(), strict=True):
+            for name in layer.projections:
+                linear = expert.get_submodule(name)
+                assert isinstance(linear, LinearBase)
                 linear.stored_types = [stored[number][name]]
                 linear.create_weights(self._config.linear_method(f"{self._name}.{number}.{name}", linear), dtype)
 
