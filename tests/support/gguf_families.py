@@ -25,7 +25,7 @@ from support.gguf_hybrids import (
     multiplier,
     of_state_space,
 )
-from support.hybrid_cases import GRANITE4_EXPERTS, GRANITE4_HYBRID, LFM2, NEMOTRON_3, QWEN3_5, QWEN3_5_MOE
+from support.hybrid_cases import BAMBA, GRANITE4_EXPERTS, GRANITE4_HYBRID, LFM2, NEMOTRON_3, QWEN3_5, QWEN3_5_MOE
 from support.small_sizes import SMALL, rope
 from support.tiny_models import make_model
 from transformers import PreTrainedModel
@@ -241,6 +241,20 @@ LAYOUTS = {
         ("GraniteMoeHybridConfig", SMALL | GRANITE4_HYBRID | GRANITE4_EXPERTS),
         STATE_SPACE_NAMES,
         GRANITE_MOE | STATE_SPACE | {"ssm.group_count": 1},
+        "state spaces",
+    ),
+    "bamba": Layout(
+        "granitehybrid",
+        "bamba",
+        SIDE_BY_SIDE_NAMES,
+        STATE_SPACE | {"rope.scaling.finetuned": True, "rope.dimension_count": 6},
+        "state spaces",
+    ),
+    "bamba-whole": Layout(
+        "granitehybrid",
+        ("BambaConfig", BAMBA | rope("default", partial_rotary_factor=1.0)),
+        SIDE_BY_SIDE_NAMES,
+        STATE_SPACE | {"rope.scaling.finetuned": True},
         "state spaces",
     ),
     "nemotron_h": Layout(

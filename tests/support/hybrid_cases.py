@@ -52,6 +52,7 @@ GRANITE4_EXPERTS = {
     "mamba_n_groups": 1,
     "position_embedding_type": "nope",
 }
+BAMBA = SMALL | MAMBA2 | {"num_hidden_layers": 4, "attn_layer_indices": [2]}
 NEMOTRON_H = {key: value for key, value in SMALL.items() if key != "num_hidden_layers"} | {
     "head_dim": 16,
     "hybrid_override_pattern": "M-M*-M",
@@ -194,7 +195,7 @@ HYBRID_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_bias": True,
         },
     ),
-    "bamba": ("BambaConfig", SMALL | MAMBA2 | {"num_hidden_layers": 4, "attn_layer_indices": [2]}),
+    "bamba": ("BambaConfig", BAMBA),
     "falcon-h1": ("FalconH1Config", FALCON_H1),
     "falcon-h1-norms": (
         "FalconH1Config",

@@ -16,6 +16,7 @@ from octavo.gguf.families import (
     expert_fields,
     family_fields,
     latent_fields,
+    layout_of,
     long_rope,
 )
 from octavo.gguf.gemma import gemma_fields
@@ -131,9 +132,12 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
             f"{file.path}: {arch}.attention.value_length must be the size of a head ({head_dim}), as {arch} models "
             f"have it, got {shown_value(size)}; the file is damaged or converted wrongly"
         )
-    rotary = _stated(file, "rope.dimension_count", head_dim)
-    if arch in PARTIAL_ROTARY and type(rotary) is int and 0 < rotary <= head_dim:
-        config["partial_rotary_factor"] = min(1.0, (rotary + 0.5) / head_dim)  # whose product is cut to an integer
+    rotary, layout = _stated(file, "rope.dimension_count", head_dim), layout_of(file)
+    if layout in PARTIAL_ROTARY and type(rotary) is int and 0 < rotary <= head_dim:
+        factor = min(1.0, (rotary + 0.5) / head_dim)  # whose product is cut to an integer
+        config["partial_rotary_factor"] = factor
+        if layout == "bamba":  # whose config.json says it there alone
+            config["rope_parameters"] = {"rope_theta": config["rope_theta"], "partial_rotary_factor": factor}
     elif rotary != head_dim and config_class(class_name).is_rotary:
         raise ModelError(
             f"{file.path}: {arch}.rope.dimension_count must be the size of a head ({head_dim}), as {arch} models have "

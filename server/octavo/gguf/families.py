@@ -59,8 +59,8 @@ SINGLE_MIXERS = {"nemotron_h", "nemotron_h_moe"}
 # Architectures with short convolutions or with state spaces, in the layers that have no heads of keys (in all layers of
 # Falcon-H1).
 SHORT_CONVS, STATE_SPACES = {"lfm2", "lfm2moe"}, {"granitehybrid", *SINGLE_MIXERS, "falcon-h1"}
-# Architectures in which part of each head is turned.
-PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm", *HYBRIDS}
+# Layouts in which part of each head is turned.
+PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm", "bamba", *HYBRIDS}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", **_MLP}
 _FUSED_GATE = {"ffn_up": "mlp.gate_up_proj"}
@@ -158,6 +158,7 @@ TENSORS: dict[str, dict[str, str]] = {
     **dict.fromkeys(SHORT_CONVS, _SHORT_CONVS),
     **dict.fromkeys(SINGLE_MIXERS, _SINGLE_MIXERS),
     "falcon-h1": {**_MAMBA, **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "post_attention_layernorm.weight")},
+    "bamba": _MAMBA,
     "granitehybrid": {
         **_MAMBA,
         **{f"ffn_{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
@@ -219,7 +220,10 @@ _ACTIVATIONS = {"starcoder2": "gelu_pytorch_tanh", "gpt2": "gelu_new", "gptneox"
 
 
 def layout_of(file: GGUFFile) -> str:
-    """The key of `TENSORS` for the file: its architecture but for Falcon's with two norms, whose names differ."""
+    """The key of `TENSORS` for the file: its architecture but for Falcon's with two norms, whose names differ, and for
+    Bamba's, which call themselves granitehybrid and lack Granite's multipliers."""
+    if file.architecture == "granitehybrid" and "granitehybrid.attention.scale" not in file.metadata:
+        return "bamba"
     return "falcon-40b" if "blk.0.attn_norm_2.weight" in file.tensors else file.architecture
 
 
@@ -238,6 +242,8 @@ def family_fields(file: GGUFFile) -> dict[str, Any]:
     if arch == "stablelm":  # llama.cpp writes use_parallel_residual for all of them, and goes by the tensors
         has_head_norms, is_serial = (f"blk.0.{name}.weight" in file.tensors for name in ("attn_q_norm", "ffn_norm"))
         return {**fields, "qk_layernorm": has_head_norms, "use_parallel_residual": not is_serial}
+    if layout_of(file) == "bamba":
+        return {**fields, "architectures": ["BambaForCausalLM"], "model_type": "bamba"}
     if arch == "falcon":
         return {**fields, "multi_query": False, "new_decoder_architecture": layout_of(file) == "falcon-40b"}
     if arch == "olmo2" and file.metadata.get("olmo2.attention.sliding_window"):

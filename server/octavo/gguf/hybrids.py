@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from octavo.errors import ModelError
-from octavo.gguf.families import HYBRIDS, SHORT_CONVS, SINGLE_MIXERS, STATE_SPACES, layers_of
+from octavo.gguf.families import HYBRIDS, SHORT_CONVS, SINGLE_MIXERS, STATE_SPACES, layers_of, layout_of
 from octavo.gguf.header import GGUFFile
 from octavo.interface.config_checks import shown_value
 
@@ -82,6 +82,9 @@ def _state_space_fields(file: GGUFFile) -> dict[str, Any]:
         return fields | _single_mixer_fields(file, fields.get("layer_types", []))
     hidden = metadata.get(f"{arch}.embedding_length")
     fields["mamba_expand"] = inner // hidden if type(hidden) is int and hidden > 0 else 1
+    if layout_of(file) == "bamba":
+        kinds = fields.get("layer_types", [])
+        return fields | {"attn_layer_indices": [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]}
     turns = metadata.get(f"{arch}.rope.scaling.finetuned", False)
     fields["position_embedding_type"] = "rope" if turns else "nope"
     if not metadata.get(f"{arch}.expert_count"):
