@@ -30,7 +30,7 @@ WITHOUT_HEAD_DIM = {
     "OPTConfig",
     "StableLmConfig",
 }
-WITHOUT_ROTARY = {"GPT2Config", "OPTConfig", "NemotronHConfig"}
+WITHOUT_ROTARY = {"GPT2Config", "OPTConfig", "NemotronHConfig", "Mamba2Config"}
 ROPE_BY_LAYER_TYPE = {"Olmo3Config", "Gemma3TextConfig", "Gemma3nTextConfig", "ModernBertConfig"}
 ROPE_NAMES = {"rope_theta": "rope_theta", "partial_rotary_factor": "partial_rotary_factor"}
 OLDER_NAMES = {"GPTNeoXConfig": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}

@@ -106,6 +106,24 @@ def _nemotron_h(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     }
 
 
+def _mamba_2_alone(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings"):
+        settings.pop(key)
+    size, expand, heads = rng.choice([8, 16, 24]), rng.choice([1, 2]), rng.choice([2, 3, 6])
+    return {
+        "hidden_size": heads * size,
+        "num_heads": heads * expand,
+        "head_dim": size,
+        "expand": expand,
+        "n_groups": rng.choice([count for count in (1, 2, 3) if heads * expand % count == 0]),
+        "state_size": rng.choice([8, 16, 64]),
+        "conv_kernel": rng.choice([2, 3, 4, 5]),
+        "chunk_size": rng.choice([8, 64, 256]),
+        "use_conv_bias": rng.random() < 0.5,
+        "time_step_limit": rng.choice([[0.0, float("inf")], [0.01, 0.5]]),
+    }
+
+
 def _falcon_h1(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     def factor() -> float:
         return rng.choice([0.3, 0.7, 1.0, 1.3])
@@ -136,4 +154,5 @@ HYBRIDS: dict[str, Callable[[dict[str, Any], random.Random], dict[str, Any]]] = 
     "BambaConfig": _bamba,
     "NemotronHConfig": _nemotron_h,
     "FalconH1Config": _falcon_h1,
+    "Mamba2Config": _mamba_2_alone,
 }

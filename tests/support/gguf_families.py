@@ -257,6 +257,7 @@ LAYOUTS = {
         STATE_SPACE | {"rope.scaling.finetuned": True},
         "state spaces",
     ),
+    "mamba2": Layout("mamba2", "mamba2", SINGLE_MIXER_NAMES, STATE_SPACE, "state spaces"),
     "nemotron_h": Layout(
         "nemotron_h",
         "nemotron-h",
@@ -319,6 +320,10 @@ LAYOUTS = {
 
 
 def metadata(config: Any, more: dict[str, Any]) -> dict[str, Any]:
+    if config.model_type == "mamba2":
+        sizes = {"embedding_length": config.hidden_size, "block_count": config.num_hidden_layers}
+        unused = {"feed_forward_length": 0, "attention.head_count": 0, "context_length": 1 << 20}
+        return sizes | unused | {"attention.layer_norm_rms_epsilon": config.layer_norm_epsilon} | more
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -359,7 +364,7 @@ def write_family(path: Path, model: PreTrainedModel, layout: Layout) -> None:
         add_byte_level_vocabulary(writer, config.vocab_size)
         for name, tensor in model.state_dict().items():
             base, _, kind = name.rpartition(".")
-            layer = re.match(r"(?:model\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.(.*)", base)
+            layer = re.match(r"(?:model\.layers|backbone\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.(.*)", base)
             if base in ("lm_head", "embed_out") and config.tie_word_embeddings:
                 continue
             values = tensor.float().numpy()
@@ -396,7 +401,8 @@ def _in_order(rows: str, name: str, kind: str, values: np.ndarray, config: Any) 
 
 
 def _parts(part: str, values: np.ndarray, layout: Layout, config: Any) -> Iterator[tuple[str, np.ndarray]]:
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
+    heads = getattr(config, "num_attention_heads", 0)
+    kv_heads = getattr(config, "num_key_value_heads", heads)
     kind = "_exps" if values.ndim == 3 else "_shexp" if "expert_count" in layout.metadata else ""
     if part == "mixer.experts.up_proj":
         yield part, values

@@ -38,6 +38,7 @@ SINGLE_MIXER_NAMES = {
     "model.embeddings": "token_embd",
     "backbone.embeddings": "token_embd",
     "model.norm_f": "output_norm",
+    "backbone.norm_f": "output_norm",
     "norm": "attn_norm",
     **{f"mixer.{part}_proj": f"attn_{part}" for part in "qkv"},
     "mixer.o_proj": "attn_output",

@@ -70,6 +70,16 @@ NEMOTRON_3 = NEMOTRON_H | {
     "moe_shared_expert_intermediate_size": 40,
     "routed_scaling_factor": 2.5,
 }
+MAMBA2_ALONE = {key: SMALL[key] for key in SMALL if "token_id" in key} | {
+    "vocab_size": SMALL["vocab_size"],
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_heads": 6,
+    "head_dim": 16,
+    "state_size": 16,
+    "n_groups": 2,
+    "chunk_size": 8,
+}
 FALCON_H1 = (
     SMALL
     | MAMBA2
@@ -196,6 +206,19 @@ HYBRID_CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bamba": ("BambaConfig", BAMBA),
+    "mamba2": ("Mamba2Config", MAMBA2_ALONE),
+    "mamba2-tied": (
+        "Mamba2Config",
+        MAMBA2_ALONE
+        | {
+            "tie_word_embeddings": True,
+            "n_groups": 1,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "time_step_limit": [0.01, 0.5],
+        },
+    ),
     "falcon-h1": ("FalconH1Config", FALCON_H1),
     "falcon-h1-norms": (
         "FalconH1Config",

@@ -92,7 +92,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         return _encoder(file)
     _check_supported(file)
     model_type, class_name = ARCHITECTURES[arch]
-    heads = _stated(file, "attention.head_count")
+    heads = _stated(file, "ssm.time_step_rank" if arch == "mamba2" else "attention.head_count")
     tables = _tables(file)
     config: dict[str, Any] = {
         "architectures": [class_name],

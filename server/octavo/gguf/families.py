@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "granitehybrid": ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
     "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
     "nemotron_h_moe": ("nemotron_h", "NemotronHForCausalLM"),
+    "mamba2": ("mamba2", "Mamba2ForCausalLM"),
     "falcon-h1": ("falcon_h1", "FalconH1ForCausalLM"),
     "lfm2": ("lfm2", "Lfm2ForCausalLM"),
     "lfm2moe": ("lfm2_moe", "Lfm2MoeForCausalLM"),
@@ -57,8 +58,8 @@ HYBRIDS = {"qwen35", "qwen35moe"}
 # Architectures whose layers are one thing each.
 SINGLE_MIXERS = {"nemotron_h", "nemotron_h_moe"}
 # Architectures with short convolutions or with state spaces, in the layers that have no heads of keys (in all layers of
-# Falcon-H1).
-SHORT_CONVS, STATE_SPACES = {"lfm2", "lfm2moe"}, {"granitehybrid", *SINGLE_MIXERS, "falcon-h1"}
+# Falcon-H1 and of Mamba 2).
+SHORT_CONVS, STATE_SPACES = {"lfm2", "lfm2moe"}, {"granitehybrid", *SINGLE_MIXERS, "falcon-h1", "mamba2"}
 # Layouts in which part of each head is turned.
 PARTIAL_ROTARY = {"phi3", "glm4", "glm4moe", "gptneox", "stablelm", "bamba", *HYBRIDS}
 _MLP = {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
@@ -156,7 +157,7 @@ TENSORS: dict[str, dict[str, str]] = {
     "glm4moe": {"post_attention_norm": "post_attention_layernorm"},
     **dict.fromkeys(HYBRIDS, _GATED_DELTA_NETS),
     **dict.fromkeys(SHORT_CONVS, _SHORT_CONVS),
-    **dict.fromkeys(SINGLE_MIXERS, _SINGLE_MIXERS),
+    **dict.fromkeys((*SINGLE_MIXERS, "mamba2"), _SINGLE_MIXERS),
     "falcon-h1": {**_MAMBA, **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "post_attention_layernorm.weight")},
     "bamba": _MAMBA,
     "granitehybrid": {

@@ -77,7 +77,8 @@ def _state_space_fields(file: GGUFFile) -> dict[str, Any]:
     fields["mamba_proj_bias"] = any(name.endswith(".ssm_in.bias") for name in file.tensors)
     if arch == "falcon-h1":
         return fields | _side_by_side_fields(file, inner)
-    fields |= _by_heads(file, "mamba")
+    if arch != "mamba2":
+        fields |= _by_heads(file, "mamba")
     if arch in SINGLE_MIXERS:
         return fields | _single_mixer_fields(file, fields.get("layer_types", []))
     hidden = metadata.get(f"{arch}.embedding_length")

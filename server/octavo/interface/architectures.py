@@ -30,6 +30,7 @@ MODELS = {
     "BambaForCausalLM": "bamba",
     "NemotronHForCausalLM": "nemotron_h",
     "FalconH1ForCausalLM": "falcon_h1",
+    "Mamba2ForCausalLM": "mamba2",
     "SmolLM3ForCausalLM": "smollm3",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from octavo.interface.model_config.mamba2 import Mamba2Config
+from octavo.interface.model_config.state_space import StateSpaceConfig
 from octavo.layers.mamba2 import Mamba2Mixer, MixerSettings
 from octavo.models.hybrid import HybridForCausalLM
 
@@ -12,7 +12,7 @@ from octavo.models.hybrid import HybridForCausalLM
 class Mamba2HybridForCausalLM(HybridForCausalLM):
     """A hybrid with Mamba 2's mixers."""
 
-    text: Mamba2Config
+    text: StateSpaceConfig
     mixer_name: ClassVar[str] = "mamba"
 
     packed_modules_mapping: ClassVar[dict[str, list[str]]] = {

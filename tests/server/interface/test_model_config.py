@@ -41,6 +41,7 @@ OPEN: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": {"time_step_limit": [0.0, 0.5]},
     "BambaForCausalLM": {"time_step_limit": [0.0, 0.5]},
     "FalconH1ForCausalLM": {"time_step_limit": [0.0, 0.5]},
+    "Mamba2ForCausalLM": {"time_step_limit": [0.0, 0.5]},
     "NemotronHForCausalLM": {
         "time_step_limit": [0.0, 0.5],
         **{key: ["linear_attention", "mlp", "full_attention"] for key in ("layers_block_type", "layer_types")},

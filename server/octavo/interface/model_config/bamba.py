@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from octavo.interface.model_config.declarations import integers
-from octavo.interface.model_config.mamba2 import Mamba2Config
+from octavo.interface.model_config.state_space import StateSpaceConfig
 from octavo.interface.model_config.text import PartialRotaryConfig
 
 
-class BambaConfig(Mamba2Config, PartialRotaryConfig):
+class BambaConfig(StateSpaceConfig, PartialRotaryConfig):
     """Mamba 2 in all layers but ``attn_layer_indices``, whose attention turns half of each head unless
     ``rope_parameters`` say otherwise."""
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from octavo.interface.config_checks import MAX_FACTOR, MAX_WIDTH, Fields
 from octavo.interface.model_config.declarations import declare, flag, integer, number
-from octavo.interface.model_config.mamba2 import Mamba2Config
+from octavo.interface.model_config.state_space import StateSpaceConfig
 
 
 def _factors(count: int) -> Any:
@@ -24,7 +24,7 @@ def _factor() -> Any:
     return number(0.0, MAX_FACTOR, 1.0, above=True)
 
 
-class FalconH1Config(Mamba2Config):
+class FalconH1Config(StateSpaceConfig):
     """Attention and Mamba 2 side by side in every layer, with multipliers (muP) of what linear layers give: of the five
     parts of Mamba's input projection, of gates and of the MLP's results."""
 
@@ -52,9 +52,9 @@ class FalconH1Config(Mamba2Config):
 
     @property
     def mamba_inner_size(self) -> int:
-        """See `Mamba2Config`."""
+        """See `StateSpaceConfig`."""
         return self.mamba_d_ssm or super().mamba_inner_size
 
     def inner_size_name(self, fields: Fields) -> str:
-        """See `Mamba2Config`."""
+        """See `StateSpaceConfig`."""
         return super().inner_size_name(fields) if self.mamba_d_ssm is None else fields.name("mamba_d_ssm")

@@ -9,12 +9,12 @@ from octavo.interface.config_checks import MAX_EXPERTS, MAX_WIDTH, Fields
 from octavo.interface.model_config.declarations import choice, integer
 from octavo.interface.model_config.experts import ExpertsConfig
 from octavo.interface.model_config.granite import GraniteConfig
-from octavo.interface.model_config.mamba2 import Mamba2Config
+from octavo.interface.model_config.state_space import StateSpaceConfig
 
 _MAMBA = ("mamba", "linear_attention")
 
 
-class GraniteMoeHybridConfig(Mamba2Config, GraniteConfig, ExpertsConfig):
+class GraniteMoeHybridConfig(StateSpaceConfig, GraniteConfig, ExpertsConfig):
     """Layers with attention or Mamba 2, then experts, if there are any, and a shared MLP."""
 
     kinds_of_layers: ClassVar[tuple[str, ...]] = ("full_attention", "attention", *_MAMBA)

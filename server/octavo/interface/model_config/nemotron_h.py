@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 from octavo.interface.config_checks import MAX_FACTOR, MAX_WIDTH, Fields
 from octavo.interface.model_config.declarations import choice, integer, number
 from octavo.interface.model_config.experts import ExpertsConfig, GroupedExpertsConfig
-from octavo.interface.model_config.mamba2 import Mamba2Config
+from octavo.interface.model_config.state_space import StateSpaceConfig
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _MAMBA, _ATTENTION = ("linear_attention", "mamba"), ("full_attention", "attention")
 
 
-class NemotronHConfig(Mamba2Config, GroupedExpertsConfig):
+class NemotronHConfig(StateSpaceConfig, GroupedExpertsConfig):
     """Layers that are each one thing: Mamba 2, attention without positions, an MLP of squared rectifiers, or such
     experts beside one that is shared."""
 
@@ -77,7 +77,7 @@ class NemotronHConfig(Mamba2Config, GroupedExpertsConfig):
 
     @property
     def mamba_inner_size(self) -> int:
-        """See `Mamba2Config`: what heads there are have together."""
+        """See `StateSpaceConfig`: what heads there are have together."""
         return self.mamba_n_heads * self.mamba_head_size
 
     @property
@@ -107,7 +107,7 @@ class NemotronHConfig(Mamba2Config, GroupedExpertsConfig):
 
     @property
     def step_limits(self) -> tuple[float, float]:
-        """See `Mamba2Config`."""
+        """See `StateSpaceConfig`."""
         return self.time_step_min, float("inf")
 
     def check(self, fields: Fields) -> None:
@@ -122,4 +122,4 @@ class NemotronHConfig(Mamba2Config, GroupedExpertsConfig):
             super().check_experts(fields)
 
     def check_activation(self, fields: Fields) -> None:
-        """See `Mamba2Config`: the mixers' is a field of its own."""
+        """See `StateSpaceConfig`: the mixers' is a field of its own."""
