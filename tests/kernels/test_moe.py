@@ -161,6 +161,22 @@ def test_activations_biases_and_weights_of_inputs(form: str, settings: dict[str,
         )
 
 
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8", "int8-two-terms", *list(CODES)[:1]])
+def test_ups_without_gates_are_multiplied_once(form: str) -> None:
+    """The bits are those of gates that are a copy of the ups."""
+    plain, x, (ids, weights) = experts(form, activation="relu"), rows(40), routes(40)
+    gates, ups = plain.gate_up.parts  # type: ignore[union-attr]
+    copies = [replace(up, parts=tuple(replace(part, data=part.data.clone()) for part in up.parts)) for up in ups]
+    found, twice = (replace(plain, gate_up=expert_table([some, ups])) for some in (ups, copies))
+    ours = octavo_kernels.fused_moe(x, ids, weights, found)
+    assert torch.equal(ours, octavo_kernels.fused_moe(x, ids, weights, twice))
+    expected = reference.fused_moe(x, ids, weights, found)
+    assert (ours - expected).abs().max() < (1e-5 if form in ("float32", "bfloat16") else 5e-3)
+    assert not torch.equal(
+        ours, octavo_kernels.fused_moe(x, ids, weights, replace(found, gate_up=expert_table([gates, ups])))
+    )
+
+
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "int8"])
 def test_all_rows_to_one_expert_one_row_and_one_expert(form: str) -> None:
     held = experts(form)

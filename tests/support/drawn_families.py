@@ -121,7 +121,7 @@ def drawn(config_class: str, base: dict[str, Any], rng: random.Random) -> dict[s
     found |= _own(config_class, found, rng)
     found |= _experts(config_class, found, rng)
     if config_class not in WITHOUT_ROTARY:
-        turned = found["head_dim"] if config_class.startswith("Deepseek") else size
+        turned = found["head_dim"] if config_class.startswith(("Deepseek", "FalconH1")) else size
         turned = found["head_dim"] // 2 if config_class == "BambaConfig" else turned  # half of a width of its own
         found |= _rope(config_class, found, turned, rng)
     return found
@@ -228,7 +228,7 @@ def _experts(config_class: str, found: dict[str, Any], rng: random.Random) -> di
     count = next((key for key in ("num_local_experts", "num_experts", "n_routed_experts") if found.get(key)), None)
     if count is None or config_class.startswith("Gemma4"):
         return {}
-    layers, experts = found["num_hidden_layers"], rng.choice([1, 2, 4, 6, 12, 16])
+    layers, experts = found.get("num_hidden_layers", 1), rng.choice([1, 2, 4, 6, 12, 16])
     own: dict[str, Any] = {}
     if count == "n_routed_experts":  # transformers adds up the two best of each group
         groups = rng.choice([1, 2, 4])

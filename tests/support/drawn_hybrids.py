@@ -89,11 +89,9 @@ def _nemotron_h(settings: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     return {
         "hybrid_override_pattern": "".join(rng.choice("MM*-E") for _ in range(layers)),
         "n_routed_experts": 8,
-        "num_experts_per_tok": rng.choice([1, 2, 4]),
-        "moe_intermediate_size": rng.choice([8, 24, 40]),
+        "moe_intermediate_size": 24,
         "moe_shared_expert_intermediate_size": rng.choice([8, 40]),
         "moe_latent_size": rng.choice([None, 16, 24]),
-        "routed_scaling_factor": rng.choice([1.0, 1.7]),
         "mamba_num_heads": groups * rng.choice([1, 2, 3]),
         "mamba_head_dim": rng.choice([8, 16, 24]),
         "n_groups": groups,

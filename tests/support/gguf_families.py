@@ -275,9 +275,15 @@ LAYOUTS = {
         "nemotron_h_moe",
         ("NemotronHConfig", NEMOTRON_3 | {"moe_latent_size": 32}),
         SINGLE_MIXER_NAMES,
+        NEMOTRON_3_KEYS | {"moe_latent_size": 32},
+        "state spaces",
+    ),
+    "nemotron_h_moe-mtp": Layout(
+        "nemotron_h_moe",
+        "nemotron-3",
+        SINGLE_MIXER_NAMES,
         NEMOTRON_3_KEYS
         | {
-            "moe_latent_size": 32,
             "block_count": 6,
             "nextn_predict_layers": 1,
             "attention.head_count_kv": [0, 0, 2, 0, 0, 2],

@@ -11,7 +11,7 @@ from support.tiny_models import VOCAB_SIZE
 from octavo import LLM, SamplingParams
 
 LENGTH = 200  # of sequences, at most
-HYBRIDS = ["qwen3.5", "granite4-hybrid", "lfm2"]  # a case for each kind of recurrent layers
+HYBRIDS = ["qwen3.5", "granite4-hybrid", "lfm2", "falcon-h1", "mamba2"]  # of each kind of layers, and without keys
 
 
 def engine(model: str, **changes: Any) -> LLM:

@@ -35,9 +35,18 @@ LLAMA_SERVER = next(
 pytestmark = [pytest.mark.long, pytest.mark.skipif(LLAMA_SERVER is None, reason="llama.cpp is not here: make peers")]
 PROMPTS = [[5, 17, 200, 3, 44, 9, 301, 17, 80, *range(20, 50)], [7, 300, 12]]
 NUM_TOKENS, TIE = 24, 5e-3
-# It has no window for Phi-3, wants all of layers that are left out here, has one way to choose groups of experts, and
-# knows DeepSeek's models without q_lora_rank by their number of layers.
-OTHERWISE = {"phi3-window", "glm4moe", "qwen35-mtp", "deepseek2-groups", "deepseek2-lite"}
+# It has no window for Phi-3, wants all of layers that are left out here, has one way to choose groups of experts, knows
+# DeepSeek's models without q_lora_rank by their number of layers, and turns other pairs of Bamba's heads if it turns
+# parts.
+OTHERWISE = {
+    "phi3-window",
+    "glm4moe",
+    "qwen35-mtp",
+    "nemotron_h_moe-mtp",
+    "deepseek2-groups",
+    "deepseek2-lite",
+    "bamba",
+}
 PLAIN = [name for name in FAMILIES if name != "opt" and name != "mistral"]  # whose files are Llama's but for the name
 
 

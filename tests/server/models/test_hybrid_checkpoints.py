@@ -61,6 +61,20 @@ def kl(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     return (p.exp() * (p - q)).sum(-1).mean().item()
 
 
+@pytest.mark.parametrize("name", ["W4A16", "fp8"])
+def test_multipliers_of_falcon_h1_go_into_scales(name: str, tmp_path: Path) -> None:
+    write, description, _ = FORMATS[name]
+    config_class, settings = FAMILY_CASES["falcon-h1"]
+    wide = {"hidden_size": 64, "intermediate_size": 128, "mamba_d_ssm": 64, "mamba_n_heads": 4}
+    make_model(config_class, settings | wide).save_pretrained(tmp_path / "source")
+    folder = quantize_checkpoint(tmp_path / "source", tmp_path / "out", {"_proj": write}, description)
+    expected = logits_of(load(folder / "values"), TOKENS)
+    for found, wanted in zip(logits_of(load(folder), TOKENS), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+    packed = logits_of(load_model(replace(model_config(folder), quantization=None)), TOKENS)
+    assert kl(packed, expected) <= (3e-2 if name == "fp8" else 1e-2)
+
+
 @pytest.mark.parametrize(
     ("name", "plain"), [("W4A16", "all"), ("W4A16", "gates"), ("awq", "rates"), ("gptq", "gates"), ("fp8", "all")]
 )

@@ -10,14 +10,14 @@ from octavo.interface.model_config.state_space import StateSpaceConfig
 
 
 def _factors(count: int) -> Any:
-    def read(fields: Fields, key: str) -> tuple[float, ...]:
+    def read(fields: Fields, key: str) -> list[float]:
         value = fields.config[key]
         stated = value if isinstance(value, list | tuple) else []
         if len(stated) != count or any(type(one) not in (int, float) or not 0 < one <= MAX_FACTOR for one in stated):
             fields.refuse(key, f"must be {count} numbers above 0, at most {MAX_FACTOR:g}")
-        return tuple(float(one) for one in stated)
+        return [float(one) for one in stated]
 
-    return declare(read, (1.0,) * count)
+    return declare(read, [1.0] * count)
 
 
 def _factor() -> Any:
@@ -43,8 +43,8 @@ class FalconH1Config(StateSpaceConfig):
     key_multiplier: float = _factor()
     ssm_in_multiplier: float = _factor()
     ssm_out_multiplier: float = _factor()
-    ssm_multipliers: tuple[float, ...] = _factors(5)
-    mlp_multipliers: tuple[float, ...] = _factors(2)
+    ssm_multipliers: list[float] = _factors(5)
+    mlp_multipliers: list[float] = _factors(2)
 
     def is_recurrent(self, layer: int) -> bool:
         """See `HybridConfig`."""
