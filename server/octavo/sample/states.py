@@ -219,8 +219,8 @@ class SamplingStates:
         self._any_beyond_draw = bool(self._beyond_draw.any())
 
     def needs_sampler(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Which of these rows want what `draw` does not know: the log-probabilities of given tokens, or a distribution
-        of another shape. None: none does."""
+        """Return True for each of these rows that wants what `draw` does not know: the log-probabilities of given
+        tokens, or a distribution of another shape. None: none does."""
         if not self._any_beyond_draw:
             return None
         wanted: NDArray[np.bool_] = self._beyond_draw[rows]

@@ -174,7 +174,7 @@ class CPURunner:
         return lambda: tokens
 
     def _draw(self, logits: Logits, sampled: SampledRows) -> SampledTokens:
-        """By the C kernel, but for the rows that only `Sampler` can draw. The two differ in the last bits of
+        """Draw by the C kernel, but for the rows that only `Sampler` can draw. The two differ in the last bits of
         log-probabilities, so that either draws the same rows in any company."""
         if (drawn := logits.drawn or self.requests.draw(logits, sampled)) is not None:
             return SampledTokens.from_drawn(drawn)
