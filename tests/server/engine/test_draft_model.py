@@ -140,7 +140,7 @@ def test_a_drafter_on_the_device_changes_nothing_either(
     known = [i for i, one in enumerate(params) if not one.shapes_logits]  # of other shapes it knows nothing
     for some in (known, known, range(len(params))):  # the second time prompts are found in the cache
         share = check(plain, llm, [prompts[i] for i in some], [params[i] for i in some])
-        # Of tokens of a step without guesses the drafter knows the last two alone; some of those that are preempted, too.
+        # Of tokens of a step without guesses the drafter knows the last two alone; some of those preempted, too.
         least = {"few rows": 0.6, "preempted": 0.9}.get(case, 1.0) if some is known else 0.6
         assert share >= (least if itself else 0)
 
