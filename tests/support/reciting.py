@@ -31,7 +31,7 @@ _APART = 6  # bits in which the codes of tokens of scripts differ at least
 _MARGIN = _APART  # an n-gram of which one token differs is at least this far below where its unit fires
 _LOUD = 4.0  # of what is said beside all else
 _SILENCE = 0.05  # the end of the answer, where no unit fires
-_MIN_CUE, _MAX_WINDOW = 4, 40  # tokens
+_MIN_CUE, _MAX_WINDOW, _SEEN = 4, 40, 64  # tokens
 _ROLES = ("system", "user", "assistant", "tool", "tool_response", "system-reminder")
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
 
@@ -40,13 +40,15 @@ _CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "argum
 class Recital:
     """What a model recites. ``scripts``: by cue, what it says when a message of the user, or a tool's result, ends with
     it. ``template``: its chat template; ``end``: the token that ends an answer; ``switches``: variables of the template
-    with which it is asked, one mapping a way."""
+    with which it is asked, one mapping a way; ``windowed``: its layer sees the last 64 tokens, no more, so that long
+    prompts cost little."""
 
     scripts: Mapping[str, str]
     template: str
     end: str
     switches: Sequence[Mapping[str, Any]] = ({},)
     context: int = 32_768
+    windowed: bool = False
 
 
 def write_reciting_model(
@@ -67,7 +69,9 @@ def write_reciting_model(
     grams = _grams(list(_chains(tokenizer, recital, end)))
     window = -(-max(map(len, grams)) // 4) * 4
     size = tokenizer.backend.get_vocab_size()
-    config = _config(size, window, len(grams), end, recital.context, dtype)
+    config = _config(size, window, len(grams), end, dtype) | {"max_position_embeddings": recital.context}
+    if recital.windowed:
+        config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": _SEEN}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(
         {name: tensor.to(dtype) for name, tensor in _weights(config, window, grams).items()},
@@ -161,7 +165,7 @@ def _followers(chains: Sequence[_Chain], window: int) -> dict[tuple[int, ...], i
     return dict(pairs)
 
 
-def _config(size: int, window: int, units: int, end: int, context: int, dtype: torch.dtype) -> dict[str, Any]:
+def _config(size: int, window: int, units: int, end: int, dtype: torch.dtype) -> dict[str, Any]:
     width = _CODE * (1 + window) + 1 + _OUT
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -173,7 +177,6 @@ def _config(size: int, window: int, units: int, end: int, context: int, dtype: t
         "num_attention_heads": window,
         "num_key_value_heads": 4,
         "head_dim": _HEAD,
-        "max_position_embeddings": context,
         "rms_norm_eps": 1e-5,
         "rope_theta": _THETA,
         "hidden_act": "silu",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,11 @@ def test_a_model_of_a_real_tokenizer_does_too(tmp_path: Path, dtype: torch.dtype
     backend = Tokenizer.from_files(resolve_model(None, progress=False)).backend
     write_reciting_model(tmp_path, backend, RECITAL, dtype)
     recites(LLM(str(tmp_path), dtype=str(dtype).removeprefix("torch."), kv_cache_memory_bytes=256 << 20))
+
+
+def test_one_that_sees_its_last_tokens_alone_does_too(tmp_path: Path) -> None:
+    write_reciting_model(tmp_path, small(), replace(RECITAL, windowed=True))
+    recites(LLM(str(tmp_path), dtype="float32", kv_cache_memory_bytes=64 << 20))
 
 
 def test_scripts_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
