@@ -6,12 +6,15 @@ They reach no host but this one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from support.agent_chats import FULL_TEMPLATE
 from support.clients.coders import CODERS, CONTEXT, Task, scripts, settings
 from support.clients.loops import MODEL
@@ -38,14 +41,41 @@ def reciting(task, start, tmp_path):
     said = scripts(task)
     prose = [page.read_text() for page in sorted(DOCS.glob("*.md"))]
     backend = small_tokenizer([*said, *said.values(), *prose], ("<|im_start|>", "<|im_end|>"), MARKS)
-    write_reciting_model(tmp_path / "model", backend, Recital(said, FULL_TEMPLATE, "<|im_end|>", context=CONTEXT))
+    recital = Recital(said, FULL_TEMPLATE, "<|im_end|>", context=CONTEXT, windowed=True)
+    write_reciting_model(tmp_path / "model", backend, recital)
     return start("--served-model-name", MODEL, "--kv-cache-memory-bytes", "512MiB", model=tmp_path / "model")
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int | None, str]:
+    """Status, None after five minutes, and output of ``command``. Ends what it leaves behind: agents start daemons, in
+    sessions of their own."""
+    output = folder.with_name("output")
+    mark = f"HOME={environment['HOME']}".encode()
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        )
+    status = None
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(300)
+    finally:
+        for found in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if mark in found.read_bytes().split(b"\0"):
+                    os.kill(int(found.parent.name), signal.SIGKILL)
+        process.wait()
+    return status, output.read_text(errors="replace")
+
+
+def counted(server, name: str, **labels: str) -> float:
+    samples = [s for family in text_string_to_metric_families(server.get("/metrics").text) for s in family.samples]
+    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
 @pytest.mark.long
 def test_a_coding_agent_mends_a_file_and_runs_its_test(reciting, task, tmp_path):
     coder = CODERS[task.name]
-    program = shutil.which(coder.program, path=PROGRAMS)
     home = tmp_path / "home"
     home.mkdir()
     settings(coder, reciting.url, home)
@@ -59,14 +89,15 @@ def test_a_coding_agent_mends_a_file_and_runs_its_test(reciting, task, tmp_path)
         "PYTHONDONTWRITEBYTECODE": "1",
         **coder.environment,
     }
-    done = subprocess.run(
-        [program, *coder.command(reciting.url, task.question)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=task.folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4_000:]
-    task.check(done.stdout + done.stderr)
+    program = shutil.which(coder.program, path=PROGRAMS)
+    status, output = run([program, *coder.command(reciting.url, task.question)], task.folder, environment)
+    assert status == 0, output[-4_000:] + reciting.log[-2_000:]
+    task.check(output)
+    calls = sum(map(len, coder.calls(task)))
+    assert [counted(reciting, f"octavo:tool_calls{kind}_total") for kind in ("", "_malformed", "_unknown")] == [
+        calls,
+        0,
+        0,
+    ]
+    refused = [counted(reciting, "http_requests_total", status=kind) for kind in ("4xx", "5xx")]
+    assert refused == [0, 0], reciting.log[-4_000:]

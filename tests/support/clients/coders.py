@@ -11,6 +11,7 @@ from typing import Any
 
 from support.clients.loops import MODEL, Call, spoken
 
+Calls = tuple[Call, ...]  # of one turn
 WRONG, RIGHT = "return a - b", "return a + b"
 CONTEXT = 65_536
 
@@ -57,7 +58,8 @@ class Task:
         self.folder.mkdir(parents=True)
         (self.folder / "calc.py").write_text(f"def add(a, b):\n{self.old}")
         (self.folder / "test_calc.py").write_text(
-            f"from calc import add\n\nassert add(2, 3) == 5\nopen('ran', 'w').close()\nprint({self.ran!r}, end='')\n"
+            f"from calc import add\n\nassert add(2, 3) == 5\nopen('ran', 'w').write({self.ran!r})\n"
+            f"print({self.ran!r}, end='')\n"
         )
 
     def check(self, output: str) -> None:
@@ -69,12 +71,12 @@ class Task:
 @dataclass(frozen=True)
 class Coder:
     """One agent. ``command``: from address and question, behind its program; ``files``: its settings as JSON, by path
-    below HOME, from the address; ``calls``: of a task: to read, to edit, to run the test; ``ends``: how the results of
-    these end."""
+    below HOME, from the address; ``environment``: what keeps it from asking its makers for anything; ``calls``: of a
+    task, turn by turn: to read, to edit, to run the test; ``ends``: how the results of these turns end."""
 
     program: str
     command: Callable[[str, str], list[str]]
-    calls: Callable[[Task], tuple[Call, Call, Call]]
+    calls: Callable[[Task], tuple[Calls, Calls, Calls]]
     ends: Callable[[Task], tuple[str, str, str]]
     files: Callable[[str], dict[str, Any]] = lambda url: {}
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -85,9 +87,9 @@ def scripts(task: Task) -> dict[str, str]:
     read, edit, run = coder.calls(task)
     ends = coder.ends(task)
     return {
-        task.question: spoken("First I read it.", "I read the file.", (read,)),
-        ends[0]: spoken("A wrong sign.", "I mend it.", (edit,)),
-        ends[1]: spoken("Is it right?", "", (run,)),
+        task.question: spoken("First I read it.", "I read the file.", read),
+        ends[0]: spoken("A wrong sign.", "I mend it.", edit),
+        ends[1]: spoken("Is it right?", "", run),
         ends[2]: spoken("All is well.", task.done, ()),
     }
 
@@ -104,14 +106,50 @@ def _pi(url: str) -> dict[str, Any]:
     return {".pi/agent/models.json": {"providers": {"octavo": provider}}}
 
 
+def _opencode(url: str) -> dict[str, Any]:
+    model = {"tool_call": True, "reasoning": True, "limit": {"context": CONTEXT, "output": 4_096}}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
+        "models": {MODEL: model},
+    }
+    settings = {"provider": {"octavo": provider}, "autoupdate": False, "share": "disabled"}
+    return {".config/opencode/opencode.json": settings}
+
+
+def _qwen_code(url: str) -> dict[str, Any]:
+    return {
+        ".qwen/settings.json": {
+            "general": {"enableAutoUpdate": False},
+            "memory": {"enableManagedAutoMemory": False},
+            "privacy": {"usageStatisticsEnabled": False},
+            "telemetry": {"enabled": False},
+        }
+    }
+
+
+def _cline(url: str) -> dict[str, Any]:
+    chosen = {"provider": "openai-compatible", "apiKey": "none", "model": MODEL, "baseUrl": f"{url}/v1"}
+    return {
+        ".cline/data/settings/providers.json": {
+            "version": 1,
+            "lastUsedProvider": "openai-compatible",
+            "modes": {},
+            "providers": {
+                "openai-compatible": {"settings": chosen, "updatedAt": "2026-01-01T00:00:00Z", "tokenSource": "manual"}
+            },
+        }
+    }
+
+
 CODERS = {
     "pi": Coder(
         "pi",
         lambda url, question: ["--provider", "octavo", "--model", MODEL, "--no-session", "-p", question],
         lambda task: (
-            ("read", {"path": "calc.py"}),
-            ("edit", {"path": "calc.py", "edits": [{"oldText": task.old, "newText": task.new}]}),
-            ("bash", {"command": "python3 test_calc.py"}),
+            (("read", {"path": "calc.py"}),),
+            (("edit", {"path": "calc.py", "edits": [{"oldText": task.old, "newText": task.new}]}),),
+            (("bash", {"command": "python3 test_calc.py"}),),
         ),
         lambda task: (task.read, "Successfully replaced 1 block(s) in calc.py.", task.ran),
         _pi,
@@ -134,10 +172,66 @@ CODERS = {
             question,
         ],
         lambda task: (
-            ("exec_command", {"cmd": "cat calc.py"}),
-            ("exec_command", {"cmd": f"sed -i 's/{WRONG}/{RIGHT}/; s/read by/written by/' calc.py; cat calc.py"}),
-            ("exec_command", {"cmd": "python3 test_calc.py"}),
+            (("exec_command", {"cmd": "cat calc.py"}),),
+            (("exec_command", {"cmd": f"sed -i 's/{WRONG}/{RIGHT}/; s/read by/written by/' calc.py; cat calc.py"}),),
+            (("exec_command", {"cmd": "python3 test_calc.py"}),),
         ),
         lambda task: (task.read, task.wrote, task.ran),
+    ),
+    "opencode": Coder(
+        "opencode",
+        # It puts a message of one argument in quotes.
+        lambda url, question: ["run", "--pure", "--auto", "--title=sum", f"--model=octavo/{MODEL}", *question.split()],
+        lambda task: (
+            (("read", {"filePath": f"{task.folder}/calc.py"}),),
+            (("edit", {"filePath": f"{task.folder}/calc.py", "oldString": task.old, "newString": task.new}),),
+            (("bash", {"command": "python3 test_calc.py"}),),
+        ),
+        lambda task: (
+            f"{task.read}\n\n(End of file - total 5 lines)\n</content>",
+            "Edit applied successfully.",
+            task.ran,
+        ),
+        _opencode,
+        {
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            "OPENCODE_DISABLE_SHARE": "1",
+        },
+    ),
+    "qwen-code": Coder(
+        "qwen",
+        lambda url, question: [
+            "--yolo",
+            *("--auth-type", "openai", "--openai-api-key", "none", "--openai-base-url", f"{url}/v1", "--model", MODEL),
+            question,
+        ],
+        lambda task: (
+            (("read_file", {"file_path": f"{task.folder}/calc.py"}),),
+            (("edit", {"file_path": f"{task.folder}/calc.py", "old_string": task.old, "new_string": task.new}),),
+            (  # a command's result ends with the id of its process
+                ("run_shell_command", {"command": "python3 test_calc.py", "is_background": False}),
+                ("read_file", {"file_path": f"{task.folder}/ran"}),
+            ),
+        ),
+        lambda task: (task.read, task.wrote, task.ran),
+        _qwen_code,
+    ),
+    "cline": Coder(
+        "cline",
+        lambda url, question: ["--auto-approve", "true", "--compaction", "off", question],
+        lambda task: (
+            (("read_files", {"files": [{"path": f"{task.folder}/calc.py"}]}),),
+            (("editor", {"path": f"{task.folder}/calc.py", "old_text": task.old, "new_text": task.new}),),
+            (("run_commands", {"commands": ["python3 test_calc.py"]}),),
+        ),
+        lambda task: (
+            f'{task.read}","success":true}}]',
+            f'{task.wrote}\\n```","success":true}}',
+            f'{task.ran}","success":true}}]',
+        ),
+        _cline,
+        {"CLINE_NO_AUTO_UPDATE": "1"},
     ),
 }
