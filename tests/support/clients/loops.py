@@ -103,8 +103,8 @@ LOOPS = {
                     f"I read {number}.",
                     (look(f"long {number}"),) if at % 3 else (look(f"long {number}"), count(number, at)),
                     (
-                        *((f"{PROSE}",) if at % 3 == 0 else ()),
                         f"{PROSE}That was page {number} of ten pages of this long book.",
+                        *((f"{PROSE}It is there on page {number} as often as that.",) if at % 3 == 0 else ()),
                     ),
                 )
                 for at, number in enumerate(NUMBERS)
@@ -143,7 +143,7 @@ def _scripts() -> Iterator[tuple[str, str]]:
                 said = (turn.thought, "", turn.calls + end) if quietly else (turn.thought, turn.text, turn.calls)
                 yield cue, spoken(*said)
             last = turn.results[-1] if turn.results else None
-            cues = ERRORS if last is None else {last: False, last + QUIETLY: True}
+            cues = ERRORS if last is None else {last: False, **{f"{result}{QUIETLY}": True for result in turn.results}}
 
 
 def spoken(thought: str, text: str, calls: tuple[Call, ...]) -> str:
