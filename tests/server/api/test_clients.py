@@ -33,7 +33,14 @@ PYTHON = (
 NODE = ("openai", "anthropic", "ollama", "ai_openai", "ai_openai_compatible", "ai_anthropic")
 
 
+INTERPRETERS = {"cases.py": CLIENTS / "bin" / "python", "cases.mjs": CLIENTS / "node_modules" / ".bin" / "node"}
 ALL = [*(f"cases.py {name}" for name in PYTHON), *(f"cases.mjs {name}" for name in NODE)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients():
+    if not all(interpreter.exists() for interpreter in INTERPRETERS.values()):
+        pytest.skip("needs the clients: make clients")
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +54,28 @@ def gateway(scripted, tmp_path_factory):
         yield made
 
 
+@pytest.fixture(scope="module")
+def deciding(start):
+    """One that answers questions, whatever it would have said instead."""
+    return start("--served-model-name", "scripted", "--decisions-min-mass", "0")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("where", ["scripted", "gateway"])
 def test_a_client_unmodified(request, where, name):
+    run(name, request.getfixturevalue(where).url)
+
+
+@pytest.mark.long
+def test_decisions_of_the_ai_sdk(deciding):
+    run("cases.mjs ai_decisions", deciding.url)
+
+
+def run(name: str, url: str) -> None:
     script, case = name.split()
-    interpreter = CLIENTS / ("bin/python" if script == "cases.py" else "node_modules/.bin/node")
-    if not interpreter.exists():
-        pytest.skip("needs the clients: make clients")
-    url = request.getfixturevalue(where).url
     shutil.copy(SOURCES / script, CLIENTS)  # node looks for packages beside the script
     done = subprocess.run(
-        [interpreter, CLIENTS / script, url, case], capture_output=True, text=True, timeout=300, cwd=CLIENTS
+        [INTERPRETERS[script], CLIENTS / script, url, case], capture_output=True, text=True, timeout=300, cwd=CLIENTS
     )
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-4_000:]

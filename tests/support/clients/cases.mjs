@@ -5,7 +5,7 @@ import Anthropic from '@anthropic-ai/sdk'
 import { createAnthropic } from '@ai-sdk/anthropic'
 import { createOpenAI } from '@ai-sdk/openai'
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
-import { embedMany, generateObject, generateText, jsonSchema, stepCountIs, streamObject, streamText, tool } from 'ai'
+import { embedMany, experimental_decide as decide, generateObject, generateText, jsonSchema, stepCountIs, streamObject, streamText, tool } from 'ai'
 import { Ollama } from 'ollama'
 import OpenAI from 'openai'
 
@@ -92,6 +92,21 @@ const CASES = {
     await ai(url, openai.chat(model), false)
     const { embeddings } = await embedMany({ model: openai.textEmbeddingModel(model), values: ['a', 'b'] })
     assert.equal(embeddings.length, 2)
+  },
+  async ai_decisions(url) {
+    const decider = createOpenAI({ baseURL: `${url}/v1`, apiKey: 'none' }).decisionModel(model)
+    const questions = {
+      urgent: { type: 'boolean', instructions: 'Is it urgent?', criteria: { true: 'A date is near.' } },
+      kind: { type: 'choice', instructions: 'What is it?', criteria: { bill: 'a bill', letter: null } },
+      tone: { type: 'score', instructions: 'How kind is it?', criteria: ['rude', null, 'warm'] },
+    }
+    for (const state of ['Pay by noon.', { subject: 'noon', lines: [1, 2] }]) {
+      const { answers: { urgent, kind, tone } } = await decide({ model: decider, state, questions, maxRetries: 0 })
+      assert(urgent.probability > 0 && urgent.probability < 1)
+      assert.equal(kind.choice, kind.probabilities.bill >= kind.probabilities.letter ? 'bill' : 'letter')
+      const mean = Object.entries(tone.probabilities).reduce((sum, [level, share]) => sum + level * share, 0)
+      assert(Math.abs(tone.score - mean) < 1e-6)
+    }
   },
   async ai_openai_compatible(url) {
     const flags = { supportsStructuredOutputs: true, includeUsage: true }
