@@ -195,7 +195,7 @@ def litellm(url: str) -> None:
 
     import litellm as lite
 
-    shared: dict[str, Any] = {"api_key": "none", "temperature": 0, "max_tokens": 60}
+    shared: dict[str, Any] = {"api_key": "none", "temperature": 0, "max_tokens": 120}  # a form is a call to Anthropic
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}
     for provider, base in (("openai", f"{url}/v1"), ("anthropic", url), ("ollama_chat", url)):
         asked = {**shared, "model": f"{provider}/{MODEL}", "api_base": base}
