@@ -96,6 +96,7 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
             default_chat_template_kwargs=options.default_chat_template_kwargs or {},
             tool_call_parser=options.tool_call_parser,
             strict_json_schema=options.strict_json_schema,
+            tool_strict_level=options.tool_strict_level,
             reasoning_parser=options.reasoning_parser,
             reasoning_budget_message=options.reasoning_budget_message,
         )
@@ -275,7 +276,7 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
     def _chat_request(self, rendered: Rendered, params: SamplingParams, adapter: Adapter | None) -> EngineCoreRequest:
         rendered.add_stop_tokens(params, self._input.eos_token_ids)
         prompt = rendered.prompt([part.image for part in rendered.images])
-        field = None if rendered.constraint is None else rendered.constraint.field
+        field = "tools" if rendered.constraint is None else rendered.constraint.field
         request = self._input.process(
             self._new_id(), prompt, params, grammar=rendered.grammar(), grammar_field=field, adapter=adapter
         )

@@ -215,6 +215,7 @@ FLAGS = (
     "--tokenizer-pool-size",
     "--tokenizer-pool-type",
     "--tool-call-parser",
+    "--tool-strict-level",
     "--trust-remote-code",
     "--trust-request-chat-template",
     "--uds",

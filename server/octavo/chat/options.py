@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+STRICT_LEVELS = ("auto", "function", "parameter")
 AUTO, NONE = "auto", "none"  # values of flags: as the chat template shows; not at all
 
 
@@ -20,6 +21,7 @@ class ChatOptions:
     tool_call_parser: str | None = None  # None, "auto": the format that the chat template shows; "none": no calls
     enable_auto_tool_choice: bool = True
     strict_json_schema: bool = True
+    tool_strict_level: str = "auto"  # calls that a grammar holds where the model is free to call, see STRICT_LEVELS
     reasoning_budget_message: str = ""  # that the model reads where the budget of its thoughts is used up
     reasoning_parser: str | None = None  # None, "auto": the tags that the chat template shows; "none": no thoughts
 

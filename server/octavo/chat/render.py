@@ -95,10 +95,15 @@ class Rendered:
             return {"prompt_token_ids": self.ids, "multi_modal_data": {"image": images}}
         return {"prompt_token_ids": self.ids, "boundaries": self.boundaries} if self.boundaries else self.ids
 
+    @property
+    def has_grammar(self) -> bool:
+        """True if `grammar` may be one."""
+        return self.constraint is not None or (self.plan is not None and self.plan.free is not None)
+
     def grammar(self) -> str | None:
         """The grammar of the whole output: thoughts, then the constrained text, or calls. Raises FieldError."""
         if self.constraint is None:
-            return None
+            return self._free_grammar()
         grammar = self.constraint.grammar(self.options.strict_json_schema)
         calls = self.plan.or_calls if self.plan is not None else None
         if self.harmony:
@@ -113,6 +118,14 @@ class Rendered:
         if self.tags is not None and self.may_reason:
             grammar = after_reasoning(grammar, self.inside_reasoning, self.token_id, self.tags.around)
         return grammar
+
+    def _free_grammar(self) -> str | None:
+        """The grammar of an answer that is free but for its calls; None: these are free, too."""
+        plan = self.plan
+        if plan is None or plan.free is None or (self.harmony and self.continues):
+            return None
+        marks = (*plan.format.marks, *(self.tags.around if self.tags is not None else ()))
+        return plan.free.grammar(marks, plan.max_calls, self.token_id)
 
     def add_stop_tokens(self, params: SamplingParams, eos_token_ids: Sequence[int]) -> None:
         """Add the tokens that end an answer in the model's format and that ``eos_token_ids`` lacks."""

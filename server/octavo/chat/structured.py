@@ -140,9 +140,13 @@ def or_calls(grammar: str, calls: CallGrammar, token_id: Callable[[str], int | N
 
 
 def _joined(start: str, calls: CallGrammar, others: dict[str, str]) -> str:
-    lead = {"lark_grammar": f"start: {start}\n{calls.rules}\n"}
-    parts = [{**grammar_parts(part)[0], "name": name} for name, part in {**others, **calls.parts}.items()]
-    return json.dumps({"grammars": [lead, *parts]})
+    return joined(f"start: {start}\n{calls.rules}\n", {**others, **calls.parts})
+
+
+def joined(lark: str, parts: dict[str, str]) -> str:
+    """A grammar with those to which it refers by their names."""
+    others = [{**grammar_parts(part)[0], "name": name} for name, part in parts.items()]
+    return json.dumps({"grammars": [{"lark_grammar": lark}, *others]})
 
 
 def lark_of(text: str, token_id: TokenId) -> str:

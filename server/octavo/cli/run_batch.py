@@ -36,6 +36,7 @@ _SERVER_FLAGS = (
     "tool_call_parser",
     "enable_auto_tool_choice",
     "strict_json_schema",
+    "tool_strict_level",
     "reasoning_parser",
     "decisions_min_mass",
     "decisions_calibration",

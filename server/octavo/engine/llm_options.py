@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from octavo.chat.options import STRICT_LEVELS
 from octavo.chat.thought_tags import REASONING_PARSERS
 from octavo.chat.tools.formats.table import TOOL_CALL_PARSERS
 from octavo.engine import vllm_arguments
@@ -22,6 +23,7 @@ class LLMOptions:
     max_logprobs: int = -1  # alternatives that a request may ask for; -1: as many as the vocabulary has
     override_generation_config: dict[str, Any] | None = None
     strict_json_schema: bool = True  # objects have the properties that a schema names, where it says nothing on others
+    tool_strict_level: str = "auto"  # or "function", "parameter": what is held of calls of tools
     chat_template: str | None = None  # the template itself, for `chat`
     default_chat_template_kwargs: dict[str, Any] | None = None
     tool_call_parser: str | None = None  # None: the format that the chat template shows
@@ -35,7 +37,11 @@ class LLMOptions:
         given = self.override_generation_config
         if not isinstance(given, dict | None):
             raise ConfigError(f"override_generation_config must be a dict of sampling parameters, got {given!r}")
-        for name, known in (("tool_call_parser", TOOL_CALL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
+        for name, known in (
+            ("tool_call_parser", TOOL_CALL_PARSERS),
+            ("reasoning_parser", REASONING_PARSERS),
+            ("tool_strict_level", STRICT_LEVELS),
+        ):
             if (given := getattr(self, name)) is not None and given not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {given!r}")
         check_variables(self.default_chat_template_kwargs or {}, "default_chat_template_kwargs")

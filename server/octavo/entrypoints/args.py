@@ -52,6 +52,7 @@ class ServerArgs:
     response_role: str = "assistant"
     tool_call_parser: str | None = None  # None: the format that the chat template shows
     enable_auto_tool_choice: bool = True
+    tool_strict_level: str = "auto"  # see `octavo.chat.options.STRICT_LEVELS`
     strict_json_schema: bool = True  # a schema's objects have no other properties, unless it allows them
     reasoning_parser: str | None = None  # None: the tags that the chat template shows
     replay: bool = True  # answers stand in the prompts of later turns as they were spoken

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import fields
 
+from octavo.chat.options import STRICT_LEVELS
 from octavo.chat.thought_tags import REASONING_PARSERS
 from octavo.chat.tools.formats.table import TOOL_CALL_PARSERS
 from octavo.entrypoints.args import ServerArgs
@@ -64,6 +65,9 @@ SERVER_HELP = {
     "tool_call_parser": "Format of the model's tool calls. none: they stay in the content (default: detected from the "
     "chat template)",
     "enable_auto_tool_choice": "Let the model decide whether to call tools",
+    "tool_strict_level": "Calls that a grammar holds where the model is free to call. auto: the arguments of tools "
+    "that say strict: true, and where there is one the form of all calls; function: that form always; parameter: the "
+    "arguments of all tools",
     "reasoning_parser": "Format of the model's reasoning, which is returned as reasoning_content. none: it stays in "
     "the content (default: detected from the chat template)",
     "replay": "Remember answers, so that the next turn's prompt has them as they were spoken and finds them in the "
@@ -108,14 +112,16 @@ CHOICES = {
     "log_format": FORMATS,
     "tool_call_parser": TOOL_CALL_PARSERS,
     "reasoning_parser": REASONING_PARSERS,
+    "tool_strict_level": STRICT_LEVELS,
     "deferred_tools": ("found", "top"),
     "embedding_pooling": POOLINGS,
 }
 # What to do with other values of vLLM's.
-_ADVICE = {
-    "tool_call_parser": "leave it out: the chat template tells, and a model's response_template (hf) is not read",
-    "reasoning_parser": "leave it out: the chat template tells, and a model's response_template (hf) is not read",
-}
+_TOLD = (
+    "leave it out: the chat template tells. A model's response_template (hf) is not read, and Inkling (inkling) and "
+    "Hunyuan 4 (hy_v4) are not served"
+)
+_ADVICE = {"tool_call_parser": _TOLD, "reasoning_parser": _TOLD}
 _ALIASES = {
     "max_num_queued_reqs": ["--max-queued-requests"],
     "log_level": ["--uvicorn-log-level"],

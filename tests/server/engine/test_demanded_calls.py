@@ -27,18 +27,36 @@ TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required"
 FIND = {"type": "function", "function": {"name": "find", "description": "", "parameters": TEXT}}
 
 
+def reciting(folder: Path, said: str, template: str, more: str = "") -> LLM:
+    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    tokenizer = small_tokenizer([said, CUE, more], ("<|im_start|>", "<|im_end|>"), marks)
+    write_reciting_model(folder, tokenizer, Recital({CUE: said}, template, "<|im_end|>"))
+    return LLM(str(folder), kv_cache_memory_bytes=64 << 20)
+
+
 @pytest.mark.parametrize(("calls", "thinks"), [(HERMES, True), (XML, True), (HERMES, False)])
 def test_two_line_breaks_in_front_of_a_demanded_call_are_the_models_own(
     tmp_path: Path, calls: str, thinks: bool
 ) -> None:
     template = HEAD + THINKS * thinks + EACH + calls + TAIL + "<think>\n" * thinks + "{% endif %}"
     said = "Hm.\n</think>\n\n" * thinks + SAID[calls]
-    marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-    tokenizer = small_tokenizer([said, CUE], ("<|im_start|>", "<|im_end|>"), marks)
-    write_reciting_model(tmp_path, tokenizer, Recital({CUE: said}, template, "<|im_end|>"))
-    llm = LLM(str(tmp_path), kv_cache_memory_bytes=64 << 20)
+    llm = reciting(tmp_path, said, template)
     params = SamplingParams(temperature=0, max_tokens=200, skip_special_tokens=False)
     for choice in ("auto", "required", {"type": "function", "function": {"name": "find"}}):
         asked = [{"role": "user", "content": CUE}]
         (output,) = llm.chat(asked, params, use_tqdm=False, tools=[FIND], tool_choice=choice)
         assert (output.outputs[0].text, output.outputs[0].finish_reason) == (said, "stop")
+
+
+@pytest.mark.parametrize("calls", [HERMES, XML])
+def test_a_strict_tool_holds_its_calls_and_nothing_else(tmp_path: Path, calls: str) -> None:
+    template = HEAD + THINKS + EACH + calls + TAIL + "<think>\n{% endif %}"
+    said = "Is a < b? <function\n</think>\n\nI look." + SAID[calls]
+    llm = reciting(tmp_path, said, template, "c d")
+    params = SamplingParams(temperature=0, max_tokens=200, skip_special_tokens=False)
+    for texts, found in ((["a b", "x"], "a b"), (["c d"], "c d")):
+        parameters = {**TEXT, "properties": {"text": {"enum": texts}}}
+        function = {"name": "find", "description": "", "parameters": parameters, "strict": True}
+        asked, tools = [{"role": "user", "content": CUE}], [{"type": "function", "function": function}]
+        (output,) = llm.chat(asked, params, use_tqdm=False, tools=tools)
+        assert output.outputs[0].text.startswith(said.replace("a b", found)[: said.index("</tool_call>")])

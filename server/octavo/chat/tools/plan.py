@@ -15,6 +15,7 @@ from octavo.chat.tools.call_frames import MAX_NUMBERED, Numbers
 from octavo.chat.tools.choice import format_of
 from octavo.chat.tools.formats.row import Format, Harmony
 from octavo.chat.tools.formats.table import TOOL_FORMATS
+from octavo.chat.tools.free_answer import ANY_ARGUMENTS, FreeAnswer, free_answer
 from octavo.chat.tools.grammars import any_call, call_grammar, constraint_of, keeps_schemas
 from octavo.chat.tools.harmony import speaks_harmony
 from octavo.chat.tools.parsers import JsonListParser, NamedCallParser, ToolParser, reader_of
@@ -45,6 +46,8 @@ class ToolPlan:
     first: int = 0  # the number of calls before this answer, for grammars
     ids: tuple[str, ...] = ()  # of the first calls, where a grammar has the model write them
     one_only: bool = False  # a grammar has one call, for the template takes no more of a turn
+    held: list[dict[str, Any]] = field(default_factory=list)  # functions as calls that are free must keep to them
+    free: FreeAnswer | None = None  # the grammar of an answer with such calls
 
     @property
     def name(self) -> str:
@@ -112,7 +115,9 @@ def plan_tools(conversation: Conversation, options: ChatOptions, template: str) 
                 f'"{fields.required}" or a named one',
                 "tool_choice",
             )
-        return ToolPlan(row, names, max_calls, functions=functions, strict=options.strict_json_schema, **numbers)
+        held = _held(functions, options)
+        strict = options.strict_json_schema
+        return ToolPlan(row, names, max_calls, functions=functions, strict=strict, held=held, **numbers)
     functions = [
         _enforced(function, options.strict_json_schema, fields.of_function(at, "parameters"))
         if choice == "required" or function["name"] == _named(choice)
@@ -151,6 +156,10 @@ def combine_constraints(
                 asked.field,
             )
         asked = None
+    if asked is None and plan.held:
+        most = 1 if plan.one_only else plan.max_calls
+        plan.free = free_answer(plan.format, plan.held, most, token_id, plan.strict)
+        return None
     demanded = plan.constraint is not None and keeps_schemas(plan.format, plan.functions)  # in the model's own format
     if asked is not None and asked.allows_calls:
         plan.functions = [_offered(function, plan.strict) for function in plan.functions]
@@ -201,6 +210,20 @@ def _enforced(function: dict[str, Any], closes: bool, field: str) -> dict[str, A
     except ValueError as error:
         raise FieldError(f"{field} is not valid: {error}", field) from None
     return {**function, "parameters": parameters}
+
+
+def _held(functions: list[dict[str, Any]], options: ChatOptions) -> list[dict[str, Any]]:
+    """Functions as their calls are held where the model is free to call; none where nothing is held."""
+    level, closes = options.tool_strict_level, options.strict_json_schema
+    if level == "auto" and not any(function.get("strict") for function in functions):
+        return []
+
+    return [
+        _offered(function, closes)
+        if function.get("strict") or level == "parameter"
+        else {**function, "parameters": ANY_ARGUMENTS}
+        for function in functions
+    ]
 
 
 def _offered(function: dict[str, Any], closes: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.chat.structured import CallGrammar, TokenId, lark_of
 from octavo.chat.tools.formats.row import Format, Python
-from octavo.chat.tools.tagged_grammar import parameters_of
+from octavo.chat.tools.tagged_grammar import BOUNDS, NUMBERS, bounded, parameters_of, takes_any
 from octavo.errors import FieldError
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -18,6 +18,7 @@ _SINGLE = r"/'([^'\\\n]|\\[\"'\\nrt])*'/"
 # As Python's repr writes texts: between double quotes where they hold single ones.
 _REPR = r"""/'([^'\\\n]|\\['\\nrt])*'/ | /"([^"\\\n]|\\[\\nrt])*'([^"\\\n]|\\[\\nrt])*"/"""
 _PYTHON_VALUES = r"""
+NAMED: /[A-Za-z_][A-Za-z0-9_]{0,63}=/
 value: STRING | NUMBER | bool | none | list | dict
 list: "[" (value (", " value)*)? "]"
 dict: "{" (STRING ": " value (", " STRING ": " value)*)? "}"
@@ -53,6 +54,8 @@ def python_calls(row: Format, functions: list[dict[str, Any]], several: bool, to
                 break
         else:
             firsts.append('""')
+        if takes_any(schema):
+            firsts.append('NAMED value (", " NAMED value)*')
         rules.append(f"args{i}: " + " | ".join(firsts))
     if not names:
         raise FieldError("tools must have Python identifiers as names for this model; rename them", "tools")
@@ -88,6 +91,8 @@ def _python_value(schema: Any, row: Format) -> str:
         "object": "dict",
     }
     kinds = schema.get("type")
+    if kinds in NUMBERS and schema.keys() & BOUNDS:
+        return bounded(kinds, schema)
     if isinstance(kinds, list) and kinds and all(kind in simple for kind in kinds):
         return " | ".join(simple[kind] for kind in kinds)
     if kinds == "array":

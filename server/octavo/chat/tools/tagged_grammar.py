@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from octavo.interface.json_schema import moved
 
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "description", "title", "$defs", "$schema"}
 _OF_TEXTS = {"type", "enum", "const", "maxLength", "description", "title", "default", "examples"}
+NUMBERS = ("integer", "number")
+BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 _WRITABLE = re.compile(r"[^<>\"\s=]+")
 
 
@@ -26,6 +28,16 @@ def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
     if not schema:
         return {"type": "object", "additionalProperties": False}
     return schema if "type" in schema or "$ref" in schema else {"type": "object", **schema}
+
+
+def takes_any(schema: Any) -> bool:
+    """True if a schema says nothing of an object's properties, and allows them."""
+    return schema.get("additionalProperties") is True and not schema.get("properties") and not schema.get("required")
+
+
+def bounded(kind: str, schema: Mapping[str, Any]) -> str:
+    """Lark for a number within the limits of its schema."""
+    return "%json " + json.dumps({"type": kind, **{name: schema[name] for name in sorted(schema.keys() & BOUNDS)}})
 
 
 def keeps_schema(tags: Params, schema: dict[str, Any]) -> bool:
@@ -67,7 +79,11 @@ def tagged_calls(
                 raise FieldError(
                     f"tools must have arguments with names of letters for this model, got {key!r}", "tools"
                 )
-        rules.append(f"arguments{i}: {_in_order(row, arguments, token_id)}")
+        in_order = _in_order(row, arguments, token_id)
+        if takes_any(schema):
+            rules.append(f"anything{i}: {written.any_argument(str(i))}")
+            in_order = _repeated(row, f"anything{i}", token_id)
+        rules.append(f"arguments{i}: {in_order}")
         members.append(Member(row.call + row.header, function["name"], f"arguments{i}", row.call_end, row.addressed))
     return Calls(members, parts, rules)
 
@@ -84,6 +100,12 @@ def _in_order(row: Format, arguments: list[tuple[str, bool]], token_id: TokenId)
         if needed:
             return " | ".join(firsts)
     return " | ".join([*firsts, bare or '""'])
+
+
+def _repeated(row: Format, rule: str, token_id: TokenId) -> str:
+    """Lark for any number of arguments of one rule."""
+    named, bare, after, ended = (lark_of_gap(row, name, token_id) for name in ("named", "bare", "after", "ended"))
+    return f"{named} {rule} ({after} {rule})* {ended} | " + (bare or '""')
 
 
 @dataclass(frozen=True)
@@ -104,9 +126,7 @@ class _Values:
         kinds = kinds_of(value, self.schema)
         key_end = tags.key_end + (_kind(tags, kinds) + tags.kind_end if tags.kind_end else "")
         trimmed = "\n" if tags.trims else ""
-        valued = lark_of_gap(self.row, "valued", self.token_id)
-        lead = self._text(tags.key + key + key_end)
-        lead = f"{lead} {valued} {self._text(tags.value + trimmed)}" if tags.value else lead + self._more(trimmed)
+        lead = f"{self._text(tags.key + key + key_end)} {self._before_value(tags)}"
         end = self._text(trimmed + tags.value_end)
         if kinds != {"string"}:
             definitions = {"tool": moved(self.schema, "#/$defs/tool")}
@@ -119,19 +139,35 @@ class _Values:
             either = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
             return f"{lead} ({either}) {end}"
         most = value.get("maxLength")
-        length = f"{{0,{most}}}" if isinstance(most, int) else "*"
+        return f"{lead} {self._free_text(tags, named, f'{{0,{most}}}' if isinstance(most, int) else '*')}"
+
+    def any_argument(self, named: str) -> str:
+        """Lark for an argument of any name and value."""
+        tags = self.row.arguments
+        assert isinstance(tags, Params)
+        key = [self._text(tags.key), '/[^<>"\\s=]+/', self._text(tags.key_end)]
+        kind = ["/[a-z]+/", self._text(tags.kind_end)] if tags.kind_end else []
+        return " ".join([*key, *kind, self._before_value(tags), self._free_text(tags, f"_any{named}", "*")])
+
+    def _before_value(self, tags: Params) -> str:
+        trimmed = "\n" if tags.trims else ""
+        if not tags.value:
+            return self._text(trimmed)
+        return f"{lark_of_gap(self.row, 'valued', self.token_id)} {self._text(tags.value + trimmed)}"
+
+    def _free_text(self, tags: Params, named: str, length: str) -> str:
+        """The rule for a text and its end, which it makes."""
+        trimmed = "\n" if tags.trims else ""
         closing = self._text(tags.value_end)
         if closing.startswith("<["):  # a text never holds a token
-            self.rules.append(f"text{named}: /(.|\\n){length}/ {self._text(trimmed)} {closing}")
+            before = "\\n" if tags.trims else ""
+            self.rules.append(f"text{named}: /(.|\\n){length}{before}/ {closing}")
         else:
             self.rules.append(f"text{named}[suffix={json.dumps(trimmed + tags.value_end)}]: /(.|\\n){length}/")
-        return f"{lead} text{named}"
+        return f"text{named}"
 
     def _text(self, literal: str) -> str:
         return lark_of(literal, self.token_id)
-
-    def _more(self, literal: str) -> str:
-        return f" {self._text(literal)}" if literal else ""
 
 
 def _kind(tags: Params, kinds: set[str]) -> str:

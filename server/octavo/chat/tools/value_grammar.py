@@ -11,7 +11,7 @@ from octavo.chat.structured import TokenId, lark_of
 from octavo.chat.tools.call_frames import Calls, Member
 from octavo.chat.tools.formats.row import Elements, Format, Python, Typed
 from octavo.chat.tools.parsers.values import kinds_of
-from octavo.chat.tools.tagged_grammar import parameters_of
+from octavo.chat.tools.tagged_grammar import BOUNDS, NUMBERS, bounded, parameters_of, takes_any
 from octavo.errors import FieldError
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -27,6 +27,7 @@ _MAX_DEPTH = 12  # of a schema; what is deeper may be any value
 _SAID = {
     "type": frozenset({"type", "enum", "const", "description", "title", "default", "examples"}),
     "array": frozenset({"items"}),
+    **dict.fromkeys(NUMBERS, BOUNDS),
     "object": frozenset({"properties", "required", "additionalProperties", "$schema", "$defs"}),
 }
 
@@ -76,6 +77,8 @@ class _Values:
 
     def of_kind(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
         """Lark for a value of one of JSON's kinds."""
+        if kind in NUMBERS and schema.keys() & BOUNDS:
+            return bounded(kind, schema)
         if kind in _RULES:
             return _RULES[kind]
         if kind == "array":
@@ -124,6 +127,8 @@ class _TypedValues(_Values):
         ]
         written.sort()  # as the templates sort them
         if not written:
+            if takes_any(schema):
+                return "object"
             return '"{}"' if schema.get("additionalProperties") is False or depth == 0 else "object"
         firsts = []
         for at, (member, needed) in enumerate(written):
@@ -176,7 +181,7 @@ class _ElementValues(_Values):
             f'({self.mark} "<{key}>" ({self.value(value, depth)}) {self.mark} "</{key}>")' + ("" if needed else "?")
             for key, value, needed in self._properties(schema)
         ]
-        return " ".join(written) or '""'
+        return " ".join(written) or ("elements" if takes_any(schema) else '""')
 
 
 def element_calls(row: Format, functions: list[dict[str, Any]], token_id: TokenId) -> Calls:
@@ -184,7 +189,14 @@ def element_calls(row: Format, functions: list[dict[str, Any]], token_id: TokenI
     assert isinstance(row.arguments, Elements)
     mark = lark_of(row.arguments.mark, token_id)
     any_text = r"/(.|\n)*/" if mark.startswith("<[") else r"/[^\]]*/"
-    rules = [_SCALARS, "value: text", f"text: {any_text}"]
+    name = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
+    rules = [
+        _SCALARS,
+        "value: text",
+        f"text: {any_text}",
+        "elements: element*",
+        f"element: {mark} /<{name}>/ (text | element+) {mark} /<\\/{name}>/",
+    ]
     members = []
     for i, function in enumerate(functions):
         schema = parameters_of(function)

@@ -67,7 +67,8 @@ async def prepare_chat(
         params.skip_special_tokens = False
     rendered.add_stop_tokens(params, state.engine.input_processor.eos_token_ids)
     prompt, form = rendered.prompt(features), rendered.constraint
-    request = await prepare_request(state, prompt, params, options, limit, form, rendered.grammar)
+    grammar = rendered.grammar if rendered.has_grammar else None
+    request = await prepare_request(state, prompt, params, options, limit, form, grammar)
     if not rendered.continues:
         count_replay(state, conversation, rendered)
     if options.truncate_prompt_tokens is None:

@@ -108,23 +108,26 @@ async def prepare_request(
 ) -> EngineCoreRequest:
     """A request for the engine core, with an id of its own, since ids that clients choose may repeat.
 
-    ``make_grammar`` gives the grammar of the whole output where it is more than that of the ``constraint``. Raises
-    ValueError, and APIError if the tokens of ``limit`` cannot fit.
+    ``make_grammar`` gives the grammar of the whole output where it is more than that of the ``constraint``, or where
+    only the calls of tools are held. Raises ValueError, and APIError if the tokens of ``limit`` cannot fit.
     """
     request_id, options, adapter = uuid.uuid4().hex, options.for_tenant, current_adapter.get()
-    if constraint is None:
+    if constraint is None and make_grammar is None:
         request = await state.engine.prepare(request_id, prompt, params, adapter=adapter, **vars(options))
     else:
-        params.structured_outputs = constraint.params
+        params.structured_outputs = None if constraint is None else constraint.params
 
         def process() -> EngineCoreRequest:
-            grammar = make_grammar() if make_grammar else constraint.grammar(state.args.strict_json_schema)
+            if make_grammar is not None:
+                grammar = make_grammar()
+            else:
+                grammar = None if constraint is None else constraint.grammar(state.args.strict_json_schema)
             return state.engine.input_processor.process(
                 request_id,
                 prompt,
                 params,
                 grammar=grammar,
-                grammar_field=constraint.field,
+                grammar_field=constraint.field if constraint else "tools",
                 adapter=adapter,
                 **vars(options),
             )
