@@ -31,7 +31,7 @@ _APART = 6  # bits in which the codes of tokens of scripts differ at least
 _MARGIN = _APART  # an n-gram of which one token differs is at least this far below where its unit fires
 _LOUD = 4.0  # of what is said beside all else
 _SILENCE = 0.05  # the end of the answer, where no unit fires
-_MIN_CUE, _MAX_WINDOW, _SEEN = 4, 40, 64  # tokens
+_MIN_CUE, _MAX_WINDOW, _SEEN = 4, 60, 64  # tokens
 _ROLES = ("system", "user", "assistant", "tool", "tool_response", "system-reminder")
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
 
@@ -55,7 +55,7 @@ def write_reciting_model(
     folder: Path, backend: Backend, recital: Recital, dtype: torch.dtype = torch.float32
 ) -> dict[str, Any]:
     """Write the checkpoint into ``folder`` with its tokenizer. Returns its config. Raises ValueError for a cue that is
-    too short, and for scripts that no window of 40 tokens tells apart."""
+    too short, and for scripts that no window of 60 tokens tells apart."""
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
     settings = {

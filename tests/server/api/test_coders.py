@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,14 @@ MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 
 @pytest.fixture(params=CODERS)
-def task(request, tmp_path):
+def task(request):
     if shutil.which(CODERS[request.param].program, path=PROGRAMS) is None:
         pytest.skip("needs the clients: make clients")
-    made = Task(request.param, tmp_path / "work")
-    made.lay()
-    return made
+    # Calls name the folder: a long path, said twice, would leave in doubt where in its script the model is.
+    with tempfile.TemporaryDirectory(prefix="", ignore_cleanup_errors=True) as folder:
+        made = Task(request.param, Path(folder) / "work")
+        made.lay()
+        yield made
 
 
 @pytest.fixture
