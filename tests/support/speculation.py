@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,9 @@ class Oracle:
         pass
 
     def propose(self, req_id: str, token_ids: list[int], most: int) -> list[int]:
-        truth = next(truth for truth in self.truths if truth[: len(token_ids)] == token_ids)
+        # Samples of one prompt may begin alike: it says what all of them say next.
+        truths = [truth for truth in self.truths if truth[: len(token_ids)] == token_ids]
+        truth = [tokens[0] for tokens in takewhile(lambda tokens: len({*tokens}) == 1, zip(*truths, strict=False))]
         right = {"right": 1.0, "half": 0.7, "wrong": 0.0}[self.kind]
         return [
             token if self.rng.random() < right else (token + 1) % self.vocab_size

@@ -32,9 +32,14 @@ class ShapedRows:
         if p.dry_multiplier > 0:
             breakers = torch.zeros(self._vocab_size, dtype=torch.bool)
             breakers[[token for token in p.dry_breaker_token_ids if token < self._vocab_size]] = True
-            length, last_n = p.dry_allowed_length, p.dry_penalty_last_n
+            sequences = [devices.put(np.array(one), self._device) for one in p.dry_breaker_sequences]
             self._repetitions[row] = Repetition(
-                p.dry_multiplier, p.dry_base, length, last_n, breakers.to(self._device), p.dry_breaker_sequences
+                p.dry_multiplier,
+                p.dry_base,
+                p.dry_allowed_length,
+                p.dry_penalty_last_n,
+                devices.put(breakers, self._device),
+                sequences,
             )
         self.sigma[row] = max(0.0, p.top_n_sigma)
         self.probability[row] = 0.0 if p.greedy else p.xtc_probability

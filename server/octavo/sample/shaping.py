@@ -22,15 +22,15 @@ _MOST_MATCHING = 1024  # tokens of a match that count
 
 @dataclass
 class Repetition:
-    """The DRY parameters of a request. ``breakers`` bool [V]: tokens that no match goes over; ``sequences``: several of
-    them in a row that none does; ``last_n``: tokens that are looked at, -1: all."""
+    """The DRY parameters of a request. ``breakers`` bool [V]: tokens that no match goes over; ``sequences`` int64:
+    several of them in a row that none does; ``last_n``: tokens that are looked at, -1: all."""
 
     multiplier: float
     base: float
     allowed_length: int
     last_n: int
     breakers: Tensor
-    sequences: list[list[int]]
+    sequences: list[Tensor]
 
     @property
     def longest(self) -> int:
@@ -73,8 +73,7 @@ def ends_of(tokens: Tensor, repetition: Repetition) -> Tensor:
     for sequence in repetition.sequences:
         size = len(sequence)
         if size <= len(tokens):
-            wanted = torch.tensor(sequence, device=tokens.device)
-            found[size - 1 :] |= (tokens.unfold(0, size, 1) == wanted).all(-1)
+            found[size - 1 :] |= (tokens.unfold(0, size, 1) == sequence).all(-1)
     return found
 
 
