@@ -18,11 +18,12 @@ API_KEY = "scripted-secret-key"
 
 
 class ScriptedServer:
-    """``answers``: by the text of the last message, pieces of the answer; a number among them is a pause in seconds, a
-    pair is reasoning and text, a dict is a delta; at None the server is gone. ``refusals``: by the same, why there is
-    none. ``reads_images``: the model does. ``requests``: what was asked. ``first_token_sent``: `time.time` of the last
-    answer's begin. ``most_messages``: a longer conversation does not fit. ``loading``: so many requests come before the
-    model is loaded. ``at_once``: an answer is sent as one piece, as by a proxy that collects it."""
+    """``answers``: by the text of the last message, pieces of the answer; a number among them is a pause in seconds, an
+    event is waited for, a pair is reasoning and text, a dict is a delta; at None the server is gone. ``refusals``: by
+    the same, why there is none. ``reads_images``: the model does. ``requests``: what was asked. ``first_token_sent``:
+    `time.time` of the last answer's begin. ``most_messages``: a longer conversation does not fit. ``loading``: so many
+    requests come before the model is loaded. ``at_once``: an answer is sent as one piece, as by a proxy that collects
+    it."""
 
     def __init__(self, port: int = 0) -> None:
         self.answers: dict[str, list[Any]] = {}
@@ -104,6 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
         for piece in pieces:
             if isinstance(piece, float):
                 time.sleep(piece)
+                continue
+            if isinstance(piece, threading.Event):
+                assert piece.wait(60), "nobody has seen the pieces before"
                 continue
             if piece is None:
                 return
