@@ -10,11 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 # Types that the interpreter holds as integers, and torch's for them.
@@ -29,6 +31,44 @@ def repair() -> None:
     for name in ("create_fp_ext", "create_fp_trunc"):
         setattr(InterpreterBuilder, name, lambda self, src, dst_type: self.cast_impl(src, dst_type))
     InterpreterBuilder.create_dot = _dot(InterpreterBuilder.create_dot)
+
+
+def hasten() -> None:
+    """Leave out what the interpreter computes and drops, nearly half of its time: whether integers overflow, which is
+    told with ``debug`` alone, and to prepare `triton.language` again at each call of a function within a kernel."""
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    if interpreter._patch_lang is not _prepare:
+        _prepare.plain, interpreter._patch_lang = interpreter._patch_lang, _prepare
+
+
+class _Prepare:
+    """Takes the place of the interpreter's `_patch_lang`: of a kernel, whose end undoes it, and of what it calls."""
+
+    def __init__(self) -> None:
+        self.plain: Callable[..., Any] = interpreter._patch_lang
+        self.scope: Any = None
+        self.done: set[int] = set()  # modules that are prepared
+
+    def __call__(self, function: Any) -> Any:
+        modules = {id(value) for value in function.__globals__.values() if value is tl or value is tl.core}
+        if self.scope is None:
+            scope, self.done = self.plain(function), modules
+            self.scope, undo = scope, scope.restore
+
+            def restore() -> None:
+                self.scope = None
+                undo()
+
+            scope.restore = restore
+            return scope
+        if not modules <= self.done:
+            self.scope._changes += self.plain(function)._changes
+            self.done |= modules
+        return interpreter._LangPatchScope()
+
+
+_prepare = _Prepare()
 
 
 def _rounding(plain: Callable[..., TensorHandle]) -> Callable[..., TensorHandle]:

@@ -15,6 +15,7 @@ if backend.INTERPRETED:
     from support import triton_interpreter
 
     triton_interpreter.repair()
+    triton_interpreter.hasten()
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import transformers
 import triton.language as tl
 from support.family_cases import MOE_CASES
 from support.overlapped import overlapped
+from support.triton_interpreter import hasten
 from triton.runtime import interpreter
 
 import octavo_kernels
@@ -22,6 +23,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter: TRITON_INTERPRET=1"),
 ]
+
+if INTERPRETED:
+    hasten()
 
 PROMPTS = [[5, 9, 300, 17, 3, 44, 8], list(range(20, 40)), [7]]
 PARAMS = [

@@ -17,8 +17,8 @@ from octavo.flags.parser import CommandParser
 KEYS = st.text("abc_", min_size=1, max_size=4)
 LISTS = st.lists(st.integers(), max_size=2)
 LEAVES = st.none() | st.booleans() | st.integers() | st.text("xyz -=.{", max_size=5) | LISTS
-INNER = st.recursive(LEAVES, lambda inner: st.dictionaries(KEYS, inner, min_size=1))
-OBJECTS = st.dictionaries(KEYS, INNER, min_size=1)
+INNER = st.recursive(LEAVES, lambda inner: st.dictionaries(KEYS, inner, min_size=1, max_size=3), max_leaves=8)
+OBJECTS = st.dictionaries(KEYS, INNER, min_size=1, max_size=4)
 
 
 def leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
