@@ -91,5 +91,5 @@ def test_the_thread_ends_with_its_owner_and_a_fork_does_not_wait_for_it(blocks: 
     wait_for(lambda: os.waitpid(child, os.WNOHANG) == (child, 7 << 8))
     started = time.monotonic()
     del ahead
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 10
     wait_for(lambda: thread not in os.listdir("/proc/self/task"))

@@ -268,7 +268,7 @@ def test_a_decider_that_dies_or_hangs_holds_up_nobody(tmp_path: Path, number: si
                     answers.setdefault(tenant, []).append(await left.asks(tenant))
                     seconds.append(time.monotonic() - began)
             print(f"the slowest of {len(seconds)}: {sorted(seconds)[-5:]}")
-            assert sorted(seconds)[-5] < 0.1, (
+            assert sorted(seconds)[-5] < circle.LEASE_SECONDS / 2, (
                 "one waits for its time; a machine that does other things may hold up some"
             )
             assert all(answers[tenant] == [None] * 6 + ["requests"] * 4 for tenant in its), "10 of 20: 4 were before"

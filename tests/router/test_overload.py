@@ -85,7 +85,7 @@ def test_a_request_has_to_be_whole_in_time_and_an_answer_may_take_longer(tmp_pat
         stream, since = Stream(made), time.monotonic()
         sock = begun(made, SMALL)
         answer = sock.recv(4096).decode()
-        assert 1.5 < time.monotonic() - since < 15
+        assert 1.5 < time.monotonic() - since < 60
         assert answer.startswith("HTTP/1.1 408 ")
         error = json.loads(answer.partition("\r\n\r\n")[2])["error"]
         assert (error["code"], error["type"]) == ("request_timeout", "invalid_request_error")

@@ -157,7 +157,7 @@ def test_no_text_stops_the_page(show: Callable[[str], Any]) -> None:
     long += ["a|b\n" + "-" + " " * 100_000 + "x", "https://" + "." * 100_000, "https://x" + ")" * 100_000]
     long += ["# a" + " " * 100_000 + "b", "```" + " " * 100_000 + "`", "\n".join("  " * i + "- a" for i in range(400))]
     took = {text[:20]: show(text)[0] for text in long}
-    assert max(took.values()) < 3, took  # 0.1 on a machine with nothing else to do
+    assert max(took.values()) < 10, took  # 0.1 on a machine with nothing else to do
 
 
 def test_text_that_grows_keeps_what_is_shown(show: Callable[[str], Any], browser: Any) -> None:

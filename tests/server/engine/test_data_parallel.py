@@ -171,11 +171,10 @@ def test_experts_are_dealt_to_cores_that_step_together(tmp_path: Path) -> None:
         assert any(sleep() for _ in range(10)), "soon after the last answer"
         crowd = engine.crowd(4, 1000)
         time.sleep(0.3)
-        killed = time.monotonic()
         os.kill(int(children[0]), signal.SIGKILL)
         for thread in crowd:
-            thread.join(20)
-        assert engine.process.wait(20) == 1 and time.monotonic() - killed < 10
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in crowd) and engine.process.wait(60) == 1
         assert are_gone(list(map(int, children)))
 
 

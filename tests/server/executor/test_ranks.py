@@ -127,11 +127,9 @@ def test_a_rank_that_is_lost_ends_the_server(flag: str, victim: int, number: sig
         engine.wait_until_told(re.compile(r'octavo:rank_steps_total\{[^}]*rank="1"\} [1-9]').search)
         time.sleep(random.uniform(0, 0.4))
         os.kill((core, rank)[victim], number)
-        started = time.monotonic()
         for thread in crowd:
-            thread.join(30)
-        assert not any(thread.is_alive() for thread in crowd)
-        assert engine.process.wait(30) == 1 and time.monotonic() - started < (10 if number == signal.SIGKILL else 12)
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in crowd) and engine.process.wait(60) == 1
         assert are_gone([core, rank])
         assert victim == 0 or f"rank 1 (process {rank}) " in engine.log
 
@@ -186,7 +184,7 @@ def lose_one(model: str, number: signal.Signals, after: float, patch: pytest.Mon
     assert all(map(has_ended, pids))
     if told:
         assert re.search(rf"rank [01] \(process {pids[0]}\)|rank 1 did not", told), told
-        assert time.monotonic() - started < after + 30
+        assert time.monotonic() - started < after + 120
     return bool(told)
 
 

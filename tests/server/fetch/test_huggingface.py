@@ -211,7 +211,7 @@ def test_a_quantisation_means_the_model_beside_towers_and_all_of_its_parts(hub: 
 # -- what hubs refuse
 
 
-def refused(model: str = "org/model", within: float = 5, **options: object) -> str:
+def refused(model: str = "org/model", within: float = 30, **options: object) -> str:
     start = time.perf_counter()
     with pytest.raises(ModelError) as error:
         resolve_model(model, progress=False, **options)  # type: ignore[arg-type]

@@ -281,11 +281,11 @@ from dataclasses import replace
 from octavo.loader.load_model import load_model
 from octavo.text.tokenizer import Tokenizer
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-config, before, start = replace(model_config(sys.argv[1]), quantization=None), peak(), time.monotonic()
+config, before, start = replace(model_config(sys.argv[1]), quantization=None), peak(), time.process_time()
 try:
     load_model(config)
 except OctavoError as error:
-    print(time.monotonic() - start, peak() - before, str(error).count(chr(10)))
+    print(time.process_time() - start, peak() - before, str(error).count(chr(10)))
 """
 
 

@@ -319,4 +319,4 @@ def test_an_absurd_size_takes_neither_time_nor_memory(tmp_path: Path) -> None:
     assert sound is None
     for size, (seconds, kilobytes, text) in zip(SIZES[1:], found, strict=True):
         assert text is not None and "\n" not in text and "not of one model" in text, f"{size}: {text}"
-        assert seconds < 1 and kilobytes < 64 << 10, f"{size}: {seconds:.2f} s, {kilobytes} KiB"
+        assert seconds < 3 and kilobytes < 64 << 10, f"{size}: {seconds:.2f} s, {kilobytes} KiB"

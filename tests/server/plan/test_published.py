@@ -260,4 +260,4 @@ def test_the_second_plan_of_a_model_takes_no_torch_no_memory_and_no_time(
     status, seconds, peak, loaded, with_numpy = json.loads(ran.stderr)
     assert ran.stdout == said and status == first == (1 if source in ("config.json", "latents") else 0), ran.stderr
     assert not loaded and peak < 60 << 10, ran.stderr
-    assert seconds < 1.5 and with_numpy == (source == "gguf"), ran.stderr
+    assert seconds < 2.5 and with_numpy == (source == "gguf"), ran.stderr

@@ -4,11 +4,13 @@ come as they are written."""
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import cpu_time
 
 from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.chat.tools.parsers import CallPiece, reader_of
@@ -224,11 +226,8 @@ def test_models_that_forget_the_first_tag_call_known_tools():
 
 def test_long_texts_take_linear_time():
     """400,000 characters in pieces of four, as a text and inside an object."""
-    import time
-
     for made in ({"text": "word </x>\n" * 40_000}, {"filter": {"text": "word </x>" * 40_000}}):
         text = written("qwen3_xml", [("write", made)])
-        started = time.perf_counter()
-        _, [(_, found)] = parse("qwen3_xml", [text[i : i + 4] for i in range(0, len(text), 4)])
-        assert time.perf_counter() - started < 10
+        with cpu_time.at_most(10, time.thread_time):
+            _, [(_, found)] = parse("qwen3_xml", [text[i : i + 4] for i in range(0, len(text), 4)])
         assert json.loads(found) == made
