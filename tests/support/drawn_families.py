@@ -289,6 +289,12 @@ def drawn_encoder(config_class: str, base: dict[str, Any], rng: random.Random) -
         else:
             found["layer_types"] = [rng.choice(["full_attention", "sliding_attention"]) for _ in range(layers)]
         return found | _rope(config_class, found, size, rng)
+    if config_class == "Gemma3TextConfig":
+        layers, both = found["num_hidden_layers"], ["full_attention", "sliding_attention"]
+        found |= {"num_key_value_heads": rng.choice([one for one in (1, 2, 3, 6) if heads % one == 0])}
+        found |= {"head_dim": rng.choice([8, 16, 20, 64]), "query_pre_attn_scalar": rng.choice([8, 24, 256])}
+        found |= {"sliding_window": rng.choice([2, 8, 24, 60, 512]), "use_bidirectional_attention": True}
+        return found | {"layer_types": rng.choice([None, [rng.choice(both) for _ in range(layers)]])}
     found["pad_token_id"] = rng.choice([0, 1, 3])
     if config_class == "DistilBertConfig":
         return found | {"hidden_dim": found.pop("intermediate_size")}

@@ -54,7 +54,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "sep_token_id": 3,
         },
     ),
+    "embedding-gemma": (
+        "Gemma3TextConfig",
+        {
+            "use_bidirectional_attention": True,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 20,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
 }
+# That have heads of classes.
+CLASSIFIERS = [name for name in FAMILIES if name != "embedding-gemma"]
 # Configuration class -> settings of a small model.
 ENCODER_CASES = {config_class: _COMMON | own for config_class, own in FAMILIES.values()}
 
@@ -73,10 +87,11 @@ def encoder_of(config: Any, head: bool = False, seed: int = 0) -> transformers.P
     torch.manual_seed(seed)
     build = transformers.AutoModelForSequenceClassification if head else transformers.AutoModel
     model: transformers.PreTrainedModel = build.from_config(config).eval()
+    held = 1.0 if config.model_type == "gemma3_text" else 0.0  # by the class: the checkpoint's norms are around 0
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 and "norm" in name.lower() and name.endswith("weight"):
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(0.5 - held, 1.5 - held)
             else:
                 parameter.normal_(0, 0.1 if parameter.ndim == 1 else 0.15)
     return model

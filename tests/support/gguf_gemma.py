@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import torch
 from gguf import GGUFWriter
-from support.gguf_files import add_byte_level_vocabulary, finish
+from support.encoders import encoder_of
+from support.gguf_files import add_byte_level_vocabulary, finish, gguf_name
 from support.paged import load
-from transformers import PreTrainedModel
+from transformers import Gemma3TextConfig, PreTrainedModel
 
 ARCHITECTURES = {"gemma3n": gguf.MODEL_ARCH.GEMMA3N, "gemma4": gguf.MODEL_ARCH.GEMMA4}
 # Parts whose names end otherwise in a file.
@@ -62,3 +64,36 @@ def assert_same(folder: Path, path: Path) -> None:
     expected, found = load(folder).state_dict(), load(path).state_dict()
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def write_embedding_gemma(
+    path: Path, settings: dict[str, Any], *, qtype: str = "F32", dense: Sequence[torch.Tensor] = ()
+) -> PreTrainedModel:
+    """Write a small EmbeddingGemma of ``settings`` with the weights ``dense`` of two layers behind it, which is
+    returned."""
+    model = encoder_of(Gemma3TextConfig(**settings))
+    config, writer = model.config, GGUFWriter(path, "gemma-embedding")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    writer.add_sliding_window(settings["sliding_window"])
+    writer.add_uint32("gemma-embedding.pooling_type", 1)
+    add_byte_level_vocabulary(writer, config.vocab_size)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(True)
+    for number, weight in enumerate(dense, 2):
+        writer.add_dense_features_dims(f"dense_{number}", weight.shape[1], weight.shape[0])
+        writer.add_tensor(f"dense_{number}.weight", weight.numpy())
+    for name, tensor in model.state_dict().items():
+        values = (tensor + 1.0 if "norm" in name else tensor).numpy()
+        kind = gguf.GGMLQuantizationType[qtype if values.ndim == 2 else "F32"]
+        writer.add_tensor(gguf_name(f"model.{name}", "gemma3"), gguf.quants.quantize(values, kind), raw_dtype=kind)
+    finish(writer)
+    return model

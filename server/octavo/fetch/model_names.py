@@ -77,6 +77,7 @@ OLLAMA_NAMES = {
     "snowflake-arctic-embed": "Snowflake/snowflake-arctic-embed-l",
     "snowflake-arctic-embed2": "Snowflake/snowflake-arctic-embed-l-v2.0",
     "paraphrase-multilingual": "sentence-transformers/paraphrase-multilingual-mpnet-base-v2",
+    **dict.fromkeys(("embeddinggemma", "embeddinggemma:300m"), "google/embeddinggemma-300m"),
     "granite-embedding": "ibm-granite/granite-embedding-30m-english",
     "granite-embedding:278m": "ibm-granite/granite-embedding-278m-multilingual",
     **{f"qwen3-embedding:{size.lower()}": f"Qwen/Qwen3-Embedding-{size}" for size in ("0.6B", "4B", "8B")},

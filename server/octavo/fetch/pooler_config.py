@@ -22,6 +22,7 @@ _MODES = {
     "pooling_mode_lasttoken": "last",
 }
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+_GEMMA_SIZES = (768, 512, 256, 128)  # to which EmbeddingGemma's vectors may be cut
 _MAX_WIDTH, _MAX_LABELS = 1 << 16, 1 << 16
 
 
@@ -49,11 +50,13 @@ def load_pooler_config(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerCo
         if kind == "Pooling":
             found["pooling"] = _pooling(path / "config.json")
         elif kind == "Dense":
-            dense.append(_dense(path))
+            dense.append(_dense(path, files))
         elif kind == "Normalize":
             found["normalize"] = True
         elif kind != "Transformer":
             raise ModelError(f"{modules} has a module {kind!r}; known are Transformer, Pooling, Dense and Normalize")
+    if architecture == "Gemma3TextModel" and files.format == "gguf" and len(dense) < 2:
+        found["lacks"] = f"{files.model} lacks dense_2 or dense_3, through which EmbeddingGemma's vectors go"
     return PoolerConfig(tasks=tasks, dense=tuple(dense), dimensions=dimensions, **found)
 
 
@@ -137,13 +140,15 @@ def _pooling(path: Path) -> str:
     return _MODES[chosen[0]]
 
 
-def _dense(folder: Path) -> DenseModule:
+def _dense(folder: Path, files: ModelFiles) -> DenseModule:
     path = folder / "config.json"
     config = read_json(path)
     fields = Fields(config, str(path), str)
     inputs, outputs = fields.integer("in_features", 1, _MAX_WIDTH), fields.integer("out_features", 1, _MAX_WIDTH)
     fields.flag("bias")
     activation = _activation(config.get("activation_function", "torch.nn.modules.activation.Tanh"), path)
+    if (tensor := fields.text("tensor")) and files.format == "gguf":
+        return DenseModule(files.weights[0], inputs, outputs, False, activation, tensor)
     weights = folder / "model.safetensors"
     if not weights.exists():
         raise ModelError(
@@ -167,6 +172,8 @@ def _dimensions(hf_config: dict[str, Any], source: str) -> tuple[int, ...] | Non
         if not isinstance(stated, list) or not stated or any(type(one) is not int or one < 1 for one in stated):
             raise ModelError(f"{source}: matryoshka_dimensions must be a list of positive integers; correct the file")
         return tuple(stated)
+    if hf_config["architectures"][0] == "Gemma3TextModel":  # whose files do not say it
+        return tuple(size for size in _GEMMA_SIZES if size <= hf_config.get("hidden_size", 0)) or None
     return () if hf_config.get("is_matryoshka") is True else None
 
 

@@ -119,7 +119,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config["sliding_window"] = window
         config["use_sliding_window"] = True
     if arch.startswith("gemma"):
-        config |= _gemma(file, heads)
+        config |= _gemma(file, heads) | ({"use_bidirectional_attention": True} if arch == "gemma-embedding" else {})
     config |= family_fields(file) | expert_fields(file) | (latent := latent_fields(file))
     config |= hybrid_fields(file)
     config |= gemma_fields(file, config["num_hidden_layers"])
@@ -190,7 +190,7 @@ def _check_supported(file: GGUFFile) -> None:
     if arch not in ARCHITECTURES:
         known = ", ".join([*ARCHITECTURES, *ENCODERS])
         raise ModelError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported are {known}")
-    if file.metadata.get(f"{arch}.attention.causal", True) is False:
+    if file.metadata.get(f"{arch}.attention.causal", True) is False and arch != "gemma-embedding":
         raise ModelError(f"{file.path}: {arch}.attention.causal is false: {arch} is built for causal attention alone")
     norm = "token_embd_norm.weight" if arch in SHORT_CONVS else "output_norm.weight"
     for name in ("token_embd.weight", norm):

@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "gemma": ("gemma", "GemmaForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "gemma-embedding": ("gemma3_text", "Gemma3TextModel"),
     "gemma3n": ("gemma3n_text", "Gemma3nForCausalLM"),
     "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
     "internlm2": ("llama", "LlamaForCausalLM"),
@@ -123,6 +124,7 @@ BY_LAYER = {
 TENSORS: dict[str, dict[str, str]] = {
     "gemma2": _SANDWICH,
     "gemma3": _SANDWICH,
+    "gemma-embedding": _SANDWICH,
     "gemma3n": {
         **_SANDWICH,
         **_EMBEDDED,

@@ -10,7 +10,7 @@ from octavo.errors import ModelError
 from octavo.gguf.encoders import ENCODERS, encoder_name
 from octavo.gguf.families import TENSORS, layers_of, layout_of
 from octavo.gguf.header import GGUFFile, TensorInfo
-from octavo.gguf.pooling import answer_words
+from octavo.gguf.pooling import DENSE, answer_words
 
 _TOP = {
     "token_embd": "model.embed_tokens",
@@ -76,7 +76,7 @@ def hf_name(name: str, layout: str) -> str | None:
 def named_tensors(file: GGUFFile) -> Iterator[tuple[str, TensorInfo]]:
     """Name and entry of every tensor of the model. Raises ModelError for one without a place."""
     layers, further = layers_of(file), file.metadata.get(f"{file.architecture}.nextn_predict_layers")
-    layout, left_out = layout_of(file), {*_DERIVED, *([_ANSWERS] if answer_words(file) else [])}
+    layout, left_out = layout_of(file), {*_DERIVED, *DENSE.values(), *([_ANSWERS] if answer_words(file) else [])}
     for info in file.tensors.values():
         layer = re.match(r"blk\.(\d+)\.", info.name)
         if info.name in left_out or (layer and further and int(layer[1]) >= layers):

@@ -158,6 +158,14 @@ def gguf_weights(path: str | Path) -> Iterator[tuple[str, Weight]]:
     return _latent_projections(path, _stored_weights(path))
 
 
+def gguf_tensor(path: str | Path, name: str) -> GGUFWeight:
+    """The tensor that the file at ``path`` calls ``name``, which is no part of the layers. Raises ModelError."""
+    file = open_gguf(path)
+    if name not in file.tensors:
+        raise ModelError(f"{path}: tensor {name!r} is missing; the file is damaged: fetch it again")
+    return GGUFWeight(name, file, file.tensors[name], None)
+
+
 def _stored_weights(path: str | Path) -> Iterator[tuple[str, GGUFWeight]]:
     file = open_gguf(path)
     arch = file.architecture

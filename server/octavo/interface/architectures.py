@@ -105,6 +105,7 @@ MODELS = {
     "ModernBertModel": "modernbert",
     "ModernBertForMaskedLM": "modernbert",
     "ModernBertForSequenceClassification": "modernbert",
+    "Gemma3TextModel": "embedding_gemma",
 }
 # Architectures whose image tokens have three positions.
 M_ROPE = {
@@ -126,7 +127,8 @@ IMAGE_READERS = M_ROPE | {
 # Architectures whose image tokens see each other in both directions.
 SEES_IMAGES_WHOLE = {"Gemma3ForConditionalGeneration"}
 # Architectures that read whole texts, to both sides, and cannot write any.
-ENCODERS = {name for name, module in MODELS.items() if module in ("bert", "nomic_bert", "gte", "modernbert")}
+_ENCODERS = ("bert", "nomic_bert", "gte", "modernbert", "embedding_gemma")
+ENCODERS = {name for name, module in MODELS.items() if module in _ENCODERS}
 
 _STATE_SPACE = re.compile(
     r"Mamba|Jamba|Zamba|Bamba|Rwkv|RWKV|FalconH1|NemotronH|Qwen3_6|Qwen3Next|Lfm2|RecurrentGemma|Plamo2|"

@@ -11,14 +11,15 @@ POOLINGS = ("mean", "last", "cls")
 
 @dataclass(frozen=True)
 class DenseModule:
-    """A linear layer behind pooling, ``[outputs, inputs]``, of the safetensors file ``path``; ``activation``: of
-    "identity", "tanh" and "sigmoid"."""
+    """A linear layer behind pooling, ``[outputs, inputs]``, of the safetensors file ``path``, or the tensor ``tensor``
+    of the GGUF file there; ``activation``: of "identity", "tanh" and "sigmoid"."""
 
     path: str
     inputs: int
     outputs: int
     bias: bool
     activation: str
+    tensor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class PoolerConfig:
     For a model that classifies: ``activation`` ("sigmoid", "softmax", "identity") turns logits into probabilities;
     ``labels`` are their names; ``token_ids`` are the tokens whose logits are those of the classes, for a language model
     that answers in one token; ``template``: how a query and a document become its prompt, see `pair_prompt`.
+
+    ``lacks``: says what the files lack of the way to the model's own vectors; others are made if ``pooling`` is asked
+    for.
     """
 
     tasks: tuple[str, ...] = ("generate", "embed")
@@ -43,6 +47,7 @@ class PoolerConfig:
     labels: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
     template: str | None = None
+    lacks: str | None = None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> PoolerConfig:

@@ -26,6 +26,8 @@ def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: 
     serve."""
     if "embed" not in config.tasks:
         raise ValueError(_cannot(config, "make vectors"))
+    if config.lacks is not None and params.pooling is None:
+        raise ValueError(lacking(config.lacks))
     pooling, size, asked = params.pooling or config.pooling, config.width(hidden_size), params.dimensions
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
@@ -42,6 +44,14 @@ def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: 
         raise ValueError("normalize contradicts use_activation, its newer name: set one of them")
     activate = config.normalize if stated is None else stated
     return Pooling("embed", pooling, activate, None if asked == size else asked)
+
+
+def lacking(what: str) -> str:
+    """The error for a model of which ``what`` says what its files lack."""
+    return (
+        f"{what}. Take a file that has them, or the safetensors; for vectors of what is there set pooling "
+        "(of a server: --embedding-pooling) to mean"
+    )
 
 
 def class_pooling(config: PoolerConfig, params: PoolingParams) -> Pooling:

@@ -6,7 +6,7 @@ result depends on its own sequence alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import octavo_kernels
 from octavo.interface.engine_config import ModelConfig
 from octavo.layers.linear import QKVParallelLinear, QKVRows, RowParallelLinear
-from octavo.layers.norm import LayerNorm
+from octavo.layers.norm import LayerNorm, RMSNorm
 from octavo.layers.parallel import TensorParallel
 from octavo.layers.rotary import RotaryEmbedding
 from octavo.layers.weights import WeightSlot, copy_slot
@@ -36,7 +36,7 @@ class EncoderAttention(nn.Module):
     """Query, key and value projections, attention and the output projection of one layer.
 
     ``window``: a token sees those less than so many away on both sides (None: all). ``rotary`` None: positions come
-    with the embeddings. ``rows``: how the checkpoint stores the projections.
+    with the embeddings. ``rows``: how the checkpoint stores the projections. Scores are multiplied by ``scale``.
     """
 
     def __init__(
@@ -51,20 +51,51 @@ class EncoderAttention(nn.Module):
     ) -> None:
         super().__init__()
         heads, size = config.num_heads, config.head_size
-        self.head_size, self.window, self.rotary = size, window, rotary
-        self.qkv_proj = QKVParallelLinear(config.hidden_size, size, heads, heads, bias, tp, rows)
+        self.head_size, self.window, self.rotary, self.scale = size, window, rotary, size**-0.5
+        self.qkv_proj = QKVParallelLinear(config.hidden_size, size, heads, config.num_kv_heads, bias, tp, rows)
         self.o_proj = RowParallelLinear(heads * size, config.hidden_size, bias if out_bias is None else out_bias, tp)
 
     def forward(self, x: Tensor, inputs: EncoderInputs) -> Tensor:
         """``x [T, H]``; returns ``[T, H]``."""
-        qkv, heads, size = self.qkv_proj(x), self.qkv_proj.num_heads, self.head_size
+        qkv, heads, kv_heads = self.qkv_proj(x), self.qkv_proj.num_heads, self.qkv_proj.num_kv_heads
+        self.norm_heads_(qkv)
         if self.rotary is not None:
-            octavo_kernels.rope_(qkv, inputs.positions, self.rotary.cos_sin_cache, 2 * heads, size)
+            table = self.rotary.cos_sin_cache
+            octavo_kernels.rope_(qkv, inputs.positions, table, heads + kv_heads, self.head_size)
+        starts, lengths = inputs.query_start_loc, inputs.seq_lens
         attended = octavo_kernels.varlen_attention(
-            qkv, inputs.query_start_loc, inputs.seq_lens, heads, heads, size, size**-0.5, self.window
+            qkv, starts, lengths, heads, kv_heads, self.head_size, self.scale, self.window
         )
         out: Tensor = self.o_proj(attended)
         return out
+
+    def norm_heads_(self, qkv: Tensor) -> None:
+        """Norm queries and keys in place, where the family does."""
+
+
+class NormedEncoderAttention(EncoderAttention):
+    """`EncoderAttention` that norms each head of queries and keys; ``norm`` makes a norm of so many elements."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tp: TensorParallel,
+        bias: bool,
+        rotary: RotaryEmbedding | None,
+        window: int | None,
+        *,
+        norm: Callable[[int], RMSNorm],
+    ) -> None:
+        super().__init__(config, tp, bias, rotary, window)
+        self.q_norm, self.k_norm = norm(self.head_size), norm(self.head_size)
+
+    def norm_heads_(self, qkv: Tensor) -> None:
+        """See `EncoderAttention`."""
+        first = 0
+        for norm, heads in ((self.q_norm, self.qkv_proj.num_heads), (self.k_norm, self.qkv_proj.num_kv_heads)):
+            behind = first + heads * self.head_size
+            octavo_kernels.rms_norm_(qkv[:, first:behind], norm.weight, norm.eps)
+            first = behind
 
 
 class PostNormEncoderLayer(nn.Module):

@@ -80,8 +80,14 @@ def check_ranks_on_gpus(parallel: ParallelConfig) -> None:
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> EngineConfig:
     """``config`` with activations in a dtype that the kernels of ``device`` compute in: on a CPU float32 for float16,
-    which loses nothing. Weights keep their 16 bits."""
+    which loses nothing. Weights keep their 16 bits. Raises ConfigError for float16 of a model that overflows it."""
     model = config.model
+    if device.type != "cpu" and model.dtype == "float16" and model.text.overflows_float16:
+        if model.dtype_is_asked:
+            raise ConfigError(
+                f"dtype float16: hidden states of {model.model} are beyond its largest number; give bfloat16 or float32"
+            )
+        return replace(config, model=replace(model, dtype="float32"))
     if device.type != "cpu" or model.dtype != "float16":
         return config
     if model.dtype_is_asked:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import ModelError
+from octavo.gguf.weights import gguf_tensor
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.pooling import DenseModule, Pooling
 from octavo.layers.encoder import HeadLinear
+from octavo.layers.weights import WeightSource
 from octavo.loader.safetensors_reader import SafetensorsFile
 from octavo.models.base import CausalLM
 from octavo.worker.host_copy import HostCopy
@@ -168,7 +170,11 @@ def classify(model: CausalLM, token_ids: Sequence[int], pooled: Tensor) -> Tenso
 
 def _load_dense(module: DenseModule) -> HeadLinear:
     layer = HeadLinear(module.inputs, module.outputs, module.bias)
-    tensors = {source.name.removeprefix("linear."): source for source in SafetensorsFile(module.path).sources()}
+    tensors: dict[str, WeightSource]
+    if module.tensor is not None:
+        tensors = {"weight": gguf_tensor(module.path, module.tensor)}
+    else:
+        tensors = {source.name.removeprefix("linear."): source for source in SafetensorsFile(module.path).sources()}
     for slot in layer.weight_slots():
         if slot.leaf not in tensors:
             raise ModelError(f"{module.path} lacks linear.{slot.leaf}; fetch the model again")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.encoders import FAMILIES, make_encoder, write_modules
+from support.encoders import CLASSIFIERS, FAMILIES, make_encoder, write_modules
 
 from octavo import LLM, PoolingParams, SamplingParams
 from octavo.errors import ModelError
@@ -51,7 +51,7 @@ def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
             torch.testing.assert_close(found, of(states(model, prompt)), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CLASSIFIERS)
 @pytest.mark.parametrize("labels", [1, 3])
 def test_classes_are_those_of_transformers(family: str, labels: int, tmp_path: Path) -> None:
     model = make_encoder(family, tmp_path, head=True, num_labels=labels)

@@ -23,6 +23,7 @@ from support.gguf_encoders import NAMES as ENCODERS
 from support.gguf_encoders import write_encoder
 from support.gguf_families import LAYOUTS, write_family
 from support.gguf_files import write_gguf
+from support.gguf_gemma import write_embedding_gemma
 from support.paged import load, logits_of
 from support.tiny_models import FAMILIES, make_model
 
@@ -104,6 +105,20 @@ def test_greedy_tokens_are_those_of_llama_cpp(layout: str, tmp_path: Path) -> No
         allowed = torch.arange(logits.shape[1]) != 2  # the end of a text is not
         lead = logits[:, allowed].max(dim=-1).values - chosen
         assert lead.max() < TIE * logits.std(), f"token {int(lead.argmax())}: another one leads by {lead.max():.4f}"
+
+
+def test_vectors_of_embedding_gemma_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    settings = {"use_bidirectional_attention": True, "vocab_size": 320, "hidden_size": 192, "intermediate_size": 96}
+    settings |= {"num_hidden_layers": 7, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64}
+    settings |= {"query_pre_attn_scalar": 64, "sliding_window": 16, "max_position_embeddings": 256}
+    torch.manual_seed(1)
+    dense = torch.randn(256, 192) / 14, torch.randn(192, 256) / 16
+    write_embedding_gemma(path := tmp_path / "m.gguf", settings, dense=dense)
+    texts = ["paris is the capital of france", "a city, a cat!", "dog " * 20]
+    with serving(path, "--embeddings", "--pooling", "mean", route="v1/embeddings") as url:
+        theirs = [ask(url, {"input": text})["data"][0]["embedding"] for text in texts]
+    ours = [output.outputs.embedding for output in LLM(str(path), dtype="float32").embed(texts, use_tqdm=False)]
+    assert torch.cosine_similarity(torch.tensor(ours), torch.tensor(theirs)).min() >= 0.9999
 
 
 @pytest.mark.parametrize("family", ENCODERS)

@@ -37,6 +37,7 @@ NEEDED = {
 # What transformers' default leaves open, or JSON cannot say.
 OPEN: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "Gemma3TextModel": {"use_bidirectional_attention": True},
     "Glm4MoeForCausalLM": {"head_dim": 128},
     "GraniteMoeHybridForCausalLM": {"time_step_limit": [0.0, 0.5]},
     "BambaForCausalLM": {"time_step_limit": [0.0, 0.5]},

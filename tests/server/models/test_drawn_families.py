@@ -159,6 +159,7 @@ def encoder_agrees(config_class: str, seed: int, folder: Path) -> bool:
     """Whether the encoder that is drawn runs, with the vectors or classes of transformers; False: it is refused."""
     rng = random.Random(f"{config_class} {seed}")
     settings, head = drawn_encoder(config_class, ENCODER_CASES[config_class], rng), rng.random() < 0.5
+    head &= config_class != "Gemma3TextConfig"
     print(f"{config_class}: OCTAVO_TEST_SEED={seed} {'classes of' if head else 'vectors of'} {settings}")
     words = written(config_class, settings, folder, rng)
     reference = encoder_of(transformers.AutoConfig.from_pretrained(folder, attn_implementation="eager"), head, seed)

@@ -76,6 +76,11 @@ ENCODERS: dict[str, tuple[str, bool, dict[str, Any]]] = {  # its configuration c
     "distilbert": ("DistilBertConfig", True, {"hidden_dim": 192, "num_labels": 2, "max_position_embeddings": 64}),
     "gte": ("GteConfig", True, {"num_labels": 2, "max_position_embeddings": 64}),
     "nomic-bert": ("NomicBertConfig", True, {"num_labels": 2, "max_position_embeddings": 64}),
+    "embedding-gemma": (
+        "Gemma3TextConfig",
+        False,
+        {"use_bidirectional_attention": True, "num_key_value_heads": 2, "head_dim": 32, "sliding_window": 6},
+    ),
     "modernbert": (
         "ModernBertConfig",
         True,

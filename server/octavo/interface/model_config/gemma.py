@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from octavo.interface.config_checks import MAX_FACTOR, MAX_LAYERS, MAX_WIDTH, MAX_WINDOW, Fields
 from octavo.interface.model_config.declarations import declare, integer, number, text
@@ -16,6 +16,7 @@ class GemmaConfig(TextConfig):
     tie_word_embeddings: bool = True
     hidden_act: str = "gelu_pytorch_tanh"
     hidden_activation: str | None = text(None)
+    reads_to_both_sides: ClassVar[bool] = False
     use_bidirectional_attention: Any = declare(lambda fields, key: fields.config[key], None)
 
     @property
@@ -26,8 +27,10 @@ class GemmaConfig(TextConfig):
     def check(self, fields: Fields) -> None:
         """See `TextConfig`."""
         super().check(fields)
-        if self.use_bidirectional_attention not in (None, False, "vision"):  # that of images
-            raise fields.error("use_bidirectional_attention is for encoders, which are not supported here")
+        if not self.reads_to_both_sides and self.use_bidirectional_attention not in (None, False, "vision"):  # images'
+            raise fields.error(
+                "use_bidirectional_attention makes it an encoder, and of Gemma's only Gemma3TextModel is built as one"
+            )
 
 
 class WindowedGemmaConfig(GemmaConfig):

@@ -60,6 +60,7 @@ class TextConfig:
     kinds_of_layers: ClassVar[tuple[str, ...]] = ("full_attention", "sliding_attention")
     text_types: ClassVar[tuple[str, ...]] = ()  # model types of text_config that are built; (): there is but one
     layers_may_differ: ClassVar[bool] = False  # in what per_layer_config says
+    overflows_float16: ClassVar[bool] = False  # hidden states beyond what it holds
 
     architecture: str = ""
     vocab_size: int = integer(1, MAX_VOCAB)
