@@ -225,9 +225,11 @@ def test_broken_rows_are_told_and_harm_no_other(broken: float, at: int, knows: s
     assert tokens == [0] * len(EDGES) + whole[len(EDGES) :]
 
 
-def test_rows_with_nothing_allowed_are_told() -> None:
+@pytest.mark.parametrize("knows", KNOWN)
+def test_rows_with_nothing_allowed_are_told(knows: str) -> None:
     bitmask = torch.zeros(len(EDGES), -(-4999 // 32), dtype=torch.int32)
-    assert draw(normal_logits(len(EDGES), 4999, 2), EDGES, bitmask=bitmask).invalid == [True] * len(EDGES)
+    drawn = draw(normal_logits(len(EDGES), 4999, 2), EDGES, bitmask=bitmask, knows=knows)
+    assert drawn.invalid == [True] * len(EDGES)
 
 
 @pytest.mark.parametrize("told", [0, 1, 5, 300, -1])

@@ -99,11 +99,14 @@ static int64_t best_token(const struct row *r) {
 // ---- constraints
 
 // Forbid the tokens whose bit is 0
-static void apply_mask(float *x, const uint32_t *mask, int64_t vocab) {
+static void apply_mask(struct row *r, const uint32_t *mask) {
     const vi lane_bits = splat_int(1) << lane_index();
+    const int64_t vocab = r->vocab;
+    float *x = r->logits;
     for (int64_t at = 0; at < vocab; at += 32) {
         const uint32_t allowed = mask[at / 32];
         if (allowed == ~0u) continue;
+        if (r->maxima) r->maxima[at / r->part] = r->maxima[(MIN(vocab, at + 32) - 1) / r->part] = NAN;
         for (int64_t i = at; i < MIN(vocab, at + 32); i += VW) {
             const vi is_allowed = (splat_int((int32_t)(allowed >> (i - at))) & lane_bits) != 0;
             const int64_t n = MIN(VW, vocab - i);
@@ -142,16 +145,16 @@ static void apply_penalties(const struct draw_args *a, struct row *r) {
     }
 }
 
-static int is_constrained(const struct draw_request *q, const uint32_t *mask, int64_t position) {
-    return mask || q->allowed || q->bad_words_size || position < q->min_position || q->num_bias || q->repetition != 1 ||
+static int has_constraints(const struct draw_request *q, int64_t position) {
+    return q->allowed || q->bad_words_size || position < q->min_position || q->num_bias || q->repetition != 1 ||
            q->count_slot >= 0;
 }
 
 static void constrain(const struct draw_args *a, struct row *r, const uint32_t *mask, int64_t position, int64_t known) {
     const struct draw_request *q = r->request;
     const int is_early = position < q->min_position, is_punished = q->repetition != 1 || q->count_slot >= 0;
-    if (mask) apply_mask(r->logits, mask, r->vocab);
-    if (q->allowed) apply_mask(r->logits, q->allowed, r->vocab);
+    if (mask) apply_mask(r, mask);
+    if (q->allowed) apply_mask(r, q->allowed);
     if (q->bad_words_size) apply_bad_words(a, r, known);
     for (int64_t i = 0; is_early && i < q->num_stops; i++) edit(r, q->stops[i], -INFINITY);
     for (int64_t i = 0; i < q->num_bias; i++) edit(r, q->bias_ids[i], r->logits[q->bias_ids[i]] + q->bias_values[i]);
@@ -386,19 +389,25 @@ static void take_maxima(const struct draw_args *a, int64_t i, struct row *r) {
     r->maxima = memcpy(r->room, a->maxima + i * parts, (size_t)parts * 4);
 }
 
+// True if the best token is known, and stays it under the mask
+static int allows_best(const struct draw_args *a, int64_t i, const uint32_t *mask) {
+    return a->best && isfinite(a->best[i]) && mask[a->best_index[i] / 32] >> a->best_index[i] % 32 & 1;
+}
+
 static void draw_row(const struct draw_args *a, int64_t i, struct row *r) {
     const int64_t position = a->positions[i];
     const struct draw_request *q = r->request = a->requests + a->rows[i];
     const uint32_t *mask = a->mask ? a->mask + i * CEIL_DIV(a->vocab, 32) : NULL;
-    const int changes = is_constrained(q, mask, position), tells = q->num_logprobs >= 0 && !a->known;
-    const int is_known = a->best && !changes, is_greedy = q->temperature <= 0;
+    const int is_constrained = has_constraints(q, position), is_greedy = q->temperature <= 0;
+    if (mask && is_greedy && !is_constrained && allows_best(a, i, mask)) mask = NULL;
+    const int changes = mask || is_constrained, tells = q->num_logprobs >= 0 && !a->known, is_known = a->best && !changes;
     r->raw = r->logits = a->logits + i * a->stride;
     take_maxima(a, i, r);
     const double all = tells ? tell_best(a, r, i) : 0;
     if (changes) {
         if (tells) r->raw = memcpy(r->copy, r->logits, (size_t)r->vocab * 4);
         constrain(a, r, mask, position, a->known ? a->known[i] : position);
-        if (mask || q->allowed || !r->maxima || !isfinite(r->best)) find_best(r);
+        if (!r->maxima || !isfinite(r->best)) find_best(r);
         else find_best_again(r);
     } else if (is_known && (is_greedy || (!r->maxima && q->top_k >= r->vocab))) {
         r->best = a->best[i];

@@ -95,10 +95,14 @@ class SequenceGrammars:
 
         def result() -> torch.Tensor:
             self._wait([sequence for _, sequence in constrained])
+            going_on = [(i, sequence.slot) for i, sequence in constrained if sequence.problem is None]
+            rows, slots = [i for i, _ in going_on], [slot for _, slot in going_on]
+            if len(rows) == len(req_ids):
+                return torch.from_numpy(self._pool.masks[slots, 0])
             mask = np.full((len(req_ids), self._words), -1, dtype=np.int32)
-            for i, sequence in constrained:
-                # After a problem no token is allowed: the request ends with an error.
-                mask[i] = 0 if sequence.problem is not None else self._pool.masks[sequence.slot, 0]
+            mask[[i for i, _ in constrained]] = 0  # after a problem no token is allowed: the request ends with an error
+            if rows:
+                mask[rows] = self._pool.masks[slots, 0]
             return torch.from_numpy(mask)
 
         return result
