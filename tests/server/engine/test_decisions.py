@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.reciting import small_tokenizer
 
 from octavo.chat.decisions.answers import answer
 from octavo.chat.decisions.asking import Asking, Ways
@@ -23,6 +25,7 @@ from octavo.chat.decisions.calibration import (
 )
 from octavo.chat.decisions.questions import Option, Question
 from octavo.chat.decisions.reads import Reads
+from octavo.chat.decisions.wording import label_paths, labels_for
 
 SIZE = 5  # of the vocabulary
 paths = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=3).map(tuple)
@@ -157,3 +160,27 @@ def test_a_calibration_file_is_read_back_and_others_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             read_temperatures(wrong)
+
+
+@pytest.mark.parametrize("count", [2, 30])
+@pytest.mark.parametrize(
+    "end", ["<|assistant|>", "<|assistant|>\n", "<|assistant|><think>\n\n</think>\n\n", "Answer:\n\n"]
+)
+def test_labels_stand_behind_the_prompt_as_the_model_reads_it(end: str, count: int) -> None:
+    """GPT-2's rule cuts two newlines in two as soon as a letter follows on them."""
+    backend = small_tokenizer([end, *labels_for(count)], ("<|assistant|>",), ("<think>", "</think>"))
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    found = label_paths(
+        count,
+        f"Question.{end}",
+        ["<|assistant|>", "</think>"],
+        encode,
+        partial(backend.decode, skip_special_tokens=False),
+    )
+    before = backend.decode(encode(end), skip_special_tokens=False)
+    behind = [backend.decode([*encode(end), *path], skip_special_tokens=False) for path in found]
+    assert behind == [before + label for label in labels_for(count)]

@@ -59,12 +59,16 @@ class Renderer:
             count = len(questions[len(prompts)].options)
             end = text[-64:], count
             if end not in known:
-                known[end] = label_paths(count, text, marks, self._encode)
+                known[end] = label_paths(count, text, marks, self._encode, self._decode)
             prompts.append(QuestionPrompt(rendered, ids, known[end]))
         return prompts
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.backend.decode(ids, skip_special_tokens=False)
+        return text
 
     def _rendered(self, messages: Sequence[dict[str, Any]], questions: Sequence[Question]) -> list[Rendered]:
         """The conversation with each question. Where the second one shows that a question stands in the prompt as it

@@ -57,18 +57,27 @@ def with_question(messages: Sequence[dict[str, Any]], question: Question) -> lis
     return [*messages[:-1], {**last, "content": [*last["content"], "", *turn]}]
 
 
-def label_paths(count: int, text: str, marks: Sequence[str], encode: Callable[[str], list[int]]) -> list[Path]:
+def label_paths(
+    count: int,
+    text: str,
+    marks: Sequence[str],
+    encode: Callable[[str], list[int]],
+    decode: Callable[[list[int]], str],
+) -> list[Path]:
     """The tokens of each of ``count`` labels behind a prompt that ends with ``text``.
 
-    Only the prompt's end is encoded: from the last of ``marks`` on, the tokens at which text is always cut. Raises
-    FieldError where the vocabulary does not tell the labels apart.
+    Only the prompt's end is encoded: from the last of ``marks`` on, the tokens at which text is always cut. Where a
+    label behind it would cut it otherwise (two newlines by GPT-2's rule), the model, which reads the prompt as it is,
+    writes the label's own tokens. Raises FieldError where the vocabulary does not tell the labels apart.
     """
     end = text[-_TAIL_CHARS:]
     at = max((end.rfind(mark) for mark in marks), default=-1)
     end = end[max(at, 0) :]
     before, paths = encode(end), list[Path]()
     for label in labels_for(count):
-        ids = encode(end + label)
+        ids, own = encode(end + label), encode(label)
+        if ids[: len(before)] != before and decode(before + own) == decode(before) + label:
+            ids = before + own
         paths.append(tuple(ids[len(before) :]) if ids[: len(before)] == before else ())
     beginnings = {path[:length] for path in paths for length in range(1, len(path))}
     if not all(paths) or len(set(paths)) < count or beginnings & set(paths):
