@@ -95,6 +95,13 @@ def test_answers_of_any_script_fit_the_types(scripted, script):
             assert answer.status == ("incomplete" if script in ("[cut]", "[endless]") else "completed")
 
 
+def test_a_strict_tool_is_called_as_the_model_spells_it(scripted):
+    """With line breaks that its template does not write."""
+    for dialect in ("chat", "messages", "responses"):
+        *_, calls, _ = whole(scripted.url, dialect, body_for(dialect, "[call]", 20, [], {**NOW, "strict": True}))
+        assert [name for name, _ in calls] == ["now"], dialect
+
+
 # An agent's loop: what is sent back is read as what was said.
 
 

@@ -33,15 +33,19 @@ def test_xtc_and_sigma_draw_the_same_for_the_same_seed(shared_server):
     assert text_of(shared_server, **drawn, xtc_probability=1.0, xtc_threshold=0.6) == plain
 
 
-def test_ollama_and_infill_take_them_and_chats_say_that_they_do_not(shared_server, infilling):
+def test_chats_ollama_and_infill_take_them(shared_server, infilling):
     fields = {"dry_multiplier": 0.8, "xtc_probability": 0.5, "top_n_sigma": 2.0, "dry_sequence_breakers": ["\n", "ab"]}
-    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, **fields}
-    refused = shared_server.post("/v1/chat/completions", chat)
-    assert refused.status_code == 400 and "is not supported" in refused.json()["error"]["message"]
     options = {"prompt": "x", "stream": False, "options": {**fields, "num_predict": 5, "seed": 1}}
     assert shared_server.post("/api/generate", {"model": "tiny", **options}).status_code == 200
     infill = {"input_prefix": "x", "input_suffix": "y", "n_predict": 5, **fields}
     assert infilling.post("/infill", infill).status_code == 200
+    said = [{"role": "user", "content": "a b c a b c a b c"}]
+    chat = {"messages": said, "max_tokens": 30, "temperature": 0, "ignore_eos": True}
+    looped = {**fields, "dry_multiplier": 50.0, "dry_allowed_length": 1, "dry_sequence_breakers": []}
+    plain, shaped = (shared_server.post("/v1/chat/completions", {**chat, **more}) for more in ({}, looped))
+    assert plain.status_code == shaped.status_code == 200
+    said_plain, said_shaped = (answer.json()["choices"][0]["message"]["content"] for answer in (plain, shaped))
+    assert said_plain != said_shaped
 
 
 @pytest.mark.parametrize(
@@ -56,5 +60,7 @@ def test_ollama_and_infill_take_them_and_chats_say_that_they_do_not(shared_serve
     ],
 )
 def test_what_they_cannot_be_is_refused_by_name(shared_server, given, says):
-    answer = shared_server.post("/v1/completions", {**LOOP, **given})
-    assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
+    for path, body in (("/v1/completions", LOOP), ("/v1/chat/completions", chat)):
+        answer = shared_server.post(path, {**body, **given})
+        assert answer.status_code == 400 and says in answer.json()["error"]["message"]

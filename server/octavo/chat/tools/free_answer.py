@@ -61,6 +61,7 @@ def free_answer(
 ) -> FreeAnswer | None:
     """The grammar of an answer in which calls of ``functions`` hold their parameters. None: calls of this format have
     no mark by which they are known. Raises FieldError. ``closes``: as ``strict`` of `to_grammar`."""
+    row = replace(row, gaps=None)  # a free model may write others than its template: its answer is kept as it was said
     if isinstance(row.arguments, Harmony):
         if token_id("<|channel|>") is None:
             return None

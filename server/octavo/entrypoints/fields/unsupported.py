@@ -174,9 +174,6 @@ _CHAT: dict[str, Values] = {
     "suffix": ("",),
     "best_of": (1,),
     "instructions": (),
-    "dry_multiplier": (0,),
-    "xtc_probability": (0,),
-    "top_n_sigma": (0, -1),
 }
 _COMPLETION: dict[str, Values] = {
     **dict.fromkeys(

@@ -145,7 +145,7 @@ class PredictedOutput(BaseModel):
         return "".join(part.text for part in self.content)
 
 
-class GenerationRequest(ModelBody):
+class GenerationRequest(Shapes, ModelBody):
     """The fields that completions and chat completions share."""
 
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {
@@ -217,6 +217,7 @@ class GenerationRequest(ModelBody):
         "skip_special_tokens",
         "spaces_between_special_tokens",
         "prompt_logprobs",
+        *SHAPES,
     )
 
     def sampling_fields(self) -> dict[str, Any]:
@@ -238,11 +239,10 @@ class GenerationRequest(ModelBody):
         )
 
 
-class CompletionRequest(Shapes, GenerationRequest):
+class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = COMPLETION
-    SAMPLING: ClassVar[tuple[str, ...]] = (*GenerationRequest.SAMPLING, *SHAPES)
 
     prompt: PromptField
     max_tokens: LimitOrZero | None = None
