@@ -19,7 +19,7 @@ from octavo.interface.outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from octavo.interface.pooling_params import PoolingParams, class_pooling, embedding_pooling
+from octavo.interface.pooling_params import PoolingParams, class_pooling, embedding_pooling, prompt_before
 
 if TYPE_CHECKING:
     from octavo.engine.input_processor import InputProcessor
@@ -145,8 +145,10 @@ class PoolingMethods(RunsRequests):
     ) -> Iterable[tuple[RequestOutput, list[float]]]:
         many: list[Any] = [prompts] if is_one_prompt(prompts) else list(prompts)
         limit = params.truncate_prompt_tokens
+        before = prompt_before(self._input.pooler, params) if how.task == "embed" else ""
         requests = [
-            self._input.process_pooling(self._new_id(), prompt, how, truncate_prompt_tokens=limit) for prompt in many
+            self._input.process_pooling(self._new_id(), prompt, how, truncate_prompt_tokens=limit, before=before)
+            for prompt in many
         ]
         outputs = self._run(requests, [None] * len(requests), show_progress)
         return [(output, _result(number, output)) for number, output in enumerate(outputs)]

@@ -17,7 +17,13 @@ from octavo.engine.lora import KnownAdapters, check_takes_adapters
 from octavo.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.interface.lora import Adapter, LoRARequest
 from octavo.interface.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
-from octavo.interface.pooling_params import PoolingParams, check_generates, class_pooling, embedding_pooling
+from octavo.interface.pooling_params import (
+    PoolingParams,
+    check_generates,
+    class_pooling,
+    embedding_pooling,
+    prompt_before,
+)
 from octavo.interface.sampling_params import SamplingParams
 from octavo.text.tokenizer import Tokenizer
 from octavo.text.user_tokenizer import UserTokenizer
@@ -207,6 +213,7 @@ class AsyncLLM:
             how,
             priority=priority,
             truncate_prompt_tokens=given.truncate_prompt_tokens,
+            before=prompt_before(pooler, given) if pooling_task == "embed" else "",
         )
         async for output in _outputs(engine, request, None):
             if output.embedding is None:

@@ -138,11 +138,12 @@ class InputProcessor:
         add_special_tokens: bool = True,
         truncate_prompt_tokens: int | None = None,
         truncation_side: str | None = None,
+        before: str = "",
     ) -> EngineCoreRequest:
         """Check a prompt that is to be pooled, or with ``pair`` two texts that are read together. Raises ValueError.
 
         ``truncate_prompt_tokens``: as in `process`; an encoder's text keeps what ends it for the model (as [SEP]), and
-        by default its beginning (a decoder's its end).
+        by default its beginning (a decoder's its end). ``before`` is put before a text, not before token ids.
         """
         side = truncation_side or ("right" if self.model.is_encoder else "left")
         if not -(2**31) <= priority < 2**31:
@@ -152,6 +153,7 @@ class InputProcessor:
         if features and limit is not None:
             raise ValueError("truncate_prompt_tokens would cut images of the prompt; leave it out, or send text alone")
         text, ids, _ = _split_prompt(prompt)
+        text = before + text if text else text
         types: list[int] | None = None
         if ids is not None:
             ids = self._check_ids(ids)

@@ -13,6 +13,7 @@ from octavo.entrypoints.generation.pooled import MAX_INPUTS
 from octavo.entrypoints.openai.protocol import MAX_PROMPTS
 from octavo.entrypoints.operation import Operation
 from octavo.entrypoints.state import ServerState
+from octavo.interface.pooling import PoolerConfig
 from octavo.version import __version__
 
 _REF = "#/components/schemas/"
@@ -133,17 +134,25 @@ def _state_limits(schema: dict[str, Any], state: ServerState, clamped: frozenset
     for name, maximum in ((name, maxima[name]) for name in maxima.keys() - clamped):
         for option in _options(properties, name, "integer"):
             option["maximum"] = maximum
+    _limit_vectors(properties, config.model.pooler, config.model.pooler.width(config.model.hidden_size))
+    if not state.args.trust_request_chat_template and "chat_template" in properties:
+        properties["chat_template"] = {"type": "null"}
+
+
+def _limit_vectors(properties: dict[str, Any], pooler: PoolerConfig, size: int) -> None:
+    """Limit vectors to the lengths that they can be cut to, of ``size`` numbers, and texts to the model's prompts."""
     for option in (
         *_options(properties, "dimensions", "integer"),
         *_options(properties, "output_dimension", "integer"),
     ):
-        pooler, size = config.model.pooler, config.model.pooler.width(config.model.hidden_size)
         if pooler.dimensions == ():
             option["maximum"] = size
         else:
             option["enum"] = sorted({size, *(one for one in pooler.dimensions or () if one <= size)})
-    if not state.args.trust_request_chat_template and "chat_template" in properties:
-        properties["chat_template"] = {"type": "null"}
+    for option in _options(properties, "prompt_name", "string"):
+        option["enum"] = list(pooler.prompts)
+    if "prompt_name" in properties and not pooler.prompts:
+        properties |= {name: {"type": "null"} for name in ("prompt_name", "input_type")}
 
 
 def _options(properties: dict[str, Any], name: str, kind: str) -> Iterator[dict[str, Any]]:

@@ -42,13 +42,13 @@ def load_pooler_config(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerCo
         by_last |= architecture.startswith("Qwen3VL")  # as Qwen3-VL-Embedding
         pooling = "last" if by_last else PoolerConfig.pooling
         return PoolerConfig(tasks=tasks, pooling=pooling, dimensions=dimensions)
-    found: dict[str, Any] = {"normalize": False}
+    found: dict[str, Any] = {"normalize": False, **_prompts(files.path / "config_sentence_transformers.json")}
     dense: list[DenseModule] = []
     for module in read_json_list(modules):
         kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""
         path = _folder(files.path, module.get("path", "") if isinstance(module, dict) else "", modules)
         if kind == "Pooling":
-            found["pooling"] = _pooling(path / "config.json")
+            found |= {"pooling": _pooling(path / "config.json"), "pools_prompt": _pools_prompt(path / "config.json")}
         elif kind == "Dense":
             dense.append(_dense(path, files))
         elif kind == "Normalize":
@@ -125,6 +125,24 @@ def _folder(root: Path, name: Any, source: Path) -> Path:
     if not isinstance(name, str) or name.startswith("/") or ".." in Path(name).parts:
         raise ModelError(f"{source} points to {name!r}, which is not a folder beside it; refused")
     return root / name
+
+
+def _prompts(path: Path) -> dict[str, Any]:
+    """What is put before texts, and which of it where a request names none."""
+    if not path.exists():
+        return {}
+    config = read_json(path)
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ModelError(f"{path}: prompts must be an object of texts; correct the file or fetch the model again")
+    if default is not None and default not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise ModelError(f"{path}: default_prompt_name is {default!r:.100}, which prompts ({known}) lacks; correct it")
+    return {"prompts": prompts, "default_prompt": default}
+
+
+def _pools_prompt(path: Path) -> bool:
+    return Fields(read_json(path), str(path), str).flag("include_prompt") is not False
 
 
 def _pooling(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 POOLINGS = ("mean", "last", "cls")
@@ -34,6 +34,9 @@ class PoolerConfig:
     ``labels`` are their names; ``token_ids`` are the tokens whose logits are those of the classes, for a language model
     that answers in one token; ``template``: how a query and a document become its prompt, see `pair_prompt`.
 
+    ``prompts``: what is put before texts, by name; ``default_prompt``: the name of the one that is put before texts of
+    requests that name none. ``pools_prompt`` False: its tokens are to be left out of the mean.
+
     ``lacks``: says what the files lack of the way to the model's own vectors; others are made if ``pooling`` is asked
     for.
     """
@@ -47,6 +50,9 @@ class PoolerConfig:
     labels: tuple[str, ...] = ()
     token_ids: tuple[int, ...] = ()
     template: str | None = None
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    pools_prompt: bool = True
     lacks: str | None = None
 
     @classmethod

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.interface.pooling import POOLINGS, PoolerConfig, Pooling
+
+# What a text is for, also in Cohere's words -> names that prompts have for it, in any case.
+INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
+    "query": (queries := ("query", "search_query", "retrieval-query", "s2p_query")),
+    "search_query": queries,
+    "document": (documents := ("document", "passage", "search_document", "retrieval-document", "corpus")),
+    "passage": documents,
+    "search_document": documents,
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
 
 
 @dataclass
@@ -12,13 +24,17 @@ class PoolingParams:
     """``dimensions``: cut vectors to so many numbers (models made for that, Matryoshka). ``normalize``, or
     ``use_activation``: vectors of length 1 (None: as the model's files say). ``use_activation`` of classes: as
     probabilities, not logits (None: yes). ``truncate_prompt_tokens``: tokens of a prompt to keep, -1 for as many as the
-    model takes (None: longer ones are refused). ``pooling``: "mean", "last" or "cls" (None: the model's own)."""
+    model takes (None: longer ones are refused). ``pooling``: "mean", "last" or "cls" (None: the model's own).
+    ``prompt_name``: the prompt of the model's files that is put before the text, or ``input_type``, one of INPUT_TYPES,
+    what the text is for (None: the model's default prompt)."""
 
     dimensions: int | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
     truncate_prompt_tokens: int | None = None
     pooling: str | None = None
+    prompt_name: str | None = None
+    input_type: str | None = None
 
 
 def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: int) -> Pooling:
@@ -44,6 +60,35 @@ def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: 
         raise ValueError("normalize contradicts use_activation, its newer name: set one of them")
     activate = config.normalize if stated is None else stated
     return Pooling("embed", pooling, activate, None if asked == size else asked)
+
+
+def prompt_before(config: PoolerConfig, params: PoolingParams) -> str:
+    """Return what is put before a text. Raises ValueError, naming the field, for a prompt that the model does not
+    have; texts of a type that has none have the default prompt."""
+    asked, kind = params.prompt_name, params.input_type
+    if asked is not None and kind is not None:
+        raise ValueError("prompt_name says what input_type says: set one of them")
+    if asked is not None and asked not in config.prompts:
+        raise ValueError(f"prompt_name must be {_names(config)}, got {asked!r:.100}")
+    if kind is not None:
+        if kind not in INPUT_TYPES:
+            raise ValueError(f"input_type must be one of {', '.join(INPUT_TYPES)}, got {kind!r:.100}")
+        if not config.prompts:
+            raise ValueError("input_type must be left out: the model's files have no prompts")
+        known = {name.lower(): name for name in config.prompts}
+        asked = next((known[name] for name in INPUT_TYPES[kind] if name in known), None)
+    name = config.default_prompt if asked is None else asked
+    prompt = "" if name is None else config.prompts[name]
+    if prompt and not config.pools_prompt:
+        raise ValueError(
+            f"prompt_name {name}: the model leaves a prompt's tokens out of the mean (include_prompt is false), which "
+            "is not supported yet; take a model that does not"
+        )
+    return prompt
+
+
+def _names(config: PoolerConfig) -> str:
+    return f"one of {', '.join(config.prompts)}" if config.prompts else "left out: the model's files have no prompts"
 
 
 def lacking(what: str) -> str:

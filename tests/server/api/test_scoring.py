@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import httpx
@@ -26,7 +27,24 @@ def embedder(start, tmp_path_factory):
     path = tmp_path_factory.mktemp("embedder")
     make_encoder("bert", path, is_matryoshka=True)
     write_modules(path, ("Pooling", {"pooling_mode_cls_token": True}))
+    prompts = {"query": "is it so ", "document": "a city "}
+    (path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
     return start("--served-model-name", "embedder", model=path), LLM(str(path))
+
+
+@pytest.mark.parametrize("asked", [{"prompt_name": "query"}, {"input_type": "search_query"}])
+def test_texts_have_the_prompt_that_is_asked_for(embedder, asked):
+    server, llm = embedder
+    (wanted,) = llm.embed("is it so paris", use_tqdm=False)
+    found = server.post("/v1/embeddings", {"input": "paris", **asked}).json()["data"][0]["embedding"]
+    assert found == pytest.approx(list(wanted), abs=1e-5)
+    if "input_type" in asked:
+        found = server.post("/v2/embed", {"texts": ["paris"], **asked}).json()["embeddings"]["float"][0]
+        assert found == pytest.approx(list(wanted), abs=1e-5)
+    refused = server.post("/v1/embeddings", {"input": "paris", "prompt_name": "poem"})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt_name"
+    described = server.get("/openapi.json").json()["components"]["schemas"]["EmbeddingRequest"]["properties"]
+    assert "'enum': ['query', 'document']" in str(described["prompt_name"])
 
 
 def scores_of(llm, documents=DOCUMENTS):

@@ -258,3 +258,63 @@ def test_unsupported_encoders_are_refused_by_name(change: dict[str, Any], says: 
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ModelError, match=says):
         LLM(str(tmp_path), skip_tokenizer_init=True)
+
+
+PROMPTS = {"query": "is it so ", "document": "a city ", "Classification": "dog "}
+
+
+def prompted(path: Path, default: str | None = None, **pooling: Any) -> LLM:
+    make_encoder("bert", path)
+    write_modules(path, ("Pooling", {"pooling_mode_mean_tokens": True} | pooling))
+    settings = {"prompts": PROMPTS, "default_prompt_name": default}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return LLM(str(path), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "name"),
+    [
+        ({}, None, None),
+        ({}, "document", "document"),
+        ({"prompt_name": "query"}, "document", "query"),
+        ({"input_type": "search_query"}, None, "query"),
+        ({"input_type": "passage"}, None, "document"),
+        ({"input_type": "classification"}, None, "Classification"),
+        ({"input_type": "clustering"}, "query", "query"),
+        ({"input_type": "clustering"}, None, None),
+    ],
+)
+def test_a_prompt_of_the_files_is_put_before_texts(
+    asked: dict[str, str], default: str | None, name: str | None, tmp_path: Path
+) -> None:
+    llm = prompted(tmp_path, default)
+    tokens = llm.tokenizer.encode(PROMPTS.get(name or "", "") + "paris")  # type: ignore[union-attr]
+    found = llm.embed("paris", PoolingParams(**asked), use_tqdm=False)
+    assert found[0].prompt_token_ids == tokens
+    (ids,) = llm.embed([tokens], PoolingParams(**asked), use_tqdm=False)
+    assert ids.prompt_token_ids == tokens and ids.outputs == found[0].outputs, "token ids have none"
+
+
+def test_prompts_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    llm = prompted(tmp_path)
+    for asked, said in {
+        ("prompt_name", "poem"): "prompt_name must be one of query, document, Classification, got 'poem'",
+        ("input_type", "poem"): "input_type must be one of query, ",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            llm.embed("paris", PoolingParams(**dict([asked])), use_tqdm=False)
+    with pytest.raises(ValueError, match="set one of them"):
+        llm.embed("paris", PoolingParams(prompt_name="query", input_type="query"), use_tqdm=False)
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"default_prompt_name": "poem"}))
+    with pytest.raises(ModelError, match="default_prompt_name is 'poem'"):
+        LLM(str(tmp_path))
+    (tmp_path / "config_sentence_transformers.json").unlink()
+    with pytest.raises(ValueError, match="prompt_name must be left out"):
+        LLM(str(tmp_path)).embed("paris", PoolingParams(prompt_name="query"), use_tqdm=False)
+
+
+def test_a_prompt_that_the_mean_leaves_out_is_refused(tmp_path: Path) -> None:
+    llm = prompted(tmp_path, include_prompt=False)
+    assert llm.embed("paris", use_tqdm=False)
+    with pytest.raises(ValueError, match="include_prompt is false"):
+        llm.embed("paris", PoolingParams(prompt_name="query"), use_tqdm=False)

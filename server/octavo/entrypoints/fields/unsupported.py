@@ -238,8 +238,6 @@ _EMBEDDING: dict[str, Values] = {
         (
             "mm_processor_kwargs",
             "media_io_kwargs",
-            "input_type",
-            "prompt_name",
             "task",
             "task_type",
             "instruction",

@@ -26,6 +26,7 @@ class PooledOptions:
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
+    before: str = ""  # put before texts
 
 
 def how_to_pool(state: ServerState, asked: PoolingParams) -> Pooling:

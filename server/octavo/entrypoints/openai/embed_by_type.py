@@ -20,7 +20,7 @@ _NAMES = {"truncate_prompt_tokens": "truncate", "dimensions": "output_dimension"
 
 
 class EmbedByTypeRequest(ModelBody):
-    """Cohere's fields. ``input_type`` has no effect: models that want a prefix take it in the text."""
+    """Cohere's fields. ``input_type`` chooses among the prompts of the model's files, where it has some."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = UnsupportedFields({"images": (), "inputs": ()})
     CLAMPED: ClassVar[frozenset[str]] = frozenset({"max_tokens"})
@@ -79,6 +79,7 @@ async def _prepare(checked: CheckedRequest[EmbedByTypeRequest]) -> Prepared[Embe
         input=body.texts,
         dimensions=body.output_dimension,
         priority=body.priority,
+        input_type=body.input_type if state.engine.config.model.pooler.prompts else None,
         truncate_prompt_tokens=limit if cut else None,
         truncation_side=("left" if body.truncate == "START" else "right") if cut else None,
     )

@@ -7,6 +7,7 @@ import base64
 import sys
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -41,21 +42,24 @@ from octavo.entrypoints.openai.protocol import PromptField
 from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.pooling import Pooling
-from octavo.interface.pooling_params import PoolingParams
+from octavo.interface.pooling_params import PoolingParams, prompt_before
 
+InputType = Literal["query", "search_query", "document", "passage", "search_document", "classification", "clustering"]
 _CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
 
 
 class EmbeddingRequest(ModelBody):
     """OpenAI's fields; ``pooling``: "mean" of all tokens, the "last" one or the first ("cls"); ``normalize``, or
     ``use_activation`` as newer vLLMs call it: vectors of length 1. By default as the model's own files say, or as the
-    server is set up. Instead of ``input``, ``messages`` and the options of the chat template, as vLLM has them: one
+    server is set up. ``prompt_name``: the prompt of the model's files that is put before texts, or ``input_type``: what
+    they are for. Instead of ``input``, ``messages`` and the options of the chat template, as vLLM has them: one
     vector, of a conversation that may have images."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = EMBEDDING
     NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = {
         "truncation_side": ("truncate_prompt_tokens", None),
         **dict.fromkeys(_CHAT_FIELDS, ("messages", None)),
+        **dict.fromkeys(("prompt_name", "input_type"), ("input", None)),
     }
     model_config = ConfigDict(
         json_schema_extra={
@@ -85,6 +89,8 @@ class EmbeddingRequest(ModelBody):
     truncation_side: TruncationSide | None = None
     add_special_tokens: bool | None = None
     priority: Priority | None = None
+    prompt_name: str | None = None
+    input_type: InputType | None = None
 
     def inputs(self) -> list[str | list[int]]:
         """The texts, each a string or token ids. Raises APIError."""
@@ -126,13 +132,13 @@ async def prepare_embeddings(
     state: ServerState, body: EmbeddingRequest, field: str = "input"
 ) -> list[EngineCoreRequest]:
     """Requests for the core, one a text. Raises ValueError, APIError naming the text in ``field``, or another field."""
-    asked = PoolingParams(
-        dimensions=body.dimensions, normalize=body.normalize, use_activation=body.use_activation, pooling=body.pooling
-    )
+    names = ("dimensions", "normalize", "use_activation", "pooling", "prompt_name", "input_type")
+    asked = PoolingParams(**{name: getattr(body, name) for name in names})
     pooling = how_to_pool(state, asked)
     if body.messages is not None:
         return [await _prepare_conversation(state, body, pooling, body.messages)]
-    return await prepare_texts(state, pooling, body.inputs(), body.pooled_options(), field)
+    options = replace(body.pooled_options(), before=prompt_before(state.engine.config.model.pooler, asked))
+    return await prepare_texts(state, pooling, body.inputs(), options, field)
 
 
 async def _prepare_conversation(
