@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from support.hybrid_cases import QWEN3_5, QWEN3_5_MOE
 from support.small_sizes import SMALL, rope
 
 from octavo import LLM, SamplingParams
@@ -66,6 +67,7 @@ class Case:
     make_image: Callable[[np.random.Generator], TestImage]
     whole: bool = False  # images are computed in one step
     apart: bool = False  # transformers takes images without a token between them for one
+    state_blocks: int = 0  # of 4 tokens, that a sequence's state takes
 
     @property
     def architecture(self) -> str:
@@ -85,7 +87,8 @@ def randomize(model: Any, family: str) -> None:
     """Draw weights large enough that every part of the model counts."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            low = -0.5 if "Gemma" in family and "language_model" in name else 0.5
+            less = "Gemma" in family or ("Qwen3_5" in family and "linear_attn" not in name)
+            low = -0.5 if less and "language_model" in name else 0.5
             if parameter.ndim == 1 and "norm" in name and name.endswith("weight"):
                 parameter.uniform_(low, low + 1.0)
             else:
@@ -132,6 +135,10 @@ QWEN_TOWER = {
 QWEN_TEXT = LANGUAGE | {"num_hidden_layers": 4, "use_sliding_window": False}
 QWEN3_TEXT = LANGUAGE | {"head_dim": 16, "num_hidden_layers": 4} | rope("default", mrope_section=[4, 2, 2])
 QWEN3_TOWER = QWEN_TOWER | {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
+
+
+QWEN3_5_MORE = {"max_position_embeddings": 512} | rope("default", mrope_section=[3, 3, 2], partial_rotary_factor=0.5)
+QWEN3_5_TOWER = QWEN_TOWER | {"num_position_embeddings": 36}
 
 
 def _any_size(cell: int) -> Callable[[np.random.Generator], TestImage]:
@@ -257,6 +264,20 @@ CASES: dict[str, Case] = {
         },
         _patches,
         apart=True,
+    ),
+    "qwen3.5": Case(
+        "Qwen3_5Config",
+        {"text_config": QWEN3_5 | QWEN3_5_MORE, "vision_config": QWEN3_5_TOWER, "image_token_id": IMAGE},
+        _patches,
+        apart=True,
+        state_blocks=18,
+    ),
+    "qwen3.5-moe": Case(
+        "Qwen3_5MoeConfig",
+        {"text_config": QWEN3_5_MOE | QWEN3_5_MORE, "vision_config": QWEN3_5_TOWER, "image_token_id": IMAGE},
+        _patches,
+        apart=True,
+        state_blocks=18,
     ),
     "smolvlm": Case("SmolVLMConfig", IDEFICS3, _tiles),
     "pixtral": Case(

@@ -91,9 +91,12 @@ class Rendered:
 
     def prompt(self, images: Sequence[Any]) -> Any:
         """The prompt for the engine. ``images`` are those of the conversation, decoded or processed."""
+        prompt: dict[str, Any] = {"prompt_token_ids": self.ids}
         if images:
-            return {"prompt_token_ids": self.ids, "multi_modal_data": {"image": images}}
-        return {"prompt_token_ids": self.ids, "boundaries": self.boundaries} if self.boundaries else self.ids
+            prompt["multi_modal_data"] = {"image": images}
+        if self.boundaries:
+            prompt["boundaries"] = self.boundaries
+        return prompt if len(prompt) > 1 else self.ids
 
     @property
     def has_grammar(self) -> bool:
@@ -216,7 +219,7 @@ def render(
     images = images_of(conversation.messages)
 
     def find_boundaries() -> list[int]:
-        if images or conversation.earlier_ids:
+        if conversation.earlier_ids:
             return []
         return positions(parts(), ids, tokenize, tokenizer.all_special_ids)
 

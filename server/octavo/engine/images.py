@@ -93,6 +93,13 @@ class ImageInputs:
             image if isinstance(image, ImageFeatures) else self.processor.process(turned(image)) for image in images
         ]
 
+    def expanded(self, ids: Sequence[int], count: int, features: Sequence[ImageFeatures]) -> int:
+        """The number that the first ``count`` of ``ids`` become with images in the place of their placeholders."""
+        if not features:
+            return count
+        begun = ids[:count]
+        return len(self.processor.expand(begun, features[: begun.count(self.processor.placeholder)])[0])
+
     def place(self, ids: Sequence[int], features: Sequence[ImageFeatures]) -> tuple[list[int], list[ImageItem]]:
         """The prompt with each placeholder replaced by its image's tokens, and where they lie."""
         expanded, offsets = self.processor.expand(ids, features)

@@ -96,14 +96,14 @@ class InputProcessor:
             ids = self.tokenize(text or "", add_special_tokens, truncate_prompt_tokens, salt)
         else:
             ids = self._check_ids(ids)
-        items = None
+        items, boundaries = None, _boundaries_of(prompt, len(ids))
         if features:
             if truncate_prompt_tokens is not None:
                 raise ValueError(
                     "truncate_prompt_tokens would cut images of the prompt; leave it out, or send text alone"
                 )
+            boundaries = [self.images.expanded(ids, position, features) for position in boundaries or ()]
             ids, items = self.images.place(ids, features)
-        boundaries = _boundaries_of(prompt, len(ids))
         ids = self._truncate(ids, truncate_prompt_tokens, truncation_side)
         if grammar is None and params.structured_outputs is not None:
             grammar = to_grammar(params.structured_outputs, strict=self.strict_json_schema)
@@ -124,7 +124,7 @@ class InputProcessor:
             grammar_field=grammar_field or "structured_outputs",
             adapter=adapter,
             mm_items=items,
-            boundaries=boundaries if truncate_prompt_tokens is None else None,
+            boundaries=boundaries or None if truncate_prompt_tokens is None else None,
         )
 
     def process_pooling(

@@ -60,8 +60,8 @@ MODELS = {
     "Gemma3nForConditionalGeneration": "text_of_vision",
     "Gemma4ForConditionalGeneration": "text_of_vision",
     "Gemma4UnifiedForConditionalGeneration": "text_of_vision",
-    "Qwen3_5ForConditionalGeneration": "text_of_vision",
-    "Qwen3_5MoeForConditionalGeneration": "text_of_vision",
+    "Qwen3_5ForConditionalGeneration": "qwen_vl",
+    "Qwen3_5MoeForConditionalGeneration": "qwen_vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen_vl",
     "LlavaForConditionalGeneration": "llava",
     "LlavaNextForConditionalGeneration": "llava_next",
@@ -113,6 +113,8 @@ M_ROPE = {
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
 }
 # Architectures that read images, if the checkpoint has a tower for them.
 IMAGE_READERS = M_ROPE | {

@@ -1,4 +1,4 @@
-"""Read and check config.json's vision tower of Qwen2-VL, Qwen2.5-VL or Qwen3-VL."""
+"""Read and check config.json's vision tower of Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [8, 16, 24],
     },
 }
+_DEFAULTS["qwen3_5"] = _DEFAULTS["qwen3_vl"] | {"deepstack_visual_indexes": []}
 
 
 @dataclass(frozen=True)
@@ -104,20 +105,24 @@ def qwen_vision_config(hf_config: Mapping[str, Any], source: str, kind: str) -> 
                 f"vision_config.window_size ({pixels}) must be at least {merge * patch}, a square's side"
             )
         more = {"window": pixels // merge // patch, "whole_layers": frozenset(_layers(fields, "fullatt_block_indexes"))}
-    if kind == "qwen3_vl":
+    if kind in ("qwen3_vl", "qwen3_5"):
         count = fields.integer("num_position_embeddings", 1, MAX_SIDE**2)
         if isqrt(count) ** 2 != count:
             fields.refuse("num_position_embeddings", "must be a square")
-        deep = _layers(fields, "deepstack_visual_indexes")
-        if any(layer >= layers for layer in deep) or len(deep) != len(set(deep)):
-            fields.refuse("deepstack_visual_indexes", f"must be different layers below depth ({layers})")
-        if len(deep) >= hf_config["num_hidden_layers"]:
-            fields.refuse(
-                "deepstack_visual_indexes",
-                f"must be fewer than the language model's {hf_config['num_hidden_layers']} layers",
-            )
-        more = {"side": isqrt(count), "deep_layers": tuple(deep)}
+        most = hf_config["num_hidden_layers"] if kind == "qwen3_vl" else 1
+        more = {"side": isqrt(count), "deep_layers": _deep_layers(fields, layers, most)}
     return QwenVisionConfig(**{**vars(common), **more})
+
+
+def _deep_layers(fields: Fields, layers: int, most: int) -> tuple[int, ...]:
+    """Read the layers of DeepStack, fewer than ``most``."""
+    key, deep = "deepstack_visual_indexes", _layers(fields, "deepstack_visual_indexes")
+    if any(layer >= layers for layer in deep) or len(deep) != len(set(deep)):
+        fields.refuse(key, f"must be different layers below depth ({layers})")
+    if len(deep) >= most:
+        demand = f"must be fewer than the language model's {most} layers" if most > 1 else "must be empty"
+        fields.refuse(key, demand)
+    return tuple(deep)
 
 
 def _inner(fields: Fields, kind: str, width: int) -> int:

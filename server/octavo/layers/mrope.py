@@ -23,9 +23,11 @@ class MRotaryEmbedding(RotaryEmbedding):
 
     axes: Tensor  # int64 [size]: which of the three positions each column of the table follows
 
-    def __init__(self, config: ModelConfig, interleaved: bool, default: tuple[int, int, int]) -> None:
-        """``default``: what config.json means by not saying mrope_section."""
-        super().__init__(config)
+    def __init__(
+        self, config: ModelConfig, interleaved: bool, default: tuple[int, int, int], size: int | None = None
+    ) -> None:
+        """``default``: what config.json means by not saying mrope_section. ``size``: see `RotaryEmbedding`."""
+        super().__init__(config, size)
         pairs = self.cos_sin_cache.shape[1] // 2
         sections = _sections(config, pairs, list(default))
         if interleaved:
@@ -45,7 +47,7 @@ def _sections(config: ModelConfig, pairs: int, default: list[int]) -> list[int]:
     fits = isinstance(stated, list) and len(stated) == 3 and all(type(one) is int and one >= 0 for one in stated)
     if not fits or sum(stated) != pairs:
         raise ModelError(
-            f"{config.model}: mrope_section must be three numbers of pairs that sum to {pairs}, half of a head, got "
-            f"{stated!r}; correct config.json or fetch the model again"
+            f"{config.model}: mrope_section must be three numbers of pairs that sum to {pairs}, half of what is turned "
+            f"of a head, got {stated!r}; correct config.json or fetch the model again"
         )
     return cast("list[int]", stated)

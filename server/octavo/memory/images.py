@@ -166,7 +166,14 @@ def encoder_bytes(config: EngineConfig) -> int:
 
 
 _ACTIVATION = {"quick_gelu": 3, "silu": 3}  # tensors as wide as an MLP that are there with it; of others two
-_QWEN = {"Qwen2VL": "qwen2_vl", "Qwen2_5_VL": "qwen2_5_vl", "Qwen3VL": "qwen3_vl", "Qwen3VLMoe": "qwen3_vl"}
+_QWEN = {
+    "Qwen2VL": "qwen2_vl",
+    "Qwen2_5_VL": "qwen2_5_vl",
+    "Qwen3VL": "qwen3_vl",
+    "Qwen3VLMoe": "qwen3_vl",
+    "Qwen3_5": "qwen3_5",
+    "Qwen3_5Moe": "qwen3_5",
+}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""The vision towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches of an image in its own aspect ratio, turned by row
-and column, in squares that become an embedding each.
+"""The vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: patches of an image in its own aspect ratio,
+turned by row and column, in squares that become an embedding each.
 
 Patches come square by square, the squares row by row.
 """
@@ -221,6 +221,12 @@ class Qwen3Vision(QwenVision):
                 total = part if total is None else total.add_(part)
         assert total is not None
         return total
+
+
+class Qwen35Vision(Qwen3Vision):
+    """The same without DeepStack."""
+
+    kind = "qwen3_5"
 
 
 def _taps(places: Tensor, length: int, side: int) -> list[tuple[Tensor, Tensor]]:

@@ -1,4 +1,6 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: Qwen2 and Qwen3 whose tokens of images have three positions (M-RoPE)."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: Qwen's language models whose tokens of images have three positions
+(M-RoPE).
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,14 @@ from typing import ClassVar
 from octavo.interface.engine_config import ModelConfig
 from octavo.interface.qwen_vision_config import qwen_vision_config
 from octavo.layers.mrope import MRotaryEmbedding
-from octavo.layers.rotary import RotaryEmbedding
+from octavo.layers.rotary import RotaryEmbedding, rotary_size
 from octavo.models.image_reader import ReadsImages, Vision
 from octavo.models.llama import LlamaForCausalLM
 from octavo.models.qwen2 import Qwen2ForCausalLM
 from octavo.models.qwen3 import Qwen3ForCausalLM
+from octavo.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 from octavo.models.qwen_moe import Qwen3MoeForCausalLM
-from octavo.models.qwen_vision import Qwen3Vision, Qwen25Vision, QwenVision
+from octavo.models.qwen_vision import Qwen3Vision, Qwen25Vision, Qwen35Vision, QwenVision
 
 _NAMES: list[tuple[str, str | None]] = [
     (r"^(model\.)?visual\.", "model.vision."),
@@ -39,8 +42,13 @@ class QwenVL(ReadsImages, LlamaForCausalLM):
     def create_rotary(self) -> RotaryEmbedding:
         """See `LlamaForCausalLM`. Text alone needs nothing of the three positions."""
         if not self.config.reads_images:
-            return RotaryEmbedding(self.config)
-        return MRotaryEmbedding(self.config, self.interleaved, self.sections)
+            return RotaryEmbedding(self.config, self.rotary_size)
+        return MRotaryEmbedding(self.config, self.interleaved, self.sections, self.rotary_size)
+
+    @property
+    def rotary_size(self) -> int:
+        """The number of a head's leading elements that are turned."""
+        return self.config.head_size
 
     def layers_of_one_stage(self) -> list[range]:
         """See `CausalLM`. What is added to the first layers' results is where images are encoded."""
@@ -84,3 +92,21 @@ class Qwen3VLMoeForConditionalGeneration(QwenVL, Qwen3MoeForCausalLM):
     sections = (24, 20, 20)
     stacked_experts: ClassVar[tuple[bool, bool]] = (True, False)
     checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Qwen3MoeForCausalLM.checkpoint_names]
+
+
+class Qwen3_5ForConditionalGeneration(QwenVL, Qwen3_5ForCausalLM):  # noqa: N801
+    """Qwen3.5, dense."""
+
+    vision_class = Qwen35Vision
+    interleaved = True
+    sections = (11, 11, 10)
+    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [*_NAMES, *Qwen3_5ForCausalLM.checkpoint_names]
+
+    @property
+    def rotary_size(self) -> int:
+        """See `QwenVL`."""
+        return rotary_size(self.config)
+
+
+class Qwen3_5MoeForConditionalGeneration(Qwen3_5ForConditionalGeneration, Qwen3_5MoeForCausalLM):  # noqa: N801
+    """Qwen3.5's mixtures of experts."""

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from octavo.models.gemma3n import Gemma3nForCausalLM
 from octavo.models.gemma4 import Gemma4ForCausalLM
-from octavo.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 
 _NAMES: list[tuple[str, str | None]] = [
     (r"^(model\.)?(vision_tower|multi_modal_projector)\.", None),
@@ -36,21 +35,3 @@ class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4ForConditionalGeneration):
     """The text of Gemma 4 12B."""
-
-
-class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):  # noqa: N801
-    """The text of Qwen3.5, dense."""
-
-    leaves_out: str | None = "images and video"
-    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = [
-        (r"^(model\.)?visual\.", None),
-        *_NAMES,
-        *Qwen3_5ForCausalLM.checkpoint_names,
-    ]
-
-
-class Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeForCausalLM):  # noqa: N801
-    """The text of Qwen3.5 with experts."""
-
-    leaves_out: str | None = "images and video"
-    checkpoint_names: ClassVar[list[tuple[str, str | None]]] = Qwen3_5ForConditionalGeneration.checkpoint_names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from support.hybrid_cases import QWEN3_5
 from support.images import make_tokenizer
 from support.small_sizes import SMALL
 from support.vision import randomize
@@ -36,6 +37,13 @@ TEMPLATE = (
     "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}MARK{% else %}{{ part['text'] }}"
     "{% endif %}{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
+QWEN3_SIZES = {
+    "size": {"shortest_edge": 32 * 32 * 4, "longest_edge": 32 * 32 * 30},
+    "patch_size": 16,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}
+HYBRID = {key: QWEN3_5[key] for key in QWEN3_5 if key not in SMALL} | {"num_hidden_layers": 4}
 QWEN_NAMES = {
     "image_token": "<|image_pad|>",
     "video_token": "<|video_pad|>",
@@ -57,6 +65,7 @@ class Family:
     settings: dict[str, Any]
     tokens: dict[str, str]
     mark: str
+    config: str = ""  # what its config's name begins with, if that is another name
 
 
 def qwen(module: str, name: str, patch: int, sizes: dict[str, Any], text: dict[str, Any], tower: Any) -> Family:
@@ -145,14 +154,20 @@ FAMILIES = {
         "qwen3_vl",
         "Qwen3VL",
         16,
-        {
-            "size": {"shortest_edge": 32 * 32 * 4, "longest_edge": 32 * 32 * 30},
-            "patch_size": 16,
-            "image_mean": [0.5] * 3,
-            "image_std": [0.5] * 3,
-        },
+        QWEN3_SIZES,
         {"head_dim": 16, "num_hidden_layers": 5, "rope": {"mrope_section": [3, 3, 2], "mrope_interleaved": True}},
         {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1, 2]},
+    ),
+    "qwen3.5": replace(
+        qwen(
+            "qwen3_vl",
+            "Qwen3VL",
+            16,
+            QWEN3_SIZES,
+            HYBRID | {"rope": {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25}},
+            {"num_position_embeddings": 64},
+        ),
+        config="Qwen3_5",
     ),
 }
 
@@ -185,7 +200,7 @@ def save(family: Family, path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[A
     processor = kind(image_processor, tokenizer, chat_template=tokenizer.chat_template, **options)
     in_config = {f"{name}_id": number for name, number in ids.items()}
     in_config |= {f"{name}_index": number for name, number in ids.items()}
-    config = getattr(transformers, f"{family.name}Config")(**family.settings, **in_config)
+    config = getattr(transformers, f"{family.config or family.name}Config")(**family.settings, **in_config)
     torch.manual_seed(1)
     model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     randomize(model, family.name)

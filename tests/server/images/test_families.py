@@ -40,19 +40,18 @@ def check_logprobs(llm: LLM, prompts: list[Prompt], logits: list[torch.Tensor]) 
 
 @pytest.mark.parametrize("case", CASES)
 def test_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    reference, prompts = CASES[case].save(tmp_path), prompts_of(case)
+    reference, prompts, of_state = CASES[case].save(tmp_path), prompts_of(case), CASES[case].state_blocks
     llm, logits = make_llm(tmp_path), [reference_logits(reference, prompt) for prompt in prompts]
     check_logprobs(llm, prompts, logits)
     expected_tokens = [greedy(reference, prompt, 5) for prompt in prompts]
     assert [output.outputs[0].token_ids for output in answer(llm, prompts, max_tokens=5)] == expected_tokens
     # In small steps, cut inside images where that may be, and without the room for all.
     most = 5 if not CASES[case].whole else 24
-    tight = make_llm(
-        tmp_path, max_num_batched_tokens=most, block_size=4, num_gpu_blocks_override=90 if CASES[case].whole else 40
-    )
+    blocks = of_state + (90 if CASES[case].whole else 40)
+    tight = make_llm(tmp_path, max_num_batched_tokens=most, block_size=4, num_gpu_blocks_override=blocks)
     outputs = answer(tight, [*prompts, prompts[2]], max_tokens=5)
     assert [output.outputs[0].token_ids for output in outputs] == [*expected_tokens, expected_tokens[2]]
-    if not CASES[case].whole:  # whose groups of layers leave room for all
+    if not CASES[case].whole and not of_state:  # whose groups of layers leave room for all; states come one by one
         assert tight.totals.num_preemptions or tight.totals.prefix_cache_hits
     encoder = tight.engine.executor.worker.runner.images
     assert encoder.num_encoded == 4, "each image is encoded once, in however many requests it is"
@@ -63,6 +62,7 @@ def test_answers_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     lengths = [len(tokens_of(prompt)) for prompt in crowd]
     most = max(lengths) + ANSWER
     blocks = 60 if CASES[case].whole else max(-(-most // 4), sum(-(-length // 4) for length in lengths) + 2)
+    blocks += 3 * of_state
     full = make_llm(tmp_path, block_size=4, max_model_len=most, num_gpu_blocks_override=blocks)
     outputs, alone = answer(full, crowd, max_tokens=ANSWER), answer(llm, crowd, max_tokens=ANSWER)
     assert [output.outputs[0].token_ids for output in outputs] == [output.outputs[0].token_ids for output in alone]

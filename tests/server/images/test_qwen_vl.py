@@ -82,6 +82,9 @@ def _set(**values: Any) -> Callable[[dict[str, Any]], None]:
         ("qwen3-vl", _set(deepstack_visual_indexes=[4]), "deepstack_visual_indexes must be different layers below"),
         ("qwen3-vl", _set(depth=9, deepstack_visual_indexes=[0, 1, 2, 3]), "must be fewer than the language model's 4"),
         ("qwen3-vl", _set(patch_size=0), "patch_size must be a positive integer"),
+        ("qwen3.5", _set(model_type="qwen3_vl"), "vision_config.model_type must be qwen3_5_vision"),
+        ("qwen3.5", _set(deepstack_visual_indexes=[0]), "deepstack_visual_indexes must be empty"),
+        ("qwen3.5", _set(num_position_embeddings=35), "num_position_embeddings must be a square"),
     ],
 )
 def test_contradictions_are_refused_in_a_line(
@@ -90,7 +93,7 @@ def test_contradictions_are_refused_in_a_line(
     settings = CASES[case].settings
     vision = dict(settings["vision_config"])
     change(vision)
-    kind = {"qwen2-vl": "qwen2_vl", "qwen2.5-vl": "qwen2_5_vl", "qwen3-vl": "qwen3_vl"}[case]
+    kind = {"qwen2-vl": "qwen2_vl", "qwen2.5-vl": "qwen2_5_vl", "qwen3-vl": "qwen3_vl", "qwen3.5": "qwen3_5"}[case]
     with pytest.raises(ModelError, match=message) as refusal:
         qwen_vision_config({**settings["text_config"], "vision_config": vision}, "config.json", kind)
     assert "\n" not in str(refusal.value)

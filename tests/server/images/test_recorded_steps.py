@@ -13,7 +13,7 @@ from octavo import LLM
 
 
 @pytest.mark.sampled(share=2)
-@pytest.mark.parametrize("case", ["llava", "gemma3", "qwen2.5-vl", "qwen3-vl"])
+@pytest.mark.parametrize("case", ["llava", "gemma3", "qwen2.5-vl", "qwen3-vl", "qwen3.5"])
 def test_steps_with_images_are_replayed_to_the_same_numbers(case: str, tmp_path: Path) -> None:
     """Embeddings alone, sight of whole images, turns in three directions, and states for deeper layers; in steps that
     are cut inside images where they may be, beside text, and smaller ones after larger ones."""

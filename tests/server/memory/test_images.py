@@ -25,14 +25,14 @@ SETTINGS: dict[str, Any] = {
     "llava": {"size": {"shortest_edge": 32}, "crop_size": SIDES},
     "gemma3": {"size": SIDES},
     "idefics3": {"size": {"longest_edge": 128}, "max_image_size": {"longest_edge": 32}},
+    "qwen3.5": {"size": {"shortest_edge": 256, "longest_edge": 4096}, "patch_size": 4},
 }
 HOW: dict[str, Any] = {"dtype": "float32", "quantization": "none", "skip_tokenizer_init": True}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    names = ("llava", "gemma3", "idefics3")
-    found = {name: tmp_path_factory.mktemp(name) for name in names}
+    found = {name: tmp_path_factory.mktemp(name) for name in SETTINGS}
     for name, path in found.items():
         CASES[name].save(path)
         (path / "preprocessor_config.json").write_text(json.dumps(SETTINGS[name]))
@@ -67,7 +67,7 @@ def test_an_image_that_is_computed_whole_has_room_in_a_step(folders: dict[str, P
     assert "encoder" not in text.engine.executor.memory_shares
 
 
-@pytest.mark.parametrize("case", ["llava", "gemma3"])
+@pytest.mark.parametrize("case", ["llava", "gemma3", "qwen3.5"])
 def test_the_ledger_has_what_recorded_steps_keep(case: str, folders: dict[str, Path]) -> None:
     llm = LLM(str(folders[case]), max_model_len=128, max_num_batched_tokens=64, max_num_seqs=4, **HOW)
     answer(llm, [[1, CASES[case].make_image(np.random.default_rng(0)), 2]], max_tokens=2)
@@ -94,7 +94,7 @@ def test_the_largest_image_is_one_that_fits_a_prompt(longest: int, tmp_path: Pat
     assert largest.num_embeds <= patches // 4 <= 1.2 * largest.num_embeds + 4
 
 
-@pytest.mark.parametrize("case", ["llava", "gemma3", "idefics3"])
+@pytest.mark.parametrize("case", SETTINGS)
 def test_a_plan_is_the_ledger(
     case: str,
     folders: dict[str, Path],

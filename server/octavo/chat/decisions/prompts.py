@@ -111,9 +111,12 @@ def _around(texts: Sequence[str], questions: Sequence[Question]) -> tuple[str, s
 def prompt_for_engine(prompt: QuestionPrompt, ids: list[int], images: Sequence[Any], shared: int) -> Any:
     """The prompt of a read, with the ``ids`` of a label's beginning behind it. ``shared``: tokens at its beginning that
     those of all questions have, behind which a recurrent model keeps its state."""
+    found: dict[str, Any] = {"prompt_token_ids": ids}
     if images:
-        return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
-    return {"prompt_token_ids": ids, "boundaries": [shared]} if shared and prompt.rendered.boundaries else ids
+        found["multi_modal_data"] = {"image": images}
+    if shared and prompt.rendered.boundaries:
+        found["boundaries"] = [shared]
+    return found if len(found) > 1 else ids
 
 
 def num_shared(prompts: Sequence[QuestionPrompt]) -> int:

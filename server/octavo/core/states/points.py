@@ -30,7 +30,7 @@ class Points:
         """Points of a prompt behind ``hit``, the last one first."""
         boundaries = request.core_request.boundaries
         if not boundaries:
-            boundaries = [(request.num_prompt_tokens - _GENERATION_PROMPT) // self._block_size * self._block_size]
+            boundaries = [self._before_end(request)]
         ends = [wish.num_tokens for wish in request.core_request.retain or ()]  # of what is to be found again
         named = (
             {hit.num_found: SHARED}
@@ -47,3 +47,13 @@ class Points:
                 points.append((position, point))
                 before = position
         return points[::-1]
+
+    def _before_end(self, request: Request) -> int:
+        """A point where nobody has said any: as the blocks lie, or at the edge of an image."""
+        most = request.num_prompt_tokens - _GENERATION_PROMPT
+        position = most // self._block_size * self._block_size
+        inside = (item for item in request.mm_items if item.offset < position < item.end)
+        image = next(inside, None)
+        if image is None:
+            return position
+        return image.end if image.end <= most else image.offset

@@ -72,7 +72,8 @@ def retain(
         cache.enable_prefix_caching and cache.prefix_retention_share and cache.prefix_retention_max
     ):
         return
-    ends = [(_expanded(state, rendered.ids, end, features), seconds) for end, seconds in rendered.kept]
+    images = state.engine.input_processor.images
+    ends = [(images.expanded(rendered.ids, end, features), seconds) for end, seconds in rendered.kept]
     if keep.whole:
         ends.append((len(request.prompt_token_ids), keep.whole))
     ends = sorted(end for end in ends if end[0])
@@ -81,12 +82,3 @@ def retain(
     request.retain = found or None
     tenant = current_tenant.get()
     request.owner = "" if tenant is None else f"{tenant.name} {tenant.account}"
-
-
-def _expanded(state: ServerState, ids: Sequence[int], end: int, features: Sequence[ImageFeatures]) -> int:
-    """The number of tokens that ``end`` ones of ``ids`` become with images in place of their placeholders."""
-    if not features:
-        return end
-    processor = state.engine.input_processor.images.processor
-    begun = ids[:end]
-    return len(processor.expand(begun, features[: begun.count(processor.placeholder)])[0])

@@ -29,6 +29,8 @@ PROCESSORS: Mapping[str, type[ImageProcessor]] = {
     "Qwen2_5_VLForConditionalGeneration": QwenVLProcessor,
     "Qwen3VLForConditionalGeneration": QwenVLProcessor,
     "Qwen3VLMoeForConditionalGeneration": QwenVLProcessor,
+    "Qwen3_5ForConditionalGeneration": QwenVLProcessor,
+    "Qwen3_5MoeForConditionalGeneration": QwenVLProcessor,
     "SmolVLMForConditionalGeneration": Idefics3Processor,
 }
 

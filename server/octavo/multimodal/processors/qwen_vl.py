@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL: an image in its own aspect ratio, as rows of patches."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5: an image in its own aspect ratio, as rows of patches."""
 
 from __future__ import annotations
 
