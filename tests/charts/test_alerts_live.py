@@ -78,7 +78,7 @@ def test_a_long_queue(engine: Engine, watching: Prometheus) -> None:
     engine.hang_up()
     resolves(watching, "OctavoQueueLong")
     for thread in crowd:
-        thread.join(10)
+        thread.join(90)
     assert engine.complete("still there?") == 200
 
 
@@ -89,5 +89,6 @@ def test_a_stalled_engine(engine: Engine, watching: Prometheus) -> None:
     os.kill(engine.core_pid, signal.SIGUSR1)
     words = fires(watching, "OctavoEngineStalled")
     assert "models/tiny-0" in words["description"]
+    engine.hang_up()
     resolves(watching, "OctavoEngineStalled")
     assert engine.complete("still there?") == 200

@@ -26,6 +26,7 @@ from octavo_operator.defaults import Defaults
 from octavo_operator.render.names import CONTROL_PORT, MANAGEMENT_PORT, PICKER_PORT
 
 CHART = published()
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # CRDs are long
 
 pytestmark = pytest.mark.skipif(
     not binaries.are_built(), reason="Helm is one of the rig's programs: `make cluster` builds them"
@@ -40,7 +41,7 @@ def rendered(*settings: str) -> list[dict[str, Any]]:
     flags = [flag for setting in settings for flag in ("--set", setting)]
     done = helm("template", "release", str(CHART), "-n", "system", *flags)
     assert done.returncode == 0, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return [one for one in yaml.load_all(done.stdout, LOADER) if one]
 
 
 def of_kind(objects: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -98,7 +99,7 @@ def test_defaults_of_llmdeployments_reach_the_operator() -> None:
     }
     done = helm("template", "release", str(CHART), "--set-json", f"defaults={json.dumps(given)}")
     assert done.returncode == 0, done.stderr
-    objects = [one for one in yaml.safe_load_all(done.stdout) if one]
+    objects = [one for one in yaml.load_all(done.stdout, LOADER) if one]
     env = {variable["name"]: variable.get("value", "x") for variable in container(objects)["env"]}
     assert to_json(OperatorConfig.from_environment(env).defaults) == given
 
@@ -347,7 +348,7 @@ def test_values_that_kubernetes_accepts_are_accepted() -> None:
     flags = [flag for key, value in values.items() for flag in ("--set-json", f"{key}={json.dumps(value)}")]
     done = helm("template", "release", str(CHART), *flags)
     assert done.returncode == 0, done.stderr
-    (deployment,) = of_kind([one for one in yaml.safe_load_all(done.stdout) if one], "Deployment")
+    (deployment,) = of_kind([one for one in yaml.load_all(done.stdout, LOADER) if one], "Deployment")
     assert deployment["spec"]["template"]["spec"]["affinity"] == values["affinity"]
 
 
@@ -363,7 +364,7 @@ def test_releases_of_one_name_in_two_namespaces_do_not_collide() -> None:
             apis = ["--api-versions", "monitoring.coreos.com/v1"]
             done = helm("template", "octavo", str(CHART), "-n", namespace, *apis, *flags)
             assert done.returncode == 0, done.stderr
-            objects = [one for one in yaml.safe_load_all(done.stdout) if one]
+            objects = [one for one in yaml.load_all(done.stdout, LOADER) if one]
             names = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in objects}
             assert len(names) == len(objects) > 10
             sets.append(names)

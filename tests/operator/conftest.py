@@ -112,7 +112,7 @@ class Operator:
         if self.process is None:
             return 0
         self.process.send_signal(number)
-        status = self.process.wait(20)
+        status = self.process.wait(90)
         self.process = None
         return status
 

@@ -373,7 +373,7 @@ def test_the_reader_asks_one_pod_after_the_other_and_then_lets_them_be() -> None
         leading = asyncio.Event()
         leading.set()
         running = asyncio.create_task(reader.run(leading))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
 
         def is_done(uid: str) -> bool:
             found = reader.reports(("default", "toy")).get(uid, PodAdapters(""))

@@ -157,7 +157,7 @@ class _Asks:
         self._port = router.spec.port
 
     def ask(self, model: str, session: str) -> tuple[int, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=90)
         body = json.dumps({"model": model, "prompt": f"{session} says something"})
         connection.request("POST", "/v1/completions", body, {"x-session-id": session})
         answer = connection.getresponse()

@@ -129,7 +129,7 @@ def test_each_model_takes_as_much_as_its_engine(door: Gateway, tenant: str, mode
 
 def refused_by_head(port: int, size: int, path: str = "/v1/completions", **headers: str) -> tuple[int, str]:
     """The answer to a request of which the body never comes."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
     connection.putrequest("POST", path)
     for name, value in {**headers, "content-length": str(size)}.items():
         connection.putheader(name, value)
@@ -159,7 +159,7 @@ def test_a_router_of_one_model_keeps_its_limit_but_of_files(tmp_path: Path) -> N
         router.wait_for_replicas(1)
         status, text = refused_by_head(router.spec.port, 100_001)
         assert (status, json.loads(text)["error"]["code"]) == (413, "request_too_large")
-        connection = http.client.HTTPConnection("127.0.0.1", router.spec.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", router.spec.port, timeout=90)
         for path, size in (("/v1/completions", 100_000), ("/v1/files", 200_000)):
             connection.request("POST", path, body_of("toy", size))
             answer = connection.getresponse()

@@ -297,7 +297,7 @@ def test_tenants_have_keys_models_and_budgets(echo: Endpoint, tmp_path: Path) ->
         assert isinstance(ask("sk-red", path="/api/chat")[2]["error"], str)
         assert [ask("sk-blue")[0] for _ in range(20)] == [200] * 20
         keys["blue"].write_text("sk-new")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while ask("sk-new")[0] != 200:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -350,9 +350,9 @@ def test_a_new_certificate_needs_no_restart(tmp_path: Path) -> None:
             return ssl.get_server_certificate(("127.0.0.1", gateway.spec.port))
 
         assert shown().encode() == made[0][0]
-        connection = http.client.HTTPSConnection("127.0.0.1", gateway.spec.port, timeout=20, context=context)
+        connection = http.client.HTTPSConnection("127.0.0.1", gateway.spec.port, timeout=90, context=context)
         mount(secret, 2, dict(zip(("tls.crt", "tls.key"), made[1], strict=True)))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while shown().encode() != made[1][0]:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -471,7 +471,7 @@ def test_every_model_that_may_be_named_is_served(
     gateway, echo = changing
     models = {name: (pools[i % len(pools)], "served") for i, name in enumerate([*pools, *names])}
     gateway.change(pools=tuple(Pool(name, (echo,)) for name in pools), models=named(models))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while {one for one in gateway.clusters() if not one.startswith("_")} != set(pools):
         assert time.monotonic() < deadline, gateway.clusters()
         time.sleep(0.02)

@@ -48,7 +48,7 @@ class Keys:
 
     def __init__(self, router: Router) -> None:
         self.router = router
-        self._connection = http.client.HTTPConnection("127.0.0.1", router.spec.port, timeout=20)
+        self._connection = http.client.HTTPConnection("127.0.0.1", router.spec.port, timeout=90)
 
     def of(self, body: bytes | Json, **headers: str) -> str | None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -207,7 +207,7 @@ def test_no_body_fails(keys: Keys, junk: bytes, cut: int, image: Json) -> None:
 
 
 def test_a_body_above_the_limit_is_refused_in_openais_form(keys: Keys) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", keys.router.spec.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", keys.router.spec.port, timeout=90)
     body = b'{"prompt": "' + b"x" * MAX_BODY_BYTES + b'"}'
     try:
         connection.request("POST", "/v1/completions", body)
@@ -236,7 +236,7 @@ def test_another_setting_needs_no_restart(keys: Keys) -> None:
     changed = dataclasses.replace(router.spec, session_headers=("x-conversation",))
     router.files = answering(files(changed, router.pool))
     router.write()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while Keys(router).of(chat, x_conversation="c") == plain:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -248,7 +248,7 @@ def test_another_setting_needs_no_restart(keys: Keys) -> None:
 def test_metrics_are_all_that_the_second_port_has(keys: Keys) -> None:
     """Envoy's admin API can end it, and tells all of its configuration."""
     for path, status in (("/stats/prometheus", 200), ("/ready", 200), ("/config_dump", 404), ("/quitquitquit", 404)):
-        connection = http.client.HTTPConnection("127.0.0.1", keys.router.spec.metrics_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", keys.router.spec.metrics_port, timeout=90)
         connection.request("GET", path)
         assert connection.getresponse().status == status, path
         connection.close()

@@ -118,7 +118,7 @@ def test_everybody_who_asks_for_a_newcomer_is_answered(first: str, tmp_path: Pat
     gateway.workers = 2
     flags = ("--hold-requests", "256", "--hold-seconds", "60", "--engine-port", "0")
     with gateway, PickerProcess(gateway, *flags) as picker, ThreadPoolExecutor(USERS) as users:
-        within(20, lambda: picker.samples("octavo_router_held_requests") == 1)
+        within(90, lambda: picker.samples("octavo_router_held_requests") == 1)
         models, pools = (*gateway.gateway.models, *named({"n": ("newcomer", "tiny")})), (*gateway.gateway.pools, pool)
         before, after = gateway.files, files(dataclasses.replace(gateway.gateway, models=models, pools=pools))
         if first != "both":
@@ -128,7 +128,7 @@ def test_everybody_who_asks_for_a_newcomer_is_answered(first: str, tmp_path: Pat
         if first != "models.lua":
             gateway.files = after
             gateway.write()
-        within(20, lambda: "n" in listed(gateway))
+        within(90, lambda: "n" in listed(gateway))
         asked = [users.submit(complete, gateway, "n") for _ in range(USERS)]
         if first == "models.lua":
             time.sleep(1.5)

@@ -59,7 +59,7 @@ def ask(router: Router, text: str, max_tokens: int = 2, model: str = "tiny", **h
         json.dumps(sent).encode(),
         {"Content-Type": "application/json", **named},
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=90) as answer:
         return int(json.load(answer)["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
@@ -71,7 +71,7 @@ def served(router: Router, many: int) -> int:
 def requests_of(engines: EmulatedEngines) -> list[float]:
     found = []
     for port in engines.ports:
-        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read().decode()
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=90).read().decode()
         found.append(float(page.split("vllm:request_success_total ")[1].split()[0]))
     return found
 
@@ -133,7 +133,7 @@ def test_a_killed_picker_costs_no_request(router: Router) -> None:
         killing.start()
         assert served(router, 150) == 150
         killing.join()
-        assert picker.process.wait(20) != 0
+        assert picker.process.wait(90) != 0
     assert served(router, 30) == 30, "and without one"
     router.wait_until_idle()  # while others are under way, the bounded load may send one elsewhere
     ask(router, "once more " * 40)
@@ -162,7 +162,7 @@ def test_a_picker_that_dies_is_started_again_in_its_container(router: Router, mo
         picker.wait_for_replicas(3)
         assert picker.process.poll() is None
         picker.process.terminate()
-        assert picker.process.wait(20) == 0
+        assert picker.process.wait(90) == 0
         assert not picker.page(), "nothing of it is left"
 
 

@@ -60,7 +60,7 @@ class Watched(Router):
     def __exit__(self, *_: object) -> None:
         self.picker.__exit__()
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(90)
 
     def give(self, **changed: str) -> None:
         """All files at once, these among them."""
@@ -199,7 +199,7 @@ def test_envoy_ends_with_its_container(tmp_path: Path, monkeypatch: pytest.Monke
     with one:
         assert not one.said.exists()
         one.process.terminate()
-        assert one.process.wait(20) == 0
+        assert one.process.wait(90) == 0
         with pytest.raises(OSError, match="refused"):
             one.page()
 

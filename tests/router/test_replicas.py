@@ -49,7 +49,7 @@ def ask(port: int, prompt: str, **fields: Any) -> tuple[int, Json]:
 
 def queries(engine: Engine) -> float:
     """Prompt tokens that this replica has looked up in its prefix cache."""
-    connection = http.client.HTTPConnection("127.0.0.1", engine.management_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", engine.management_port, timeout=90)
     connection.request("GET", "/metrics")
     page = connection.getresponse().read().decode()
     name = "vllm:prefix_cache_queries_total"

@@ -74,7 +74,7 @@ class Pools(Router):
         self.files = files(GatewaySpec(self.spec, self._pools, models))
 
     def ask(self, body: Any, **headers: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.spec.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.spec.port, timeout=90)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), named)
         answer = connection.getresponse()
@@ -102,7 +102,7 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Weigh
     router.files["key.lua"] += ASK_MANY
 
     def ask(weights: Weights) -> str:
-        connection = http.client.HTTPConnection("127.0.0.1", router.spec.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", router.spec.port, timeout=90)
         connection.request("GET", "/" + "&".join(f"{name}={weight}" for name, weight in weights.items()))
         text = connection.getresponse().read().decode()
         connection.close()
@@ -214,7 +214,7 @@ def test_conversations_stay_through_changes_of_weights_and_failures(tmp_path: Pa
         assert spread == {"a", "xb"}, "what begins no conversation is spread, too"
 
         # A stream goes on while weights change.
-        connection = http.client.HTTPConnection("127.0.0.1", router.spec.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", router.spec.port, timeout=90)
         moving = next(one for one in SESSIONS if sides[one] == "a")
         connection.request("POST", "/v1/completions", '{"model":"m","stream":true}', {"x-session-id": moving})
         stream = connection.getresponse()
@@ -271,7 +271,7 @@ def test_a_shared_name_is_listed_once(tmp_path: Path) -> None:
     alone = GatewaySpec(router.spec, (), (dataclasses.replace(ModelName("m", "a", "m", "a")),))
     assert "backends" not in files(alone)["models.lua"]
     with router:
-        connection = http.client.HTTPConnection("127.0.0.1", router.spec.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", router.spec.port, timeout=90)
         connection.request("GET", "/v1/models")
         listed = json.loads(connection.getresponse().read())["data"]
     assert [one["id"] for one in listed] == ["m"]

@@ -187,7 +187,7 @@ class EmulatedEngines:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(90)
 
 
 async def serve(args: argparse.Namespace) -> None:

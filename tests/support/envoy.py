@@ -80,7 +80,7 @@ class Router:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(90)
 
     def wait_for_replicas(self, many: int) -> None:
         deadline = time.monotonic() + 60
@@ -90,7 +90,7 @@ class Router:
 
     def wait_until_idle(self) -> None:
         """Until Envoy, too, has seen the end of every answer."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while re.search(
             r'^envoy_cluster_upstream_rq_active\{envoy_cluster_name="(?!_).* [^0]', self.page(), re.MULTILINE
         ):
@@ -120,7 +120,7 @@ class Router:
     def page(self) -> str:
         """All metrics."""
         url = f"http://127.0.0.1:{self.spec.metrics_port}/stats/prometheus"
-        return urllib.request.urlopen(url, timeout=20).read().decode()
+        return urllib.request.urlopen(url, timeout=90).read().decode()
 
     def stat(self, name: str) -> float:
         """The sum of a metric's samples; 0: there is none."""
@@ -162,7 +162,7 @@ class PickerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(90)
 
     def wait_for_replicas(self, many: int) -> None:
         deadline = time.monotonic() + 60
@@ -173,7 +173,7 @@ class PickerProcess:
     def page(self) -> str:
         """All metrics; none while it does not answer."""
         try:
-            return urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20).read().decode()
+            return urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=90).read().decode()
         except OSError:
             return ""
 

@@ -61,7 +61,7 @@ class Gateway(Router):
         return anthropic.Anthropic(base_url=self.url, api_key=key, max_retries=0)
 
     def ask(self, method: str, path: str, body: Json = None, **headers: str) -> tuple[int, Any, Json]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.spec.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.spec.port, timeout=90)
         data = body if body is None or isinstance(body, bytes) else json.dumps(body)
         connection.request(method, path, data, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
@@ -72,7 +72,7 @@ class Gateway(Router):
     def clusters(self) -> list[str]:
         """Names of the clusters that Envoy has, its own included."""
         url = f"http://127.0.0.1:{self.spec.admin_port}/clusters?format=json"
-        return [one["name"] for one in json.load(urllib.request.urlopen(url, timeout=20))["cluster_statuses"]]
+        return [one["name"] for one in json.load(urllib.request.urlopen(url, timeout=90))["cluster_statuses"]]
 
     def wait_for(self, count: int) -> None:
         deadline = time.monotonic() + 60

@@ -185,7 +185,7 @@ def main() -> None:
 def outcomes(templates: list[str], steps: int) -> list[tuple[str, float]]:
     """What `main` finds, in a process with little memory."""
     done = subprocess.run(
-        [sys.executable, __file__], input=json.dumps([templates, steps]), capture_output=True, text=True, timeout=120
+        [sys.executable, __file__], input=json.dumps([templates, steps]), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]

@@ -1,6 +1,6 @@
 """A web of our own for servers under test: ``python -m support.media_server serve ...`` is ``octavo serve`` whose name
 server and network are these. Hosts have the addresses below; whatever is dialled ends at the port OCTAVO_TEST_WEB of
-this machine, and is noted in the file OCTAVO_TEST_DIALLED. What waits for long waits for two seconds.
+this machine, and is noted in the file OCTAVO_TEST_DIALLED. What waits for long waits for six seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import httpcore
 
 WEB, DIALLED = "OCTAVO_TEST_WEB", "OCTAVO_TEST_DIALLED"
-SECONDS = 2.0
+SECONDS = 6.0  # a process that decodes images may have to start within them, on a machine with other work
 PUBLIC = "93.184.216.34"
 BOMB = gzip.compress(bytes(50_000_000))  # made once: it takes a good part of the second that a refusal may
 # One answer after the other, the last for ever.

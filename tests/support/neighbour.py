@@ -33,7 +33,7 @@ class Neighbour(threading.Thread):
             while not self.stopping:
                 text, last = "", time.monotonic()
                 waited, looked = self._own.waited, last
-                with httpx.stream("POST", self.url + "/v1/completions", json=body, timeout=30) as response:
+                with httpx.stream("POST", self.url + "/v1/completions", json=body, timeout=90) as response:
                     assert response.status_code == 200
                     for line in response.iter_lines():
                         now = time.monotonic()

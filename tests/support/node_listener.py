@@ -40,5 +40,5 @@ class Listener:
 
 
 def received(channel: TlsChannel) -> list[tuple[Kind, bytearray]]:
-    channel.wait(30)
+    channel.wait(90)
     return list(channel.receive())

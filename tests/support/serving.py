@@ -145,7 +145,7 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(90)
 
     @property
     def log(self) -> str:
@@ -163,7 +163,7 @@ class Engine:
 
     def wait_until_told(self, what: Callable[[str], Any]) -> None:
         """Until it is true of the page of metrics, which lags behind what it tells of."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not what(page := urllib.request.urlopen(f"http://{self.metrics_address}/metrics").read().decode()):
             assert time.monotonic() < deadline, page
             time.sleep(0.05)

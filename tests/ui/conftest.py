@@ -69,7 +69,7 @@ class Dashboard:
     def stop(self) -> None:
         """By SIGTERM."""
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(90)
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +85,7 @@ def open_dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callabl
     for dashboard in opened:
         started = [] if dashboard.process.poll() is not None else psutil.Process(dashboard.process.pid).children(True)
         dashboard.stop()
-        assert not psutil.wait_procs(started, timeout=30)[1], "what a dashboard starts ends with it"
+        assert not psutil.wait_procs(started, timeout=90)[1], "what a dashboard starts ends with it"
         assert "was never retrieved" not in dashboard.log, dashboard.log
 
 

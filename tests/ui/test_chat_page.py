@@ -366,7 +366,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/llm"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(90)
 
 
 def test_a_real_server_chats_and_shows_its_blocks(real: str, visit: Callable[[str], Any]) -> None:

@@ -106,7 +106,7 @@ def test_hugging_face_beside_the_engine(own: Any, visit: Callable[[str], Any]) -
         page.wait_for_timeout(50)
     page.get_by_role("button", name="Stop").click()
     page.get_by_text("Stopped.").wait_for()
-    found[0].wait(30)
+    found[0].wait(90)
     expect(page.get_by_role("button", name="Compare")).to_be_enabled()
     assert not shown.problems
 
@@ -125,8 +125,8 @@ def test_its_server_does_not_outlive_a_dashboard_that_is_killed(open_dashboard: 
     started = psutil.Process(dashboard.process.pid).children(recursive=True)
     assert any("serve" in child.cmdline() for child in started)
     dashboard.process.kill()
-    dashboard.process.wait(30)
-    assert not psutil.wait_procs(started, timeout=30)[1]
+    dashboard.process.wait(90)
+    assert not psutil.wait_procs(started, timeout=90)[1]
 
 
 def test_nothing_else_imports_gradio() -> None:

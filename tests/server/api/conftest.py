@@ -152,13 +152,13 @@ class Server:
         )
 
     def get(self, path: str, **options) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30, verify=TRUST, **options)
+        return httpx.get(self.url + path, timeout=90, verify=TRUST, **options)
 
     def post(self, path: str, body: object = None, **options) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=30, verify=TRUST, **options)
+        return httpx.post(self.url + path, json=body, timeout=90, verify=TRUST, **options)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=90)
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 30.0) -> int:
         self.process.send_signal(number)

@@ -184,7 +184,7 @@ def test_tls(start, tmp_path):
     context = ssl.create_default_context(cafile=str(certificate))
     assert httpx.get(server.url + "/health", verify=context).status_code == 200
     body = {"prompt": "x", "max_tokens": 3, "stream": True}
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, verify=context, timeout=30) as response:
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, verify=context, timeout=90) as response:
         assert list(response.iter_lines())[-2] == "data: [DONE]"
     with pytest.raises(httpx.TransportError):
         httpx.get(server.url.replace("https", "http") + "/health")

@@ -136,7 +136,7 @@ def test_bad_completion(server, name):
         server.url + "/v1/completions",
         content=body,
         headers={"content-type": "application/json"},
-        timeout=30,
+        timeout=90,
     )
     check(response, 400, seconds, *words)
 
@@ -226,7 +226,7 @@ def test_millions_of_values(server, piece):
     body = b'{"prompt": "x", "unknown": [' + b",".join([piece] * 250_000) + b"]}"
     headers = {"content-type": "application/json"}
     response, seconds = timed(
-        server, httpx.post, server.url + "/v1/completions", content=body, headers=headers, timeout=30
+        server, httpx.post, server.url + "/v1/completions", content=body, headers=headers, timeout=90
     )
     check(response, 413, seconds, "200000 values")
 
@@ -239,7 +239,7 @@ def test_ten_megabytes(server):
         server.url + "/v1/completions",
         content=body,
         headers={"content-type": "application/json"},
-        timeout=30,
+        timeout=90,
     )
     check(response, 413, seconds, "--max-request-bytes", "takes text only, no images")
 
@@ -249,7 +249,7 @@ def test_ten_megabytes(server):
 
     try:  # without a content-length; the server may close while we still send
         response = httpx.post(
-            server.url + "/v1/completions", content=pieces(), headers={"content-type": "application/json"}, timeout=30
+            server.url + "/v1/completions", content=pieces(), headers={"content-type": "application/json"}, timeout=90
         )
         check(response, 413, 0)
     except httpx.WriteError:
@@ -369,7 +369,7 @@ def test_a_request_id_that_is_in_use(server, first, second):
         return {"prompt": PROMPT, "max_tokens": 5, "request_id": identity.get("request_id"), **more}, headers
 
     body, headers = ask(first, max_tokens=900, ignore_eos=True, stream=True)
-    with httpx.stream("POST", server.url + "/v1/completions", json=body, headers=headers, timeout=30) as under_way:
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, headers=headers, timeout=90) as under_way:
         assert under_way.headers["x-request-id"] == "twin"
         lines = under_way.iter_lines()  # kept: the connection closes with it
         next(lines)

@@ -47,7 +47,7 @@ def events() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def blocks(server, port) -> Iterator[Callable[..., dict[str, Any]]]:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=90) as client:
         yield lambda **query: client.get("/octavo/blocks", params=query).raise_for_status().json()
 
 
@@ -62,7 +62,7 @@ def stream(server, prompt: list[int], max_tokens: int) -> Iterator[str]:
 
 def settled(blocks, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The map once it is as wanted, or after half a minute."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while not wanted(found := blocks()) and time.monotonic() < until:
         time.sleep(0.02)
     return found
@@ -135,7 +135,7 @@ def test_kv_events_tell_their_reader_which_blocks_are_cached(server, blocks, eve
     assert server.post("/v1/completions", body).is_success
     cells = b64decode(settled(blocks, lambda now: not now["used"])["cells"])
     cached = sum(cell & (CACHED | PARTIAL) == CACHED for cell in cells)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while (known := len(told(events["replay_endpoint"]))) != cached and time.monotonic() < until:
         time.sleep(0.05)  # the last batch may be on its way
     assert known == cached > 12 + 8

@@ -60,7 +60,7 @@ def test_ctrl_c_stops_an_answer_and_then_the_chat(shared_server):
     terminal = Terminal("--url", shared_server.url + "/v1", "--max-tokens", "900", "--temperature", "0")
     terminal.wait_for_prompt()
     terminal.type("Write a long story about a river.\r")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while shared_server.get("/load").json()["server_load"] == 0:
         assert time.monotonic() < deadline, "no answer was seen under way"
         time.sleep(0.01)
@@ -74,7 +74,7 @@ def test_ctrl_c_stops_an_answer_and_then_the_chat(shared_server):
     terminal.type("\x03")
     # A key that was typed once too often may come while Python ends. A shell says 130 either way.
     assert terminal.exit_code(again="\x03") in (130, -signal.SIGINT)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while shared_server.get("/load").json()["server_load"]:
         assert time.monotonic() < deadline, "it answers nobody"
         time.sleep(0.02)
@@ -324,7 +324,7 @@ def test_the_embedded_model_answers_plain_questions(isa):
     assert all(right), out
     (server,) = Path(f"/proc/{chat.pid}/task/{chat.pid}/children").read_text().split()
     chat.send_signal(signal.SIGTERM)
-    assert chat.wait(30) == 128 + signal.SIGTERM
+    assert chat.wait(90) == 128 + signal.SIGTERM
     assert not Path(f"/proc/{server}").exists()
 
 
@@ -363,7 +363,7 @@ def test_nothing_is_left_of_a_chat_that_is_killed():
     assert len(started) >= 2, "a server and its core"
     chat.kill()
     chat.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while any(Path(f"/proc/{pid}").exists() for pid in started):
         assert time.monotonic() < deadline, started
         time.sleep(0.05)

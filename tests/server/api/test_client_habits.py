@@ -55,7 +55,7 @@ def test_a_key_is_taken_from_the_headers_of_azure_and_anthropic(header, server):
 def test_a_route_answers_with_a_slash_at_its_end_as_without(path, body, server):
     """Itself: not every client follows a redirect of a POST."""
     ways = [
-        httpx.request("GET" if body is None else "POST", server.url + way, json=body, headers=KEY, timeout=30)
+        httpx.request("GET" if body is None else "POST", server.url + way, json=body, headers=KEY, timeout=90)
         for way in (path, path.rstrip("/"))
     ]
     assert [answer.status_code for answer in ways] == [ways[1].status_code] * 2
@@ -81,7 +81,7 @@ def test_a_slash_gets_nobody_past_the_key(server):
 def test_a_body_may_begin_with_the_mark_of_utf_8(path, body, padding, server):
     text = json.dumps(body).encode() + b" " * padding
     wanted, answer = (
-        httpx.post(server.url + path, content=content, headers=KEY, timeout=30)
+        httpx.post(server.url + path, content=content, headers=KEY, timeout=90)
         for content in (text, codecs.BOM_UTF8 + text)
     )
     assert answer.status_code == wanted.status_code and "JSON" not in answer.text
@@ -91,7 +91,7 @@ def test_a_body_may_begin_with_the_mark_of_utf_8(path, body, padding, server):
 def test_a_mark_is_taken_once_and_in_utf_8_alone(server):
     text = json.dumps(COMPLETION)
     for content in (2 * codecs.BOM_UTF8 + text.encode(), text.encode("utf-16")):
-        answer = httpx.post(server.url + "/v1/completions", content=content, headers=KEY, timeout=30)
+        answer = httpx.post(server.url + "/v1/completions", content=content, headers=KEY, timeout=90)
         assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"]
 
 

@@ -75,7 +75,7 @@ def test_streamed_pieces_add_up_to_the_whole_answer(client, stop):
 def raw_chunks(client, **body):
     """The data of a stream as it is: OpenAI's strict types do not know its own null finish_reason."""
     extra = body.pop("extra_body", {})
-    with httpx.stream("POST", f"{client.base_url}completions", json={**body, **extra}, timeout=30) as response:
+    with httpx.stream("POST", f"{client.base_url}completions", json={**body, **extra}, timeout=90) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in response.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"

@@ -57,7 +57,7 @@ SAID: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
 def test_unicode_line_separators_end_no_line_of_a_stream(scripted, dialect):
     """httpx's `iter_lines`, with which Ollama's client reads, ends lines where `str.splitlines` does."""
     body = body_for(dialect, "[lines]", 8, [], None) | {"stream": True}
-    with httpx.stream("POST", scripted.url + PATHS[dialect], json=body, timeout=30) as answer:
+    with httpx.stream("POST", scripted.url + PATHS[dialect], json=body, timeout=90) as answer:
         lines = list(answer.iter_lines())
         assert answer.status_code == 200
     data = [line.removeprefix("data: ") for line in lines if line and not line.startswith("event: ")]
@@ -276,7 +276,7 @@ def test_a_stream_is_the_whole_answer(scripted, shared_server, data):
 @pytest.mark.slow
 def test_a_stream_whose_engine_dies_ends_with_the_dialects_error(start_scripted):
     server = start_scripted("--attention-backend", "reference")  # which takes its time
-    with httpx.Client(base_url=server.url, timeout=30) as client, contextlib.ExitStack() as stack:
+    with httpx.Client(base_url=server.url, timeout=90) as client, contextlib.ExitStack() as stack:
 
         def begin(dialect: str) -> tuple[Iterator[str], str]:
             body = {**body_for(dialect, "[endless]", 900, [], None), "stream": True}

@@ -44,7 +44,7 @@ class Neighbour:
         ended = [thread for thread in self._threads if not thread.is_alive()]
         self._leaves.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(90)
         assert not ended, "it was cut off"
         assert not self._unhealthy
 
@@ -107,7 +107,7 @@ def neighbour(server) -> Iterator[Neighbour]:
 
 
 def wait_for_memory(pid: int, before: int) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while (more := memory_of(pid) - before) > MEMORY:
         assert time.monotonic() < until, f"{more >> 20} MB are left"
         time.sleep(0.5)

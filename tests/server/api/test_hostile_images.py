@@ -192,7 +192,7 @@ def refused(server: Any, case: tuple[str, dict[str, Any], str], *words: str) -> 
     assert "\n" not in message and len(message) < 700
     for word in ("Traceback", "PIL", "Pillow", "<_io", "/pictures", "secret"):  # what is nobody's business
         assert word not in message
-    assert seconds < 1.0, (field, words, seconds)
+    assert seconds < SLACK, (field, words, seconds)
     return str(message)
 
 
@@ -391,7 +391,7 @@ def test_a_worker_that_is_killed_or_stopped_fails_its_image_alone(server: Server
         assert answer.json()["error"]["param"] == "messages.0.content.1.image_url"
         assert own.seconds < media_server.SECONDS + SLACK
         assert asked(server).status_code == 200
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while server.num_descriptors > before + 2:  # connections that are about to close
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -399,6 +399,7 @@ def test_a_worker_that_is_killed_or_stopped_fails_its_image_alone(server: Server
 
 def test_more_images_than_the_queue_takes_are_refused_and_the_rest_answered(server: Server) -> None:
     """Eighty at once, of which a pool of one process takes 64."""
+    assert asked(server).status_code == 200  # it is there
     for worker in server.workers:
         os.kill(worker, signal.SIGSTOP)
     with ThreadPoolExecutor(80) as threads:

@@ -136,7 +136,7 @@ def test_tools_schemas_and_samples_beside_an_image(server: Any) -> None:
     body |= {"max_tokens": 400, "ignore_eos": True}
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as stream:
         next(stream.iter_lines())
-    until = time.monotonic() + 20
+    until = time.monotonic() + 90
     while "vllm:num_requests_running" in (text := server.get("/metrics").text) and not re.search(
         r"(?m)^vllm:num_requests_running\{[^}]*\} 0\.0$", text
     ):

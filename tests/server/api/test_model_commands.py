@@ -150,7 +150,7 @@ def test_served_models_are_not_removed(hub):
     finally:
         server.kill()
         server.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while serving_process(path) is not None:  # the core notices that it is alone
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -173,7 +173,7 @@ def test_a_mark_lasts_as_long_as_its_process(tmp_path):
     file.touch()
     code = f"from octavo.fetch.cache import *; mark_as_served(({str(file)!r},), {str(tmp_path)!r}); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while serving_process(file, str(tmp_path)) != process.pid:
             assert time.monotonic() < deadline
             time.sleep(0.02)

@@ -122,7 +122,7 @@ def test_the_check_finds_a_field_too_few_and_one_too_many(shared_server):
 
 
 def chunks(server, path: str, body: dict[str, Any]) -> list[str]:
-    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=30) as response:
+    with httpx.stream("POST", server.url + path, json={**body, "stream": True}, timeout=90) as response:
         assert response.status_code == 200, response.read()
         events = response.read().decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""] and all(event.startswith("data: ") for event in events[:-1])

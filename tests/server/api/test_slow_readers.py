@@ -96,7 +96,7 @@ def unread(server, names: list[str]) -> Iterator[None]:
 
 
 def used_blocks(port: int) -> int:
-    blocks = httpx.get(f"http://127.0.0.1:{port}/octavo/blocks", timeout=30).json()
+    blocks = httpx.get(f"http://127.0.0.1:{port}/octavo/blocks", timeout=90).json()
     number: int = blocks["used"]
     return number
 
@@ -117,10 +117,10 @@ def neighbour(server) -> str:
 @pytest.mark.parametrize("name", STREAMS)
 def test_clients_that_disconnect_free_their_blocks(server, port, name):
     with unread(server, [name]):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not used_blocks(port):
             assert time.monotonic() < deadline, "nothing has begun"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while used_blocks(port) or server.get("/load").json()["server_load"]:
         assert time.monotonic() < deadline, "the engine goes on for nobody"
         time.sleep(0.02)
@@ -128,11 +128,11 @@ def test_clients_that_disconnect_free_their_blocks(server, port, name):
 
 def test_a_response_that_was_left_is_not_stored(server, port):
     path, body = STREAMS["Responses"]
-    with httpx.stream("POST", server.url + path, json=body, timeout=30) as stream:
+    with httpx.stream("POST", server.url + path, json=body, timeout=90) as stream:
         lines = stream.iter_lines()
         begun = json.loads(next(line for line in lines if line.startswith("data: "))[6:])["response"]
         assert begun["status"] == "in_progress" and server.get(f"{path}/{begun['id']}").status_code == 404
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while used_blocks(port):
         assert time.monotonic() < deadline
         time.sleep(0.02)

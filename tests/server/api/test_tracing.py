@@ -68,7 +68,7 @@ def test_every_request_is_a_span(start):
     }
     usage = server.post("/v1/completions", body, headers=headers).json()["usage"]
     with httpx.stream(
-        "POST", server.url + "/v1/completions", json={**body, "max_tokens": 900, "stream": True}, timeout=30
+        "POST", server.url + "/v1/completions", json={**body, "max_tokens": 900, "stream": True}, timeout=90
     ) as response:
         next(response.iter_lines())
     server.post("/v1/completions", {"prompt": ""})  # refused: no request of the engine, no span

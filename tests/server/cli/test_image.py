@@ -87,4 +87,4 @@ def test_it_answers_when_it_is_started_as_vllms_image(tmp_path: Path) -> None:
         assert "Paris" in (said.choices[0].message.content or "")
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(90)

@@ -478,8 +478,8 @@ class HybridSchedulerMachine(SchedulerMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = examples(300, stateful_step_count=50)
+TestSchedulerMachine.settings = examples(150, stateful_step_count=50)
 TestTightSchedulerMachine = TightSchedulerMachine.TestCase
-TestTightSchedulerMachine.settings = examples(100, stateful_step_count=30)
+TestTightSchedulerMachine.settings = examples(60, stateful_step_count=30)
 TestHybridSchedulerMachine = HybridSchedulerMachine.TestCase
-TestHybridSchedulerMachine.settings = examples(150, stateful_step_count=60)
+TestHybridSchedulerMachine.settings = examples(80, stateful_step_count=60)

@@ -42,7 +42,7 @@ class Core:
 
 
 def take(core: Core) -> list[tuple[Kind, bytearray]]:
-    assert core.channel.wait(30)
+    assert core.channel.wait(90)
     return list(core.channel.receive())
 
 
@@ -74,12 +74,12 @@ def test_the_core_never_waits_for_a_front_end_that_does_not_read():
     found: list[bytearray] = []
     reader = threading.Thread(target=read)
     reader.start()
-    assert channel.wait(30), "what was left over is sent while the core waits"
+    assert channel.wait(90), "what was left over is sent while the core waits"
     assert list(channel.receive()) == [(Kind.ABORT, b"done")]
     reader.join()
     assert [bytes(payload) for payload in found] == [b"%d" % number + big for number in range(5)]
     ours.close()
-    assert channel.wait(30)
+    assert channel.wait(90)
     with pytest.raises(EOFError):
         list(channel.receive())
     channel.send(Kind.OUTPUTS, b"nobody is left")

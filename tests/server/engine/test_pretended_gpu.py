@@ -123,8 +123,8 @@ def test_no_request_of_layers_that_share_keys_waits(seen: Seen, case: str) -> No
 
 
 def test_no_guess_makes_a_request_wait(seen: Seen) -> None:
-    """Of 0 to 7 tokens: each step replays a model and a sampler, and brings the device which tokens it has; none is
-    compiled or kept."""
+    """Of none, one, some and 7 tokens: each step replays a model and a sampler, and brings the device which tokens it
+    has; none is compiled or kept."""
     found = seen("drafts")
     assert found["errors"] == []
     assert found["compiled while serving"] == []

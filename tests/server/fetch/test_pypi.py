@@ -241,7 +241,7 @@ def test_a_fetch_that_was_killed_leaves_nothing_in_the_way(
 ) -> None:
     monkeypatch.setenv("NAP", "60")
     process = start_fetch(ADDRESS, "--quiet")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not list((tmp_path / "cache").rglob("*.whl")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)

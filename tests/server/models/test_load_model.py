@@ -195,8 +195,8 @@ for argument in sys.argv[1:]:
 @pytest.mark.slow
 def test_peak_memory_is_the_model_and_a_few_rows(tmp_path: Path) -> None:
     """However many bits a weight has in the file and in memory, it goes to its place some rows at a time."""
-    sizes = FAMILIES["llama"][1] | {"hidden_size": 512, "intermediate_size": 5120}
-    experts = {"intermediate_size": 640, "num_local_experts": 8, "num_experts_per_tok": 2}
+    sizes = FAMILIES["llama"][1] | {"hidden_size": 512, "intermediate_size": 3072}
+    experts = {"intermediate_size": 384, "num_local_experts": 8, "num_experts_per_tok": 2}
     families = {
         "dense": ("LlamaConfig", sizes),
         "experts": ("MixtralConfig", sizes | experts),  # saved one by one

@@ -142,7 +142,7 @@ def test_blocks_of_a_gguf_file_are_not_split(tmp_path: Path, monkeypatch: pytest
 def test_three_ranks_of_the_embedded_model(tmp_path: Path) -> None:
     """9 heads, 3 of keys and values; a third of the file's codes each."""
     ids = Tokenizer.from_files(model_config(None).files).encode(Path("LICENSE").read_text())
-    texts = [ids[start : start + 256] for start in range(0, 1024, 256)]
+    texts = [ids[start : start + 128] for start in range(0, 512, 128)]
     whole = load(None, "float32", None, None)
     alone = logits_of(whole, texts)
     (found,) = logits_of_processes(3, [case_of(None, texts, "float32", "shared memory", None)], tmp_path / "out")

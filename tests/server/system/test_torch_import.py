@@ -32,7 +32,7 @@ def loaded_by(lines: str, **env: str) -> set[str]:
         "-c",
         f"from octavo.system import torch_import\n{lines}\ntorch_import.import_torch()\n{WORK}",
     ]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 

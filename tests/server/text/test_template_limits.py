@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import time
 from collections.abc import Iterator
@@ -154,17 +155,18 @@ def test_templates_render_as_in_a_sandbox_without_bounds(
 
 
 @pytest.mark.slow
-def test_a_conversation_of_4_mb_and_of_5000_messages_renders_through_each_template(templates: list[str]) -> None:
+def test_a_conversation_of_4_mb_and_of_5000_messages_renders(templates: list[str]) -> None:
     texts = ["The quick brown fox. " * 60, "日本語のテキスト。" * 30, "<think>\nso\n</think>\n\nwell\n" * 20]
     many = [{"role": ("user", "assistant")[i % 2], "content": texts[i % 3]} for i in range(5000)]
+    some = templates[int(os.environ["OCTAVO_TEST_DRAW"]) % 3 :: 3]  # of those of many models, each commit others
     assert sum(len(m["content"].encode()) for m in many) > 4_000_000
     long = [{"role": "user", "content": "The quick brown fox.\n" * 200_000}]
     rendered = 0
-    for template in templates:
+    for template in some:
         for said in (many, long):
             shown = with_parts(said, template, "")  # as the server gives them: no template loops over characters
             rendered += bool(as_before(template, shown, tools=None, add_generation_prompt=True))
-    assert rendered > len(templates)
+    assert rendered > len(some)
 
 
 FEW_STEPS = 1_000_000  # a tenth of what a rendering has
@@ -264,7 +266,7 @@ drawn = expressions.map(
 
 @pytest.mark.slow
 @settings(max_examples=4, deadline=None)
-@given(st.lists(drawn, min_size=60, max_size=60))
+@given(st.lists(drawn, min_size=30, max_size=30))
 def test_no_call_makes_much(some: list[str]) -> None:
     for template, (outcome, seconds) in zip(some, hostile_templates.outcomes(some, FEW_STEPS), strict=True):
         assert "MemoryError" not in outcome and seconds < 3, template

@@ -103,7 +103,7 @@ def test_llama3_json(made, before, spelling, key, separator):
     check_calls(check_every_cut(TOOL_FORMATS["llama3_json"], before + "<|python_tag|>" + text), before, made)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(many_calls, prose, spellings)
 def test_mistral(made, before, spelling):
     parser = TOOL_FORMATS["mistral"]
