@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(binaries.programs()["helm"]), *arguments], capture_output=True, text=True)
 
 
+@cache  # tests of one matrix look at the same objects, each at something else
 def rendered(*settings: str) -> list[dict[str, Any]]:
     flags = [flag for setting in settings for flag in ("--set", setting)]
     done = helm("template", "release", str(CHART), "-n", "system", *flags)

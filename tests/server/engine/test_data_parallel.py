@@ -17,6 +17,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.real_durations import ENDS_SECONDS, timed_alone
 from support.serving import Engine, are_gone
 from support.split_cases import CASES
 from support.tiny_models import make_model
@@ -120,7 +121,7 @@ def test_two_cores_share_requests_and_end_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+@timed_alone
 def test_experts_are_dealt_to_cores_that_step_together(tmp_path: Path) -> None:
     """Of a mixture with a shared expert: answers are those of one engine, be requests at one core alone or, at random
     times, at both; guesses are verified; each core holds half of the experts. One that is killed ends the server."""
@@ -172,9 +173,10 @@ def test_experts_are_dealt_to_cores_that_step_together(tmp_path: Path) -> None:
         crowd = engine.crowd(4, 1000)
         time.sleep(0.3)
         os.kill(int(children[0]), signal.SIGKILL)
+        assert engine.process.wait(ENDS_SECONDS) == 1
         for thread in crowd:
             thread.join(60)
-        assert not any(thread.is_alive() for thread in crowd) and engine.process.wait(60) == 1
+        assert not any(thread.is_alive() for thread in crowd)
         assert are_gone(list(map(int, children)))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.node_listener import TOKEN, Listener, received
+from support.real_durations import ENDS_SECONDS, timed_alone
 from support.serving import Engine, are_gone, free_port, rank_pids, tiny_model
 from support.split_cases import SMALL
 from support.tiny_models import make_model
@@ -134,7 +135,7 @@ def test_a_node_that_goes_before_all_have_come_may_come_again(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+@timed_alone
 @pytest.mark.sampled(share=4)
 @pytest.mark.parametrize(
     ("victim", "flags"), [(0, ("-tp", "2")), (1, ("-tp", "2")), (1, ("-pp", "2")), (3, ("-tp", "4"))]
@@ -202,15 +203,17 @@ def test_two_nodes_serve_and_end_together(victim: int, flags: tuple[str, str], t
                 engine.wait_until_told(told.search)
             crowd = engine.crowd(2, 1000)
             time.sleep(0.5)
+            killed = time.monotonic()
             children = [*rank_pids(engine.core_pid), *rank_pids(nodes[0].pid)]
             assert len(children) == ranks - 2
             os.kill((engine.core_pid, nodes[0].pid, *children)[min(victim, ranks - 1)], signal.SIGKILL)
             while victim == 0 and (said := probe(port))[0] == 200:
                 time.sleep(0.02)
             assert victim or (said[0] == 503 and "rank 1 (node 1) failed" in said[1])
-            assert engine.process.wait(60) == 1
-            assert nodes[0].wait(60) == (-signal.SIGKILL if victim == 1 else 1)
+            assert engine.process.wait(90) == 1
+            assert nodes[0].wait(90) == (-signal.SIGKILL if victim == 1 else 1)
             assert are_gone(children)
+            assert time.monotonic() - killed < ENDS_SECONDS
             for request in crowd:
                 request.join(90)
                 assert not request.is_alive()
