@@ -89,7 +89,7 @@ class Stream(threading.Thread):
 
 @pytest.mark.slow
 def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones(start):
-    server = start(*SMALL)
+    server = start(*SMALL, "--shutdown-timeout", "300")
     tree = server.pids
     stream = Stream(server)
     server.process.send_signal(signal.SIGTERM)
