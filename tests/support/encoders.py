@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 CLASSIFIERS = [name for name in FAMILIES if name != "embedding-gemma"]
 # Configuration class -> settings of a small model.
 ENCODER_CASES = {config_class: _COMMON | own for config_class, own in FAMILIES.values()}
+
+
+def weighted_mean(hidden: torch.Tensor) -> torch.Tensor:
+    """The mean of tokens with weights 1, 2, 3, ..."""
+    weights = torch.arange(1, len(hidden) + 1, dtype=torch.float64)
+    return ((hidden * weights[:, None]).sum(0) / weights.sum()).float()
+
+
+# Pooling -> what sentence-transformers makes of the states [length, H] of a text.
+POOLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cls": lambda hidden: hidden[0],
+    "last": lambda hidden: hidden[-1],
+    "mean": lambda hidden: hidden.mean(0),
+    "max": lambda hidden: hidden.amax(0),
+    "mean_sqrt_len": lambda hidden: hidden.double().sum(0).div(len(hidden) ** 0.5).float(),
+    "weightedmean": weighted_mean,
+}
 
 
 def make_encoder(family: str, path: Path, head: bool = False, **changes: Any) -> transformers.PreTrainedModel:

@@ -17,9 +17,15 @@ _MODES = {
     "cls": "cls",
     "mean": "mean",
     "lasttoken": "last",
+    "max": "max",
+    "weightedmean": "weightedmean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
 }
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 _GEMMA_SIZES = (768, 512, 256, 128)  # to which EmbeddingGemma's vectors may be cut

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-POOLINGS = ("mean", "last", "cls")
+# The mean of all tokens' states, that of the last one, of the first; the largest number of each column; the mean with
+# weights 1, 2, 3, ...; the sum divided by the square root of the number of tokens.
+POOLINGS = ("mean", "last", "cls", "max", "weightedmean", "mean_sqrt_len")
 
 
 @dataclass(frozen=True)

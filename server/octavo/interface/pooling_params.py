@@ -24,7 +24,7 @@ class PoolingParams:
     """``dimensions``: cut vectors to so many numbers (models made for that, Matryoshka). ``normalize``, or
     ``use_activation``: vectors of length 1 (None: as the model's files say). ``use_activation`` of classes: as
     probabilities, not logits (None: yes). ``truncate_prompt_tokens``: tokens of a prompt to keep, -1 for as many as the
-    model takes (None: longer ones are refused). ``pooling``: "mean", "last" or "cls" (None: the model's own).
+    model takes (None: longer ones are refused). ``pooling``: one of POOLINGS (None: the model's own).
     ``prompt_name``: the prompt of the model's files that is put before the text, or ``input_type``, one of INPUT_TYPES,
     what the text is for (None: the model's default prompt)."""
 

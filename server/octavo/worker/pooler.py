@@ -91,11 +91,10 @@ def pool_rows(hidden: Tensor, starts: Tensor, lengths: Tensor, kinds: Sequence[s
     each has. Sums are float64 and in the order of the rows."""
     pooled: Tensor | None = None
     for kind in set(kinds):
-        if kind == "mean":
-            total = int(lengths.sum())
-            part = torch.segment_reduce(hidden[:total].double(), "mean", lengths=lengths)
-        else:
+        if kind in ("cls", "last"):
             part = hidden[starts if kind == "cls" else starts + lengths - 1].double()
+        else:
+            part = _reduced(hidden[: int(lengths.sum())].double(), starts, lengths, kind)
         if pooled is None:
             pooled = part
         else:
@@ -103,6 +102,23 @@ def pool_rows(hidden: Tensor, starts: Tensor, lengths: Tensor, kinds: Sequence[s
             pooled = torch.where(chosen[:, None], part, pooled)
     assert pooled is not None
     return pooled
+
+
+def _reduced(x: Tensor, starts: Tensor, lengths: Tensor, kind: str) -> Tensor:
+    """`pool_rows` of what reads all rows of a sequence."""
+    if kind in ("mean", "max"):
+        return torch.segment_reduce(x, kind, lengths=lengths)
+    if kind == "weightedmean":
+        x = x * (torch.arange(1, len(x) + 1, device=x.device) - starts.repeat_interleave(lengths))[:, None]
+    return torch.segment_reduce(x, "sum", lengths=lengths) / divisor(kind, lengths)[:, None]
+
+
+def divisor(kind: str, lengths: Tensor) -> Tensor:
+    """What the sums of sequences of ``lengths`` int64 are divided by: float64."""
+    if kind == "weightedmean":
+        return lengths * (lengths + 1) / 2.0
+    exact = lengths.double()
+    return exact.sqrt() if kind == "mean_sqrt_len" else exact
 
 
 class Pooler:
@@ -142,18 +158,31 @@ class Pooler:
             if req_id not in self._poolings:
                 continue
             chunk = hidden[int(inputs.starts[i]) : int(inputs.starts[i + 1])]
-            kind = self._poolings[req_id].pooling
-            if kind == "mean":
-                total = chunk.double().sum(0)
-                self._sums[req_id] = self._sums[req_id] + total if req_id in self._sums else total
-                self._counts[req_id] = self._counts.get(req_id, 0) + len(chunk)
-            elif kind == "last" or req_id not in self._sums:
-                self._sums[req_id] = chunk[-1 if kind == "last" else 0].double()
+            self._add(req_id, self._poolings[req_id].pooling, chunk)
             if req_id in ended:
                 done.append(req_id)
         if done:
-            pooled = torch.stack([self._sums.pop(req_id) / self._counts.pop(req_id, 1) for req_id in done])
+            kinds = [self._poolings[req_id].pooling for req_id in done]
+            counts = [torch.tensor(self._counts.pop(req_id, 1)) for req_id in done]
+            by = [float(divisor(kind, count)) for kind, count in zip(kinds, counts, strict=True)]
+            pooled = torch.stack([self._sums.pop(req_id) / one for req_id, one in zip(done, by, strict=True)])
             yield from zip(done, self._head.start(pooled, [self._poolings[i] for i in done]), strict=True)
+
+    def _add(self, req_id: str, kind: str, chunk: Tensor) -> None:
+        held = self._sums.get(req_id)
+        if kind in ("cls", "last"):
+            if kind == "last" or held is None:
+                self._sums[req_id] = chunk[-1 if kind == "last" else 0].double()
+            return
+        rows, before = chunk.double(), self._counts.get(req_id, 0)
+        if kind == "max":
+            largest = rows.amax(0)
+            self._sums[req_id] = largest if held is None else largest.maximum(held)
+            return
+        if kind == "weightedmean":
+            rows = rows * torch.arange(before + 1, before + len(rows) + 1, device=rows.device)[:, None]
+        self._sums[req_id] = rows.sum(0) if held is None else held + rows.sum(0)
+        self._counts[req_id] = before + len(chunk)
 
 
 def classify(model: CausalLM, token_ids: Sequence[int], pooled: Tensor) -> Tensor:

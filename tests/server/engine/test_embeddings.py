@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from support.encoders import POOLED
 
 from octavo import LLM, SamplingParams
 from octavo.errors import OctavoError
@@ -14,7 +15,7 @@ from octavo.interface.pooling import Pooling
 from octavo.interface.structured_output import StructuredOutputsParams
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("pooling", POOLED)
 def test_vectors_are_those_of_transformers(pooling: str, tiny_checkpoints: dict[str, Path]) -> None:
     path = tiny_checkpoints["qwen2"]
     prompts = [[5, 6, 7], list(range(3, 103)), [9]]
@@ -27,7 +28,7 @@ def test_vectors_are_those_of_transformers(pooling: str, tiny_checkpoints: dict[
     for prompt, vector in zip(prompts, vectors, strict=True):
         with torch.inference_mode():
             hidden = model(torch.tensor([prompt])).last_hidden_state[0]
-        expected = torch.nn.functional.normalize(hidden.mean(0) if pooling == "mean" else hidden[-1], dim=0)
+        expected = torch.nn.functional.normalize(POOLED[pooling](hidden), dim=0)
         torch.testing.assert_close(torch.tensor(vector), expected, rtol=0, atol=1e-5)
     llm.engine.check_integrity()
 
@@ -40,7 +41,7 @@ def test_embeddings_and_text_share_a_batch(tiny_checkpoints: dict[str, Path]) ->
     assert llm.embed([5, 6, 7]) == alone
     assert llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids == text
     with pytest.raises(ValueError, match="pooling"):
-        llm.embed([5], pooling="max")
+        llm.embed([5], pooling="median")
 
 
 def test_an_embedding_ends_beside_a_grammar() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.encoders import CLASSIFIERS, FAMILIES, make_encoder, write_modules
+from support.encoders import CLASSIFIERS, FAMILIES, POOLED, make_encoder, write_modules
 
 from octavo import LLM, PoolingParams, SamplingParams
+from octavo.engine.args import EngineArgs
 from octavo.errors import ModelError
 
 LENGTHS = (1, 2, 17, 64, 100, 128)
@@ -39,12 +40,7 @@ def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     model = make_encoder(family, tmp_path)
     llm = LLM(str(tmp_path), skip_tokenizer_init=True)
     assert recorded(llm)
-    expected = {
-        "cls": lambda hidden: hidden[0],
-        "last": lambda hidden: hidden[-1],
-        "mean": lambda hidden: hidden.mean(0),
-    }
-    for pooling, of in expected.items():
+    for pooling, of in POOLED.items():
         params = PoolingParams(pooling=pooling, normalize=False)
         for prompt, output in zip(prompts(), llm.embed(prompts(), params, use_tqdm=False), strict=True):
             found = torch.tensor(output.outputs.embedding)
@@ -211,6 +207,23 @@ def test_a_sentence_transformers_folder_says_how_to_pool(tmp_path: Path) -> None
     (tmp_path / "2_Dense" / "config.json").write_text(json.dumps(config | {"in_features": 32}))
     with pytest.raises(ModelError, match="takes 32 numbers"):
         LLM(str(tmp_path), skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode": "weightedmean"}, "weightedmean"),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}, "max"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len"),
+        ({"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
+    ],
+)
+def test_poolings_have_the_names_of_sentence_transformers(config: dict[str, Any], pooling: str, tmp_path: Path) -> None:
+    make_encoder("bert", tmp_path)
+    write_modules(tmp_path, ("Pooling", config))
+    args = EngineArgs(model=str(tmp_path), skip_tokenizer_init=True)
+    assert args.create_engine_config(progress=False).model.pooler.pooling == pooling
 
 
 def test_dimensions_are_for_models_that_say_so(tmp_path: Path) -> None:

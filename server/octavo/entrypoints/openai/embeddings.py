@@ -49,7 +49,7 @@ _CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_templat
 
 
 class EmbeddingRequest(ModelBody):
-    """OpenAI's fields; ``pooling``: "mean" of all tokens, the "last" one or the first ("cls"); ``normalize``, or
+    """OpenAI's fields; ``pooling``: "mean" of tokens, the "last" one, the first ("cls") or others; ``normalize``, or
     ``use_activation`` as newer vLLMs call it: vectors of length 1. By default as the model's own files say, or as the
     server is set up. ``prompt_name``: the prompt of the model's files that is put before texts, or ``input_type``: what
     they are for. Instead of ``input``, ``messages`` and the options of the chat template, as vLLM has them: one
@@ -82,7 +82,7 @@ class EmbeddingRequest(ModelBody):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
     user: str | None = None
-    pooling: Literal["mean", "last", "cls"] | None = None
+    pooling: Literal["mean", "last", "cls", "max", "weightedmean", "mean_sqrt_len"] | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
     truncate_prompt_tokens: Truncation = None
