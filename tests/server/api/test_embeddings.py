@@ -6,10 +6,14 @@ import base64
 import math
 import struct
 
+import numpy as np
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo import LLM
+from octavo.entrypoints.openai.byte_vectors import IN_BYTES
 
 TEXTS = ["The capital of France is Paris.", "naïve café 日本語 🙂", "x"]
 
@@ -19,8 +23,8 @@ def client(shared_server):
     return shared_server.client()
 
 
-def embed(client, given, **options):
-    answer = client.embeddings.create(model="tiny", input=given, **{"encoding_format": "float", **options})
+def embed(client, texts, **options):
+    answer = client.embeddings.create(model="tiny", input=texts, **{"encoding_format": "float", **options})
     assert [item.index for item in answer.data] == list(range(len(answer.data)))
     return [item.embedding for item in answer.data]
 
@@ -127,7 +131,7 @@ def test_coheres_form_is_of_the_same_vectors(shared_server):
         ({"texts": []}, "texts"),
         ({"texts": ["x"], "images": ["x"]}, "images"),
         ({"texts": ["x"], "output_dimension": 10_000}, "output_dimension"),
-        ({"texts": ["x"], "embedding_types": ["int8"]}, "embedding_types"),
+        ({"texts": ["x"], "embedding_types": ["int4"]}, "embedding_types"),
     ):
         refused = shared_server.post("/v2/embed", wrong)
         error = refused.json()["error"]
@@ -135,3 +139,25 @@ def test_coheres_form_is_of_the_same_vectors(shared_server):
         assert error["param"].startswith(word.split()[0]) and "truncate_prompt_tokens" not in refused.text
     no_cut = shared_server.post("/v2/embed", {"texts": ["a", "brown fox " * 800], "truncate": "NONE"}).json()["error"]
     assert no_cut["param"] == "texts.1" and no_cut["message"].endswith("; shorten it, or set truncate")
+
+
+@given(vector=st.lists(st.floats(-1.5, 1.5, width=32), min_size=1, max_size=40))
+def test_bytes_are_those_of_numpy(vector):
+    """Signs as sentence-transformers packs them; integers within half a step of the number."""
+    exact = np.array(vector)
+    packed = np.packbits(exact > 0)
+    assert IN_BYTES["ubinary"](vector) == packed.tolist()
+    assert IN_BYTES["binary"](vector) == (packed.astype(int) - 128).tolist()
+    found = np.array(IN_BYTES["int8"](vector))
+    assert (np.abs(found / 127 - exact.clip(-1, 1)) <= 0.5 / 127 + 1e-9).all()
+    assert IN_BYTES["uint8"](vector) == (found + 127).tolist()
+
+
+def test_coheres_bytes_are_of_the_same_vectors(shared_server):
+    kinds = ["float", *IN_BYTES]
+    found = shared_server.post("/v2/embed", {"texts": ["a fox", "a dog"], "embedding_types": kinds}).json()[
+        "embeddings"
+    ]
+    assert list(found) == kinds
+    for kind, make in IN_BYTES.items():
+        assert found[kind] == [make(vector) for vector in found["float"]]

@@ -14,6 +14,7 @@ from octavo.entrypoints.fields.unsupported import UnsupportedFields
 from octavo.entrypoints.fields.values import Count, ModelBody, Priority
 from octavo.entrypoints.generation.context import in_words_of
 from octavo.entrypoints.generation.pooled import MAX_INPUTS
+from octavo.entrypoints.openai.byte_vectors import IN_BYTES
 from octavo.entrypoints.openai.embeddings import EmbeddingRequest, as_base64, embedding_usage, prepare_embeddings
 
 _NAMES = {"truncate_prompt_tokens": "truncate", "dimensions": "output_dimension"}
@@ -27,7 +28,9 @@ class EmbedByTypeRequest(ModelBody):
 
     texts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_INPUTS)]
     input_type: Literal["search_document", "search_query", "classification", "clustering"] | None = None
-    embedding_types: Annotated[list[Literal["float", "base64"]], Field(min_length=1)] | None = None
+    embedding_types: (
+        Annotated[list[Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]], Field(min_length=1)] | None
+    ) = None
     output_dimension: Count | None = None
     truncate: Literal["NONE", "START", "END"] | None = None  # None: END
     max_tokens: Count | None = None
@@ -35,10 +38,14 @@ class EmbedByTypeRequest(ModelBody):
 
 
 class Vectors(Struct):
-    """Vectors in the forms that were asked for; base64 is of little-endian float32."""
+    """Vectors in the forms that were asked for, see `IN_BYTES`; base64 is of little-endian float32."""
 
     float_: list[list[float]] | UnsetType = field(default=UNSET, name="float")
     base64: list[str] | UnsetType = UNSET
+    int8: list[list[int]] | UnsetType = UNSET
+    uint8: list[list[int]] | UnsetType = UNSET
+    binary: list[list[int]] | UnsetType = UNSET
+    ubinary: list[list[int]] | UnsetType = UNSET
 
 
 class ApiVersion(Struct):
@@ -99,6 +106,7 @@ async def _whole(prepared: Prepared[EmbedByTypeRequest], vectors: list[list[floa
     found = Vectors(
         vectors if "float" in kinds else UNSET,
         [as_base64(vector) for vector in vectors] if "base64" in kinds else UNSET,
+        **{kind: [IN_BYTES[kind](vector) for vector in vectors] for kind in kinds if kind in IN_BYTES},
     )
     units = BilledUnits(embedding_usage(prepared.requests).total_tokens)
     return EmbedByType(str(uuid.uuid4()), found, prepared.body.texts, EmbedMeta(units))
