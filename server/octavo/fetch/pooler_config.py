@@ -134,7 +134,7 @@ def _folder(root: Path, name: Any, source: Path) -> Path:
 
 
 def _prompts(path: Path) -> dict[str, Any]:
-    """What is put before texts, and which of it where a request names none."""
+    """Read what is put before texts, and which of it where a request names none."""
     if not path.exists():
         return {}
     config = read_json(path)

@@ -114,7 +114,7 @@ def _reduced(x: Tensor, starts: Tensor, lengths: Tensor, kind: str) -> Tensor:
 
 
 def divisor(kind: str, lengths: Tensor) -> Tensor:
-    """What the sums of sequences of ``lengths`` int64 are divided by: float64."""
+    """Return what the sums of sequences of ``lengths`` int64 are divided by: float64."""
     if kind == "weightedmean":
         return lengths * (lengths + 1) / 2.0
     exact = lengths.double()
