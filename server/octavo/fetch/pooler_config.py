@@ -141,7 +141,7 @@ def _prompts(path: Path) -> dict[str, Any]:
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise ModelError(f"{path}: prompts must be an object of texts; correct the file or fetch the model again")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         known = ", ".join(prompts) or "none"
         raise ModelError(f"{path}: default_prompt_name is {default!r:.100}, which prompts ({known}) lacks; correct it")
     return {"prompts": prompts, "default_prompt": default}

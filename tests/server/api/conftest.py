@@ -160,7 +160,7 @@ class Server:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=90)
 
-    def stop(self, number: int = signal.SIGTERM, timeout: float = 30.0) -> int:
+    def stop(self, number: int = signal.SIGTERM, timeout: float = 90.0) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.real_durations import ENDS_SECONDS
 from support.serving import free_port
 
 # Plain torch: with the C kernels the tiny model is through with a long answer in 0.2 s.
@@ -170,7 +171,7 @@ def test_a_second_sigterm_ends_at_once_even_with_a_frozen_core(start):
     time.sleep(0.3)
     assert server.process.poll() is None
     server.process.send_signal(signal.SIGTERM)
-    server.process.wait(60)
+    server.process.wait(ENDS_SECONDS)
     wait_until(lambda: not any(map(is_running, tree)), 30)
 
 
@@ -205,7 +206,7 @@ def test_a_frozen_core_is_not_alive_and_comes_back(start):
     server = start(*SMALL, "--watchdog-seconds", "300", "--shutdown-timeout", "300")
     assert server.get("/livez").status_code == server.get("/health").status_code == 200
     os.kill(server.core_pid, signal.SIGSTOP)
-    wait_until(lambda: server.get("/livez").status_code == 503, 90)
+    assert wait_until(lambda: server.get("/livez").status_code == 503, 90) < ENDS_SECONDS
     refused = server.post("/v1/completions", {"prompt": "x", "max_tokens": 2})
     assert refused.status_code == 503 and refused.json()["error"]["code"] == "not_alive", refused.text
     assert refused.headers["retry-after"] == "1"
@@ -219,7 +220,7 @@ def test_a_frozen_core_is_not_alive_and_comes_back(start):
     assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
     began = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - began < 120
+    assert time.monotonic() - began < 1.5 * ENDS_SECONDS
 
 
 @pytest.mark.sampled(share=2)
@@ -265,14 +266,14 @@ signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1000))
 def test_a_stalled_core_is_noticed_dumps_its_stacks_and_ends(start, tmp_path):
     """Its main loop hangs while its other threads live on: a signal handler that sleeps does just that."""
     (tmp_path / "sitecustomize.py").write_text(STALL_ON_SIGNAL)
-    server = start(*SMALL, "--health-stall-seconds", "1", "--watchdog-seconds", "8", env={"PYTHONPATH": str(tmp_path)})
+    server = start(*SMALL, "--health-stall-seconds", "1", "--watchdog-seconds", "30", env={"PYTHONPATH": str(tmp_path)})
     stream = Stream(server)
     os.kill(server.core_pid, signal.SIGUSR1)
-    wait_until(lambda: server.get("/livez").status_code == 503, 8)
+    wait_until(lambda: server.get("/livez").status_code == 503, 25)
     assert "stalled" in server.get("/health").json()["error"]["message"]
     assert engine_metric(server, "stalled_seconds") > 1 and engine_metric(server, "heartbeat_age_seconds") < 5
     assert server.process.wait(90) == 1
-    assert "Timeout (0:00:08)!" in server.log and "core_proc.py" in server.log
+    assert "Timeout (0:00:30)!" in server.log and "core_proc.py" in server.log
     stream.join(90)
     assert stream.error_code == "engine_dead"
 

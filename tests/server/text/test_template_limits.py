@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
 import time
 from collections.abc import Iterator
@@ -154,11 +153,13 @@ def test_templates_render_as_in_a_sandbox_without_bounds(
         as_before(template, said, tools=tools, add_generation_prompt=asks)
 
 
+@pytest.mark.sampled(share=3)
 @pytest.mark.slow
-def test_a_conversation_of_4_mb_and_of_5000_messages_renders(templates: list[str]) -> None:
+@pytest.mark.parametrize("third", range(3))
+def test_a_conversation_of_4_mb_and_of_5000_messages_renders(templates: list[str], third: int) -> None:
     texts = ["The quick brown fox. " * 60, "日本語のテキスト。" * 30, "<think>\nso\n</think>\n\nwell\n" * 20]
     many = [{"role": ("user", "assistant")[i % 2], "content": texts[i % 3]} for i in range(5000)]
-    some = templates[int(os.environ["OCTAVO_TEST_DRAW"]) % 3 :: 3]  # of those of many models, each commit others
+    some = templates[third::3]
     assert sum(len(m["content"].encode()) for m in many) > 4_000_000
     long = [{"role": "user", "content": "The quick brown fox.\n" * 200_000}]
     rendered = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from starlette.responses import Response
 
@@ -17,7 +18,7 @@ from octavo.entrypoints.ollama.protocol import EmbeddingsRequest, EmbedRequest
 from octavo.entrypoints.state import ServerState
 from octavo.entrypoints.transport.responses import JSON
 from octavo.interface.messages import EngineCoreRequest
-from octavo.interface.pooling_params import PoolingParams
+from octavo.interface.pooling_params import PoolingParams, prompt_before
 
 
 async def _prepare_embed(checked: CheckedRequest[EmbedRequest]) -> Prepared[EmbedRequest] | Response:
@@ -61,6 +62,7 @@ async def _prepare_texts(
         options = PooledOptions(truncate_prompt_tokens=min(num_ctx or longest, longest), truncation_side="right")
     with in_words_of(names={"truncate_prompt_tokens": "truncate"}):
         pooling = how_to_pool(state, asked)
+        options = replace(options, before=prompt_before(state.engine.config.model.pooler, asked))
         requests = await prepare_texts(state, pooling, prompts_in(texts, "input", MAX_INPUTS), options)
     lengths = [len(request.prompt_token_ids) for request in requests]
     if num_ctx is not None and (length := max(lengths)) > num_ctx:

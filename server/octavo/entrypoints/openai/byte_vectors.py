@@ -1,13 +1,15 @@
-"""Vectors in bytes: a number each, or a bit. Of vectors of length 1, whose numbers are between -1 and 1."""
+"""Vectors in bytes: a number each, or a bit. In plain Python: the API's process does without numpy."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 
 def int8(vector: Sequence[float]) -> list[int]:
-    """Numbers from -1 to 1 as integers from -127 to 127, the nearest; those beyond are the ends."""
-    return [max(-127, min(127, round(127 * number))) for number in vector]
+    """The numbers of a vector, brought to length 1, times 127, to the nearest integer."""
+    scale = 127 / (math.hypot(*vector) or 1)
+    return [round(scale * number) for number in vector]
 
 
 def uint8(vector: Sequence[float]) -> list[int]:

@@ -20,6 +20,9 @@ from octavo.entrypoints.openai.embeddings import EmbeddingRequest, as_base64, em
 _NAMES = {"truncate_prompt_tokens": "truncate", "dimensions": "output_dimension"}
 
 
+_Form = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
+
+
 class EmbedByTypeRequest(ModelBody):
     """Cohere's fields. ``input_type`` chooses among the prompts of the model's files, where it has some."""
 
@@ -28,9 +31,7 @@ class EmbedByTypeRequest(ModelBody):
 
     texts: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_INPUTS)]
     input_type: Literal["search_document", "search_query", "classification", "clustering"] | None = None
-    embedding_types: (
-        Annotated[list[Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]], Field(min_length=1)] | None
-    ) = None
+    embedding_types: Annotated[list[_Form], Field(min_length=1, max_length=6)] | None = None
     output_dimension: Count | None = None
     truncate: Literal["NONE", "START", "END"] | None = None  # None: END
     max_tokens: Count | None = None
@@ -102,12 +103,16 @@ async def _prepare(checked: CheckedRequest[EmbedByTypeRequest]) -> Prepared[Embe
 
 
 async def _whole(prepared: Prepared[EmbedByTypeRequest], vectors: list[list[float]]) -> EmbedByType:
-    kinds = prepared.body.embedding_types or ["float"]
-    found = Vectors(
-        vectors if "float" in kinds else UNSET,
-        [as_base64(vector) for vector in vectors] if "base64" in kinds else UNSET,
-        **{kind: [IN_BYTES[kind](vector) for vector in vectors] for kind in kinds if kind in IN_BYTES},
-    )
+    kinds = {*(prepared.body.embedding_types or ["float"])}
+
+    def make() -> Vectors:
+        return Vectors(
+            vectors if "float" in kinds else UNSET,
+            [as_base64(vector) for vector in vectors] if "base64" in kinds else UNSET,
+            **{kind: [*map(IN_BYTES[kind], vectors)] for kind in kinds if kind in IN_BYTES},
+        )
+
+    found = await prepared.state.engine.run_in_thread(make)
     units = BilledUnits(embedding_usage(prepared.requests).total_tokens)
     return EmbedByType(str(uuid.uuid4()), found, prepared.body.texts, EmbedMeta(units))
 

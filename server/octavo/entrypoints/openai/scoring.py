@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from msgspec import UNSET, Struct, UnsetType
@@ -262,7 +262,8 @@ async def _plan(
             [processor.first_tokens(text, limit) for text in side] if limit else side
             for side, limit in ((queries, body.max_tokens_per_query), (documents, body.max_tokens_per_doc))
         )
-        return plan_scores(processor, first, second, body.params(), _new_id, name, body.priority or 0)
+        params = replace(body.params(), pooling=state.args.embedding_pooling)
+        return plan_scores(processor, first, second, params, _new_id, name, body.priority or 0)
 
     try:
         plan = await state.engine.run_in_thread(make)
