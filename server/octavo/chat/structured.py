@@ -143,10 +143,10 @@ def _joined(start: str, calls: CallGrammar, others: dict[str, str]) -> str:
     return joined(f"start: {start}\n{calls.rules}\n", {**others, **calls.parts})
 
 
-def joined(lark: str, parts: dict[str, str]) -> str:
-    """A grammar with those to which it refers by their names."""
+def joined(lark: str, parts: dict[str, str], free: dict[str, Any] | None = None) -> str:
+    """A grammar with those to which it refers by their names. ``free``: see `octavo.worker.grammars.free_text`."""
     others = [{**grammar_parts(part)[0], "name": name} for name, part in parts.items()]
-    return json.dumps({"grammars": [{"lark_grammar": lark}, *others]})
+    return json.dumps({"grammars": [{"lark_grammar": lark}, *others]} | ({"free": free} if free else {}))
 
 
 def lark_of(text: str, token_id: TokenId) -> str:

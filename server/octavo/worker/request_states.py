@@ -102,7 +102,7 @@ class RequestStates:
 
     def wants_logits(self, sampled: SampledRows) -> bool:
         """True if sampling these rows takes more than each one's best token."""
-        if len(self.grammars):
+        if self.grammars.hold:
             return True
         return not self.sampling.is_greedy_only(sampled.rows, sampled.positions)
 
@@ -117,7 +117,7 @@ class RequestStates:
 
     def step_draw(self, sampled: SampledRows) -> StepDraw | None:
         """A draw of the tokens of these rows in their step's program. None: `draw` may, once the step has run."""
-        if not self.sampling.draws or len(self.grammars) or self.needs_sampler(sampled) is not None:
+        if not self.sampling.draws or self.grammars.hold or self.needs_sampler(sampled) is not None:
             return None
         return self.sampling.step_draw(sampled.rows, sampled.positions)
 

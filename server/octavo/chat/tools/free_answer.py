@@ -42,7 +42,7 @@ class FreeAnswer:
             return joined(rules, self.calls.parts)
         more = "?" if max_calls == 1 else "*"
         start = f"start: free (({rule}) free){more}\n{self._free(marks, token_id)}\n{self.calls.rules}\n"
-        return joined(start, self.calls.parts)
+        return joined(start, self.calls.parts, {"texts": self.texts, "tokens": self.tokens})
 
     def _free(self, marks: Iterable[str], token_id: TokenId) -> str:
         if not self.texts:

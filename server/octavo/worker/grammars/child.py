@@ -4,9 +4,9 @@
 
 This program loads the model's vocabulary for llguidance once and forks a process for every grammar that arrives: a
 byte on the inherited socket CONTROL, with the socket on which the new process talks. There, lines of JSON: first the
-grammar, answered by its error or null; then what happened to its sequences, answered when the masks of those are in
-the shared memory MASKS: of each slot one, and up to DRAFTS of what may follow guessed tokens. The kernel ends a process
-that takes too much memory or CPU time; all end with their sockets.
+grammar, answered by its error or null and where it is asked; then what happened to its sequences, answered when the
+masks of those are in the shared memory MASKS: of each slot one, and up to DRAFTS of what may follow guessed tokens. The
+kernel ends a process that takes too much memory or CPU time; all end with their sockets.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.worker.grammars.free_text import LONGEST_MARK, FreeText, Spelling
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
@@ -41,8 +43,13 @@ IDLE_SECONDS = 10.0  # that an unused grammar is kept
 class Grammar:
     """One grammar, in its own process."""
 
-    def __init__(self, sock: socket.socket, masks: mmap.mmap, mask_bytes: int, num_drafts: int) -> None:
+    def __init__(
+        self, sock: socket.socket, masks: mmap.mmap, mask_bytes: int, num_drafts: int, spelling: Spelling
+    ) -> None:
         self._socket = sock
+        self._spelling = spelling
+        self._free_text: FreeText | None = None
+        self._woken: dict[int, list[int] | None] = {}  # by slot, the tokens since it is asked; None: a mark is there
         self._masks = memoryview(masks)
         self._mask_bytes = mask_bytes
         self._masks_per_slot = 1 + num_drafts
@@ -59,7 +66,7 @@ class Grammar:
         threading.stack_size(256 << 10)
         threading.Thread(target=self._watch, daemon=True).start()
         lines = self._socket.makefile("rb")
-        root = self._compile(tokenizer, json.loads(lines.readline()))
+        root = self._compile(tokenizer, *json.loads(lines.readline()))
         if root is None:
             return
         for line in lines:
@@ -70,11 +77,13 @@ class Grammar:
             else:
                 self._send(self._work(root, **work))
 
-    def _compile(self, tokenizer: LLTokenizer, grammar: str) -> LLMatcher | None:
+    def _compile(self, tokenizer: LLTokenizer, grammar: str, lets_be: bool) -> LLMatcher | None:
         from llguidance import LLMatcher
 
         signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # kills this process
         root = LLMatcher(tokenizer, grammar, log_level=0)
+        if lets_be and grammar.startswith("{") and (free := json.loads(grammar).get("free")):
+            self._free_text = FreeText(**free, spelling=self._spelling)
         began = time.process_time()
         if not root.is_error():
             self._fill(root, self._first_mask)  # also builds what its beginning needs
@@ -84,7 +93,10 @@ class Grammar:
         if root.is_error():
             self._send({"compiled": _error_of(root), "seconds": [seconds]})
             return None
-        self._send({"compiled": None, "seconds": [seconds], "memory": self._memory_taken()})
+        if self._free_text is not None and not self._free_text.allow(self._first_mask):
+            self._free_text = None
+        wakers = None if self._free_text is None else sorted(self._free_text.wakers)
+        self._send({"compiled": None, "seconds": [seconds], "memory": self._memory_taken(), "wakers": wakers})
         return root
 
     def _memory_taken(self) -> int:
@@ -95,13 +107,18 @@ class Grammar:
     ) -> dict[str, Any]:
         """``start``: (slot, tokens so far) of new sequences; ``advance``: (slot, new tokens); ``draft``: (slot, guessed
         tokens). Fills the masks of all."""
-        for slot in end:
+        for slot in (*end, *(slot for slot, _ in start)):
             self._matchers.pop(slot, None)
-        seconds, errors = [], []  # CPU time of each mask that is not the first
+            self._woken.pop(slot, None)
+        seconds, errors, free = [], [], []  # CPU time of each mask that is not the first
         for slot, tokens in (*start, *advance):
             began = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, MASK_SECONDS + 0.005 * len(tokens))
             if slot not in self._matchers:
+                if self._free_text is not None and tokens and not (tokens := self._free_text.since_woken(tokens)):
+                    free.append(slot)
+                    self._mask(slot)[:] = self._first_mask  # which is waited for
+                    continue
                 self._matchers[slot] = root.deep_copy()
             matcher = self._matchers[slot]
             for token in tokens:
@@ -114,17 +131,36 @@ class Grammar:
                 self._fill(matcher, mask)
             if matcher.is_error():
                 errors.append((slot, _error_of(matcher)))
+            elif self._is_free(slot, tokens):
+                del self._matchers[slot]
+                free.append(slot)
             if tokens:
                 seconds.append(round(time.process_time() - began, 6))
-        allowed = [(slot, self._follow(slot, tokens, seconds)) for slot, tokens in draft]
+        allowed = [(slot, self._follow(root, slot, tokens, seconds)) for slot, tokens in draft]
         signal.setitimer(signal.ITIMER_PROF, 0)
-        return {"errors": errors, "seconds": seconds, "allowed": allowed, "memory": self._memory_taken()}
+        memory = self._memory_taken()
+        return {"errors": errors, "seconds": seconds, "free": free, "allowed": allowed, "memory": memory}
 
-    def _follow(self, slot: int, tokens: list[int], seconds: list[float]) -> int:
+    def _is_free(self, slot: int, tokens: list[int]) -> bool:
+        """True if the grammar, which has seen these tokens more, holds nothing of what follows for now."""
+        if self._free_text is None or not tokens:
+            return False
+        woken = self._woken.setdefault(slot, [])
+        if woken is None:
+            return False
+        woken += tokens
+        if self._free_text.is_free(woken):
+            del self._woken[slot]
+            return True
+        if len(woken) > LONGEST_MARK:
+            self._woken[slot] = None
+        return False
+
+    def _follow(self, root: LLMatcher, slot: int, tokens: list[int], seconds: list[float]) -> int:
         """Fill the masks after each guessed token, as far as these are allowed and quick, and go back. Returns how many
         tokens were followed."""
-        matcher = self._matchers.get(slot)
-        if matcher is None or matcher.is_error():
+        matcher = self._matchers.get(slot) or root.deep_copy()  # none: the text was found free meanwhile
+        if matcher.is_error():
             return 0
         began, num_followed = time.process_time(), 0
         for token in tokens[: self._masks_per_slot - 1]:
@@ -236,11 +272,12 @@ def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int, num_draft
     control = socket.socket(fileno=control_fd)
     masks = mmap.mmap(masks_fd, 0)
     mask_bytes = -(-vocab_size // 32) * 4
-    problem = None
+    problem, spelling = None, Spelling([])
     try:
         from octavo.worker.grammars.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(Path(folder), vocab_size)
+        spelling = Spelling(tokenizer.decode_bytes([number]) for number in range(vocab_size))
     except Exception as error:
         problem = str(error)
     while True:
@@ -256,7 +293,7 @@ def main(control_fd: int, masks_fd: int, folder: str, vocab_size: int, num_draft
                 control.close()
                 os.dup2(0, 2)  # /dev/null: a library's dying message may contain user text
                 _limit_memory()
-                Grammar(sock, masks, mask_bytes, num_drafts).serve(tokenizer)
+                Grammar(sock, masks, mask_bytes, num_drafts, spelling).serve(tokenizer)
             finally:
                 os._exit(0)
         else:

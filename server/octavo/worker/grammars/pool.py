@@ -59,6 +59,7 @@ class GrammarPool:
         self._mask_shape = num_slots, 1 + num_drafts, words
         # [slots, 1 + drafts, words], shared with the processes; what is not used takes no memory
         self.masks = np.empty((0, 1 + num_drafts, words), dtype=np.int32)
+        self.lets_be = True  # where a grammar holds nothing, it is not asked
         self.free_slots = deque(range(num_slots))  # first freed, first used
         self._program: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None  # receives new grammars
@@ -163,9 +164,7 @@ class GrammarPool:
             elif "compiled" in message:
                 if message["compiled"] is not None:
                     return self.fail(process, f"is not valid: {message['compiled']}")
-                process.compiled = True
-                process.record_times(message["seconds"])
-                process.memory = message["memory"]
+                process.take_compiled(message)
                 for future in process.waiting:
                     future.set_result(None)
                 process.waiting = []
@@ -238,7 +237,7 @@ class GrammarPool:
         self._by_descriptor[process.socket.fileno()] = process
         self._poll.register(process.socket, select.POLLIN)
         process.started = time.monotonic()
-        self._write(process, process.grammar)
+        self._write(process, [process.grammar, self.lets_be])
         with theirs:
             if self._program is None or self._program.poll() is not None:
                 self._start_program()

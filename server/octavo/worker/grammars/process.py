@@ -26,6 +26,7 @@ class GrammarProcess:
         self.started = self.idle_since = 0.0  # time.monotonic()
         self.memory = 0  # bytes beyond the vocabulary's
         self.forked = self.compiled = self.compiles_slowly = False
+        self.wakers: frozenset[int] | None = None  # see `octavo.worker.grammars.free_text`
         self.sequences: dict[int, GrammarSequence] = {}  # by slot
         self.unsent = bytearray()
         self._received = b""
@@ -64,9 +65,25 @@ class GrammarProcess:
             self._patience = PATIENCE if max(seconds) > SLOW_MASK_SECONDS else max(0, self._patience - 1)
             self._mask_seconds = sum(seconds) / len(seconds)
 
-    def start(self, sequence: GrammarSequence, tokens: list[int]) -> None:
+    def take_compiled(self, message: dict[str, Any]) -> None:
+        """Handle the news that it is compiled."""
+        self.compiled = True
+        self.record_times(message["seconds"])
+        self.memory = message["memory"]
+        if message["wakers"] is not None:
+            self.wakers = frozenset(message["wakers"])
+
+    def join(self, sequence: GrammarSequence, tokens: list[int]) -> None:
         """A sequence begins, with ``tokens`` of an earlier run."""
         self.sequences[sequence.slot] = sequence
+        sequence.free = self.wakers is not None and self.wakers.isdisjoint(tokens)
+        if not sequence.free:
+            self.start(sequence, tokens)
+
+    def start(self, sequence: GrammarSequence, tokens: list[int]) -> None:
+        """The grammar is asked about a sequence from ``tokens`` on."""
+        sequence.free = False
+        sequence.num_followed = 0
         self._start.append((sequence.slot, tokens))
         sequence.num_pending += 1
 
@@ -120,6 +137,8 @@ class GrammarProcess:
         self.memory = message["memory"]
         for slot, problem in message["errors"]:
             self.sequences[slot].problem = f"cannot go on: {problem}"
+        for slot in message["free"]:
+            self.sequences[slot].free = True
         for slot, num_followed in message["allowed"]:
             self.sequences[slot].num_followed = num_followed
         self.record_times(message["seconds"])
@@ -139,6 +158,17 @@ class GrammarSequence:
         self.num_followed = 0  # of the guessed tokens: those whose masks have arrived
         self.problem: str | None = None
         self.removed = False
+        self.free = False  # the grammar has said that it holds nothing of the text for now
+
+    @property
+    def is_free(self) -> bool:
+        """True if no mask is asked for: the grammar holds nothing, and no answer of it is to come."""
+        return self.free and not self.num_pending and self.problem is None
+
+    def first_waker(self, tokens: list[int]) -> int:
+        """The place among ``tokens`` of free text from which on the grammar is to be asked, or their number."""
+        wakers = self.process.wakers or ()
+        return next((at for at, token in enumerate(tokens) if token in wakers), len(tokens))
 
     @property
     def is_ready(self) -> bool:

@@ -14,6 +14,7 @@ from octavo.worker.grammars.process import GrammarProcess, GrammarSequence
 
 STEP_SECONDS = 0.05  # CPU time of all masks that a step waits for
 CUT_SECONDS = 0.002  # longest wait, before a step, for what grammars say of its drafts
+FREELY = 1 << 30  # guessed tokens that are followed where the text is free
 MASK_WALL_SECONDS = 0.8  # longest wait for a mask; its process ends itself earlier, unless it gets no CPU
 
 
@@ -31,6 +32,11 @@ class SequenceGrammars:
     def __contains__(self, req_id: object) -> bool:
         return req_id in self._sequences
 
+    @property
+    def hold(self) -> bool:
+        """True if any has a mask: a text may be free for now."""
+        return not all(sequence.is_free for sequence in self._sequences.values())
+
     def add(self, req_id: str, grammar: str, output_token_ids: Sequence[int]) -> None:
         """Start a sequence's grammar. ``output_token_ids``: generated before a preemption."""
         process = self._pool.get(grammar)
@@ -39,7 +45,7 @@ class SequenceGrammars:
             sequence.problem = TOO_SLOW
         else:
             sequence = GrammarSequence(process, self._pool.free_slots.popleft())
-            process.start(sequence, list(output_token_ids))
+            process.join(sequence, list(output_token_ids))
             self._pool.send(process)
         self._sequences[req_id] = sequence
 
@@ -67,9 +73,14 @@ class SequenceGrammars:
         """Take out of ``step`` the drafts that grammars forbid, and those after them: where that is known in time, else
         they are found wrong by the step itself."""
         drafts, asked = step.scheduled_spec_decode_tokens, dict[str, GrammarSequence]()
-        for req_id in drafts:
+        for req_id in [*drafts]:
             sequence = self._sequences.get(req_id)
-            if sequence is not None and sequence.problem is None and not sequence.process.is_slow:
+            if sequence is None or sequence.problem is not None:
+                continue
+            if sequence.is_free:
+                sequence.num_followed = FREELY
+                _keep(step, req_id, sequence.first_waker(drafts[req_id]))
+            elif not sequence.process.is_slow:
                 sequence.process.draft(sequence, drafts[req_id])
                 asked[req_id] = sequence
         if not asked:
@@ -78,18 +89,17 @@ class SequenceGrammars:
             self._pool.send(process)
         self._poll_until_ready([*asked.values()], CUT_SECONDS)
         for req_id, sequence in asked.items():
-            num_forbidden = len(drafts[req_id]) - sequence.num_followed
-            if sequence.is_ready and sequence.problem is None and num_forbidden:
-                step.num_scheduled_tokens[req_id] -= num_forbidden
-                step.total_num_scheduled_tokens -= num_forbidden
-                drafts[req_id] = drafts[req_id][: sequence.num_followed]  # the list itself is the scheduler's
-                if not drafts[req_id]:
-                    del drafts[req_id]
+            if sequence.is_free:
+                sequence.num_followed = FREELY
+                _keep(step, req_id, sequence.first_waker(drafts[req_id]))
+            elif sequence.is_ready and sequence.problem is None:
+                _keep(step, req_id, sequence.num_followed)
 
     def start_fill(self, req_ids: list[str], drafts: Mapping[str, list[int]]) -> Callable[[], torch.Tensor | None]:
         """The step's bitmask int32 [R, ceil(V / 32)], by a function that waits for it (None: no row has a grammar).
         `draft_mask` gives those after the ``drafts`` of sequences."""
-        constrained = [(i, self._sequences[req_id]) for i, req_id in enumerate(req_ids) if req_id in self._sequences]
+        found = [(i, self._sequences[req_id]) for i, req_id in enumerate(req_ids) if req_id in self._sequences]
+        constrained = [(i, sequence) for i, sequence in found if not sequence.is_free]
         if not constrained:
             return lambda: None
 
@@ -115,7 +125,7 @@ class SequenceGrammars:
         mask = np.full((len(req_ids), self._words), -1, dtype=np.int32)
         for i, req_id in enumerate(req_ids):
             sequence = self._sequences.get(req_id)
-            if sequence is not None:
+            if sequence is not None and sequence.num_followed != FREELY:
                 is_there = sequence.problem is None and depth <= sequence.num_followed
                 mask[i] = self._pool.masks[sequence.slot, depth] if is_there else 0
         return torch.from_numpy(mask)
@@ -144,9 +154,28 @@ class SequenceGrammars:
                 continue
             if sequence.problem is not None:
                 problems[req_id] = sequence.problem
+                continue
+            if sequence.is_free:
+                at = sequence.first_waker(sampled)
+                if at == len(sampled):
+                    continue
+                sequence.process.start(sequence, sampled[at:])
             else:
                 sequence.process.advance(sequence, sampled)
-                advanced.add(sequence.process)
+            advanced.add(sequence.process)
         for process in advanced:
             self._pool.send(process)
         return problems
+
+
+def _keep(step: SchedulerOutput, req_id: str, count: int) -> None:
+    """Take the drafts of a sequence behind the first ``count`` out of ``step``."""
+    drafts = step.scheduled_spec_decode_tokens
+    num_forbidden = len(drafts[req_id]) - count
+    if num_forbidden <= 0:
+        return
+    step.num_scheduled_tokens[req_id] -= num_forbidden
+    step.total_num_scheduled_tokens -= num_forbidden
+    drafts[req_id] = drafts[req_id][:count]  # the list itself is the scheduler's
+    if not drafts[req_id]:
+        del drafts[req_id]

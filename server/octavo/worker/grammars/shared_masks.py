@@ -24,6 +24,7 @@ class LeadingGrammars(SequenceGrammars):
 
     def __init__(self, pool: GrammarPool, vocab_size: int, send: Callable[[bytes], None]) -> None:
         super().__init__(pool, vocab_size)
+        pool.lets_be = False  # the others wait for the bitmasks of all that have a grammar
         self._send = send
 
     def start_fill(self, req_ids: list[str], drafts: Mapping[str, list[int]]) -> Callable[[], torch.Tensor | None]:
@@ -51,6 +52,11 @@ class FollowingGrammars:
 
     def __len__(self) -> int:
         return len(self._sequences)
+
+    @property
+    def hold(self) -> bool:
+        """See `SequenceGrammars`."""
+        return bool(self._sequences)
 
     def add(self, req_id: str, grammar: str, output_token_ids: Sequence[int]) -> None:
         """Note that a sequence has a grammar."""
