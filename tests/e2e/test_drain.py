@@ -35,7 +35,7 @@ def deployed(cluster: Cluster, installed: str) -> Iterator[str]:
             "model": {"uri": "smollm2-135m-instruct"},
             "replicas": 2,
             "engine": {"maxModelLen": 512, "maxNumSeqs": 16, "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]},
-            "lifecycle": {"preStopSeconds": 5, "drainSeconds": 60},
+            "lifecycle": {"drainSeconds": 60},  # and 10 s until endpoints are updated, as everybody has
             # What is judged is the drain, not how fast a busy machine answers probes.
             "probes": {
                 "readiness": {"timeoutSeconds": 10, "failureThreshold": 10},
