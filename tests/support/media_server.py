@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import httpcore
 
 WEB, DIALLED = "OCTAVO_TEST_WEB", "OCTAVO_TEST_DIALLED"
-SECONDS = 6.0  # a process that decodes images may have to start within them, on a machine with other work
+SECONDS = 6.0  # for a fetch (10 of a server) and to read an image (60), so that tests need not wait for those
 PUBLIC = "93.184.216.34"
 BOMB = gzip.compress(bytes(50_000_000))  # made once: it takes a good part of the second that a refusal may
 # One answer after the other, the last for ever.

@@ -28,6 +28,7 @@ _MODES = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
 }
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+_EMBEDDING_GEMMA = "Gemma3TextModel"
 _GEMMA_SIZES = (768, 512, 256, 128)  # to which EmbeddingGemma's vectors may be cut
 _MAX_WIDTH, _MAX_LABELS = 1 << 16, 1 << 16
 
@@ -47,7 +48,8 @@ def load_pooler_config(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerCo
         by_last = architecture not in ENCODERS and "embed" in files.model.rpartition("/")[2].lower()
         by_last |= architecture.startswith("Qwen3VL")  # as Qwen3-VL-Embedding
         pooling = "last" if by_last else PoolerConfig.pooling
-        return PoolerConfig(tasks=tasks, pooling=pooling, dimensions=dimensions)
+        lacks = _without_dense(files, "modules.json") if architecture == _EMBEDDING_GEMMA else None
+        return PoolerConfig(tasks=tasks, pooling=pooling, dimensions=dimensions, lacks=lacks)
     found: dict[str, Any] = {"normalize": False, **_prompts(files.path / "config_sentence_transformers.json")}
     dense: list[DenseModule] = []
     for module in read_json_list(modules):
@@ -55,15 +57,25 @@ def load_pooler_config(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerCo
         path = _folder(files.path, module.get("path", "") if isinstance(module, dict) else "", modules)
         if kind == "Pooling":
             found |= {"pooling": _pooling(path / "config.json"), "pools_prompt": _pools_prompt(path / "config.json")}
+        elif kind == "Dense" and not path.is_dir():
+            found["lacks"] = _without_dense(files, path.name)
         elif kind == "Dense":
             dense.append(_dense(path, files))
         elif kind == "Normalize":
             found["normalize"] = True
         elif kind != "Transformer":
             raise ModelError(f"{modules} has a module {kind!r}; known are Transformer, Pooling, Dense and Normalize")
-    if architecture == "Gemma3TextModel" and files.format == "gguf" and len(dense) < 2:
-        found["lacks"] = f"{files.model} lacks dense_2 or dense_3, through which EmbeddingGemma's vectors go"
-    return PoolerConfig(tasks=tasks, dense=tuple(dense), dimensions=dimensions, **found)
+    if architecture == _EMBEDDING_GEMMA and len(dense) < 2 and "lacks" not in found:
+        layers = "dense_2 or dense_3" if files.format == "gguf" else "one of the two modules Dense"
+        found["lacks"] = _without_dense(files, layers)
+    layers_behind = () if "lacks" in found else tuple(dense)
+    return PoolerConfig(tasks=tasks, dense=layers_behind, dimensions=dimensions, **found)
+
+
+def _without_dense(files: ModelFiles, missing: str) -> str:
+    """`PoolerConfig.lacks` of files without what is ``missing`` of the layers behind pooling."""
+    cure = "take a file that has it, or the safetensors" if files.format == "gguf" else "fetch the whole model"
+    return f"{files.model} lacks {missing}, without which vectors miss the dense layers behind pooling: {cure}"
 
 
 def max_sequence_length(files: ModelFiles) -> int | None:
@@ -196,7 +208,7 @@ def _dimensions(hf_config: dict[str, Any], source: str) -> tuple[int, ...] | Non
         if not isinstance(stated, list) or not stated or any(type(one) is not int or one < 1 for one in stated):
             raise ModelError(f"{source}: matryoshka_dimensions must be a list of positive integers; correct the file")
         return tuple(stated)
-    if hf_config["architectures"][0] == "Gemma3TextModel":  # whose files do not say it
+    if hf_config["architectures"][0] == _EMBEDDING_GEMMA:  # whose files do not say it
         return tuple(size for size in _GEMMA_SIZES if size <= hf_config.get("hidden_size", 0)) or None
     return () if hf_config.get("is_matryoshka") is True else None
 

@@ -93,10 +93,7 @@ def _names(config: PoolerConfig) -> str:
 
 def lacking(what: str) -> str:
     """The error for a model of which ``what`` says what its files lack."""
-    return (
-        f"{what}. Take a file that has them, or the safetensors; for vectors of what is there set pooling "
-        "(of a server: --embedding-pooling) to mean"
-    )
+    return f"{what}; for vectors without them set pooling (of a server: --embedding-pooling) to mean"
 
 
 def class_pooling(config: PoolerConfig, params: PoolingParams) -> Pooling:

@@ -69,10 +69,10 @@ def test_classes_are_those_of_transformers(family: str, labels: int, tmp_path: P
 def test_the_same_bits_in_any_company(family: str, quantization: str, tmp_path: Path) -> None:
     make_encoder(family, tmp_path)
     llm = LLM(str(tmp_path), quantization=quantization, skip_tokenizer_init=True, max_num_batched_tokens=150)
-    alone = [llm.embed([prompt], use_tqdm=False)[0] for prompt in prompts()]
+    alone = [llm.embed([prompt], pooling="mean", use_tqdm=False)[0] for prompt in prompts()]
     assert recorded(llm)
-    assert llm.embed(prompts() * 3, use_tqdm=False) == alone * 3
-    assert llm.embed(prompts()[::-1], use_tqdm=False) == alone[::-1]
+    assert llm.embed(prompts() * 3, pooling="mean", use_tqdm=False) == alone * 3
+    assert llm.embed(prompts()[::-1], pooling="mean", use_tqdm=False) == alone[::-1]
     llm.engine.check_integrity()
     assert not llm.engine.has_unfinished_requests()
 

@@ -73,6 +73,7 @@ def test_gguf_files_of_all_encoders_are_compared() -> None:
 def test_its_gguf_files_are_compared(arch: str) -> None:
     """With transformers in test_family_files and test_files, with llama.cpp in test_llama_cpp; or in its own test."""
     if (own := Path(__file__).parent / f"test_{arch.replace('-', '_')}.py").exists():
-        assert f'"{arch}"' in own.read_text() and "GGUFWriter" in own.read_text()
+        assert f'"{arch}"' in own.read_text(), "its test must name the architecture"
+        assert re.search(r"GGUFWriter|from support\.gguf_", own.read_text()), "its test must write a file"
         return
     assert arch in FAMILIES or arch in {layout.arch for layout in LAYOUTS.values()}

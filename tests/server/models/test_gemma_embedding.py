@@ -6,12 +6,13 @@ What all encoders promise is in test_encoders, drawn configurations in test_draw
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFReader
 from safetensors.torch import save_file
 from support.encoders import make_encoder, write_modules
 from support.gguf_gemma import write_embedding_gemma
@@ -40,7 +41,6 @@ PROMPTS: Any = [
     {"prompt_token_ids": [1, *[(7 * place + length) % 300 + 5 for place in range(length)], 2]}
     for length in (1, 2, 9, 17, 40, 64, 90, 120)
 ]
-assert GGUFWriter, "files are written by support.gguf_gemma"
 
 
 def dense() -> list[torch.Tensor]:
@@ -109,6 +109,24 @@ def test_a_file_without_dense_layers_is_refused_unless_a_pooling_is_given(tmp_pa
     assert not any("dense" in tensor.name for tensor in GGUFReader(path).tensors)
     llm = LLM(str(path), dtype="float32", skip_tokenizer_init=True)
     with pytest.raises(ValueError, match=r"lacks dense_2 or dense_3.*--embedding-pooling"):
+        vectors(llm)
+    assert torch.cosine_similarity(vectors(llm, pooling="mean"), expected(model, [])).min() >= 0.99999
+
+
+@pytest.mark.parametrize("gone", ["modules.json", "2_Dense", "3_Dense", "Dense of modules.json"])
+def test_a_folder_without_dense_layers_is_refused_unless_a_pooling_is_given(gone: str, tmp_path: Path) -> None:
+    model = checkpoint(tmp_path)
+    if gone.startswith("Dense"):
+        modules = json.loads((tmp_path / "modules.json").read_text())
+        kept = [module for module in modules if not module["type"].endswith("Dense")]
+        (tmp_path / "modules.json").write_text(json.dumps(kept))
+        gone = "one of the two modules Dense"
+    elif gone.endswith("json"):
+        (tmp_path / gone).unlink()
+    else:
+        shutil.rmtree(tmp_path / gone)
+    llm = LLM(str(tmp_path), dtype="float32", skip_tokenizer_init=True)
+    with pytest.raises(ValueError, match=f"lacks {gone},.*fetch the whole model.*--embedding-pooling"):
         vectors(llm)
     assert torch.cosine_similarity(vectors(llm, pooling="mean"), expected(model, [])).min() >= 0.99999
 
