@@ -48,3 +48,33 @@ def test_it_draws_as_the_reference(isa: str, vocab: int, scale: float) -> None:
             assert drawn.logprobs[0][i, : wants + 1].tolist() == ids[i, : wants + 1].tolist()
             np.testing.assert_allclose(drawn.logprobs[1][i, : wants + 1], values[i, : wants + 1], atol=2e-5)
             assert abs(int(drawn.logprobs[2][i]) - int(ranks[i])) <= 1  # rounding may make two equal
+
+
+@pytest.mark.parametrize("vocab", [33, 70, 500, 4099])
+@pytest.mark.parametrize("guessed", [False, True], ids=["known", "guessed"])
+def test_what_a_grammar_forbids_is_as_if_it_had_no_chance(isa: str, vocab: int, guessed: bool) -> None:
+    """Also for tokens behind guesses, with what the head tells of its parts, and where a mask ends within a word."""
+    if isa == "torch":
+        pytest.skip("there is no such kernel without the library")
+    count, rng = len(CUTS), np.random.default_rng(vocab)
+    logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
+    requests = np.zeros(count, cpu.REQUEST)
+    requests["repetition"], requests["slot"], requests["count_slot"], requests["num_logprobs"] = 1, -1, -1, -1
+    requests["temperature"], requests["top_k"], requests["top_p"], requests["min_p"] = np.array(CUTS).T
+    requests["top_k"][requests["top_k"] == 0] = vocab
+    requests["stream"] = np.arange(count) * 54321
+    allowed = rng.random((count, vocab)) < rng.choice([0.02, 0.5, 0.98], (count, 1))
+    allowed[:, -1] = True
+    words = np.zeros((count, -(-vocab // 32) * 32), bool)
+    words[:, :vocab] = allowed
+    mask = torch.from_numpy(np.packbits(words, axis=1, bitorder="little").view(np.int32).copy())
+    rows, positions = np.arange(count), np.arange(count) + 3
+    known = positions - 1 if guessed else None
+    likely = logits.masked_fill(~torch.from_numpy(allowed), -torch.inf)
+    wanted = cpu.draw(likely, requests, rows, positions, known=known)
+    padded = torch.nn.functional.pad(logits, (0, -vocab % 32), value=-torch.inf)
+    best = cpu.Best(*cpu.argmax(logits), padded.view(count, -1, 32).amax(-1))
+    for told in (None, cpu.Best(*best[:2]), best):
+        drawn = cpu.draw(logits.clone(), requests, rows, positions, told, mask, known=known)
+        assert drawn[:2] == wanted[:2]
+        assert all(allowed[row, token] for row, token in enumerate(drawn.token_ids))
