@@ -10,7 +10,7 @@ import openai
 import pytest
 from support.encoders import make_encoder, write_modules
 
-from octavo import LLM
+from octavo import LLM, PoolingParams
 
 QUERY, DOCUMENTS = "the capital of france", ["a cat runs", "paris is a city", "berlin", "france paris"]
 
@@ -45,6 +45,43 @@ def test_texts_have_the_prompt_that_is_asked_for(embedder, asked):
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt_name"
     described = server.get("/openapi.json").json()["components"]["schemas"]["EmbeddingRequest"]["properties"]
     assert "'enum': ['query', 'document']" in str(described["prompt_name"])
+
+
+@pytest.fixture(scope="module")
+def prompting(start, tmp_path_factory):
+    """A model with a default prompt that pools the first token, on a server that pools the last one."""
+    path = tmp_path_factory.mktemp("prompting")
+    make_encoder("bert", path)
+    write_modules(path, ("Pooling", {"pooling_mode_cls_token": True}))
+    prompts = {"query": "is it so ", "document": "a city "}
+    settings = {"prompts": prompts, "default_prompt_name": "document"}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return start("--served-model-name", "prompting", "--embedding-pooling", "last", model=path), LLM(str(path))
+
+
+def test_ollamas_routes_put_the_default_prompt_before_texts(prompting):
+    server, llm = prompting
+    (wanted,) = llm.embed([llm.tokenizer.encode("a city paris")], PoolingParams(pooling="last"), use_tqdm=False)
+    vector = list(wanted)
+    length = math.hypot(*vector)
+    found = server.post("/api/embed", {"model": "prompting", "input": "paris"}).json()
+    assert found["embeddings"] == [pytest.approx([number / length for number in vector], abs=1e-5)]
+    assert found["prompt_eval_count"] == len(llm.tokenizer.encode("a city paris"))
+    older = server.post("/api/embeddings", {"model": "prompting", "prompt": "paris"}).json()["embedding"]
+    assert older == pytest.approx(vector, abs=1e-5)
+
+
+def test_scores_and_rankings_pool_as_the_server_is_told(prompting):
+    server, llm = prompting
+    wanted, others = (
+        [one.outputs.score for one in llm.score(QUERY, DOCUMENTS, PoolingParams(pooling=kind), use_tqdm=False)]
+        for kind in ("last", "cls")
+    )
+    assert wanted != pytest.approx(others, abs=1e-3)
+    scores = server.post("/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS}).json()["data"]
+    assert [one["score"] for one in scores] == pytest.approx(wanted, abs=1e-5)
+    ranked = server.post("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS}).json()["results"]
+    assert {one["index"]: one["relevance_score"] for one in ranked} == pytest.approx(dict(enumerate(wanted)), abs=1e-5)
 
 
 def scores_of(llm, documents=DOCUMENTS):
