@@ -74,9 +74,10 @@ CLASSIFIERS = [name for name in FAMILIES if name != "embedding-gemma"]
 ENCODER_CASES = {config_class: _COMMON | own for config_class, own in FAMILIES.values()}
 
 
-def weighted_mean(hidden: torch.Tensor) -> torch.Tensor:
-    """The mean of tokens with weights 1, 2, 3, ..."""
+def weighted_mean(hidden: torch.Tensor, left_out: int = 0) -> torch.Tensor:
+    """The mean of tokens with weights 1, 2, 3, ..., the first ``left_out`` of which are left out."""
     weights = torch.arange(1, len(hidden) + 1, dtype=torch.float64)
+    weights[:left_out] = 0
     return ((hidden * weights[:, None]).sum(0) / weights.sum()).float()
 
 

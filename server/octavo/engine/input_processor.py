@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -143,7 +144,8 @@ class InputProcessor:
         """Check a prompt that is to be pooled, or with ``pair`` two texts that are read together. Raises ValueError.
 
         ``truncate_prompt_tokens``: as in `process`; an encoder's text keeps what ends it for the model (as [SEP]), and
-        by default its beginning (a decoder's its end). ``before`` is put before a text, not before token ids.
+        by default its beginning (a decoder's its end). ``before`` is put before a text, not before token ids; its
+        tokens are left out of pooling where the model's files say so.
         """
         side = truncation_side or ("right" if self.model.is_encoder else "left")
         if not -(2**31) <= priority < 2**31:
@@ -153,7 +155,8 @@ class InputProcessor:
         if features and limit is not None:
             raise ValueError("truncate_prompt_tokens would cut images of the prompt; leave it out, or send text alone")
         text, ids, _ = _split_prompt(prompt)
-        text = before + text if text else text
+        if text and before:
+            text, pooling = before + text, self._behind_prompt(pooling, before, add_special_tokens, limit and side)
         types: list[int] | None = None
         if ids is not None:
             ids = self._check_ids(ids)
@@ -165,8 +168,15 @@ class InputProcessor:
         if features:
             ids, items = self.images.place(ids, features)
         if limit is not None and len(ids) > limit:
+            if side == "left":
+                pooling = replace(pooling, left_out=max(0, pooling.left_out + limit - len(ids)))
             ids = ids[:limit] if side == "right" else ids[-limit:]
         self._check_pooled_length(len(ids))
+        if pooling.left_out >= len(ids):
+            raise ValueError(
+                f"prompt has {len(ids)} tokens, and {pooling.left_out} of the prompt of the model's files are left out "
+                "of pooling; send more text, or raise truncate_prompt_tokens"
+            )
         return EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=ids,
@@ -178,6 +188,20 @@ class InputProcessor:
             token_types=types if self.has_token_types else None,
             mm_items=items,
         )
+
+    def _behind_prompt(self, pooling: Pooling, before: str, special: bool, cut_side: str | int | None) -> Pooling:
+        """Leave the tokens of ``before`` out where the model's files say so: as many as it has by itself, without what
+        ends a text, as sentence-transformers counts them. ``cut_side``: see `process_pooling`. Raises ValueError."""
+        if self.pooler.pools_prompt:
+            return pooling
+        if self.model.is_encoder and cut_side == "left":
+            raise ValueError(
+                "truncation_side must not cut beginnings: the prompt of the model's files is there, whose tokens are "
+                "left out of pooling; cut the ends"
+            )
+        ids = self.tokenize(before, special)
+        ends = bool(ids) and self.tokenizer is not None and ids[-1] in self.tokenizer.all_special_ids
+        return replace(pooling, left_out=len(ids) - ends)
 
     def _pooled_limit(self, truncate_prompt_tokens: int | None) -> int | None:
         """Tokens that are kept of a prompt; None: all. Raises ValueError."""

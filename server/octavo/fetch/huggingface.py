@@ -39,7 +39,12 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DESCRIPTION = ("*.json", "*.jinja", "tokenizer.model")  # at the top level
 # Further files of folders: chat templates, and sentence-transformers' modules.
-_IN_FOLDERS = ("additional_chat_templates/*.jinja", "[0-9]_*/config.json", "[0-9]_Dense/model.safetensors")
+_IN_FOLDERS = (
+    "additional_chat_templates/*.jinja",
+    "[0-9]_*/config.json",
+    "[0-9]_Dense/model.safetensors",
+    "[0-9]_LayerNorm/model.safetensors",
+)
 _WORKERS = 4  # files at a time
 _OF_TOKENIZERS = ("tokenizer", "vocab", "added_tokens", "special_tokens", "chat_template")
 _MAX_DESCRIPTION = 16 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ from octavo.errors import ModelError
 from octavo.interface.architectures import ENCODERS
 from octavo.interface.config_checks import Fields
 from octavo.interface.model_files import ModelFiles
-from octavo.interface.pooling import DenseModule, PoolerConfig
+from octavo.interface.pooling import DenseModule, NormModule, PoolerConfig
 from octavo.system.file_reading import read_json, read_json_list
 from octavo.text.tokenizer import Tokenizer
 
+# Names of sentence-transformers -> ours; flags in the order in which it puts the vectors of several.
 _MODES = {
     "cls": "cls",
     "mean": "mean",
@@ -21,11 +23,17 @@ _MODES = {
     "weightedmean": "weightedmean",
     "mean_sqrt_len_tokens": "mean_sqrt_len",
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
     "pooling_mode_max_tokens": "max",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "last",
+}
+# Modules that are not built -> the rest of the sentence that says so.
+_REFUSED = {
+    "Router": "which sends queries and documents each through modules of their own; serve the folder of each by itself",
+    "Asym": "which sends queries and documents each through modules of their own; serve the folder of each by itself",
+    "WeightedLayerPooling": "which mixes the states of several layers; take a model that pools those of the last one",
 }
 _ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "Sigmoid": "sigmoid", "Softmax": "softmax"}
 _EMBEDDING_GEMMA = "Gemma3TextModel"
@@ -50,26 +58,38 @@ def load_pooler_config(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerCo
         pooling = "last" if by_last else PoolerConfig.pooling
         lacks = _without_dense(files, "modules.json") if architecture == _EMBEDDING_GEMMA else None
         return PoolerConfig(tasks=tasks, pooling=pooling, dimensions=dimensions, lacks=lacks)
+    found = _modules(files, modules)
+    if architecture == _EMBEDDING_GEMMA and len(found["dense"]) < 2 and "lacks" not in found:
+        layers = "dense_2 or dense_3" if files.format == "gguf" else "one of the two modules Dense"
+        found["lacks"] = _without_dense(files, layers)
+    if "lacks" in found:
+        found["dense"] = ()
+    return PoolerConfig(tasks=tasks, dimensions=dimensions, **found)
+
+
+def _modules(files: ModelFiles, source: Path) -> dict[str, Any]:
+    """Read fields of `PoolerConfig` from modules.json, ``source``, and what it points to."""
     found: dict[str, Any] = {"normalize": False, **_prompts(files.path / "config_sentence_transformers.json")}
-    dense: list[DenseModule] = []
-    for module in read_json_list(modules):
+    layers: list[DenseModule | NormModule] = []
+    for module in read_json_list(source):
         kind = str(module.get("type", "")).rpartition(".")[2] if isinstance(module, dict) else ""
-        path = _folder(files.path, module.get("path", "") if isinstance(module, dict) else "", modules)
+        path = _folder(files.path, module.get("path", "") if isinstance(module, dict) else "", source)
+        if kind in ("Dense", "LayerNorm") and ("pooling" not in found or found["normalize"]):
+            side = "behind Normalize" if found["normalize"] else "before Pooling"
+            raise ModelError(f"{source} has {kind} {side}; it is built between the two alone: take another model")
         if kind == "Pooling":
             found |= {"pooling": _pooling(path / "config.json"), "pools_prompt": _pools_prompt(path / "config.json")}
         elif kind == "Dense" and not path.is_dir():
             found["lacks"] = _without_dense(files, path.name)
-        elif kind == "Dense":
-            dense.append(_dense(path, files))
+        elif kind in _LAYERS:
+            layers.append(_LAYERS[kind](path, files))
         elif kind == "Normalize":
             found["normalize"] = True
         elif kind != "Transformer":
-            raise ModelError(f"{modules} has a module {kind!r}; known are Transformer, Pooling, Dense and Normalize")
-    if architecture == _EMBEDDING_GEMMA and len(dense) < 2 and "lacks" not in found:
-        layers = "dense_2 or dense_3" if files.format == "gguf" else "one of the two modules Dense"
-        found["lacks"] = _without_dense(files, layers)
-    layers_behind = () if "lacks" in found else tuple(dense)
-    return PoolerConfig(tasks=tasks, dense=layers_behind, dimensions=dimensions, **found)
+            known = "Transformer, Pooling, Dense, LayerNorm and Normalize"
+            why = _REFUSED.get(kind, f"which is not built; known are {known}")
+            raise ModelError(f"{source} has a module {kind!r}, {why}")
+    return {**found, "dense": tuple(layers)}
 
 
 def _without_dense(files: ModelFiles, missing: str) -> str:
@@ -165,15 +185,18 @@ def _pools_prompt(path: Path) -> bool:
 
 def _pooling(path: Path) -> str:
     config = read_json(path)
-    mode = config.get("pooling_mode")
-    flags = [key for key, is_on in config.items() if key.startswith("pooling_mode_") and is_on]
-    chosen = flags if mode is None else [mode]
-    if len(chosen) != 1 or chosen[0] not in _MODES:
+    stated = config.get("pooling_mode")
+    if stated is None:
+        is_on = {key for key, value in config.items() if key.startswith("pooling_mode_") and value}
+        stated = [*(key for key in _MODES if key in is_on), *sorted(is_on - _MODES.keys())]
+    chosen = stated if isinstance(stated, list) else [stated]
+    names = [_MODES.get(mode, "") if isinstance(mode, str) else "" for mode in chosen]
+    if not names or "" in names or len({*names}) < len(names):
         raise ModelError(
             f"{path} asks for pooling by {' and '.join(map(str, chosen)) or 'nothing'}, which is not supported: known "
-            f"are one of {', '.join(_MODES)}"
+            f"are {', '.join(_MODES)}"
         )
-    return _MODES[chosen[0]]
+    return "+".join(names)
 
 
 def _dense(folder: Path, files: ModelFiles) -> DenseModule:
@@ -185,14 +208,34 @@ def _dense(folder: Path, files: ModelFiles) -> DenseModule:
     activation = _activation(config.get("activation_function", "torch.nn.modules.activation.Tanh"), path)
     if (tensor := fields.text("tensor")) and files.format == "gguf":
         return DenseModule(files.weights[0], inputs, outputs, False, activation, tensor)
+    if config.get("use_residual"):
+        raise ModelError(f"{path} asks for use_residual, which is not supported")
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise ModelError(
+                f"{path}: {key} is {config[key]!r:.60}; only sentence_embedding is built: take another model"
+            )
+    return DenseModule(_weights(folder), inputs, outputs, config.get("bias", True), activation)
+
+
+def _norm(folder: Path, files: ModelFiles) -> NormModule:
+    path = folder / "config.json"
+    size = Fields(read_json(path), str(path), str).integer("dimension", 1, _MAX_WIDTH)
+    return NormModule(_weights(folder), size)
+
+
+# Modules that are layers of vectors -> what reads them.
+_LAYERS: dict[str, Callable[[Path, ModelFiles], DenseModule | NormModule]] = {"Dense": _dense, "LayerNorm": _norm}
+
+
+def _weights(folder: Path) -> str:
+    """The file of a module's weights. Raises ModelError."""
     weights = folder / "model.safetensors"
     if not weights.exists():
         raise ModelError(
             f"{folder} has no model.safetensors; fetch the model again, or use a safetensors version of it"
         )
-    if config.get("use_residual"):
-        raise ModelError(f"{path} asks for use_residual, which is not supported")
-    return DenseModule(str(weights), inputs, outputs, config.get("bias", True), activation)
+    return str(weights)
 
 
 def _activation(name: Any, path: Path) -> str:

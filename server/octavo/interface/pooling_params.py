@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from octavo.interface.pooling import POOLINGS, PoolerConfig, Pooling
+from octavo.interface.pooling import POOLINGS, PoolerConfig, Pooling, parts_of
 
 # What a text is for, also in Cohere's words -> names that prompts have for it, in any case.
 INPUT_TYPES: Mapping[str, tuple[str, ...]] = {
@@ -44,9 +44,15 @@ def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: 
         raise ValueError(_cannot(config, "make vectors"))
     if config.lacks is not None and params.pooling is None:
         raise ValueError(lacking(config.lacks))
-    pooling, size, asked = params.pooling or config.pooling, config.width(hidden_size), params.dimensions
-    if pooling not in POOLINGS:
+    pooling, asked = params.pooling or config.pooling, params.dimensions
+    if pooling != config.pooling and pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
+    if config.dense and (made := hidden_size * len(parts_of(pooling))) != config.dense[0].inputs:
+        raise ValueError(
+            f"pooling must be left out: {pooling} gives {made} numbers, and the model's layers behind it take "
+            f"{config.dense[0].inputs} (of {config.pooling})"
+        )
+    size = replace(config, pooling=pooling).width(hidden_size)
     if asked is not None and asked != size:
         if config.dimensions is None:
             raise ValueError(
@@ -78,13 +84,7 @@ def prompt_before(config: PoolerConfig, params: PoolingParams) -> str:
         known = {name.lower(): name for name in config.prompts}
         asked = next((known[name] for name in INPUT_TYPES[kind] if name in known), None)
     name = config.default_prompt if asked is None else asked
-    prompt = "" if name is None else config.prompts[name]
-    if prompt and not config.pools_prompt:
-        raise ValueError(
-            f"prompt_name {name}: the model leaves a prompt's tokens out of the mean (include_prompt is false), which "
-            "is not supported yet; take a model that does not"
-        )
-    return prompt
+    return "" if name is None else config.prompts[name]
 
 
 def _names(config: PoolerConfig) -> str:

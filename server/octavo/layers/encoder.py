@@ -138,4 +138,22 @@ class HeadLinear(nn.Module):
             yield copy_slot(leaf, param)
 
 
+class HeadNorm(nn.Module):
+    """A LayerNorm of one row a sequence, in float32."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x [S, size]``; returns float32 ``[S, size]``."""
+        return nn.functional.layer_norm(x.float(), self.weight.shape, self.weight, self.bias)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """The weight and the bias, as they are stored."""
+        for leaf, param in self.named_parameters():
+            yield copy_slot(leaf, param)
+
+
 _ROWS = 8  # of which torch's float32 GEMM on a CPU gives the same bits in any number

@@ -15,7 +15,7 @@ from octavo.layers.encoder import EncoderInputs
 from octavo.models.encoder import Encoder
 from octavo.sample import devices
 from octavo.worker.cpu.recorded_steps import obstacle_to_recording
-from octavo.worker.pooler import PoolingHead, pool_rows
+from octavo.worker.pooler import PoolingHead, StepRows
 from octavo_kernels.cpu import Program, RecordingError, record
 
 logger = logging.getLogger(__name__)
@@ -60,8 +60,7 @@ class EncoderRunner:
         if self.device.type != "cpu":
             starts, lengths = devices.put(starts, self.device), devices.put(lengths, self.device)
         poolings = [text.pooling for text in texts if text.pooling is not None]
-        pooled = pool_rows(hidden, starts, lengths, [pooling.pooling for pooling in poolings])
-        calls = self.head.start(pooled, poolings)
+        calls = self.head.start(poolings, StepRows(hidden, starts, lengths).pooled)
 
         def pending() -> ModelRunnerOutput:
             output = ModelRunnerOutput()

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from octavo.errors import ModelError
 from octavo.gguf.weights import gguf_tensor
 from octavo.interface.engine_config import ModelConfig
-from octavo.interface.pooling import DenseModule, Pooling
-from octavo.layers.encoder import HeadLinear
+from octavo.interface.pooling import DenseModule, NormModule, Pooling, parts_of
+from octavo.layers.encoder import HeadLinear, HeadNorm
 from octavo.layers.weights import WeightSource
 from octavo.loader.safetensors_reader import SafetensorsFile
 from octavo.models.base import CausalLM
@@ -33,29 +33,34 @@ class PoolingHead(nn.Module):
         """``classify``: logits [S, classes] of rows [S, H]. Raises ModelError for dense layers of other sizes."""
         super().__init__()
         self._config, self._classify = config.pooler, classify
-        sizes = [config.hidden_size, *(module.outputs for module in config.pooler.dense)]
+        first = config.hidden_size * len(parts_of(config.pooler.pooling))
+        sizes = [first, *(module.outputs for module in config.pooler.dense)]
         for module, size in zip(config.pooler.dense, sizes, strict=False):
             if module.inputs != size:
                 raise ModelError(
-                    f"{config.model}: the dense layer {module.path} takes {module.inputs} numbers, what comes before "
+                    f"{config.model}: the layer {module.path} takes {module.inputs} numbers, what comes before "
                     f"it gives {size}; fetch the model again"
                 )
         with torch.device(device):
-            self.dense = nn.ModuleList(_load_dense(module) for module in config.pooler.dense)
-        self._activations = [_ACTIVATIONS[module.activation] for module in config.pooler.dense]
+            self.dense = nn.ModuleList(map(_load, config.pooler.dense))
+        kinds = [module.activation if isinstance(module, DenseModule) else "identity" for module in config.pooler.dense]
+        self._activations = [_ACTIVATIONS[kind] for kind in kinds]
 
-    def start(self, pooled: Tensor, poolings: Sequence[Pooling]) -> list[Callable[[], list[float]]]:
-        """Return a call for each row of ``pooled [S, H]`` that waits for its result."""
+    def start(
+        self, poolings: Sequence[Pooling], pooled: Callable[[list[int], Pooling], Tensor]
+    ) -> list[Callable[[], list[float]]]:
+        """Return a call for each of ``poolings`` that waits for its result. ``pooled`` gives the vectors ``[S, W]`` of
+        those at some places, which are pooled alike."""
         calls: list[Callable[[], list[float]]] = [list] * len(poolings)
         groups: dict[Pooling, list[int]] = {}
-        for row, pooling in enumerate(poolings):
-            groups.setdefault(pooling, []).append(row)
-        for pooling, rows in groups.items():
-            some = pooled if len(groups) == 1 else pooled[torch.tensor(rows, device=pooled.device)]
+        for place, pooling in enumerate(poolings):
+            groups.setdefault(pooling, []).append(place)
+        for pooling, places in groups.items():
+            some = pooled(places, pooling)
             result = self._vectors(some, pooling) if pooling.task == "embed" else self._classes(some, pooling)
             read = _Rows(result)
-            for number, row in enumerate(rows):
-                calls[row] = partial(read.row, number)
+            for number, place in enumerate(places):
+                calls[place] = partial(read.row, number)
         return calls
 
     def _vectors(self, x: Tensor, pooling: Pooling) -> Tensor:
@@ -86,103 +91,136 @@ class _Rows:
         return self._rows[number]
 
 
-def pool_rows(hidden: Tensor, starts: Tensor, lengths: Tensor, kinds: Sequence[str]) -> Tensor:
-    """Float64 ``[S, H]`` of S whole sequences: ``starts`` and ``lengths`` int64 [S] say which rows of ``hidden [T, H]``
-    each has. Sums are float64 and in the order of the rows."""
-    pooled: Tensor | None = None
-    for kind in set(kinds):
-        if kind in ("cls", "last"):
-            part = hidden[starts if kind == "cls" else starts + lengths - 1].double()
-        else:
-            part = _reduced(hidden[: int(lengths.sum())].double(), starts, lengths, kind)
-        if pooled is None:
-            pooled = part
-        else:
-            chosen = torch.tensor([one == kind for one in kinds], device=hidden.device)
-            pooled = torch.where(chosen[:, None], part, pooled)
-    assert pooled is not None
-    return pooled
+class StepRows:
+    """The rows ``hidden [T, H]`` of a step's whole texts: ``lengths`` of each, from ``starts`` on (int64 [S]).
+
+    Sums are float64 and in the order of the rows.
+    """
+
+    def __init__(self, hidden: Tensor, starts: Tensor, lengths: Tensor) -> None:
+        self._hidden, self._starts, self._lengths = hidden, starts, lengths
+        self._made: dict[tuple[str, int], Tensor] = {}  # of all texts
+
+    def pooled(self, texts: Sequence[int], pooling: Pooling) -> Tensor:
+        """Pool ``texts``, given by their places in rising order: float64 ``[len(texts), kinds of pooling * H]``."""
+        whole = torch.cat([self._kind(kind, pooling.left_out) for kind in parts_of(pooling.pooling)], dim=1)
+        return whole if len(texts) == len(whole) else whole[torch.tensor(texts, device=whole.device)]
+
+    def _kind(self, kind: str, left_out: int) -> Tensor:
+        found = self._made.get((kind, left_out))
+        if found is None:
+            found = self._made[kind, left_out] = self._pool(kind, left_out)
+        return found
+
+    def _pool(self, kind: str, left_out: int) -> Tensor:
+        """One kind of all texts; what comes of those that have no more than ``left_out`` rows is not used."""
+        starts, lengths = self._starts, self._lengths
+        if kind == "last":
+            return self._hidden[starts + lengths - 1].double()
+        if kind == "cls":
+            return self._hidden[starts + (lengths - 1).clamp(max=left_out)].double()
+        x = self._hidden[: int(lengths.sum())].double()
+        if left_out or kind == "weightedmean":
+            places = torch.arange(len(x), device=x.device) - starts.repeat_interleave(lengths)
+            if kind == "weightedmean":
+                x = x * (places + 1)[:, None]
+            if left_out:
+                x, lengths = x[places >= left_out], (lengths - left_out).clamp(min=0)
+        if kind in ("mean", "max"):
+            return torch.segment_reduce(x, kind, lengths=lengths)
+        return torch.segment_reduce(x, "sum", lengths=lengths) / divisor(kind, self._lengths, left_out)[:, None]
 
 
-def _reduced(x: Tensor, starts: Tensor, lengths: Tensor, kind: str) -> Tensor:
-    """`pool_rows` of what reads all rows of a sequence."""
-    if kind in ("mean", "max"):
-        return torch.segment_reduce(x, kind, lengths=lengths)
+def divisor(kind: str, lengths: Tensor, left_out: int) -> Tensor:
+    """Return what the sums of sequences of ``lengths`` int64, of which the first ``left_out`` are not in them, are
+    divided by: float64."""
     if kind == "weightedmean":
-        x = x * (torch.arange(1, len(x) + 1, device=x.device) - starts.repeat_interleave(lengths))[:, None]
-    return torch.segment_reduce(x, "sum", lengths=lengths) / divisor(kind, lengths)[:, None]
-
-
-def divisor(kind: str, lengths: Tensor) -> Tensor:
-    """Return what the sums of sequences of ``lengths`` int64 are divided by: float64."""
-    if kind == "weightedmean":
-        return lengths * (lengths + 1) / 2.0
-    exact = lengths.double()
+        return (lengths * (lengths + 1) - left_out * (left_out + 1)) / 2.0
+    exact = (lengths - left_out).double()
     return exact.sqrt() if kind == "mean_sqrt_len" else exact
 
 
+class _Chunks:
+    """What is kept of a prompt's chunks: a float64 vector ``[H]`` for each kind of its pooling."""
+
+    def __init__(self, pooling: Pooling) -> None:
+        self.pooling = pooling
+        self._seen = 0
+        self._held: dict[str, Tensor] = {}
+
+    def add(self, chunk: Tensor) -> None:
+        """``chunk [t, H]`` follows what was added."""
+        begin = max(self._seen, self.pooling.left_out)
+        rows = chunk[begin - self._seen :].double()
+        self._seen += len(chunk)
+        if len(rows):
+            for kind in parts_of(self.pooling.pooling):
+                self._held[kind] = _added(kind, self._held.get(kind), rows, begin)
+
+    def pooled(self) -> Tensor:
+        """Float64 ``[kinds of pooling * H]``."""
+        seen, left_out = torch.tensor(self._seen), self.pooling.left_out
+        parts = [
+            held if kind in ("cls", "last", "max") else held / float(divisor(kind, seen, left_out))
+            for kind, held in self._held.items()
+        ]
+        return torch.cat(parts)
+
+
+def _added(kind: str, held: Tensor | None, rows: Tensor, begin: int) -> Tensor:
+    """What one ``kind`` keeps after ``rows``, the first of which is at ``begin`` in its sequence."""
+    if kind == "last":
+        return rows[-1].clone()
+    if kind == "cls":
+        return rows[0].clone() if held is None else held
+    if kind == "max":
+        largest = rows.amax(0)
+        return largest if held is None else largest.maximum(held)
+    if kind == "weightedmean":
+        rows = rows * torch.arange(begin + 1, begin + len(rows) + 1, device=rows.device)[:, None]
+    return rows.sum(0) if held is None else held + rows.sum(0)
+
+
 class Pooler:
-    """Pools each prompt of a decoder over its chunks, until the last one is computed."""
+    """Pools each prompt of a decoder over its chunks, until the last one is computed.
+
+    Sums are float64, so that they do not depend on how prompts are cut.
+    """
 
     def __init__(self, head: PoolingHead) -> None:
         self._head = head
-        self._poolings: dict[str, Pooling] = {}
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._prompts: dict[str, _Chunks] = {}
 
     def __len__(self) -> int:
-        return len(self._poolings)
+        return len(self._prompts)
 
     def __contains__(self, req_id: str) -> bool:
-        return req_id in self._poolings
+        return req_id in self._prompts
 
     def add(self, req_id: str, pooling: Pooling) -> None:
         """Expect a prompt's chunks."""
-        self._poolings[req_id] = pooling
+        self._prompts[req_id] = _Chunks(pooling)
 
     def remove(self, req_id: str) -> None:
         """Forget a prompt; unknown ones are ignored."""
-        self._poolings.pop(req_id, None)
-        self._sums.pop(req_id, None)
-        self._counts.pop(req_id, None)
+        self._prompts.pop(req_id, None)
 
     def start(
         self, req_ids: list[str], inputs: StepInputs, hidden: Tensor, ended: set[str]
     ) -> Iterator[tuple[str, Callable[[], list[float]]]]:
-        """Add a step's chunks, ``hidden [T, H]``. Of each prompt in ``ended``: a call that waits for its result.
-
-        Sums are float64, so that they do not depend on how prompts are cut.
-        """
+        """Add a step's chunks, ``hidden [T, H]``. Of each prompt in ``ended``: a call that waits for its result."""
         done: list[str] = []
         for i, req_id in enumerate(req_ids):
-            if req_id not in self._poolings:
+            if req_id not in self._prompts:
                 continue
-            chunk = hidden[int(inputs.starts[i]) : int(inputs.starts[i + 1])]
-            self._add(req_id, self._poolings[req_id].pooling, chunk)
+            self._prompts[req_id].add(hidden[int(inputs.starts[i]) : int(inputs.starts[i + 1])])
             if req_id in ended:
                 done.append(req_id)
         if done:
-            kinds = [self._poolings[req_id].pooling for req_id in done]
-            counts = [torch.tensor(self._counts.pop(req_id, 1)) for req_id in done]
-            by = [float(divisor(kind, count)) for kind, count in zip(kinds, counts, strict=True)]
-            pooled = torch.stack([self._sums.pop(req_id) / one for req_id, one in zip(done, by, strict=True)])
-            yield from zip(done, self._head.start(pooled, [self._poolings[i] for i in done]), strict=True)
-
-    def _add(self, req_id: str, kind: str, chunk: Tensor) -> None:
-        held = self._sums.get(req_id)
-        if kind in ("cls", "last"):
-            if kind == "last" or held is None:
-                self._sums[req_id] = chunk[-1 if kind == "last" else 0].double()
-            return
-        rows, before = chunk.double(), self._counts.get(req_id, 0)
-        if kind == "max":
-            largest = rows.amax(0)
-            self._sums[req_id] = largest if held is None else largest.maximum(held)
-            return
-        if kind == "weightedmean":
-            rows = rows * torch.arange(before + 1, before + len(rows) + 1, device=rows.device)[:, None]
-        self._sums[req_id] = rows.sum(0) if held is None else held + rows.sum(0)
-        self._counts[req_id] = before + len(chunk)
+            vectors = [self._prompts[req_id].pooled() for req_id in done]
+            poolings = [self._prompts[req_id].pooling for req_id in done]
+            calls = self._head.start(poolings, lambda places, _: torch.stack([vectors[place] for place in places]))
+            yield from zip(done, calls, strict=True)
 
 
 def classify(model: CausalLM, token_ids: Sequence[int], pooled: Tensor) -> Tensor:
@@ -197,16 +235,20 @@ def classify(model: CausalLM, token_ids: Sequence[int], pooled: Tensor) -> Tenso
     return (yes - no)[:, None]
 
 
-def _load_dense(module: DenseModule) -> HeadLinear:
-    layer = HeadLinear(module.inputs, module.outputs, module.bias)
+def _load(module: DenseModule | NormModule) -> HeadLinear | HeadNorm:
+    layer: HeadLinear | HeadNorm
+    if isinstance(module, NormModule):
+        layer, prefix = HeadNorm(module.size), "norm."
+    else:
+        layer, prefix = HeadLinear(module.inputs, module.outputs, module.bias), "linear."
     tensors: dict[str, WeightSource]
-    if module.tensor is not None:
+    if isinstance(module, DenseModule) and module.tensor is not None:
         tensors = {"weight": gguf_tensor(module.path, module.tensor)}
     else:
-        tensors = {source.name.removeprefix("linear."): source for source in SafetensorsFile(module.path).sources()}
+        tensors = {source.name.removeprefix(prefix): source for source in SafetensorsFile(module.path).sources()}
     for slot in layer.weight_slots():
         if slot.leaf not in tensors:
-            raise ModelError(f"{module.path} lacks linear.{slot.leaf}; fetch the model again")
+            raise ModelError(f"{module.path} lacks {prefix}{slot.leaf}; fetch the model again")
         slot.check(tensors[slot.leaf])
         slot.load(tensors[slot.leaf])
     return layer

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from support.encoders import POOLED
+from support.encoders import POOLED, weighted_mean
 
 from octavo import LLM, SamplingParams
 from octavo.errors import OctavoError
@@ -31,6 +31,25 @@ def test_vectors_are_those_of_transformers(pooling: str, tiny_checkpoints: dict[
         expected = torch.nn.functional.normalize(POOLED[pooling](hidden), dim=0)
         torch.testing.assert_close(torch.tensor(vector), expected, rtol=0, atol=1e-5)
     llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize("cut", [None, 20])
+def test_chunks_without_a_prompt_and_of_several_poolings(cut: int | None, tiny_checkpoints: dict[str, Path]) -> None:
+    """Of a cut text the beginning goes, and with it so much of the prompt that is left out."""
+    path = tiny_checkpoints["qwen2"]
+    llm = LLM(str(path), dtype="float32", skip_tokenizer_init=True, long_prefill_token_threshold=7)
+    ids = list(range(3, 33))
+    kinds = ["cls", "weightedmean", "mean", "max"]
+    pooling = Pooling("embed", "+".join(kinds), activate=False, left_out=12)
+    request = llm._input.process_pooling("0", {"prompt_token_ids": ids}, pooling, truncate_prompt_tokens=cut)
+    (output,) = llm._run([request], [None], False)
+    kept, left_out = (ids, 12) if cut is None else (ids[-cut:], 2)
+    model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32)
+    with torch.inference_mode():
+        hidden = model(torch.tensor([kept])).last_hidden_state[0]
+    wanted = [POOLED[kind](hidden[left_out:]) for kind in kinds]
+    wanted[1] = weighted_mean(hidden, left_out)
+    torch.testing.assert_close(torch.tensor(output.embedding), torch.cat(wanted), rtol=0, atol=1e-5)
 
 
 def test_embeddings_and_text_share_a_batch(tiny_checkpoints: dict[str, Path]) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.encoders import CLASSIFIERS, FAMILIES, POOLED, make_encoder, write_modules
+from support.encoders import CLASSIFIERS, FAMILIES, POOLED, make_encoder, weighted_mean, write_modules
+from transformers import AutoModel
 
 from octavo import LLM, PoolingParams, SamplingParams
 from octavo.engine.args import EngineArgs
 from octavo.errors import ModelError
+from octavo.interface.pooling import Pooling
 
 LENGTHS = (1, 2, 17, 64, 100, 128)
 CLS, SEP = 2, 3
@@ -273,12 +275,14 @@ def test_unsupported_encoders_are_refused_by_name(change: dict[str, Any], says: 
         LLM(str(tmp_path), skip_tokenizer_init=True)
 
 
+# Our names of poolings -> sentence-transformers'.
+NAMES_THERE = {name: name for name in POOLED} | {"last": "lasttoken", "mean_sqrt_len": "mean_sqrt_len_tokens"}
 PROMPTS = {"query": "is it so ", "document": "a city ", "Classification": "dog "}
 
 
 def prompted(path: Path, default: str | None = None, **pooling: Any) -> LLM:
     make_encoder("bert", path)
-    write_modules(path, ("Pooling", {"pooling_mode_mean_tokens": True} | pooling))
+    write_modules(path, ("Pooling", {"pooling_mode": "mean"} | pooling))
     settings = {"prompts": PROMPTS, "default_prompt_name": default}
     (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
     return LLM(str(path), dtype="float32")
@@ -326,8 +330,102 @@ def test_prompts_that_are_not_there_are_refused(tmp_path: Path) -> None:
         LLM(str(tmp_path)).embed("paris", PoolingParams(prompt_name="query"), use_tqdm=False)
 
 
-def test_a_prompt_that_the_mean_leaves_out_is_refused(tmp_path: Path) -> None:
-    llm = prompted(tmp_path, include_prompt=False)
-    assert llm.embed("paris", use_tqdm=False)
-    with pytest.raises(ValueError, match="include_prompt is false"):
-        llm.embed("paris", PoolingParams(prompt_name="query"), use_tqdm=False)
+@pytest.mark.parametrize("pooling", POOLED)
+def test_a_prompt_is_left_out_of_pooling_where_the_files_say_so(pooling: str, tmp_path: Path) -> None:
+    """As sentence-transformers: the tokens before the prompt's last one, [CLS] too; later weights stay."""
+    llm = prompted(tmp_path, "query", include_prompt=False, pooling_mode=NAMES_THERE[pooling])
+    model = AutoModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    texts = ["paris", "a city of france", "berlin"]
+    before = len(llm.tokenizer.encode(PROMPTS["query"])) - 1  # type: ignore[union-attr]
+    found = llm.embed(texts, use_tqdm=False)
+    for text, output in zip(texts, found, strict=True):
+        ids = llm.tokenizer.encode(PROMPTS["query"] + text)  # type: ignore[union-attr]
+        assert output.prompt_token_ids == ids and ids[0] == CLS
+        hidden = states(model, {"prompt_token_ids": ids})
+        wanted = weighted_mean(hidden, before) if pooling == "weightedmean" else POOLED[pooling](hidden[before:])
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), wanted, rtol=0, atol=1e-5)
+        assert llm.embed([text], use_tqdm=False)[0].outputs == output.outputs, "the same alone"
+    (ids_alone,) = llm.embed([[CLS, 31, SEP]], use_tqdm=False)
+    hidden = states(model, {"prompt_token_ids": [CLS, 31, SEP]})
+    torch.testing.assert_close(torch.tensor(ids_alone.outputs.embedding), POOLED[pooling](hidden), rtol=0, atol=1e-5)
+
+
+def test_a_cut_text_keeps_something_behind_a_prompt_that_is_left_out(tmp_path: Path) -> None:
+    llm = prompted(tmp_path, "query", include_prompt=False)
+    before = len(llm.tokenizer.encode(PROMPTS["query"])) - 1  # type: ignore[union-attr]
+    assert llm.embed("paris", truncate_prompt_tokens=before + 1, use_tqdm=False)
+    with pytest.raises(ValueError, match=f"prompt has {before} tokens, and {before} of the prompt .* left out"):
+        llm.embed("paris", truncate_prompt_tokens=before, use_tqdm=False)
+    with pytest.raises(ValueError, match="truncation_side must not cut beginnings: the prompt"):
+        pooling, before_text = Pooling(), PROMPTS["query"]
+        llm._input.process_pooling(
+            "0", "paris", pooling, truncate_prompt_tokens=20, truncation_side="left", before=before_text
+        )
+
+
+def test_several_poolings_are_put_one_behind_the_other(tmp_path: Path) -> None:
+    """In the order of sentence-transformers' flags, or of its list; a request that names one gets that alone."""
+    model = make_encoder("bert", tmp_path)
+    flags = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True, "pooling_mode_lasttoken": True}
+    write_modules(tmp_path, ("Pooling", flags))
+    config = tmp_path / "1_Pooling" / "config.json"
+    for settings, kinds in ((flags, ["cls", "mean", "last"]), ({"pooling_mode": ["max", "cls"]}, ["max", "cls"])):
+        config.write_text(json.dumps(settings))
+        llm = LLM(str(tmp_path), skip_tokenizer_init=True)
+        mixed = [llm.embed(prompts(), use_tqdm=False), llm.embed(prompts(), pooling="mean", use_tqdm=False)]
+        for prompt, output, one in zip(prompts(), *mixed, strict=True):
+            hidden = states(model, prompt)
+            wanted = torch.cat([POOLED[kind](hidden) for kind in kinds])
+            torch.testing.assert_close(torch.tensor(output.outputs.embedding), wanted, rtol=0, atol=1e-5)
+            torch.testing.assert_close(torch.tensor(one.outputs.embedding), hidden.mean(0), rtol=0, atol=1e-5)
+
+
+def test_a_layer_norm_and_dense_layers_behind_several_poolings(tmp_path: Path) -> None:
+    model = make_encoder("bert", tmp_path)
+    sizes = {"in_features": 128, "out_features": 24, "bias": False, "activation_function": "torch.nn.Tanh"}
+    pooling = {"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": True}
+    modules = [("Pooling", pooling), ("LayerNorm", {"dimension": 128}), ("Dense", sizes), ("Normalize", {})]
+    write_modules(tmp_path, *modules)
+    scale, shift, weight = torch.rand(128) + 0.5, torch.randn(128), torch.randn(24, 128)
+    save_file({"norm.weight": scale, "norm.bias": shift}, tmp_path / "2_LayerNorm" / "model.safetensors")
+    save_file({"linear.weight": weight}, tmp_path / "3_Dense" / "model.safetensors")
+    llm = LLM(str(tmp_path), skip_tokenizer_init=True)
+    for prompt, output in zip(prompts(), llm.embed(prompts(), use_tqdm=False), strict=True):
+        hidden = states(model, prompt)
+        normed = torch.nn.functional.layer_norm(torch.cat([hidden.amax(0), hidden.mean(0)]), (128,), scale, shift)
+        expected = torch.nn.functional.normalize(torch.tanh(weight @ normed), dim=0)
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, rtol=0, atol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"pooling must be left out: mean gives 64 numbers, .* take 128 \(of max\+mean\)"
+    ):
+        llm.embed(prompts(), pooling="mean", use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        ([("Pooling", {}), ("Router", {})], "module 'Router', which sends queries and documents"),
+        ([("WeightedLayerPooling", {})], "mixes the states of several layers"),
+        ([("Pooling", {}), ("CNN", {})], "module 'CNN', which is not built; known are Transformer, "),
+        ([("Pooling", {}), ("Normalize", {}), ("LayerNorm", {})], "has LayerNorm behind Normalize"),
+        ([("Dense", {}), ("Pooling", {})], "has Dense before Pooling"),
+        ([("Pooling", {"pooling_mode": ["cls", "cls"]})], "pooling by cls and cls, which is not supported"),
+        ([("Pooling", {"pooling_mode": ["cls", "median"]})], "pooling by cls and median"),
+        ([("Pooling", {}), ("LayerNorm", {"dimension": 64})], "2_LayerNorm has no model.safetensors"),
+        (
+            [
+                ("Pooling", {}),
+                ("Dense", {"in_features": 64, "out_features": 8, "module_input_name": "token_embeddings"}),
+            ],
+            "module_input_name is 'token_embeddings'",
+        ),
+    ],
+)
+def test_modules_that_are_not_built_are_refused_by_name(
+    modules: list[tuple[str, dict[str, Any]]], said: str, tmp_path: Path
+) -> None:
+    make_encoder("bert", tmp_path)
+    modules = [(kind, {"pooling_mode": "mean"} | own if kind == "Pooling" else own) for kind, own in modules]
+    write_modules(tmp_path, *modules)
+    with pytest.raises(ModelError, match=said):
+        EngineArgs(model=str(tmp_path), skip_tokenizer_init=True).create_engine_config(progress=False)

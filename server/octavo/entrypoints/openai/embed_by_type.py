@@ -17,7 +17,7 @@ from octavo.entrypoints.generation.pooled import MAX_INPUTS
 from octavo.entrypoints.openai.byte_vectors import IN_BYTES
 from octavo.entrypoints.openai.embeddings import EmbeddingRequest, as_base64, embedding_usage, prepare_embeddings
 
-_NAMES = {"truncate_prompt_tokens": "truncate", "dimensions": "output_dimension"}
+_NAMES = {"truncate_prompt_tokens": "truncate", "truncation_side": "truncate", "dimensions": "output_dimension"}
 
 
 _Form = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
