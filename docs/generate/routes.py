@@ -43,8 +43,15 @@ def _table(operations: Any, more: Any = ()) -> str:
         (
             one.method,
             f"`{one.path.replace(':path}', '}')}`",
-            one.summary + (", as JSON or a stream" if one.streams else "") + (" (no key)" if one.open else ""),
+            one.summary + _forms(one.streams) + (" (no key)" if one.open else ""),
         )
         for one in operations
     ]
     return markdown.table(("method", "path", "meaning"), [*rows, *((m, f"`{p}`", t) for m, p, t in more)])
+
+
+def _forms(streams: str) -> str:
+    """What a response may be beside JSON; "": nothing."""
+    if not streams:
+        return ""
+    return f", as JSON or {'bytes' if streams == 'application/octet-stream' else 'a stream'}"

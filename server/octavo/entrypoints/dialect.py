@@ -78,6 +78,7 @@ class Dialect(Generic[Body, Run]):
     makes the body of a response from the requests' final outputs; ``events`` writes a stream. A dialect without
     ``events`` pools: ``whole`` gets vectors. With ``run``, which runs the requests in its own way, it gets the outputs
     that this returns. ``images`` are the paths of images in a body; ``any_type`` accepts any Content-Type.
+    ``media_type``: of a stream, or of the responses that ``whole`` makes itself.
     """
 
     name: str
@@ -124,10 +125,12 @@ async def read_request(
 
 async def _whole(dialect: Dialect[Body, Run], prepared: Run) -> Response:
     if dialect.run is not None:
-        return JSON(await dialect.whole(prepared, await dialect.run(prepared)))
-    if dialect.events is None:
-        return JSON(await dialect.whole(prepared, await run_pooled(prepared.state, prepared.requests)))
-    with prepared.generation() as generation:
-        await generation.start()
-        outputs = await generation.final_outputs()
-    return JSON(await dialect.whole(prepared, outputs))
+        outputs = await dialect.run(prepared)
+    elif dialect.events is None:
+        outputs = await run_pooled(prepared.state, prepared.requests)
+    else:
+        with prepared.generation() as generation:
+            await generation.start()
+            outputs = await generation.final_outputs()
+    answer = await dialect.whole(prepared, outputs)
+    return answer if isinstance(answer, Response) else JSON(answer)

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from octavo.entrypoints.dialect import Dialect, respond
 from octavo.entrypoints.errors import ErrorResponse
+from octavo.entrypoints.generation.stream import EVENT_STREAM
 from octavo.entrypoints.transport.responses import Handler
 
 
@@ -24,7 +25,7 @@ class Operation:
     summary: str
     body: type[BaseModel] | None = None
     answer: type[msgspec.Struct] | str = "text/plain"  # body of a 200: a struct as JSON, or a media type
-    streams: str = ""  # the media type of a streamed response, where there is one
+    streams: str = ""  # the media type of a streamed response, or of another that is not JSON, where there is one
     error: type[msgspec.Struct] = ErrorResponse
     form: dict[str, Any] | None = None  # the schema of a form that is uploaded
     query: dict[str, dict[str, Any]] | None = None  # schemas of the query's parameters, none of them required
@@ -46,6 +47,7 @@ def answering(
     name: str = "",
 ) -> Operation:
     """Describe a route that a dialect answers."""
-    streams = dialect.media_type.partition(";")[0] if dialect.events is not None else ""
+    has_other = dialect.events is not None or dialect.media_type != EVENT_STREAM
+    streams = dialect.media_type.partition(";")[0] if has_other else ""
     handler = partial(respond, dialect=dialect)
     return Operation("POST", path, handler, summary, dialect.body, answer, streams, error, name=name or dialect.name)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import struct
 
 import numpy as np
 import openai
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo import LLM
+from octavo.entrypoints.batches.lines import parse_line
 from octavo.entrypoints.openai.byte_vectors import IN_BYTES
+from octavo.entrypoints.openai.float_vectors import packed
 
 TEXTS = ["The capital of France is Paris.", "naïve café 日本語 🙂", "x"]
 
@@ -59,6 +63,48 @@ def test_base64_is_the_same_to_the_bit(client, shared_server):
         assert list(item.embedding) == [struct.unpack("<f", struct.pack("<f", value))[0] for value in vector]
 
 
+KINDS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@given(vector=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=30))
+def test_floats_are_rounded_as_torch_does(vector):
+    for name, dtype in KINDS.items():
+        wanted = torch.tensor(vector).to(dtype).view(torch.uint8).numpy().tobytes()
+        assert packed(vector, name, "native") == wanted
+        size = dtype.itemsize
+        swapped = b"".join(wanted[i : i + size][::-1] for i in range(0, len(wanted), size))
+        assert {packed(vector, name, "little"), packed(vector, name, "big")} == {wanted, swapped}
+    assert packed([1.0], "float16", "big") == b"\x3c\x00"
+
+
+@pytest.mark.parametrize("order", [None, "big"])
+@pytest.mark.parametrize("dtype", [None, *KINDS])
+def test_vectors_in_bytes_are_the_same(client, shared_server, dtype, order):
+    """vLLM's answer: the bytes of all, and a header that says where each is."""
+    vectors = embed(client, TEXTS)
+    asked = {"input": TEXTS, "embed_dtype": dtype, "endianness": order}
+    answer = shared_server.post("/v1/embeddings", {**asked, "encoding_format": "bytes"})
+    assert answer.headers["content-type"] == "application/octet-stream"
+    found = json.loads(answer.headers["metadata"])
+    assert set(found) == {"id", "created", "model", "data", "usage"} and found["model"] == "tiny"
+    parts = [packed(vector, dtype or "float32", order or "little") for vector in vectors]
+    for i, (item, part, vector) in enumerate(zip(found["data"], parts, vectors, strict=True)):
+        assert answer.content[item["start"] : item["end"]] == part
+        stated = {"index": i, "embed_dtype": dtype or "float32", "endianness": order or "little"}
+        assert item == stated | {"start": item["start"], "end": item["end"], "shape": [len(vector)]}
+    alone = shared_server.post("/v1/embeddings", {**asked, "encoding_format": "bytes_only"})
+    assert alone.content == b"".join(parts) and "metadata" not in alone.headers
+    written = shared_server.post("/v1/embeddings", {**asked, "encoding_format": "base64"}).json()
+    assert [base64.b64decode(item["embedding"]) for item in written["data"]] == parts
+    assert written["usage"] == found["usage"]
+
+
+def test_a_batch_cannot_hold_bytes():
+    body = {"input": "x", "encoding_format": "bytes"}
+    line = json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": body}).encode()
+    assert "encoding_format bytes is no JSON" in parse_line(1, line).problem
+
+
 def test_usage_counts_the_prompts(client, shared_server):
     answer = client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
     counts = [shared_server.post("/tokenize", {"prompt": text}).json()["count"] for text in TEXTS]
@@ -94,6 +140,8 @@ def test_dimensions_may_only_be_the_models(client):
         ({"input": "x" * 100_000}, ["input", "1024"]),
         ({"input": ["x"] * 2049}, ["2048", "2049"]),
         ({"input": "x", "encoding_format": "int8"}, ["encoding_format"]),
+        ({"input": "x", "embed_dtype": "fp8_e4m3"}, ["embed_dtype"]),
+        ({"input": "x", "endianness": "middle"}, ["endianness"]),
         ({"input": "x", "dimensions": 0}, ["dimensions"]),
         ({"input": "x", "pooling": "median"}, ["pooling"]),
     ],
@@ -116,8 +164,8 @@ def test_coheres_form_is_of_the_same_vectors(shared_server):
     asked = {"texts": ["a fox", "a dog"], "input_type": "search_query", "embedding_types": ["float", "base64"]}
     answer = shared_server.post("/v2/embed", asked).json()
     assert answer["embeddings"]["float"] == [one["embedding"] for one in theirs["data"]]
-    for packed, vector in zip(answer["embeddings"]["base64"], answer["embeddings"]["float"], strict=True):
-        assert struct.unpack(f"<{len(vector)}f", base64.b64decode(packed)) == pytest.approx(vector, abs=1e-6)
+    for written, vector in zip(answer["embeddings"]["base64"], answer["embeddings"]["float"], strict=True):
+        assert struct.unpack(f"<{len(vector)}f", base64.b64decode(written)) == pytest.approx(vector, abs=1e-6)
     tokens = theirs["usage"]["prompt_tokens"]
     assert answer["meta"] == {"billed_units": {"input_tokens": tokens}, "api_version": {"version": "2"}}
     assert answer["texts"] == asked["texts"] and answer["response_type"] == "embeddings_by_type"

@@ -133,6 +133,8 @@ def _problem(method: Any, url: Any, body: Any, endpoint: str | None) -> str | No
         return f"url must be {' or '.join(allowed)}, got {json.dumps(url)[:100]}"
     if not isinstance(body, dict):
         return "body must be an object"
+    if body.get("encoding_format") in ("bytes", "bytes_only"):
+        return f"body.encoding_format {body['encoding_format']} is no JSON, which a line must be; send float or base64"
     if body.get("stream"):
         return "stream is not possible in batches; drop it"
     return None

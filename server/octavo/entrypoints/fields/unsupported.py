@@ -255,8 +255,6 @@ _EMBEDDING: dict[str, Values] = {
     "truncate": (False, "NONE"),
     "embd_normalize": (2,),
     "padding": ("do_not_pad",),
-    "embed_dtype": ("float32",),
-    "endianness": ("native", "little"),
 }
 
 _SCORING: dict[str, Values] = {

@@ -15,7 +15,8 @@ from octavo.entrypoints.fields.values import Count, ModelBody, Priority
 from octavo.entrypoints.generation.context import in_words_of
 from octavo.entrypoints.generation.pooled import MAX_INPUTS
 from octavo.entrypoints.openai.byte_vectors import IN_BYTES
-from octavo.entrypoints.openai.embeddings import EmbeddingRequest, as_base64, embedding_usage, prepare_embeddings
+from octavo.entrypoints.openai.embeddings import EmbeddingRequest, embedding_usage, prepare_embeddings
+from octavo.entrypoints.openai.float_vectors import as_base64
 
 _NAMES = {"truncate_prompt_tokens": "truncate", "truncation_side": "truncate", "dimensions": "output_dimension"}
 

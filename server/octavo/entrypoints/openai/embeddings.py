@@ -3,16 +3,18 @@ states."""
 
 from __future__ import annotations
 
-import base64
-import sys
-from array import array
+import json
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
+import msgspec
 from msgspec import Struct
 from pydantic import ConfigDict
+from starlette.responses import Response
 
 from octavo.chat.messages import Conversation
 from octavo.entrypoints.dialect import CheckedRequest, Dialect, Prepared
@@ -38,6 +40,7 @@ from octavo.entrypoints.generation.pooled import (
     prepare_texts,
 )
 from octavo.entrypoints.generation.run import PromptOptions, encode_choices
+from octavo.entrypoints.openai.float_vectors import EmbedDtype, Endianness, as_base64, packed
 from octavo.entrypoints.openai.protocol import PromptField
 from octavo.entrypoints.state import ServerState
 from octavo.interface.messages import EngineCoreRequest
@@ -45,6 +48,7 @@ from octavo.interface.pooling import Pooling
 from octavo.interface.pooling_params import PoolingParams, prompt_before
 
 InputType = Literal["query", "search_query", "document", "passage", "search_document", "classification", "clustering"]
+_BYTES = "application/octet-stream"
 _CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
 
 
@@ -52,7 +56,9 @@ class EmbeddingRequest(ModelBody):
     """OpenAI's fields; ``pooling``: "mean" of tokens, the "last" one, the first ("cls") or others; ``normalize``, or
     ``use_activation`` as newer vLLMs call it: vectors of length 1. By default as the model's own files say, or as the
     server is set up. ``prompt_name``: the prompt of the model's files that is put before texts, or ``input_type``: what
-    they are for. Instead of ``input``, ``messages`` and the options of the chat template, as vLLM has them: one
+    they are for. ``encoding_format`` "bytes": the vectors alone, one behind the other, and where each is in the header
+    metadata, "bytes_only": without that header; ``embed_dtype`` (None: float32) and ``endianness`` (None: little) are
+    of bytes and base64. Instead of ``input``, ``messages`` and the options of the chat template, as vLLM has them: one
     vector, of a conversation that may have images."""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = EMBEDDING
@@ -79,7 +85,9 @@ class EmbeddingRequest(ModelBody):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: TemplateVariables = None
-    encoding_format: Literal["float", "base64"] | None = None
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    embed_dtype: EmbedDtype | None = None
+    endianness: Endianness | None = None
     dimensions: Count | None = None
     user: str | None = None
     pooling: Literal["mean", "last", "cls", "max", "weightedmean", "mean_sqrt_len"] | None = None
@@ -158,13 +166,57 @@ async def _prepare(checked: CheckedRequest[EmbeddingRequest]) -> Prepared[Embedd
     return Prepared(checked, await prepare_embeddings(checked.state, checked.body))
 
 
-async def _whole(prepared: Prepared[EmbeddingRequest], vectors: list[list[float]]) -> EmbeddingList:
-    encode = as_base64 if prepared.body.encoding_format == "base64" else list
+async def _whole(prepared: Prepared[EmbeddingRequest], vectors: list[list[float]]) -> EmbeddingList | Response:
+    body = prepared.body
+    dtype, order = body.embed_dtype or "float32", body.endianness or "little"
+    if body.encoding_format in ("bytes", "bytes_only"):
+        pack = partial(packed, dtype=dtype, order=order)
+        parts = await prepared.state.engine.run_in_thread(lambda: [*map(pack, vectors)])
+        return _in_bytes(prepared, parts, (dtype, order, len(vectors[0])))
+    encode = partial(as_base64, dtype=dtype, order=order) if body.encoding_format == "base64" else list
     data = await encode_choices(
         prepared.state,
         [(partial(_embedding, i, vector, encode), len(vector) // 20) for i, vector in enumerate(vectors)],
     )
     return EmbeddingList(prepared.state.model_name, data, embedding_usage(prepared.requests))
+
+
+def _in_bytes(prepared: Prepared[EmbeddingRequest], parts: list[bytes], how: tuple[str, str, int]) -> Response:
+    """The vectors one behind the other; unless they are asked for alone, the header ``metadata`` says where each is."""
+    headers = None
+    if prepared.body.encoding_format == "bytes":
+        dtype, order, length = how
+        ends = [*accumulate(map(len, parts))]
+        items = [
+            PackedVector(i, dtype, order, end - len(part), end, [length])
+            for i, (part, end) in enumerate(zip(parts, ends, strict=True))
+        ]
+        usage = embedding_usage(prepared.requests)
+        began = int(prepared.checked.began)
+        found = PackedVectors(f"embd-{uuid.uuid4().hex}", began, prepared.state.model_name, items, usage)
+        headers = {"metadata": json.dumps(msgspec.to_builtins(found))}
+    return Response(b"".join(parts), headers=headers, media_type=_BYTES)
+
+
+class PackedVector(Struct):
+    """Where a vector is in an answer of bytes: from ``start`` to before ``end``."""
+
+    index: int
+    embed_dtype: str
+    endianness: str
+    start: int
+    end: int
+    shape: list[int]
+
+
+class PackedVectors(Struct):
+    """The header ``metadata`` of an answer of bytes."""
+
+    id: str
+    created: int
+    model: str
+    data: list[PackedVector]
+    usage: EmbeddingUsage
 
 
 def embedding_usage(requests: Sequence[EngineCoreRequest]) -> EmbeddingUsage:
@@ -177,12 +229,4 @@ def _embedding(index: int, vector: list[float], encode: Callable[[list[float]], 
     return Embedding(index, encode(vector))
 
 
-def as_base64(vector: list[float]) -> str:
-    """The vector as little-endian float32 in base64."""
-    numbers = array("f", vector)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode()
-
-
-EMBEDDINGS = Dialect("create_embeddings", EmbeddingRequest, _prepare, _whole, images=IMAGES)
+EMBEDDINGS = Dialect("create_embeddings", EmbeddingRequest, _prepare, _whole, images=IMAGES, media_type=_BYTES)
