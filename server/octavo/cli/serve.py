@@ -20,7 +20,8 @@ from octavo.fetch.cache import mark_as_served
 from octavo.fetch.model_names import check_model_name
 from octavo.flags.config_file import with_config_file
 from octavo.flags.serve_flags import add_serve_flags, serve_arguments
-from octavo.interface.pooling_params import lacking
+from octavo.interface.engine_config import ModelConfig
+from octavo.interface.pooling_params import PoolingParams, embedding_pooling
 from octavo.system.limits import allow_many_descriptors
 from octavo.system.logging_setup import setup_logging
 
@@ -82,11 +83,21 @@ def _fetched(module: str, download_dir: str | None) -> str:
     return json.dumps({"name": name, "path": str(folder), "base_model_name": base})
 
 
+def _check_pooling(model: ModelConfig, pooling: str | None) -> None:
+    """Raise ConfigError where no vector could be made as the model's files and --embedding-pooling say."""
+    if "embed" not in model.pooler.tasks:
+        return
+    try:
+        embedding_pooling(model.pooler, PoolingParams(pooling=pooling), model.hidden_size)
+    except ValueError as error:
+        text = str(error)
+        raise ConfigError(f"--embedding-{text}" if text.startswith("pooling ") else text) from None
+
+
 def _serve(engine_args: EngineArgs, args: ServerArgs, process: CoreProcess | CoreProcesses, started: float) -> int:
     phases = _Phases(started)
     config = engine_args.create_engine_config()
-    if (lacks := config.model.pooler.lacks) is not None and args.embedding_pooling is None:
-        raise ModelError(lacking(lacks))
+    _check_pooling(config.model, args.embedding_pooling)
     config.model.generation_config.update(args.override_generation_config)
     process.configure(config.to_dict(), CoreOptions(args.watchdog_seconds, args.log_level, args.log_format))
     mark_as_served(config.model.files.weights, engine_args.download_dir)

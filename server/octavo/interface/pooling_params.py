@@ -43,7 +43,7 @@ def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: 
     if "embed" not in config.tasks:
         raise ValueError(_cannot(config, "make vectors"))
     if config.lacks is not None and params.pooling is None:
-        raise ValueError(lacking(config.lacks))
+        raise ValueError(_lacking(config.lacks))
     pooling, asked = params.pooling or config.pooling, params.dimensions
     if pooling != config.pooling and pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
@@ -91,7 +91,7 @@ def _names(config: PoolerConfig) -> str:
     return f"one of {', '.join(config.prompts)}" if config.prompts else "left out: the model's files have no prompts"
 
 
-def lacking(what: str) -> str:
+def _lacking(what: str) -> str:
     """The error for a model of which ``what`` says what its files lack."""
     return f"{what}; for vectors without them set pooling (of a server: --embedding-pooling) to mean"
 
