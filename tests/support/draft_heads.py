@@ -295,23 +295,8 @@ def check_head(
     """That requests of every kind get what they get without, and that what is guessed is what ``oracle`` says (logits
     [V] of the guesses after some tokens, given those before each): in chunks of a prompt, with a cached prefix, on a
     CPU and on the runner of GPUs, here on a CPU, too."""
-    changes = {"max_num_batched_tokens": 48, "max_num_seqs": 32} | changes
-    plain, llm = tiny(path, **changes), with_head(path, config, k, **changes)
-    prompts, params = prompts_of(family, len(PARAMS)), [SamplingParams(**values) for values in PARAMS]
-    expected = all_of(plain.generate(prompts, params, use_tqdm=False))
-    assert all_of(llm.generate(prompts, params, use_tqdm=False)) == expected
-    llm.engine.check_integrity()
-    ledger = llm.engine.executor.worker.ledger
-    plan = make_plan(replace(llm.config, device="cpu"), this_machine(), measure)
-    assert plan.ledger is not None and plan.ledger.shares() == ledger.shares() and ledger.drafter > 0
-    assert llm.reset_prefix_cache()  # the state before a cached prefix's end was made with what followed there
-    watch, greedy = Watch(llm, monkeypatch), SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
-    long = [{"prompt_token_ids": (prompts[1]["prompt_token_ids"] + list(range(60, 150)))[:100]}]  # chunks
-    answer = all_of(plain.generate(long, greedy, use_tqdm=False))
-    for _ in range(2):  # then with a cached prefix
-        assert all_of(llm.generate(long, greedy, use_tqdm=False)) == answer
-    assert len(watch.made) >= 8 and any(len(guessed) == k for _, guessed, _ in watch.made)
-    check_guesses(watch, oracle)
+    llm, expected, answer = check_head_on_cpu(family, path, config, oracle, monkeypatch, k, **changes)
+    prompts, params, long, greedy = _requests(family)
     on_device = not_adapting(overlapped(llm))
     assert alike(all_of(on_device.generate(prompts, params, use_tqdm=False)), expected)
     on_device.engine.check_integrity()
@@ -325,6 +310,42 @@ def check_head(
         assert len(made) >= 4 and any(len(guessed) == k for _, guessed in made)
         for known, guessed in made:
             assert guessed == [int(one.argmax()) for one in oracle(tokens[: known + 1], guessed)]
+
+
+def _requests(family: str) -> tuple[list[Any], list[SamplingParams], list[Any], SamplingParams]:
+    """Of every kind, and one of several chunks."""
+    prompts, params = prompts_of(family, len(PARAMS)), [SamplingParams(**values) for values in PARAMS]
+    long = [{"prompt_token_ids": (prompts[1]["prompt_token_ids"] + list(range(60, 150)))[:100]}]
+    return prompts, params, long, SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+
+
+def check_head_on_cpu(
+    family: str,
+    path: Path,
+    config: dict[str, Any],
+    oracle: Callable[[list[int], list[int]], list[Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    k: int = 3,
+    **changes: Any,
+) -> tuple[LLM, list[Any], list[Any]]:
+    """`check_head` on a CPU alone. Returns the engine, and what it answered to `_requests`."""
+    changes = {"max_num_batched_tokens": 48, "max_num_seqs": 32} | changes
+    plain, llm = tiny(path, **changes), with_head(path, config, k, **changes)
+    prompts, params, long, greedy = _requests(family)
+    expected = all_of(plain.generate(prompts, params, use_tqdm=False))
+    assert all_of(llm.generate(prompts, params, use_tqdm=False)) == expected
+    llm.engine.check_integrity()
+    ledger = llm.engine.executor.worker.ledger
+    plan = make_plan(replace(llm.config, device="cpu"), this_machine(), measure)
+    assert plan.ledger is not None and plan.ledger.shares() == ledger.shares() and ledger.drafter > 0
+    assert llm.reset_prefix_cache()  # the state before a cached prefix's end was made with what followed there
+    watch = Watch(llm, monkeypatch)
+    answer = all_of(plain.generate(long, greedy, use_tqdm=False))
+    for _ in range(2):  # then with a cached prefix
+        assert all_of(llm.generate(long, greedy, use_tqdm=False)) == answer
+    assert len(watch.made) >= 8 and any(len(guessed) == k for _, guessed, _ in watch.made)
+    check_guesses(watch, oracle)
+    return llm, expected, answer
 
 
 class Watch:

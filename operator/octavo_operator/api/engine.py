@@ -32,7 +32,7 @@ class Speculative:
         (
             "Drafting method. none: off. ngram: continue as the text did after the same tokens earlier; for "
             "summaries, edits and answers from documents. suffix: also as recent answers did. draft_model: a "
-            "smaller model with the same tokenizer. mtp: the model's own draft layer (DeepSeek V3, GLM-4.5). "
+            "smaller model with the same tokenizer. mtp: the model's own draft layer (DeepSeek V3, GLM-4.5, Qwen3.5). "
             "eagle, eagle3, medusa: draft heads trained for the model."
         ),
         enum=["none", "ngram", "suffix", "draft_model", "mtp", "eagle", "eagle3", "medusa"],

@@ -139,7 +139,14 @@ _STATE_SPACE = re.compile(
 
 
 # Drafters for a model of that architecture, with layers behind its last one, see `octavo.models.mtp`.
-PREDICTION_LAYERS = {"DeepseekV3ForCausalLM": "DeepSeekMTPModel", "Glm4MoeForCausalLM": "Glm4MoeMTPModel"}
+PREDICTION_LAYERS = {
+    "DeepseekV3ForCausalLM": "DeepSeekMTPModel",
+    "Glm4MoeForCausalLM": "Glm4MoeMTPModel",
+    "Qwen3_5ForCausalLM": "Qwen3_5MTPModel",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5MTPModel",
+    "Qwen3_5MoeForCausalLM": "Qwen3_5MoeMTPModel",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeMTPModel",
+}
 # Models that guess tokens, by the names that they have here -> module of octavo.models.
 DRAFTERS = {
     **dict.fromkeys(PREDICTION_LAYERS.values(), "mtp"),

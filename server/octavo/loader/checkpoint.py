@@ -8,7 +8,7 @@ from itertools import chain
 
 from octavo.errors import ModelError
 from octavo.interface.engine_config import ModelConfig
-from octavo.interface.model_config.experts import GroupedExpertsConfig
+from octavo.interface.model_config.mtp import PredictionConfig
 from octavo.interface.model_files import ModelFiles
 from octavo.layers.quantization.weight_format import StoredModule
 from octavo.layers.weights import WeightSource
@@ -21,6 +21,14 @@ TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # by the weights' o
 _COUNTED = {
     "num_hidden_layers": re.compile(r"(?:^|\.)(?:layers?|h)\.(\d+)\."),
     "num_experts": re.compile(r"\.experts\.(\d+)\."),
+}
+
+# Parts of Qwen3.5's layer for prediction -> DeepSeek's names of them.
+_PREDICTION_PARTS = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
 }
 
 
@@ -44,8 +52,8 @@ def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple
         return []
     cls = model_class(config.architecture)
     stored = iterate_weights(config.files)
-    if isinstance(config.text, GroupedExpertsConfig) and config.text.prediction_layer is not None:
-        stored = _prediction_layers(stored, config.text.prediction_layer, config.num_layers)
+    if isinstance(config.text, PredictionConfig):
+        stored = _prediction_layers(stored, config.text)
     elif cls.leaves_out_mtp_layers:
         stored = (entry for entry in stored if _layer_of(entry[0]) < config.num_layers)
     weights = list(chain.from_iterable(cls.experts_apart(name, source, config) for name, source in stored))
@@ -66,13 +74,15 @@ def _with_table(
 
 
 def _prediction_layers(
-    stored: Iterable[tuple[str, WeightSource]], first: int, count: int
+    stored: Iterable[tuple[str, WeightSource]], text: PredictionConfig
 ) -> Iterator[tuple[str, WeightSource]]:
-    """The tensors of ``count`` layers from number ``first`` on, as those of a model of these alone; embedding and heads
-    are the whole model's where the layers have no copies."""
+    """The tensors of layers for multi-token prediction, as those of a model of these alone; embedding and heads, if it
+    has such, are the whole model's where the layers have no copies."""
     own, shared = dict[str, WeightSource](), dict[str, WeightSource]()
+    first, count = text.prediction_layer, text.num_hidden_layers
     heads = ["lm_head.", *(f"model.more_heads.{i}." for i in range(count - 1))]
-    for name, source in stored:
+    for stored_name, source in stored:
+        name = _numbered(stored_name, first)
         match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
         layer = int(match[1]) - first if match else -1
         if match and 0 <= layer < count:
@@ -81,7 +91,17 @@ def _prediction_layers(
             shared[name] = source
         elif name.startswith("lm_head."):
             shared |= {head + name.removeprefix("lm_head."): source for head in heads}
-    yield from {**shared, **own}.items()
+    yield from ({**shared, **own} if text.has_tables else own).items()
+
+
+def _numbered(name: str, first: int) -> str:
+    """The name of a tensor for prediction among the model's layers, as DeepSeek has them, where checkpoints keep these
+    apart (Qwen3.5)."""
+    if match := re.fullmatch(r"mtp\.layers\.(\d+)\.(.*)", name):
+        return f"model.layers.{first + int(match[1])}.{match[2]}"
+    if match := re.fullmatch(r"mtp\.(\w+)\.(.*)", name):
+        return f"model.layers.{first}.{_PREDICTION_PARTS.get(match[1], match[1])}.{match[2]}"
+    return name
 
 
 def _of_prediction(part: str, layer: int, head: str) -> str:

@@ -1,9 +1,10 @@
-"""Layers of multi-token prediction, which a checkpoint has behind its own (DeepSeek V3, GLM-4.5): each guesses a token
-more from a token and the hidden state before it.
+"""Layers of multi-token prediction, which a checkpoint has behind its own (DeepSeek V3, GLM-4.5, Qwen3.5): each guesses
+a token more from a token and the hidden state before it.
 
 As the DeepSeek V3 report describes it: both are normed, brought together by a projection, and go through one decoder
 layer; a norm and the model's head, of which the checkpoint has copies there, make logits of what comes out. Where there
-are several layers, each reads the states of the one before, and the token one place further on.
+are several layers, each reads the states of the one before, and the token one place further on. Qwen3.5 has one layer
+and no copies, and feeds back what is normed, as vLLM does.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from typing import cast
 from torch import Tensor, nn
 
 import octavo_kernels
+from octavo.interface.engine_config import ModelConfig
 from octavo.layers.attention import ForwardContext
 from octavo.layers.decoder import Decoder, DecoderLayer
 from octavo.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from octavo.layers.linear import ReplicatedLinear
 from octavo.layers.parallel import TensorParallel
+from octavo.models.base import CausalLM
 from octavo.models.deepseek import DeepseekV3ForCausalLM
+from octavo.models.eagle import OfTarget
 from octavo.models.glm4_moe import Glm4MoeForCausalLM
 from octavo.models.llama import LlamaForCausalLM
+from octavo.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 from octavo.models.state_reader import StateReader
 
 
@@ -95,3 +100,30 @@ class DeepSeekMTPModel(PredictionModel, DeepseekV3ForCausalLM):
 
 class Glm4MoeMTPModel(PredictionModel, Glm4MoeForCausalLM):
     """GLM-4.5's."""
+
+
+class Qwen3_5MTPModel(PredictionModel, Qwen3_5ForCausalLM):  # noqa: N801
+    """Qwen3.5's."""
+
+    def __init__(self, config: ModelConfig, tp: TensorParallel) -> None:
+        super().__init__(config, tp)
+        self.model.embed_tokens = OfTarget()  # type: ignore[assignment]
+        self.lm_head = OfTarget()  # type: ignore[assignment]
+
+    def attach(self, target: CausalLM) -> None:
+        """Take the embedding and the head of ``target``."""
+        self.model.embed_tokens, self.lm_head = target.model.embed_tokens, target.lm_head
+
+    def predict(
+        self, input_ids: Tensor, before: Tensor, positions: Tensor, ctx: ForwardContext, number: int = 0
+    ) -> Tensor:
+        """See `StateReader`."""
+        return super().head_input(super().predict(input_ids, before, positions, ctx, number), number)
+
+    def head_input(self, state: Tensor, number: int) -> Tensor:
+        """See `StateReader`: what `predict` returns."""
+        return state
+
+
+class Qwen3_5MoeMTPModel(Qwen3_5MTPModel, Qwen3_5MoeForCausalLM):  # noqa: N801
+    """Qwen3.5's with experts."""

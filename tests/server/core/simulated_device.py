@@ -369,7 +369,9 @@ class SimulatedDevice:
         for group, blocks in enumerate(row.block_ids):
             room = len(blocks) * self.block_size
             for position in range(max(row.num_computed, row.data.num_kv_tokens), min(row.num_computed + count, room)):
-                self.slots[self._slot(row, group, position)] = UNREADABLE
+                slot = self._slot(row, group, position)
+                self.states.pop(slot // self.block_size, None)
+                self.slots[slot] = UNREADABLE
 
     def _attend(self, req_id: str, num_tokens: int) -> None:
         """A group sees what the window of the first token computed shows, and all after that."""

@@ -99,10 +99,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, config: dict) -> None:
         if config["num_stages"] > 1:  # where the host's drafters alone guess, and steps have other sequences
             config = config | {"in_worker": False, "overlap": False}
-        if blocks_of_state := config[
-            "state_blocks"
-        ]:  # no drafts of the worker's or beside a step in flight, no pipeline
-            config = config | {"in_worker": False, "num_stages": 1}
+        if blocks_of_state := config["state_blocks"]:  # no drafts beside a step in flight, no pipeline
+            config = config | {"overlap": config["overlap"] and not config["in_worker"], "num_stages": 1}
             config["max_in_flight"] = 1 if config["num_speculative_tokens"] else config["max_in_flight"]
         size, max_model_len = config["block_size"], config["max_model_len"]
         self.num_stages, windows = config["num_stages"], config["windows"]

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from support import vision
+from support.draft_heads import not_adapting
+from support.hybrid_mtp import add_layer
 from support.hybrids import spoil
 from support.images import image_of, make_tokenizer
 from support.speculation import Oracle, all_of, speculate
@@ -23,6 +25,7 @@ FAMILIES = ["qwen3.5", "qwen3.5-moe"]
 LENGTH = 200
 HOW: dict[str, Any] = {"dtype": "float32", "quantization": "none", "max_model_len": LENGTH, "skip_tokenizer_init": True}
 GUESSES = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 1}
+MTP = {"method": "mtp", "num_speculative_tokens": 2}
 TEMPLATE = (
     "{% for message in messages %}<s>{{ message['role'] }}: {% if message['content'] is string %}"
     "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
@@ -230,9 +233,25 @@ def test_a_chat_goes_on_behind_its_images(case: str, tmp_path: Path) -> None:
         asked = prompt
 
 
-def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
-    CASES["qwen3.5"].save(tmp_path)
-    one, two = engine(tmp_path), LLM(str(tmp_path), tensor_parallel_size=2, **HOW, max_num_seqs=4)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_layer_for_prediction_guesses_beside_images(family: str, tmp_path: Path) -> None:
+    """It reads placeholders as tokens, which costs right guesses and no token."""
+    case = CASES[family]
+    kind, text = case.config_class.replace("Config", "TextConfig"), case.settings["text_config"]
+    add_layer(tmp_path, kind, text, case.save(tmp_path))
+    plain, llm = engine(tmp_path), not_adapting(engine(tmp_path, speculative_config=MTP, max_num_seqs=12))
+    for _ in range(2):
+        assert run(llm, some_prompts()) == run(plain, some_prompts())
+        llm.engine.check_integrity()
+    assert llm.totals.spec_decode.num_draft_tokens > 0 < llm.totals.prefix_cache_hits
+
+
+@pytest.mark.parametrize("guesses", [{}, {"speculative_config": MTP}], ids=["plain", "mtp"])
+def test_two_ranks_answer_as_one(guesses: dict[str, Any], tmp_path: Path) -> None:
+    case = CASES["qwen3.5"]
+    add_layer(tmp_path, "Qwen3_5TextConfig", case.settings["text_config"], case.save(tmp_path))
+    one, two = engine(tmp_path), LLM(str(tmp_path), tensor_parallel_size=2, **HOW, **guesses, max_num_seqs=12)
     for _ in range(2):  # the second time with what is in the prefix caches
         tokens = [[tokens for tokens, _ in run(llm, some_prompts())] for llm in (one, two)]
         assert tokens[0] == tokens[1]
+    assert bool(guesses) == (two.totals.spec_decode.num_draft_tokens > 0)

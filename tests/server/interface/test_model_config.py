@@ -68,7 +68,6 @@ DERIVED = {
     "mlp_only_layers",
     "eos_token_id",
     "activation_sparsity_pattern",
-    "prediction_layer",
     "quantization_config",
     "word_embed_proj_dim",
     "num_nextn_predict_layers",

@@ -60,7 +60,6 @@ UNREAD = {
     "eos_token_id",
     "quantization_config",
     "dtype",
-    "prediction_layer",
     "num_nextn_predict_layers",
     "num_ln_in_parallel_attn",
     "clip_qkv",

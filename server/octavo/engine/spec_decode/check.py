@@ -8,9 +8,9 @@ from pathlib import Path
 from octavo.errors import ConfigError
 from octavo.interface.architectures import PREDICTION_LAYERS
 from octavo.interface.engine_config import ModelConfig
+from octavo.interface.model_config import config_class
+from octavo.interface.model_config.mtp import PredictionConfig
 from octavo.text.tokenizer import Tokenizer
-
-_MOST_LAYERS = 64  # as many tokens are guessed at most
 
 
 def check_draft(draft: ModelConfig, target: ModelConfig, ids_only: bool) -> None:
@@ -45,30 +45,29 @@ def prediction_layers(model: ModelConfig, num_tokens: int) -> ModelConfig:
     way_out = "give another method, or none"
     architecture = PREDICTION_LAYERS.get(model.architecture)
     if architecture is None:
-        known = " and ".join(PREDICTION_LAYERS)
+        known = ", ".join(PREDICTION_LAYERS)
         raise ConfigError(
             f"speculative_config: method mtp is there for {known}, {model.model} is a {model.architecture}; {way_out}"
         )
-    if not model.hf_config.get("num_nextn_predict_layers") or model.files.format == "gguf":
+    kind = config_class(architecture)
+    assert issubclass(kind, PredictionConfig)
+    field, most, count = kind.counted_by, kind.most_layers, model.hf_config.get(kind.counted_by)
+    if not count or model.files.format == "gguf":
         is_gguf = model.files.format == "gguf"
         what = "GGUF files are read without them" if is_gguf else "config.json says that it has none"
         raise ConfigError(
-            f"speculative_config: method mtp needs layers for it in {model.model}, and {what} "
-            f"(num_nextn_predict_layers); {way_out}"
+            f"speculative_config: method mtp needs layers for it in {model.model}, and {what} ({field}); {way_out}"
         )
-    count = model.hf_config["num_nextn_predict_layers"]
-    if type(count) is not int or not 0 < count <= _MOST_LAYERS:
-        raise ConfigError(
-            f"speculative_config: num_nextn_predict_layers of {model.model} must be an integer from 1 to "
-            f"{_MOST_LAYERS}, got {count!r}; {way_out}"
-        )
+    if type(count) is not int or not 0 < count <= most:
+        demand = f"an integer from 1 to {most}" if most > 1 else "1"
+        raise ConfigError(f"speculative_config: {field} of {model.model} must be {demand}, got {count!r}; {way_out}")
     own = {
         "architectures": [architecture],
         "prediction_layer": model.num_layers,
         "num_hidden_layers": min(count, num_tokens or count),
+        "tie_word_embeddings": False,
     }
-    own |= {"first_k_dense_replace": 0, "tie_word_embeddings": False}
-    return replace(model, hf_config={**model.hf_config, **own})
+    return replace(model, hf_config={**model.hf_config, **kind.changes, **own})
 
 
 def _tokenizer_file(model: ModelConfig) -> Path:

@@ -39,7 +39,7 @@ METHODS: dict[str, dict[str, _Number]] = {
     **dict.fromkeys(HEAD_METHODS, _DRAFT),
 }
 # vLLM's names for it by the model.
-_ALIASES = {"deepseek_mtp": "mtp", "glm4_moe_mtp": "mtp"}
+_ALIASES = dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "qwen3_5_mtp"), "mtp")
 # Fields of methods that have a model; as the flags of the same names.
 _OF_MODEL = ("model", "revision", "quantization")
 _WITH_MODEL = {

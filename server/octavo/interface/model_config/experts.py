@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from octavo.interface.config_checks import MAX_EXPERTS, MAX_FACTOR, MAX_LAYERS, MAX_WIDTH, Fields
+from octavo.interface.config_checks import MAX_EXPERTS, MAX_FACTOR, MAX_WIDTH, Fields
 from octavo.interface.model_config.declarations import declare, flag, integer, number
 from octavo.interface.model_config.text import TextConfig
 
@@ -75,7 +75,6 @@ class GroupedExpertsConfig(ExpertsConfig):
     n_shared_experts: int = integer(0, MAX_WIDTH * 4, 1)
     first_k_dense_replace: int = integer(0, MAX_WIDTH * 4, 0)
     routed_scaling_factor: float = number(0.0, MAX_FACTOR, 1.0, above=True)
-    prediction_layer: int | None = integer(0, MAX_LAYERS, None)  # the first, where the model is such layers alone
     num_nextn_predict_layers: Any = declare(lambda fields, key: fields.config[key], None)  # checked where it is used
 
     @property

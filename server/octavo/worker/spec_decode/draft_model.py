@@ -38,6 +38,7 @@ class DraftStates:
         self.batch = copy.copy(requests.batch)
         self.batch.num_computed = np.zeros_like(requests.batch.num_computed)
         self.batch.position_shifts = {}  # it reads placeholders as text
+        self.batch.states = None  # it has no recurrent layers
         self.known = np.zeros_like(requests.batch.num_computed)  # tokens that are no guesses
 
     def sampling_metadata(self, sampled: SampledRows) -> SamplingMetadata:
