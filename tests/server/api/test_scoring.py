@@ -8,6 +8,8 @@ import math
 import httpx
 import openai
 import pytest
+import torch
+from safetensors.torch import save_file
 from support.encoders import make_encoder, write_modules
 
 from octavo import LLM, PoolingParams
@@ -49,10 +51,13 @@ def test_texts_have_the_prompt_that_is_asked_for(embedder, asked):
 
 @pytest.fixture(scope="module")
 def prompting(start, tmp_path_factory):
-    """A model with a default prompt that pools the first token, on a server that pools the last one."""
+    """A model that pools the first token behind its default prompt and norms it; the server pools the last one."""
     path = tmp_path_factory.mktemp("prompting")
     make_encoder("bert", path)
-    write_modules(path, ("Pooling", {"pooling_mode_cls_token": True}))
+    pooling = {"pooling_mode_cls_token": True, "include_prompt": False}
+    write_modules(path, ("Pooling", pooling), ("LayerNorm", {"dimension": 64}))
+    norm = {"norm.weight": torch.rand(64) + 0.5, "norm.bias": torch.randn(64)}
+    save_file(norm, path / "2_LayerNorm" / "model.safetensors")
     prompts = {"query": "is it so ", "document": "a city "}
     settings = {"prompts": prompts, "default_prompt_name": "document"}
     (path / "config_sentence_transformers.json").write_text(json.dumps(settings))
@@ -69,6 +74,16 @@ def test_ollamas_routes_put_the_default_prompt_before_texts(prompting):
     assert found["prompt_eval_count"] == len(llm.tokenizer.encode("a city paris"))
     older = server.post("/api/embeddings", {"model": "prompting", "prompt": "paris"}).json()["embedding"]
     assert older == pytest.approx(vector, abs=1e-5)
+
+
+def test_a_prompt_is_left_out_of_the_servers_vectors(prompting):
+    server, llm = prompting
+    first, other = (
+        list(llm.embed(text, PoolingParams(pooling="cls"), use_tqdm=False)[0])
+        for text in ("paris", [llm.tokenizer.encode("a city paris")])
+    )
+    found = server.post("/v1/embeddings", {"input": "paris", "pooling": "cls"}).json()["data"][0]["embedding"]
+    assert found == pytest.approx(first, abs=1e-5) and found != pytest.approx(other, abs=1e-2)
 
 
 def test_scores_and_rankings_pool_as_the_server_is_told(prompting):
