@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from support.gguf_hybrids import (
 from support.hybrid_cases import BAMBA, GRANITE4_EXPERTS, GRANITE4_HYBRID, LFM2, NEMOTRON_3, QWEN3_5, QWEN3_5_MOE
 from support.small_sizes import SMALL, rope
 from support.tiny_models import make_model
+from torch import Tensor
 from transformers import PreTrainedModel
 
 
@@ -361,14 +363,16 @@ def metadata(config: Any, more: dict[str, Any]) -> dict[str, Any]:
     return found | more
 
 
-def write_family(path: Path, model: PreTrainedModel, layout: Layout) -> None:
-    """Write ``model`` in float32."""
+def write_family(
+    path: Path, model: PreTrainedModel, layout: Layout, further: Mapping[str, Tensor] = MappingProxyType({})
+) -> None:
+    """Write ``model`` in float32, and ``further`` tensors of layers behind its own."""
     config, arch = model.config, layout.arch
     names = LLAMA | ({"input_layernorm": "attn_norm"} if arch == "falcon" else {}) | layout.names
 
     def fill(writer: GGUFWriter) -> None:
         add_byte_level_vocabulary(writer, config.vocab_size)
-        for name, tensor in model.state_dict().items():
+        for name, tensor in {**model.state_dict(), **further}.items():
             base, _, kind = name.rpartition(".")
             layer = re.match(r"(?:model\.layers|backbone\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.(.*)", base)
             if base in ("lm_head", "embed_out") and config.tie_word_embeddings:
@@ -388,7 +392,7 @@ def write_family(path: Path, model: PreTrainedModel, layout: Layout) -> None:
                 part, kind = "exp_probs_b", "bias"
             for own, rows in _parts(part, values, layout, config):
                 writer.add_tensor(".".join(filter(None, ("blk", layer[1], names.get(own, own), kind))), rows)
-        if "nextn_predict_layers" in layout.metadata:  # whose tensors nobody reads
+        if "nextn_predict_layers" in layout.metadata and not further:  # whose tensors nobody reads
             writer.add_tensor(f"blk.{config.num_hidden_layers}.nextn.eh_proj.weight", np.zeros((4, 4), np.float32))
 
     values = {f"{arch}.{key}": value for key, value in metadata(config, layout.metadata).items()}

@@ -25,6 +25,14 @@ class QwenOracle:
         norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
         self.tensors |= {name: torch.rand(size, generator=draw) - 0.5 for name in norms}
 
+    def as_ggml(self, layers: int) -> dict[str, Tensor]:
+        """Its tensors behind a model's ``layers``, by llama.cpp's names of what transformers has none for."""
+        names = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm"}
+        names["norm"] = "shared_head_norm"
+        found = {f"nextn.{names[name]}.weight": tensor for name, tensor in self.tensors.items()}
+        found |= self.own.layers[0].state_dict()
+        return {f"model.layers.{layers}.{name}": tensor for name, tensor in found.items()}
+
     def norm(self, x: Tensor, name: str) -> Tensor:
         eps = self.main.config.rms_norm_eps
         return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * (1 + self.tensors[name])

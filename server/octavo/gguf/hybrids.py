@@ -153,6 +153,8 @@ def _gated_delta_fields(file: GGUFFile) -> dict[str, Any]:
     fields["linear_value_head_dim"] = size
     fields["num_hidden_layers"] = layers = layers_of(file)
     fields["attention_bias"] = any(name.endswith(".attn_q.bias") for name in file.tensors)
+    if further := metadata.get(f"{arch}.nextn_predict_layers"):
+        fields["mtp_num_hidden_layers"] = further
     kinds = metadata.get(f"{arch}.attention.recurrent_layers")
     if kinds is None:
         interval = metadata.get(f"{arch}.full_attention_interval")

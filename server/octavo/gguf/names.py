@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from octavo.errors import ModelError
 from octavo.gguf.encoders import ENCODERS, encoder_name
-from octavo.gguf.families import TENSORS, layers_of, layout_of
+from octavo.gguf.families import HYBRIDS, TENSORS, layers_of, layout_of
 from octavo.gguf.header import GGUFFile, TensorInfo
 from octavo.gguf.pooling import DENSE, answer_words
 
@@ -45,6 +45,13 @@ _LAYER = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+# Of a layer for multi-token prediction, by the names that Qwen3.5's checkpoints have.
+_PREDICTION = {
+    "eh_proj": "fc",
+    "enorm": "pre_fc_norm_embedding",
+    "hnorm": "pre_fc_norm_hidden",
+    "shared_head_norm": "norm",
+}
 # Part of the configuration, not of the weights.
 _DERIVED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Rows of the head again, of the two tokens that a model ranks documents by.
@@ -79,14 +86,23 @@ def named_tensors(file: GGUFFile) -> Iterator[tuple[str, TensorInfo]]:
     layout, left_out = layout_of(file), {*_DERIVED, *DENSE.values(), *([_ANSWERS] if answer_words(file) else [])}
     for info in file.tensors.values():
         layer = re.match(r"blk\.(\d+)\.", info.name)
-        if info.name in left_out or (layer and further and int(layer[1]) >= layers):
+        predicts = bool(layer and further and int(layer[1]) >= layers)
+        if info.name in left_out or (predicts and layout not in HYBRIDS):
             continue
         if info.name.endswith("ffn_gate_inp_shexp.weight") and len(info.shape) == 1:
             info = replace(info, shape=(1, *info.shape))
-        name = hf_name(info.name, layout)
+        name = _prediction_name(info.name, layers, layout) if predicts else hf_name(info.name, layout)
         if name is None:
             raise ModelError(f"{file.path}: tensor {info.name!r} is not part of architecture {file.architecture!r}")
         yield name, info
+
+
+def _prediction_name(name: str, layers: int, layout: str) -> str:
+    """The checkpoint name of a tensor of a layer for multi-token prediction, behind the model's ``layers``."""
+    if match := re.fullmatch(r"blk\.\d+\.nextn\.(\w+)\.(\w+)", name):
+        return f"mtp.{_PREDICTION.get(match[1], match[1])}.{match[2]}"
+    found = hf_name(name, layout) or name
+    return re.sub(r"^(?:model\.layers|blk)\.(\d+)", lambda match: f"mtp.layers.{int(match[1]) - layers}", found)
 
 
 def joint_type(keys: str, values: str) -> str:

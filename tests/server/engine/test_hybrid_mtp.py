@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.draft_heads import check_head_on_cpu, not_adapting
-from support.hybrid_mtp import qwen_with_mtp
+from support.gguf_families import LAYOUTS, write_family
+from support.hybrid_mtp import QwenOracle, qwen_with_mtp
 from support.hybrids import engine, prompts, run
 from support.speculation import Oracle, all_of
-from support.tiny_models import VOCAB_SIZE
+from support.tiny_models import VOCAB_SIZE, make_model
 
 from octavo import LLM, SamplingParams
 from octavo.engine.args import EngineArgs
@@ -120,6 +122,29 @@ def test_codes_of_8_bits_guess_and_change_nothing(model: str) -> None:
     assert run(llm, some) == expected
     assert llm.totals.spec_decode.num_draft_tokens > 0
     assert llm.engine.executor.worker.runner.recording_obstacle is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe"])
+def test_the_layer_of_a_gguf_file_guesses_as_described(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = LAYOUTS[name]
+    kind, settings = layout.case
+    model, layers = layout.model(), settings["num_hidden_layers"]
+    alone = make_model(kind, settings | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}, seed=7)
+    oracle, path = QwenOracle(model, alone), tmp_path / "m.gguf"
+    more = {"block_count": layers + 1, "nextn_predict_layers": 1}
+    write_family(path, model, replace(layout, metadata=layout.metadata | more), oracle.as_ggml(layers))
+    changes = {"quantization": "none", "num_gpu_blocks_override": 1200}
+    check_head_on_cpu("qwen3.5", path, {"method": "mtp"}, oracle.guesses, monkeypatch, **changes)
+
+
+def test_a_gguf_file_without_the_layer_is_refused(tmp_path: Path) -> None:
+    layout, path = LAYOUTS["qwen35"], tmp_path / "m.gguf"
+    write_family(path, layout.model(), layout)
+    args = EngineArgs(model=str(path), skip_tokenizer_init=True, speculative_config={"method": "mtp"})
+    with pytest.raises(ConfigError, match=r"the header says that it has none"):
+        args.create_engine_config(progress=False)
 
 
 def test_what_the_layer_cannot_be_is_refused_by_name(model: str, tmp_path: Path) -> None:

@@ -52,9 +52,10 @@ def prediction_layers(model: ModelConfig, num_tokens: int) -> ModelConfig:
     kind = config_class(architecture)
     assert issubclass(kind, PredictionConfig)
     field, most, count = kind.counted_by, kind.most_layers, model.hf_config.get(kind.counted_by)
-    if not count or model.files.format == "gguf":
-        is_gguf = model.files.format == "gguf"
-        what = "GGUF files are read without them" if is_gguf else "config.json says that it has none"
+    is_gguf = model.files.format == "gguf"
+    if not count or (is_gguf and not kind.is_in_gguf):
+        what = f"{'the header' if is_gguf else 'config.json'} says that it has none"
+        what = what if kind.is_in_gguf or not is_gguf else "GGUF files are read without them"
         raise ConfigError(
             f"speculative_config: method mtp needs layers for it in {model.model}, and {what} ({field}); {way_out}"
         )

@@ -20,6 +20,7 @@ class PredictionConfig(TextConfig):
     counted_by: ClassVar[str] = "num_nextn_predict_layers"  # the model's field that says how many there are
     most_layers: ClassVar[int] = 64  # as many tokens are guessed at most
     has_tables: ClassVar[bool] = True  # an embedding and heads besides the model's
+    is_in_gguf: ClassVar[bool] = False  # read from such files
     changes: ClassVar[Mapping[str, Any]] = {}  # to the model's fields
 
     prediction_layer: int = integer(0, MAX_LAYERS)
@@ -43,6 +44,7 @@ class Qwen3_5MTPConfig(Qwen3_5Config, PredictionConfig):  # noqa: N801
     counted_by: ClassVar[str] = "mtp_num_hidden_layers"
     most_layers: ClassVar[int] = 1
     has_tables: ClassVar[bool] = False
+    is_in_gguf: ClassVar[bool] = True
     changes: ClassVar[Mapping[str, Any]] = {"layer_types": ["full_attention"]}
 
     mtp_use_dedicated_embeddings: bool = choice((False,), False)
