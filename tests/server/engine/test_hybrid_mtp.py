@@ -14,6 +14,7 @@ from support.draft_heads import check_head_on_cpu, not_adapting
 from support.gguf_families import LAYOUTS, write_family
 from support.hybrid_mtp import QwenOracle, qwen_with_mtp
 from support.hybrids import engine, prompts, run
+from support.quantized_files import compressed, fp8, quantize_checkpoint
 from support.speculation import Oracle, all_of
 from support.tiny_models import VOCAB_SIZE, make_model
 
@@ -23,6 +24,8 @@ from octavo.errors import ConfigError, ModelError
 from octavo.interface.outputs import RequestOutput
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.spec_decode.prediction_drafter import PredictionDrafter
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [64, 64]}
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +125,40 @@ def test_codes_of_8_bits_guess_and_change_nothing(model: str) -> None:
     assert run(llm, some) == expected
     assert llm.totals.spec_decode.num_draft_tokens > 0
     assert llm.engine.executor.worker.runner.recording_obstacle is None  # type: ignore[attr-defined]
+
+
+WIDE = {
+    "hidden_size": 64,
+    "linear_key_head_dim": 32,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["codes", "plain"])
+@pytest.mark.parametrize("name", ["W4A16", "fp8"])
+def test_the_layer_of_a_quantized_checkpoint_guesses_as_its_values_do(name: str, plain: bool, tmp_path: Path) -> None:
+    """As codes or, as releases have it, left in 16 bits beside a quantized model."""
+    qwen_with_mtp("qwen3.5-moe", tmp_path, **WIDE)
+    if name == "fp8":
+        write, description = fp8("block", (64, 64), "weight_scale_inv"), FP8
+    else:
+        write, description = compressed("pack-quantized", num_bits=4, strategy="group", group_size=32)
+    kept = {"linear_attn": None} | ({"mtp.": None} if plain else {})
+    left = ["re:.*linear_attn.*", *(["re:^mtp.*"] if plain else ["mtp.fc"])]
+    if name == "fp8":
+        left = [f"model.layers.{layer}.linear_attn" for layer in range(3)] + (["mtp"] if plain else ["mtp.fc"])
+    field = "modules_to_not_convert" if name == "fp8" else "ignore"
+    folder = quantize_checkpoint(tmp_path, tmp_path / "out", kept | {"_proj": write}, description | {field: left})
+    some, seen = prompts(37, 21, 90), []
+    for path in (folder, folder / "values"):
+        llm = guessing(str(path), 2, quantization="none")
+        found, counted = run(llm, some), llm.totals.spec_decode
+        seen.append((found, counted.num_draft_tokens, counted.num_accepted_tokens))
+    assert seen[0] == seen[1] and seen[0][1] > 0
+    packed = guessing(str(folder), 2)  # as it is served by default
+    assert run(packed, some) == run(engine(str(folder)), some)
+    assert packed.totals.spec_decode.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("name", ["qwen35", "qwen35moe"])
