@@ -16,11 +16,6 @@ def check_recurrent(config: EngineConfig) -> None:
     if not config.model.is_recurrent:
         return
     name = f"{config.model.model}, which has recurrent layers"
-    if config.speculative.in_worker and config.speculative.method != "mtp":
-        method = config.speculative.method
-        raise ConfigError(
-            f"speculative_config: method {method} is not supported yet for {name}; give ngram, suffix or mtp"
-        )
     if config.lora is not None:
         raise ConfigError(f"enable_lora is not supported yet for {name}; leave it out")
     stages = config.parallel.pipeline_parallel_size

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.draft_heads import Head, MedusaHeads, check_head_on_cpu, not_adapting
 from support.family_cases import FAMILY_CASES
 from support.hybrids import HYBRIDS, LENGTH, engine, prompts, run
 from support.speculation import Oracle, all_of, speculate
@@ -108,10 +109,42 @@ def test_options_that_do_not_go_with_states_are_refused_by_name(model: str, flag
         EngineArgs(model=model, skip_tokenizer_init=True, **flags).create_engine_config(progress=False)
 
 
-def test_a_model_that_guesses_for_a_hybrid_is_refused(model: str, tiny_checkpoints: dict[str, Path]) -> None:
-    draft = {"method": "draft_model", "model": str(tiny_checkpoints["llama"]), "num_speculative_tokens": 2}
-    with pytest.raises(ConfigError, match=r"method draft_model is not supported .* recurrent layers; give ngram"):
-        EngineArgs(model=model, skip_tokenizer_init=True, speculative_config=draft).create_engine_config(progress=False)
+@pytest.mark.parametrize("changes", [{}, {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 40}], ids=str)
+def test_a_draft_model_changes_no_bit(
+    model: str, changes: dict[str, Any], tiny_checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do states that are kept amid its guesses."""
+    monkeypatch.setattr("octavo.engine.core.DEFAULT_INTERVAL", 8)
+    some, draft = prompts(1, 3, 16, 33, 90, 64), {"method": "draft_model", "model": str(tiny_checkpoints["llama"])}
+    expected = run(engine(model, enable_prefix_caching=False), some, max_tokens=40)
+    for number in (1, 3):
+        config = draft | {"num_speculative_tokens": number}
+        llm = not_adapting(engine(model, speculative_config=config, max_num_seqs=16, **changes))
+        for _ in range(2):
+            assert run(llm, some, max_tokens=40) == expected
+            llm.engine.check_integrity()
+        assert llm.totals.spec_decode.num_draft_tokens > 0
+
+
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "eagle": ("qwen3.5", {}),
+    "eagle3": ("granite4-hybrid", {"taps": (0, 1, 3)}),
+    "eagle3 of convolutions": ("lfm2", {"taps": (1, 2)}),
+    "eagle3 of gated delta nets": ("qwen3.5", {"taps": (0, 2, 4)}),
+    "medusa": ("falcon-h1", {}),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_draft_heads_guess_as_described_and_change_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, settings = HEADS[name]
+    target = make_model(*FAMILY_CASES[family])
+    target.save_pretrained(tmp_path / "model")
+    head = MedusaHeads(target) if name == "medusa" else Head(target, **settings)
+    config, changes = head.save(tmp_path / "head"), {"quantization": "none", "num_gpu_blocks_override": 1600}
+    check_head_on_cpu(family, tmp_path / "model", config, head.guesses, monkeypatch, **changes)
 
 
 def test_a_hybrid_draft_model_is_refused(model: str) -> None:
