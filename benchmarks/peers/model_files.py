@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.engines import checkpoint_folder, gguf_file, llama_binary
+from benchmarks.peers.hybrid_models import write_hybrid
 from benchmarks.peers.random_models import (
     GPT_OSS_20B,
     LLAMA_1B,
@@ -123,6 +124,7 @@ def large_models(root: Path) -> list[ModelFile]:
     return [
         *shape_files(root, "qwen3-0.6b", "Qwen3 0.6B shape", QWEN3_0_6B),
         *shape_files(root, "qwen3-4b", "Qwen3 4B shape", QWEN3_4B),
+        *hybrid_files(root),
         *shape_files(root, "gpt-oss-20b", "gpt-oss 20B shape", GPT_OSS_20B, quant=None),
     ]
 
@@ -148,6 +150,23 @@ def shape_files(
     path = folder / f"{name}-{quant.lower()}.gguf"
     quantize = partial(_quantize, root, as_gguf.ensure, quant)
     return [ModelFile(f"{name}-{quant.lower()}", f"{title}, {quant}", path, quantize, **more), file]
+
+
+def hybrid_files(root: Path) -> list[ModelFile]:
+    """Three layers of four with a recurrent state."""
+    title, folder = "Qwen3.5 0.8B shape", root / "files"
+    whole = ModelFile("", title, folder / "qwen3.5-0.8b-f32.gguf", partial(write_hybrid, checkpoint_folder(root)))
+    return [
+        ModelFile(
+            f"qwen3.5-0.8b-{quant.lower()}",
+            f"{title}, {quant}",
+            folder / f"qwen3.5-0.8b-{quant.lower()}.gguf",
+            partial(_quantize, root, whole.ensure, quant),
+            slow=True,
+            long=LONG,
+        )
+        for quant in ("Q4_K_M", "Q8_0")
+    ]
 
 
 def _as_gguf(checkpoint: ModelFile, target: Path) -> None:

@@ -269,15 +269,15 @@ def add_metadata(writer: Any, shape: dict[str, Any], tokenizer_of: Path) -> None
         writer.add_rope_scaling_type(RopeScalingType(scaling["rope_type"]))
         writer.add_rope_scaling_factor(scaling["factor"])
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
-    _add_tokens(writer, shape, json.loads((tokenizer_of / "tokenizer.json").read_text()))
-    if (template := tokenizer_of / "chat_template.jinja").exists():
-        writer.add_chat_template(template.read_text())
+    add_tokens(writer, shape, tokenizer_of)
 
 
-def _add_tokens(writer: Any, shape: dict[str, Any], tokenizer: dict[str, Any]) -> None:
+def add_tokens(writer: Any, shape: dict[str, Any], tokenizer_of: Path) -> None:
+    """Add a folder's tokens, with names for the ids that it lacks, and its chat template."""
+    tokenizer = json.loads((tokenizer_of / "tokenizer.json").read_text())
     added = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     names = {index: name for name, index in tokenizer["model"]["vocab"].items()} | added
-    tokens = [names[index] for index in range(shape["vocab_size"])]
+    tokens = [names.get(index, f"more{index}") for index in range(shape["vocab_size"])]
     merges = tokenizer["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -287,6 +287,8 @@ def _add_tokens(writer: Any, shape: dict[str, Any], tokenizer: dict[str, Any]) -
     writer.add_bos_token_id(shape["bos_token_id"])
     writer.add_eos_token_id(shape["eos_token_id"])
     writer.add_add_bos_token(False)
+    if (template := tokenizer_of / "chat_template.jinja").exists():
+        writer.add_chat_template(template.read_text())
 
 
 def finish(writer: Any) -> None:

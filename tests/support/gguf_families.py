@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -49,6 +49,7 @@ class Layout:
     names: dict[str, str] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     rows: str = ""
+    tokens: Callable[[GGUFWriter], None] | None = None  # writes a vocabulary; None: that of `add_byte_level_vocabulary`
 
     def model(self) -> PreTrainedModel:
         """The model by transformers."""
@@ -371,7 +372,10 @@ def write_family(
     names = LLAMA | ({"input_layernorm": "attn_norm"} if arch == "falcon" else {}) | layout.names
 
     def fill(writer: GGUFWriter) -> None:
-        add_byte_level_vocabulary(writer, config.vocab_size)
+        if layout.tokens:
+            layout.tokens(writer)
+        else:
+            add_byte_level_vocabulary(writer, config.vocab_size)
         for name, tensor in {**model.state_dict(), **further}.items():
             base, _, kind = name.rpartition(".")
             layer = re.match(r"(?:model\.layers|backbone\.layers|transformer\.h|gpt_neox\.layers)\.(\d+)\.(.*)", base)
