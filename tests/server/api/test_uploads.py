@@ -120,9 +120,13 @@ def test_stored_files_and_batches_are_bounded(shared_server):
     with pytest.raises(openai.BadRequestError, match="256 characters, more than 255"):
         client.files.create(file=("n" * 256, b"x"), purpose="batch")
     for seconds in ("²", "9" * 5_000, "-3600", ""):
-        form = {"purpose": "batch", "expires_after[seconds]": seconds}
+        form = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": seconds}
         answer = httpx.post(f"{shared_server.url}/v1/files", data=form, files={"file": b"x"}, timeout=90)
         assert answer.status_code == 400 and "expires_after.seconds must be" in answer.json()["error"]["message"]
+    for half in ({"expires_after[anchor]": "created_at"}, {"expires_after[seconds]": "3600"}):
+        form = {"purpose": "batch", **half}
+        answer = httpx.post(f"{shared_server.url}/v1/files", data=form, files={"file": b"x"}, timeout=90)
+        assert answer.status_code == 400 and "both of anchor and seconds" in answer.json()["error"]["message"]
     assert shared_server.get("/v1/files?limit=" + "9" * 5_000).status_code == 400
     source = client.files.create(file=LINE, purpose="batch")
     for metadata in ({"k" * 65: "v"}, {"k": "v" * 513}):

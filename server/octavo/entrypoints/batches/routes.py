@@ -26,6 +26,7 @@ from octavo.entrypoints.transport.responses import JSON
 _MAX_LISTED = 10_000
 _SHORTEST, _LONGEST = 3_600, LIFETIME * 4  # seconds that a file may be kept
 _MAX_KEY, _MAX_VALUE = 64, 512  # characters of metadata, as OpenAI's
+_ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
 FORM: dict[str, Any] = {
     "type": "object",
@@ -33,9 +34,10 @@ FORM: dict[str, Any] = {
     "properties": {
         "purpose": {"const": "batch"},
         "file": {"type": "string", "format": "binary"},
-        "expires_after[anchor]": {"const": "created_at"},
-        "expires_after[seconds]": {"type": "integer", "minimum": _SHORTEST, "maximum": _LONGEST},
+        _ANCHOR: {"const": "created_at"},
+        _SECONDS: {"type": "integer", "minimum": _SHORTEST, "maximum": _LONGEST},
     },
+    "dependentRequired": {_ANCHOR: [_SECONDS], _SECONDS: [_ANCHOR]},
 }
 
 _PAGE: dict[str, Any] = {
@@ -101,9 +103,11 @@ def _text(form: dict[str, Part], name: str, default: str) -> str:
 
 def _lifetime(form: dict[str, Part]) -> int:
     """Seconds that a file is kept. Raises APIError."""
-    if _text(form, "expires_after[anchor]", "created_at") != "created_at":
+    if (_ANCHOR in form) != (_SECONDS in form):
+        raise bad_request("expires_after needs both of anchor and seconds", "expires_after")
+    if _text(form, _ANCHOR, "created_at") != "created_at":
         raise bad_request("expires_after.anchor must be created_at", "expires_after.anchor")
-    text = _text(form, "expires_after[seconds]", str(LIFETIME))
+    text = _text(form, _SECONDS, str(LIFETIME))
     if not (text.isdecimal() and text.isascii()) or not _SHORTEST <= int(text) <= _LONGEST:
         raise bad_request(f"expires_after.seconds must be {_SHORTEST} to {_LONGEST}, got {text[:20]}", "expires_after")
     return int(text)
