@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_kernels.cpu.library import get_library, threads_for
+from octavo_kernels.quant import BLOCK
 
-PART = 32  # logits of which a head tells the largest: csrc/quant.h, BLOCK
 # csrc/drawing_ops.h: struct draw_request
 REQUEST = np.dtype(
     [(name, np.float64) for name in ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")]
@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
 
 class Best(NamedTuple):
     """The best of R rows of V logits: the lowest index int64 [R] of a largest one and that one float32 [R], as
-    `argmax` has them, and the largest of each `PART` float32 [R, ceil(V / PART)] (undefined in a row with a NaN)."""
+    `argmax` has them, and the largest of each `BLOCK` float32 [R, ceil(V / BLOCK)] (undefined in a row with a NaN)."""
 
     token_ids: Tensor
     values: Tensor
@@ -115,7 +115,7 @@ class Drawing:
             logits.stride(0),
             0 if pool is None else pool[0].shape[1],
             columns,
-            PART,
+            BLOCK,
         )
 
     def read(self) -> Drawn:

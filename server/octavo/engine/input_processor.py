@@ -175,7 +175,7 @@ class InputProcessor:
         if pooling.left_out >= len(ids):
             raise ValueError(
                 f"prompt has {len(ids)} tokens, and {pooling.left_out} of the prompt of the model's files are left out "
-                "of pooling; send more text, or raise truncate_prompt_tokens"
+                "of pooling; send more text, or allow more tokens"
             )
         return EngineCoreRequest(
             request_id=request_id,

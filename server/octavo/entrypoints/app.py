@@ -95,6 +95,6 @@ def _middleware(state: ServerState, api_keys: Sequence[str], root_path: str) -> 
         allow_methods=args.allowed_methods,
         allow_headers=args.allowed_headers,
         allow_credentials=args.allow_credentials,
-        expose_headers=["x-request-id", "request-id"],
+        expose_headers=["x-request-id", "request-id", "metadata"],
     )
     return [cors, inner]  # a preflight request has no key

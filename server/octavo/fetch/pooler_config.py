@@ -59,9 +59,8 @@ def load_pooler_config(files: ModelFiles, hf_config: dict[str, Any]) -> PoolerCo
         lacks = _without_dense(files, "modules.json") if architecture == _EMBEDDING_GEMMA else None
         return PoolerConfig(tasks=tasks, pooling=pooling, dimensions=dimensions, lacks=lacks)
     found = _modules(files, modules)
-    if architecture == _EMBEDDING_GEMMA and len(found["dense"]) < 2 and "lacks" not in found:
-        layers = "dense_2 or dense_3" if files.format == "gguf" else "one of the two modules Dense"
-        found["lacks"] = _without_dense(files, layers)
+    if architecture == _EMBEDDING_GEMMA and files.format == "gguf" and len(found["dense"]) < 2 and "lacks" not in found:
+        found["lacks"] = _without_dense(files, "dense_2 or dense_3")
     if "lacks" in found:
         found["dense"] = ()
     return PoolerConfig(tasks=tasks, dimensions=dimensions, **found)

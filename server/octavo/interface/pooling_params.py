@@ -47,7 +47,11 @@ def embedding_pooling(config: PoolerConfig, params: PoolingParams, hidden_size: 
     pooling, asked = params.pooling or config.pooling, params.dimensions
     if pooling != config.pooling and pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, got {pooling!r}")
-    if config.dense and (made := hidden_size * len(parts_of(pooling))) != config.dense[0].inputs:
+    if (
+        pooling != config.pooling
+        and config.dense
+        and (made := hidden_size * len(parts_of(pooling))) != config.dense[0].inputs
+    ):
         raise ValueError(
             f"pooling must be left out: {pooling} gives {made} numbers, and the model's layers behind it take "
             f"{config.dense[0].inputs} (of {config.pooling})"

@@ -75,6 +75,8 @@ def test_floats_are_rounded_as_torch_does(vector):
         swapped = b"".join(wanted[i : i + size][::-1] for i in range(0, len(wanted), size))
         assert {packed(vector, name, "little"), packed(vector, name, "big")} == {wanted, swapped}
     assert packed([1.0], "float16", "big") == b"\x3c\x00"
+    assert packed([1.5, -2.0], "float32", "big") == struct.pack(">2f", 1.5, -2.0)
+    assert packed([1.0], "bfloat16", "little") == b"\x80\x3f"
 
 
 @pytest.mark.parametrize("order", [None, "big"])
@@ -97,6 +99,17 @@ def test_vectors_in_bytes_are_the_same(client, shared_server, dtype, order):
     written = shared_server.post("/v1/embeddings", {**asked, "encoding_format": "base64"}).json()
     assert [base64.b64decode(item["embedding"]) for item in written["data"]] == parts
     assert written["usage"] == found["usage"]
+
+
+def test_a_header_has_room_for_the_places_of_so_many_texts(shared_server):
+    for count, status in ((256, 200), (257, 400)):
+        answer = shared_server.post("/v1/embeddings", {"input": ["x"] * count, "encoding_format": "bytes"})
+        assert answer.status_code == status
+        assert len(answer.headers.get("metadata", "")) < 40_000
+    assert "at most 256 texts" in answer.json()["error"]["message"]
+    assert (
+        shared_server.post("/v1/embeddings", {"input": ["x"] * 257, "encoding_format": "bytes_only"}).status_code == 200
+    )
 
 
 def test_a_batch_cannot_hold_bytes():

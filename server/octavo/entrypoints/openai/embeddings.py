@@ -49,6 +49,7 @@ from octavo.interface.pooling_params import PoolingParams, prompt_before
 
 InputType = Literal["query", "search_query", "document", "passage", "search_document", "classification", "clustering"]
 _BYTES = "application/octet-stream"
+MAX_IN_HEADER = 256  # vectors: 110 bytes each, and proxies take some 60 KB
 _CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
 
 
@@ -116,7 +117,7 @@ class Embedding(Struct):
     """One text's vector."""
 
     index: int
-    embedding: list[float] | str  # base64: little-endian float32
+    embedding: list[float] | str  # base64: of the bytes that embed_dtype and endianness say
     object: str = "embedding"
 
 
@@ -163,7 +164,15 @@ async def _prepare_conversation(
 
 
 async def _prepare(checked: CheckedRequest[EmbeddingRequest]) -> Prepared[EmbeddingRequest]:
-    return Prepared(checked, await prepare_embeddings(checked.state, checked.body))
+    body = checked.body
+    requests = await prepare_embeddings(checked.state, body)
+    if body.encoding_format == "bytes" and len(requests) > MAX_IN_HEADER:
+        raise bad_request(
+            f"encoding_format bytes takes at most {MAX_IN_HEADER} texts, whose places are in a header, got "
+            f"{len(requests)}; send fewer, or ask for bytes_only",
+            "encoding_format",
+        )
+    return Prepared(checked, requests)
 
 
 async def _whole(prepared: Prepared[EmbeddingRequest], vectors: list[list[float]]) -> EmbeddingList | Response:

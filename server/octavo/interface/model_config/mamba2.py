@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from octavo.interface.config_checks import MAX_HEAD_SIZE, MAX_HEADS
 from octavo.interface.model_config.state_space import StateSpaceConfig
 
 
@@ -18,6 +19,7 @@ class Mamba2Config(StateSpaceConfig):
     )
     aliases: ClassVar[Mapping[str, str]] = {
         "layer_norm_epsilon": "rms_norm_eps",
+        "head_dim": "mamba_d_head",
         "state_size": "mamba_d_state",
         "num_heads": "mamba_n_heads",
         "n_groups": "mamba_n_groups",
@@ -40,8 +42,13 @@ class Mamba2Config(StateSpaceConfig):
     def in_common_words(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """See `TextConfig`."""
         found = super().in_common_words(config)
-        found["num_attention_heads"] = found.setdefault("mamba_n_heads", cls.num_attention_heads)
-        found["head_dim"] = found.setdefault("mamba_d_head", found.get("head_dim", cls.head_dim))
+        heads, size = (
+            found.setdefault("mamba_n_heads", cls.mamba_n_heads),
+            found.setdefault("mamba_d_head", cls.head_dim),
+        )
+        if type(heads) is type(size) is int and 0 < heads <= MAX_HEADS and 1 < size <= MAX_HEAD_SIZE:
+            # A wrong one is told by its own name.
+            found["num_attention_heads"], found["head_dim"] = heads, size
         return found
 
     def is_recurrent(self, layer: int) -> bool:
