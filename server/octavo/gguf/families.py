@@ -8,6 +8,7 @@ import numpy as np
 
 from octavo.errors import ModelError
 from octavo.gguf.header import GGUFFile
+from octavo.interface.config_checks import shown_value
 from octavo.interface.model_config import config_class
 from octavo.interface.model_config.experts import ExpertsConfig
 
@@ -329,10 +330,15 @@ def latent_fields(file: GGUFFile) -> dict[str, Any]:
 
 
 def layers_of(file: GGUFFile) -> Any:
-    """The number of layers, without those of multi-token prediction."""
+    """The number of layers, without those of multi-token prediction. Raises ModelError."""
     arch, metadata = file.architecture, file.metadata
     layers, further = metadata.get(f"{arch}.block_count"), metadata.get(f"{arch}.nextn_predict_layers", 0)
-    return layers - further if type(layers) is int and type(further) is int else layers
+    if type(further) is not int:
+        raise ModelError(
+            f"{file.path}: {arch}.nextn_predict_layers must be an integer, got {shown_value(further)}; the file is "
+            "damaged or converted wrongly"
+        )
+    return layers - further if type(layers) is int else layers
 
 
 def long_rope(file: GGUFFile) -> dict[str, Any] | None:

@@ -53,7 +53,7 @@ def stored_weights(config: ModelConfig, load_format: str = "auto") -> list[tuple
     cls = model_class(config.architecture)
     stored = iterate_weights(config.files)
     if isinstance(config.text, PredictionConfig):
-        stored = _prediction_layers(stored, config.text)
+        stored = _prediction_layers(stored, config, config.text)
     elif cls.leaves_out_mtp_layers:
         stored = (entry for entry in stored if _layer_of(entry[0]) < config.num_layers)
     weights = list(chain.from_iterable(cls.experts_apart(name, source, config) for name, source in stored))
@@ -74,10 +74,10 @@ def _with_table(
 
 
 def _prediction_layers(
-    stored: Iterable[tuple[str, WeightSource]], text: PredictionConfig
+    stored: Iterable[tuple[str, WeightSource]], config: ModelConfig, text: PredictionConfig
 ) -> Iterator[tuple[str, WeightSource]]:
     """The tensors of layers for multi-token prediction, as those of a model of these alone; embedding and heads, if it
-    has such, are the whole model's where the layers have no copies."""
+    has such, are the whole model's where the layers have no copies. Raises ModelError for a checkpoint without any."""
     own, shared = dict[str, WeightSource](), dict[str, WeightSource]()
     first, count = text.prediction_layer, text.num_hidden_layers
     heads = ["lm_head.", *(f"model.more_heads.{i}." for i in range(count - 1))]
@@ -91,6 +91,12 @@ def _prediction_layers(
             shared[name] = source
         elif name.startswith("lm_head."):
             shared |= {head + name.removeprefix("lm_head."): source for head in heads}
+    if not own and config.files.weights:
+        raise ModelError(
+            f"{config.model}: the configuration's {text.counted_by} says that there are layers for multi-token "
+            "prediction, and the checkpoint has no tensors of them, as some programs leave them out when they save; "
+            "give speculative_config another method than mtp, or none"
+        )
     yield from ({**shared, **own} if text.has_tables else own).items()
 
 

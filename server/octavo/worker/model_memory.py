@@ -32,7 +32,7 @@ def measure_built(config: EngineConfig, ranks: int, stage: Stage = Stage(), is_d
     found = model_memory(config, device, ranks, stage, is_described)
     if config.drafter is None:
         return found
-    return found.with_drafter(measure_built(config.drafter, ranks, is_described=is_described))
+    return found.with_drafter(measure_built(config.drafter, 1, is_described=is_described))  # each rank has all of it
 
 
 def model_memory(

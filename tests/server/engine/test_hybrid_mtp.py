@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 from support.draft_heads import check_head_on_cpu, not_adapting
 from support.gguf_families import LAYOUTS, write_family
 from support.hybrid_mtp import QwenOracle, qwen_with_mtp
@@ -22,6 +23,7 @@ from octavo import LLM, SamplingParams
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError, ModelError
 from octavo.interface.outputs import RequestOutput
+from octavo.worker.model_memory import measure_built
 from octavo.worker.model_runner import ModelRunner
 from octavo.worker.spec_decode.prediction_drafter import PredictionDrafter
 
@@ -39,6 +41,20 @@ def guessing(model: str, number: int, **changes: Any) -> LLM:
     """An engine that guesses so many tokens wherever there is room."""
     config = {"method": "mtp", "num_speculative_tokens": number}
     return not_adapting(engine(model, speculative_config=config, **changes))
+
+
+def guesses_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """What its drafter will have guessed, in order."""
+    drafter = llm.engine.executor.worker.runner.drafter  # type: ignore[attr-defined]
+    made, propose = list[list[int]](), drafter.propose
+
+    def kept(*args: Any) -> dict[str, list[int]]:
+        drafts: dict[str, list[int]] = propose(*args)
+        made.extend(drafts.values())
+        return drafts
+
+    monkeypatch.setattr(drafter, "propose", kept)
+    return made
 
 
 class Replaced:
@@ -137,7 +153,9 @@ WIDE = {
 
 @pytest.mark.parametrize("plain", [False, True], ids=["codes", "plain"])
 @pytest.mark.parametrize("name", ["W4A16", "fp8"])
-def test_the_layer_of_a_quantized_checkpoint_guesses_as_its_values_do(name: str, plain: bool, tmp_path: Path) -> None:
+def test_the_layer_of_a_quantized_checkpoint_guesses_as_its_values_do(
+    name: str, plain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As codes or, as releases have it, left in 16 bits beside a quantized model."""
     qwen_with_mtp("qwen3.5-moe", tmp_path, **WIDE)
     if name == "fp8":
@@ -153,9 +171,9 @@ def test_the_layer_of_a_quantized_checkpoint_guesses_as_its_values_do(name: str,
     some, seen = prompts(37, 21, 90), []
     for path in (folder, folder / "values"):
         llm = guessing(str(path), 2, quantization="none")
-        found, counted = run(llm, some), llm.totals.spec_decode
-        seen.append((found, counted.num_draft_tokens, counted.num_accepted_tokens))
-    assert seen[0] == seen[1] and seen[0][1] > 0
+        guessed = guesses_of(llm, monkeypatch)
+        seen.append((run(llm, some), guessed))
+    assert seen[0] == seen[1] and any(seen[0][1])
     packed = guessing(str(folder), 2)  # as it is served by default
     assert run(packed, some) == run(engine(str(folder)), some)
     assert packed.totals.spec_decode.num_draft_tokens > 0
@@ -180,7 +198,7 @@ def test_a_gguf_file_without_the_layer_is_refused(tmp_path: Path) -> None:
     layout, path = LAYOUTS["qwen35"], tmp_path / "m.gguf"
     write_family(path, layout.model(), layout)
     args = EngineArgs(model=str(path), skip_tokenizer_init=True, speculative_config={"method": "mtp"})
-    with pytest.raises(ConfigError, match=r"the header says that it has none"):
+    with pytest.raises(ConfigError, match=r"the header says that it has none \(nextn_predict_layers\)"):
         args.create_engine_config(progress=False)
 
 
@@ -197,3 +215,25 @@ def test_what_the_layer_cannot_be_is_refused_by_name(model: str, tmp_path: Path)
         with pytest.raises(error, match=named):
             args.create_engine_config(progress=False)
         engine(str(tmp_path))  # by itself the model is served
+
+
+def test_a_checkpoint_saved_without_the_layer_is_refused_before_it_is_loaded(model: str, tmp_path: Path) -> None:
+    """As transformers saves it: config.json still counts the layer."""
+    for file in Path(model).iterdir():
+        if file.suffix != ".safetensors" and file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(Path(model) / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
+    assert len(kept) < len(tensors)
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"mtp_num_hidden_layers .* no tensors of them.*another method than mtp"):
+        guessing(str(tmp_path), 1)
+    engine(str(tmp_path))  # by itself the model is served
+
+
+def test_a_plan_counts_the_layer_whole_on_each_rank(model: str) -> None:
+    config = EngineArgs(
+        model=model, skip_tokenizer_init=True, dtype="float32", speculative_config={"method": "mtp"}
+    ).create_engine_config(progress=False)
+    one, two = (measure_built(config, ranks).drafter for ranks in (1, 2))
+    assert one == two > 0

@@ -53,15 +53,16 @@ def prediction_layers(model: ModelConfig, num_tokens: int) -> ModelConfig:
     assert issubclass(kind, PredictionConfig)
     field, most, count = kind.counted_by, kind.most_layers, model.hf_config.get(kind.counted_by)
     is_gguf = model.files.format == "gguf"
+    stated = "nextn_predict_layers" if is_gguf else field  # by a header, or config.json
     if not count or (is_gguf and not kind.is_in_gguf):
         what = f"{'the header' if is_gguf else 'config.json'} says that it has none"
         what = what if kind.is_in_gguf or not is_gguf else "GGUF files are read without them"
         raise ConfigError(
-            f"speculative_config: method mtp needs layers for it in {model.model}, and {what} ({field}); {way_out}"
+            f"speculative_config: method mtp needs layers for it in {model.model}, and {what} ({stated}); {way_out}"
         )
     if type(count) is not int or not 0 < count <= most:
         demand = f"an integer from 1 to {most}" if most > 1 else "1"
-        raise ConfigError(f"speculative_config: {field} of {model.model} must be {demand}, got {count!r}; {way_out}")
+        raise ConfigError(f"speculative_config: {stated} of {model.model} must be {demand}, got {count!r}; {way_out}")
     own = {
         "architectures": [architecture],
         "prediction_layer": model.num_layers,
