@@ -1,4 +1,5 @@
-"""How much is drawn: once for `make test`, ten times as much for `make test-long` (the hypothesis profile `long`)."""
+"""How much is drawn: once for `make test`; for `make test-long` (the hypothesis profile `long`) ten times as much,
+until it is enough."""
 
 from __future__ import annotations
 
@@ -9,5 +10,8 @@ IS_LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 FACTOR = float(os.environ.get("OCTAVO_TEST_EXAMPLES_FACTOR", "10" if IS_LONG else "1"))
 
 
+_ENOUGH = 10_000
+
+
 def examples_of(number: int) -> int:
-    return max(1, round(number * FACTOR))
+    return max(1, min(round(number * FACTOR), max(number, _ENOUGH)))

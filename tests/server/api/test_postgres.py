@@ -6,6 +6,7 @@ import itertools
 import random
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -176,26 +177,52 @@ def test_a_replica_takes_over_what_another_one_has_left(serve, new_database, how
     assert done.status in ("completed", "incomplete") and len(done.output_text) > 800
 
 
-def test_answers_are_given_while_the_database_is_away(serve, database, new_database) -> None:
-    """It ends the connections, and takes no new ones for a while."""
-    url = new_database()
-    server = serve(url)
-    client = server.client()
-    first = client.responses.create(**ASKED)
+@contextmanager
+def away(database: Any, url: str) -> Iterator[None]:
+    """The database ends its connections, and takes no new ones for a while."""
     from octavo.entrypoints.storage.postgres import PostgresDatabase
 
     name = urlsplit(url).path.removeprefix("/")
     admin = PostgresDatabase(database.get_uri())
     admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
     admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = ?", (name,))
-    answer = client.responses.create(**ASKED)
-    assert answer.output_text == first.output_text and answer.store is False
-    refused = server.post("/v1/responses", {**ASKED, "previous_response_id": first.id})
-    assert refused.status_code == 503 and refused.json()["error"]["code"] == "store_unavailable"
-    admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-    time.sleep(1.1)
+    try:
+        yield
+    finally:
+        admin.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        admin.close()
+    time.sleep(1.1)  # until it is asked again
+
+
+def test_answers_are_given_while_the_database_is_away(serve, database, new_database) -> None:
+    url = new_database()
+    server = serve(url)
+    client = server.client()
+    first = client.responses.create(**ASKED)
+    with away(database, url):
+        answer = client.responses.create(**ASKED)
+        assert answer.output_text == first.output_text and answer.store is False
+        refused = server.post("/v1/responses", {**ASKED, "previous_response_id": first.id})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "store_unavailable"
     second = client.responses.create(**ASKED, previous_response_id=first.id)
     assert second.store and client.responses.retrieve(second.id) == second
+
+
+def test_an_answer_is_whole_though_the_database_goes_away_in_it(serve, database, new_database) -> None:
+    url = new_database()
+    client = serve(url).client()
+    stream = client.responses.create(**LONG, stream=True)
+    next(event for event in stream if event.type == "response.output_text.delta")
+    with away(database, url):
+        *_, last = stream
+    assert last.type in ("response.completed", "response.incomplete") and last.response.store is False
+    made = client.responses.create(**LONG, background=True)
+    with away(database, url):
+        time.sleep(3)  # it may end meanwhile
+    events = [*client.responses.retrieve(made.id, stream=True)]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    done = client.responses.retrieve(made.id)
+    assert done.status in ("completed", "incomplete") and done.output_text == last.response.output_text
 
 
 def test_what_does_not_work_is_refused_without_its_password() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import httpx
 import pytest
 from openai.types import CompletionUsage
 from openai.types.responses import Response
@@ -78,6 +79,24 @@ def test_a_prefix_is_found_after_ten_times_the_cache_and_usage_counts_it(server)
     again = message(server, [*system[:2], text("later")], [text("go on")])
     assert again["cache_read_input_tokens"] >= first["cache_creation_input_tokens"]
     assert again["cache_creation"] == {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
+
+
+def test_a_tenant_who_wants_most_makes_room_for_others(server):
+    one, other = ({"x-octavo-tenant": name, "x-octavo-tenant-id": f"{name}'s secret"} for name in ("one", "other"))
+
+    def ask(name: str, headers: dict[str, str]) -> int:
+        body = {"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": words(name, 40)}]}
+        asked = {**body, "prompt_cache_retention": "24h"}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, headers=headers, timeout=60)
+        return int(answer.raise_for_status().json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert ask("mine", one) == 0
+    for number in range(12):  # more than may be kept of all
+        ask(f"theirs{number}", other)
+    flood(server)
+    assert ask("mine", one) > 100
+    assert ask("theirs0", other) < 16, "what was not used for the longest time"
+    assert ask("mine", other) < 16, "another tenant's"
 
 
 def test_who_wants_nothing_finds_nothing(server):

@@ -61,6 +61,21 @@ def test_thoughts_end_within_their_budget_and_the_answer_follows(folder: Path, w
         assert output.outputs[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_an_answer_in_a_form_follows_in_each_way(folder: Path, way: dict[str, Any]) -> None:
+    llm = LLM(str(folder), kv_cache_memory_bytes=64 << 20, reasoning_budget_message=" Enough.", **way)
+    form, budgets = StructuredOutputsParams(choice=["yes", "no"]), [0, 1, 3, 8]
+    params = [
+        SamplingParams(temperature=0, max_tokens=60, structured_outputs=form, thinking_token_budget=budget)
+        for budget in budgets
+    ]
+    outputs = llm.chat([[{"role": "user", "content": CUE}] for _ in budgets], params, use_tqdm=False)
+    for budget, output in zip(budgets, outputs, strict=True):
+        answer = output.outputs[0]
+        assert answer.message["content"] in ("yes", "no") and answer.finish_reason == "stop", budget
+        assert answer.message["reasoning"].endswith("Enough.")
+
+
 def test_a_grammar_goes_on_behind_the_thoughts(folder: Path) -> None:
     llm = LLM(str(folder), kv_cache_memory_bytes=64 << 20)
     form = StructuredOutputsParams(choice=["yes", "no"])
