@@ -12,7 +12,7 @@ POOLINGS = ("mean", "last", "cls", "max", "weightedmean", "mean_sqrt_len")
 
 
 def parts_of(pooling: str) -> list[str]:
-    """Of POOLINGS those in ``pooling``, whose vectors are put one behind the other: "cls+mean"."""
+    """The ones of POOLINGS in ``pooling``, whose vectors are put one behind the other: "cls+mean"."""
     return pooling.split("+")
 
 

@@ -141,7 +141,7 @@ def divisor(kind: str, lengths: Tensor, left_out: int) -> Tensor:
 
 
 class _Chunks:
-    """What is kept of a prompt's chunks: a float64 vector ``[H]`` for each kind of its pooling."""
+    """The state that is kept of a prompt's chunks: a float64 vector ``[H]`` for each kind of its pooling."""
 
     def __init__(self, pooling: Pooling) -> None:
         self.pooling = pooling
@@ -168,7 +168,7 @@ class _Chunks:
 
 
 def _added(kind: str, held: Tensor | None, rows: Tensor, begin: int) -> Tensor:
-    """What one ``kind`` keeps after ``rows``, the first of which is at ``begin`` in its sequence."""
+    """The vector that one ``kind`` keeps after ``rows``, the first of which is at ``begin`` in its sequence."""
     if kind == "last":
         return rows[-1].clone()
     if kind == "cls":

@@ -208,7 +208,7 @@ def _in_bytes(prepared: Prepared[EmbeddingRequest], parts: list[bytes], how: tup
 
 
 class PackedVector(Struct):
-    """Where a vector is in an answer of bytes: from ``start`` to before ``end``."""
+    """The place of a vector in an answer of bytes: from ``start`` to before ``end``."""
 
     index: int
     embed_dtype: str
