@@ -283,6 +283,15 @@ def test_one_demanded_call_ends_the_answer():
     assert matcher.is_accepting() and not matcher.consume_token(ord("<"))
 
 
+@pytest.mark.parametrize("parser", ["qwen3_xml", "glm45", "minimax_m2", "gemma4"])
+def test_required_arguments_whose_names_cannot_be_written_are_refused(parser):
+    named = {"type": "object", "properties": {"a>": {"type": "string"}}}
+    needs = {"name": "f", "parameters": named | {"required": ["a>"]}}
+    with pytest.raises(FieldError, match="arguments with names of letters .*'a>'"):
+        grammar(parser, None, [needs])
+    assert "a>" not in grammar(parser, None, [{"name": "f", "parameters": named}])
+
+
 def test_tools_that_python_cannot_call_are_refused():
     with pytest.raises(FieldError, match="rename"):
         grammar("pythonic", None, [{"name": "get-weather"}])
