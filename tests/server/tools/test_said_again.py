@@ -25,6 +25,7 @@ LOOK = {
             "place": {"enum": ["Paris", "Zürich", 'the "Hague"']},
             "count": {"type": "integer"},
             "names": {"type": "array", "items": {"enum": ["a", "b"]}},
+            "deep": {"type": "boolean"},
         },
         "required": ["place"],
     },
