@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -210,10 +212,13 @@ def test_answers_are_given_while_the_database_is_away(serve, database, new_datab
 
 def test_an_answer_is_whole_though_the_database_goes_away_in_it(serve, database, new_database) -> None:
     url = new_database()
-    client = serve(url).client()
+    server = serve(url)
+    client = server.client()
     stream = client.responses.create(**LONG, stream=True)
     next(event for event in stream if event.type == "response.output_text.delta")
+    os.kill(server.core_pid, signal.SIGSTOP)  # or the answer might end before
     with away(database, url):
+        os.kill(server.core_pid, signal.SIGCONT)
         *_, last = stream
     assert last.type in ("response.completed", "response.incomplete") and last.response.store is False
     made = client.responses.create(**LONG, background=True)

@@ -42,10 +42,8 @@ class Mamba2Config(StateSpaceConfig):
     def in_common_words(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """See `TextConfig`."""
         found = super().in_common_words(config)
-        heads, size = (
-            found.setdefault("mamba_n_heads", cls.mamba_n_heads),
-            found.setdefault("mamba_d_head", cls.head_dim),
-        )
+        heads = found.setdefault("mamba_n_heads", cls.mamba_n_heads)
+        size = found.setdefault("mamba_d_head", cls.mamba_d_head)
         if type(heads) is type(size) is int and 0 < heads <= MAX_HEADS and 1 < size <= MAX_HEAD_SIZE:
             # A wrong one is told by its own name.
             found["num_attention_heads"], found["head_dim"] = heads, size
