@@ -54,9 +54,30 @@ OWN = [tool(name, "path", "text") for name in ("Ask", "Bash", "Edit", "Glob", "G
 CLOCK = tool("Clock", "zone", hint="zone of the clock on the wall", deferred=True)
 NOTES = tool("Notes", "title", "body", hint="title of the note as it was", deferred=True)
 SPARE = tool("Spare", "part", deferred=True)
+LAMP = {**tool("Lamp", "state", deferred=True), "defer_loading": False}
 FOUND = {"clock": CLOCK, "notes": NOTES}
 SYSTEM = "You help with code in a folder. " + PROSE * 20
+CLOSING = "\n</system-reminder>"  # of what is told between messages
 ENVIRONMENT = "Folder: /src. Today the user wants the failing test of the parser mended"
+PLUGGED = "A server of tools was connected, and one was taken away from here"
+HASTE = "Only for the turn that comes now: make it short, nobody has time"
+# Beside such a text: tools that come and go, and how long it is told.
+BESIDE: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    PLUGGED: (
+        [
+            {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": LAMP}},
+            {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "Glob"}},
+        ],
+        {},
+    ),
+    HASTE: (
+        [{"type": "tool_addition", "tool": {"type": "tool_reference", "name": "Spare"}}],
+        {"clear_at": "next_user_message", "output_config": {"effort": "low"}},
+    ),
+}
+EPHEMERAL = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+USER_ID = json.dumps({"device_id": "b4", "account_uuid": "", "session_id": "fe"})
+BETAS = ("claude-code-20250219", "context-management-2025-06-27", "mid-conversation-tool-changes-2026-07-01")
 
 
 def call(name: str, **values: str) -> str:
@@ -64,9 +85,21 @@ def call(name: str, **values: str) -> str:
     return f"<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>"
 
 
+# Many calls before the last search: each reads another file.
+NAMES = [f"{first}{second}" for first in ("north", "south", "east", "west", "up") for second in "abcdef"]
+Turn = tuple[str, str, str, list[tuple[str, dict[str, str]]]]
+
+
+def read(name: str) -> str:
+    return f"{name} is read to its last line {name}"
+
+
+READS: list[Turn] = [
+    (read(before), f"Next is {name}.", "", [("Read", {"path": f"src/{name}.py"})]) for before, name in pairwise(NAMES)
+]
 # What ends the prompt of a turn, the thoughts and the text that answer it, and the calls.
-TURNS: list[tuple[str, str, str, list[tuple[str, dict[str, str]]]]] = [
-    (f"{ENVIRONMENT}\n</system-reminder>", "First I look.", "Let me look.", [("Bash", {"path": "ls -la"})]),
+TURNS: list[Turn] = [
+    (f"{ENVIRONMENT}{CLOSING}", "First I look.", "Let me look.", [("Bash", {"path": "ls -la"})]),
     ("src tests, that is all of the folder", "Two folders, é.", "Two of them.", [("Read", {"path": "src/a.py"})]),
     ("return 1, the end of the first file", "I need a clock.", "I search.", [("ToolSearch", {"path": "clock"})]),
     ('zone of the clock on the wall"]}}\n</tools>', "Now I can ask it.", "It is there.", [("Clock", {"zone": "Z"})]),
@@ -74,23 +107,15 @@ TURNS: list[tuple[str, str, str, list[tuple[str, dict[str, str]]]]] = [
     ("edited one line of the first file", "Run it.", "I run it.", [("Bash", {"path": "t"}), ("Grep", {"path": "u"})]),
     ("one test of nine has failed again", "Not yet.", "Once more.", [("Edit", {"path": "b.py", "text": '<b> & "c"'})]),
     ("edited two lines of the other file", "And again.", "Again.", [("Bash", {"path": "pytest -q"})]),
-    ("all nine tests have passed this time", "Note it.", "A note.", [("ToolSearch", {"path": "notes"})]),
+    ("all nine tests have passed this time", "Next is the first.", "", [("Read", {"path": f"src/{NAMES[0]}.py"})]),
+    *READS,
+    (f"{PLUGGED}{CLOSING}", "A lamp!", "I light it.", [("Lamp", {"state": "on"})]),
+    (f"{HASTE}{CLOSING}", "Be quick.", "Quickly, then.", [("Spare", {"part": "é"})]),
+    ("the part of the lamp was changed as it was told", "Note it.", "A note.", [("ToolSearch", {"path": "notes"})]),
     ('title of the note as it was"]}}\n</tools>', "Write it.", "So.", [("Notes", {"title": "ok", "body": "日本\n語"})]),
     ("the note was written to the last page", "Done.", "The test passes again.", []),
     ("and what did the clock say, please tell", "It said noon.", "Noon, in zone Z.", []),
 ]
-# Many calls before the last search: each reads another file.
-NAMES = [f"{first}{second}" for first in ("north", "south", "east", "west", "up") for second in "abcdef"]
-READS = [
-    (f"{before} is read to its last line {before}", f"Next is {name}.", "", [("Read", {"path": f"src/{name}.py"})])
-    for before, name in pairwise(["first", *NAMES])
-]
-TURNS[8:8] = [
-    (TURNS[8][0], *READS[0][1:]),
-    *READS[1:],
-    (f"{NAMES[-1]} is read to its last line {NAMES[-1]}", *TURNS[8][1:]),
-]
-del TURNS[8 + len(READS) + 1]
 
 
 def spoken(thought: str, text: str, calls: list[tuple[str, dict[str, str]]]) -> str:
@@ -141,10 +166,13 @@ class Agent:
 
     def request(self, turn: int) -> dict[str, Any]:
         billing = f"x-anthropic-billing-header: cc_version=2.1.{turn}; cc_entrypoint=sdk-cli; cch={turn}a;"
+        told = [{"type": "text", "text": text, **EPHEMERAL} for text in ("You are an agent.", SYSTEM)]
+        *earlier, last = self.messages
+        *blocks, end = last["content"]
         return {
             "model": "reciting",
-            "system": [{"type": "text", "text": text} for text in (billing, "You are an agent.", SYSTEM)],
-            "messages": self.messages,
+            "system": [{"type": "text", "text": billing}, *told],
+            "messages": [*earlier, {**last, "content": [*blocks, {**end, **EPHEMERAL}]}],
             "tools": self.tools,
             "thinking": {"type": "adaptive", "display": "omitted"},
         }
@@ -153,6 +181,9 @@ class Agent:
         with self.client.beta.messages.stream(
             **self.request(turn),
             max_tokens=32_000,
+            metadata={"user_id": USER_ID},
+            betas=BETAS,
+            extra_headers={"x-claude-code-session-id": "fe", "x-app": "cli"},
             extra_body={
                 "output_config": {"effort": "high"},
                 "temperature": 0,
@@ -162,7 +193,14 @@ class Agent:
             return stream.get_final_message()
 
     def go_on(self, answer: Any, ending: str) -> None:
-        """Send the answer back as it came, and results, of which the last ends with the next turn's cue."""
+        """Send the answer back as it came, and results, of which the last ends with the next turn's cue; or the cue is
+        told behind them."""
+        told = ending.removesuffix(CLOSING)
+        if told != ending:
+            blocks, how = BESIDE[told]
+            self.go_on(answer, "so it is")
+            self.messages.append({"role": "system", "content": [*blocks, {"type": "text", "text": told}], **how})
+            return
         blocks = [block.to_dict() for block in answer.content]
         self.messages.append({"role": "assistant", "content": blocks})
         calls = [block for block in blocks if block["type"] == "tool_use"]
@@ -200,13 +238,19 @@ def test_a_conversation_stays_in_the_cache_also_behind_a_search_for_tools(server
     agent = Agent(server)
     usages = run(agent)
     assert sum(len(calls) for *_, calls in TURNS) >= 40
-    for before, used in pairwise(usages):
-        prompt = used.cache_read_input_tokens + used.input_tokens
-        assert used.cache_read_input_tokens / prompt >= 0.97
-        known = before.cache_read_input_tokens + before.input_tokens + before.output_tokens
+    for (before, used), (cue, *_) in zip(pairwise(usages), TURNS, strict=False):
+        assert used.cache_read_input_tokens / prompt_of(used) >= 0.97
+        assert used.cache_creation_input_tokens > used.input_tokens, "the last block is to be kept"
+        known = prompt_of(before) + before.output_tokens
+        if BESIDE.get(cue.removesuffix(CLOSING), ([], {}))[1]:
+            known -= before.cache_creation_input_tokens + before.output_tokens  # its text is gone
         assert used.cache_read_input_tokens >= known - BLOCK, "all of the last turn, but for a block that was not full"
     sealed, plain = (agent.client.beta.messages.count_tokens(**asked).input_tokens for asked in both_ways(agent))
     assert sealed == plain, "thoughts of blocks without text are in the prompt"
+
+
+def prompt_of(usage: Any) -> int:
+    return usage.cache_read_input_tokens + usage.cache_creation_input_tokens + usage.input_tokens
 
 
 def both_ways(agent: Agent) -> list[dict[str, Any]]:
@@ -225,7 +269,7 @@ def test_deferred_tools_may_stand_at_the_top_and_replicas_open_each_others_seals
     other = Agent(start(*FLAGS, "--deferred-tools", "top", model=reciting))
     first, *_ = run(other, 3)
     behind = other.ask(3).usage
-    assert behind.cache_read_input_tokens < first.input_tokens / 2, "the list of tools is another"
+    assert behind.cache_read_input_tokens < prompt_of(first) / 2, "the list of tools is another"
     other.messages, other.tools = agent.messages, agent.tools
     sealed, plain = (other.client.beta.messages.count_tokens(**asked).input_tokens for asked in both_ways(other))
     assert sealed == plain
