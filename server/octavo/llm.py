@@ -98,6 +98,7 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
             strict_json_schema=options.strict_json_schema,
             tool_strict_level=options.tool_strict_level,
             reasoning_parser=options.reasoning_parser,
+            preserve_reasoning=options.preserve_reasoning,
             reasoning_budget_message=options.reasoning_budget_message,
         )
         self._input = InputProcessor(self.config, self.tokenizer, options.max_logprobs, options.strict_json_schema)

@@ -170,6 +170,7 @@ FLAGS = (
     "--prefix-caching-hash-algo",
     "--prefix-retention-max",
     "--prefix-retention-share",
+    "--preserve-reasoning",
     "--pt-load-map-location",
     "--quantization",
     "--reasoning-budget-message",

@@ -60,6 +60,9 @@ class Conversation:
     budget: int | None = None  # tokens that the model may think; None: no limit
     budget_field: str = "thinking_token_budget"  # that asks for it
     budget_is_hint: bool = False  # clients send it to every model: where nothing can hold it, there is no limit
+    keeps_thoughts: bool | None = (
+        None  # the client wants thoughts of earlier turns in the prompt, or not; None: as above
+    )
     listed: list[dict[str, Any]] | None = None  # the tools that the prompt lists; None: all. Messages tell of others
     fields: FieldNames = FieldNames()
     keep: Keep | None = None  # what of the prompt the client wants found again

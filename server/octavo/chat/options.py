@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STRICT_LEVELS = ("auto", "function", "parameter")
+PRESERVE = ("auto", "always", "never")
 AUTO, NONE = "auto", "none"  # values of flags: as the chat template shows; not at all
 
 
@@ -23,6 +24,9 @@ class ChatOptions:
     strict_json_schema: bool = True
     tool_strict_level: str = "auto"  # calls that a grammar holds where the model is free to call, see STRICT_LEVELS
     reasoning_budget_message: str = ""  # that the model reads where the budget of its thoughts is used up
+    preserve_reasoning: str = (
+        AUTO  # thoughts of earlier turns in prompts, of PRESERVE; auto: unless a request drops them
+    )
     reasoning_parser: str | None = None  # None, "auto": the tags that the chat template shows; "none": no thoughts
 
     @property

@@ -12,6 +12,7 @@ from octavo.chat.answer import AnswerParser, CountCalls, Reading, message_of
 from octavo.chat.boundaries import beginnings, positions
 from octavo.chat.breakpoints import cuts
 from octavo.chat.budgets import budget_of, closing_in, closing_of, make_budget
+from octavo.chat.earlier_thoughts import earlier_thoughts_of
 from octavo.chat.messages import Conversation, images_of
 from octavo.chat.options import NONE, ChatOptions
 from octavo.chat.reasoning import ReasoningParser
@@ -323,7 +324,9 @@ def _text(
     harmony, effort = speaks_harmony(options, template), conversation.reasoning_effort
     effort = nearest_effort(effort) if harmony and effort is not None else effort
     implied, wished = thoughts.switches.variables(conversation.thinking, effort)
-    variables = {**implied, **options.default_chat_template_kwargs, **wished, **given}
+    earlier = earlier_thoughts_of(template, options.reasoning_parser)
+    kept = earlier.variables(options.preserve_reasoning, conversation.keeps_thoughts)
+    variables = {**kept, **implied, **options.default_chat_template_kwargs, **wished, **given}
     messages, tools = _with_tools(conversation, options, template)
     messages = harmony_messages(messages) if harmony else for_template(messages, template)
 

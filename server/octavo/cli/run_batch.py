@@ -38,6 +38,7 @@ _SERVER_FLAGS = (
     "strict_json_schema",
     "tool_strict_level",
     "reasoning_parser",
+    "preserve_reasoning",
     "decisions_min_mass",
     "decisions_calibration",
     "embedding_pooling",

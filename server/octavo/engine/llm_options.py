@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from octavo.chat.options import STRICT_LEVELS
+from octavo.chat.options import AUTO, PRESERVE, STRICT_LEVELS
 from octavo.chat.thought_tags import REASONING_PARSERS
 from octavo.chat.tools.formats.table import TOOL_CALL_PARSERS
 from octavo.engine import vllm_arguments
@@ -28,6 +28,7 @@ class LLMOptions:
     default_chat_template_kwargs: dict[str, Any] | None = None
     tool_call_parser: str | None = None  # None: the format that the chat template shows
     reasoning_parser: str | None = None  # None: the tags that the chat template shows
+    preserve_reasoning: str = AUTO  # or "always", "never": whether thoughts of earlier turns stay in prompts
     decisions_calibration: str | None = None  # None: decisions.json of the model's folder
     reasoning_budget_message: str = ""  # that ends thoughts which have used up `thinking_token_budget`
     disable_log_stats: bool = True  # nothing is logged either way, and get_metrics always tells
@@ -41,6 +42,7 @@ class LLMOptions:
             ("tool_call_parser", TOOL_CALL_PARSERS),
             ("reasoning_parser", REASONING_PARSERS),
             ("tool_strict_level", STRICT_LEVELS),
+            ("preserve_reasoning", PRESERVE),
         ):
             if (given := getattr(self, name)) is not None and given not in known:
                 raise ConfigError(f"{name} must be one of {', '.join(known)}, got {given!r}")

@@ -55,6 +55,7 @@ class ServerArgs:
     tool_strict_level: str = "auto"  # see `octavo.chat.options.STRICT_LEVELS`
     strict_json_schema: bool = True  # a schema's objects have no other properties, unless it allows them
     reasoning_parser: str | None = None  # None: the tags that the chat template shows
+    preserve_reasoning: str = "auto"  # see `octavo.chat.options.PRESERVE`
     replay: bool = True  # answers stand in the prompts of later turns as they were spoken
     reasoning_budget_message: str = ""  # that ends thoughts which have used up a request's budget
     deferred_tools: str = "found"  # or "top": where the model is told of tools that a client defers

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
+from octavo.chat.earlier_thoughts import earlier_thoughts_of, warn_where_lost
 from octavo.chat.thoughts import thoughts_of
 from octavo.chat.tools.choice import format_of
 from octavo.chat.tools.harmony import speaks_harmony
@@ -156,6 +157,9 @@ def _find_chat_format(state: ServerState) -> None:
                 format_of(template, options.call_format)
             if not speaks_harmony(options, template):
                 thoughts_of(template, options.reasoning_parser)
+                earlier_thoughts_of(template, options.reasoning_parser)
+                if options.preserve_reasoning == "always":
+                    warn_where_lost(template, options.reasoning_parser)
 
 
 async def become_ready(engine: AsyncLLM, state: ServerState) -> None:

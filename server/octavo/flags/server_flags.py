@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import fields
 
-from octavo.chat.options import STRICT_LEVELS
+from octavo.chat.options import PRESERVE, STRICT_LEVELS
 from octavo.chat.thought_tags import REASONING_PARSERS
 from octavo.chat.tools.formats.table import TOOL_CALL_PARSERS
 from octavo.entrypoints.args import ServerArgs
@@ -70,6 +70,9 @@ SERVER_HELP = {
     "arguments of all tools",
     "reasoning_parser": "Format of the model's reasoning, which is returned as reasoning_content. none: it stays in "
     "the content (default: detected from the chat template)",
+    "preserve_reasoning": "Keep reasoning of earlier turns in the prompt where the template has a variable for it, so "
+    "that the cache keeps what came before a user's message. auto: unless a request drops it (clear_thinking of "
+    "/v1/messages); always, never: whatever that says. Variables of the chat template win",
     "replay": "Remember answers, so that the next turn's prompt has them as they were spoken and finds them in the "
     "cache",
     "reasoning_budget_message": "Text in front of the closing tag, where a request's budget of thoughts is used up",
@@ -113,6 +116,7 @@ CHOICES = {
     "tool_call_parser": TOOL_CALL_PARSERS,
     "reasoning_parser": REASONING_PARSERS,
     "tool_strict_level": STRICT_LEVELS,
+    "preserve_reasoning": PRESERVE,
     "deferred_tools": ("found", "top"),
     "embedding_pooling": POOLINGS,
 }

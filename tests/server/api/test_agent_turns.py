@@ -133,8 +133,6 @@ FLAGS = (
     "256MiB",
     "--max-model-len",
     "32768",
-    "--default-chat-template-kwargs",
-    '{"preserve_thinking": true}',
 )
 
 

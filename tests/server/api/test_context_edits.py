@@ -45,7 +45,10 @@ def at_least(kind: str, value: int) -> dict[str, Any]:
 
 
 TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{% set last = namespace(user=0) %}{% for m in messages if m.role == 'user' %}"
+    "{% set last.user = messages.index(m) %}{% endfor %}{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.reasoning_content and (preserve_thinking or loop.index0 > last.user) %}<think>{{ m.reasoning_content }}"
+    "</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}"
     "({{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -133,6 +136,54 @@ def test_a_conversation_that_is_too_long_fits_once_it_is_cleared(client):
     assert answer.context_management is not None
     (applied,) = answer.context_management.applied_edits
     assert applied.cleared_tool_uses == 27 and applied.cleared_input_tokens > 500
+
+
+def thinks(thought: str, text: str = "So.") -> dict[str, Any]:
+    blocks = [{"type": "thinking", "thinking": thought, "signature": ""}, {"type": "text", "text": text}]
+    return {"role": "assistant", "content": blocks}
+
+
+THOUGHTFUL = [
+    {"role": "user", "content": "One?"},
+    thinks("fox " * 50),
+    {"role": "user", "content": "Two?"},
+    thinks("fox " * 30),
+    {"role": "user", "content": "Mend all that fails."},
+]
+
+
+def think_edit(keep: Any) -> dict[str, Any]:
+    return {"edits": [{"type": "clear_thinking_20251015", **({} if keep is None else {"keep": keep})}]}
+
+
+def test_earlier_thoughts_go_where_a_request_wants_it(client):
+    def ask(keep: Any, **more: Any) -> BetaMessage:
+        management = {"context_management": think_edit(keep), **more}
+        return client.beta.messages.create(model="tiny", max_tokens=2, messages=THOUGHTFUL, **management)
+
+    plain = client.beta.messages.create(model="tiny", max_tokens=2, messages=THOUGHTFUL)
+    for keep in ("all", {"type": "all"}, {"type": "thinking_turns", "value": 2}):
+        answer = ask(keep)
+        assert prompt_of(answer) == prompt_of(plain), "they stay by default"
+        assert not (answer.context_management and answer.context_management.applied_edits)
+    for keep in (None, {"type": "thinking_turns", "value": 1}):
+        answer = ask(keep)
+        (applied,) = answer.context_management.applied_edits
+        assert (applied.type, applied.cleared_thinking_turns) == ("clear_thinking_20251015", 2)
+        assert applied.cleared_input_tokens == prompt_of(plain) - prompt_of(answer) > 80
+    count = client.beta.messages.count_tokens(model="tiny", messages=THOUGHTFUL, context_management=think_edit(None))
+    assert count.input_tokens == prompt_of(answer)
+    assert count.context_management.original_input_tokens == prompt_of(plain)
+    many = think_edit(None)["edits"] + edit(trigger=at_least("tool_uses", 0))["edits"]
+    both = ask(None, context_management={"edits": many})
+    assert both.context_management.applied_edits == answer.context_management.applied_edits
+
+
+@pytest.mark.parametrize("keep", ["some", {"type": "turns"}, {"type": "thinking_turns", "value": 0}, 3], ids=str)
+def test_other_words_for_kept_thoughts_are_refused(server, keep):
+    body = {"model": "tiny", "max_tokens": 2, "messages": THOUGHTFUL, "context_management": think_edit(keep)}
+    answer = server.post("/v1/messages", body)
+    assert answer.status_code == 400 and "context_management.edits.0" in answer.json()["error"]["message"]
 
 
 MESSAGES = TypeAdapter(list[InputMessage])

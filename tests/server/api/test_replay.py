@@ -38,8 +38,6 @@ FLAGS = (
     "looping",
     "--kv-cache-memory-bytes",
     "128MiB",
-    "--default-chat-template-kwargs",
-    '{"preserve_thinking": true}',
 )
 
 

@@ -48,7 +48,9 @@ def requests(**kwargs: bool) -> list[Asked]:
             for agent, history in enumerate(histories):
                 conversation = Conversation([*history], [TOOL], chat_template_kwargs=kwargs)
                 encode = tokenizer().encode
-                found = render(conversation, ChatOptions(), tokenizer(), encode, str).with_boundaries()
+                found = render(
+                    conversation, ChatOptions(preserve_reasoning="never"), tokenizer(), encode, str
+                ).with_boundaries()
                 thought, content, path = text(60), text(20), text(8)
                 thinks = kwargs.get("enable_thinking", True)
                 call = CALL.format(path=path)

@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -33,9 +33,14 @@ ITEMS = "{% for k, v in f.arguments.items() %}"
 VALUE = "{{ v if v is string else v | tojson }}"
 TELL = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
 GLM = (
-    "[gMASK]<sop>" + TELL + ROLES + "<|observation|><tool_response>{{ m.content }}</tool_response>"
-    "{% elif m.role == 'assistant' %}<|assistant|><think>{{ (m.reasoning_content or '') | trim }}</think>"
-    "{{ m.content | trim }}"
+    "[gMASK]<sop>{% set last = namespace(user=-1) %}{% for m in messages if m.role == 'user' %}"
+    "{% set last.user = messages.index(m) %}{% endfor %}"
+    + TELL
+    + ROLES
+    + "<|observation|><tool_response>{{ m.content }}</tool_response>"
+    "{% elif m.role == 'assistant' %}<|assistant|>"
+    "{% if (clear_thinking is defined and not clear_thinking) or loop.index0 > last.user %}"
+    "<think>{{ (m.reasoning_content or '') | trim }}{% endif %}</think>{{ m.content | trim }}"
     + CALLS
     + "<tool_call>{{ f.name }}"
     + ITEMS
@@ -121,7 +126,6 @@ class Family:
     say: Say
     special: tuple[str, ...]
     marks: tuple[str, ...] = ()
-    variables: dict[str, Any] = field(default_factory=dict)
     ends_turns: bool = True  # False: it calls a tool in every answer, once
 
     @cache  # noqa: B019 (there are five)
@@ -137,7 +141,6 @@ FAMILIES = {
         say_qwen,
         ("<|im_start|>", "<|im_end|>"),
         ("<think>", "</think>", "<tool_call>", "</tool_call>"),
-        {"preserve_thinking": True},
     ),
     "glm-4.7": Family(
         GLM, say_glm, ("<|user|>", "<|assistant|>", "<|observation|>", "<sop>"), ("<think>", "</think>", "<tool_call>")
@@ -168,7 +171,7 @@ class Talk:
         return " ".join(self.rng.choices(WORDS, k=self.rng.randint(1, most)))
 
     def render(self) -> Rendered:
-        conversation = Conversation(check_messages(self.messages), TOOLS, chat_template_kwargs=self.family.variables)
+        conversation = Conversation(check_messages(self.messages), TOOLS)
         encode = partial(self.tokenizer.encode, add_special_tokens=False)
         return render(conversation, ChatOptions(), self.tokenizer, encode, str, replay=self.replay)
 

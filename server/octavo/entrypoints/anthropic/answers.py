@@ -134,7 +134,7 @@ def message_of(prepared: PreparedMessage, output: RequestOutput, num_tokens: int
 def applied_edits(prepared: PreparedMessage) -> AppliedEdits | UnsetType:
     """Return what was cleared, for clients that asked for edits."""
     management = prepared.body.context_management
-    return UNSET if management is None or management.tool_edit is None else AppliedEdits(prepared.edits)
+    return UNSET if management is None or not management.clears else AppliedEdits(prepared.edits)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Edits of long conversations: old results of tools are cleared before the model reads them. Pure."""
+"""Edits of long conversations: old results of tools, and reasoning of earlier turns, are cleared before the model reads
+them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from octavo.entrypoints.anthropic.protocol import (
     ToolUseBlockParam,
     UserMessage,
 )
+from octavo.text.messages import REASONING
 
 CLEARED = "[This result was cleared to save room. Call the tool again if it is needed.]"
 TRIGGER, KEEP = 100_000, 3  # Anthropic's defaults: tokens of the prompt, and calls whose results stay
@@ -52,6 +54,25 @@ def clear_tool_uses(messages: Sequence[InputMessage], edit: ClearToolUses) -> Cl
     if edit.clear_tool_inputs:
         done = [_without_inputs(message, found, edit.clear_tool_inputs) for message in done]
     return Cleared(done, list(found.values()))
+
+
+def num_thinking_turns(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Count the turns of a checked conversation that have reasoning; each begins with a user's message."""
+    return sum(map(bool, _thoughts(messages)))
+
+
+def earlier_thoughts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the reasoning of each turn before the user's last message that has some."""
+    return [thoughts for thoughts in _thoughts(messages)[:-1] if thoughts]
+
+
+def _thoughts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    turns = [""]
+    for message in messages:
+        if message["role"] == "user":
+            turns.append("")
+        turns[-1] += next((message[name] for name in REASONING if message.get(name)), "")
+    return turns
 
 
 def _calls(messages: Sequence[InputMessage]) -> list[ToolUseBlockParam]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from octavo.chat.answer import AnswerParser
 from octavo.chat.breakpoints import Keep, Marked
@@ -21,6 +22,7 @@ from octavo.entrypoints.anthropic.messages import messages_of
 from octavo.entrypoints.anthropic.protocol import (
     AssistantMessage,
     ChoiceTool,
+    ClearThinking,
     CountTokensRequest,
     InputMessage,
     MessagesRequest,
@@ -46,8 +48,9 @@ class AppliedEdit(Struct):
     """The number of things that an edit of the conversation has cleared."""
 
     type: str
-    cleared_tool_uses: int
     cleared_input_tokens: int
+    cleared_tool_uses: int | UnsetType = UNSET
+    cleared_thinking_turns: int | UnsetType = UNSET
 
 
 @dataclass
@@ -80,7 +83,7 @@ async def prepare(checked: CheckedRequest[MessagesRequest]) -> PreparedMessage:
     state, body = checked.state, checked.body
     message_id = external_id(checked.http, "msg", between="_")
     conversation, edits = await _edited(checked)
-    conversation.keep = await _kept(checked, bool(edits))
+    conversation.keep = await _kept(checked, any(edit.cleared_tool_uses for edit in edits))
     adapter = current_adapter.get()
     model = state.model_name if adapter is None else adapter.name
     now = fingerprint_of(body, model) if body.diagnostics is not None else None
@@ -111,7 +114,34 @@ async def count_tokens(checked: CheckedRequest[CountTokensRequest]) -> tuple[int
 
 async def _edited(checked: CheckedRequest[Any]) -> tuple[Conversation, list[AppliedEdit]]:
     """The checked conversation, and what edits have cleared of it."""
-    state, body = checked.state, checked.body
+    conversation, edits = await _without_results(checked)
+    edit = _thoughts_edit(checked.body)
+    if edit is None or conversation.keeps_thoughts is not False:
+        return conversation, edits
+    gone = editing.earlier_thoughts(conversation.messages)
+    length, after = await _lengths(checked, replace(conversation, keeps_thoughts=True), conversation, gone)
+    told = [AppliedEdit(edit.type, length - after, cleared_thinking_turns=len(gone))] if length > after else []
+    return conversation, [*told, *edits]
+
+
+async def _lengths(
+    checked: CheckedRequest[Any], whole: Conversation, edited: Conversation, cleared: Sequence[str]
+) -> tuple[int, int]:
+    """The tokens of a conversation's prompt, and those without ``cleared`` texts. Raises ValueError."""
+    state, find_constraint = checked.state, partial(constraint_of, checked.body)
+    after = len(await count_prompt(state, edited, _OPTIONS, find_constraint))
+    try:
+        return len(await count_prompt(state, whole, _OPTIONS, find_constraint)), after
+    except ValueError as error:
+        if not is_too_long(error):
+            raise
+        tokenize = state.engine.input_processor.tokenize  # piece by piece: all of it is more than the model takes
+        return after + sum(len(tokenize(text, False, -1)) for text in cleared), after
+
+
+async def _without_results(checked: CheckedRequest[Any]) -> tuple[Conversation, list[AppliedEdit]]:
+    """The checked conversation without old results of tools."""
+    body = checked.body
     edit = body.context_management.tool_edit if body.context_management is not None else None
     whole = await _read(checked)
     if edit is None:
@@ -120,7 +150,7 @@ async def _edited(checked: CheckedRequest[Any]) -> tuple[Conversation, list[Appl
     by_calls = edit.trigger is not None and edit.trigger.type == "tool_uses"
     if by_calls and editing.num_tool_uses(body.messages) <= trigger:
         return whole, []
-    before, find_constraint = body.messages, partial(constraint_of, body)
+    before = body.messages
     cleared = editing.clear_tool_uses(before, edit)
     if not cleared.texts:
         return whole, []
@@ -129,18 +159,11 @@ async def _edited(checked: CheckedRequest[Any]) -> tuple[Conversation, list[Appl
         edited = await _read(checked)
     finally:
         body.messages = before
-    after = len(await count_prompt(state, edited, _OPTIONS, find_constraint))
-    try:
-        length = len(await count_prompt(state, whole, _OPTIONS, find_constraint))
-    except ValueError as error:
-        if not is_too_long(error):
-            raise
-        tokenize = state.engine.input_processor.tokenize  # piece by piece: all of it is more than the model takes
-        length = after + sum(len(tokenize(text, False, -1)) for text in cleared.texts)
+    length, after = await _lengths(checked, whole, edited, cleared.texts)
     least = edit.clear_at_least.value if edit.clear_at_least is not None else 0
     if (not by_calls and length <= trigger) or length - after < least:
         return whole, []
-    return edited, [AppliedEdit(edit.type, len(cleared.texts), max(0, length - after))]
+    return edited, [AppliedEdit(edit.type, max(0, length - after), len(cleared.texts))]
 
 
 async def _kept(checked: CheckedRequest[MessagesRequest], is_edited: bool) -> Keep | None:
@@ -161,7 +184,14 @@ async def _read(checked: CheckedRequest[Any]) -> Conversation:
     state = checked.state
     conversation = conversation_of(checked.body, state.seal, state.args.deferred_tools == "top")
     conversation.messages = await read_messages(state, conversation.messages)
+    if (edit := _thoughts_edit(checked.body)) is not None:
+        most = edit.num_turns
+        conversation.keeps_thoughts = most is None or editing.num_thinking_turns(conversation.messages) <= most
     return conversation
+
+
+def _thoughts_edit(body: CountTokensRequest) -> ClearThinking | None:
+    return body.context_management.thoughts_edit if body.context_management is not None else None
 
 
 def conversation_of(body: CountTokensRequest, seal: Seal, lists_all: bool = False) -> Conversation:

@@ -267,10 +267,30 @@ class OutputConfig(_Part):
     format: JsonFormat | None = None
 
 
+class ThinkingTurns(_Part):
+    """A number of turns with reasoning, the last ones."""
+
+    type: Literal["thinking_turns"]
+    value: Count
+
+
+class AllTurns(_Part):
+    """All turns."""
+
+    type: Literal["all"]
+
+
 class ClearThinking(_Part):
-    """An edit that the chat template makes anyway: it chooses which of the earlier reasoning it shows."""
+    """Drops the reasoning of earlier turns where the chat template has a variable for that and more turns have some
+    than ``keep`` says (one). "all": none is dropped, as without this edit."""
 
     type: Annotated[str, Field(pattern="^clear_thinking_")]
+    keep: Literal["all"] | Annotated[AllTurns | ThinkingTurns, Field(discriminator="type")] | None = None
+
+    @property
+    def num_turns(self) -> int | None:
+        """The number of turns that keep their reasoning; None: all."""
+        return 1 if self.keep is None else self.keep.value if isinstance(self.keep, ThinkingTurns) else None
 
 
 class InputTokens(_Part):
@@ -318,6 +338,17 @@ class ContextManagement(_Part):
     def tool_edit(self) -> ClearToolUses | None:
         """The edit of results of tools, if there is one."""
         return next((edit for edit in self.edits or () if isinstance(edit, ClearToolUses)), None)
+
+    @property
+    def thoughts_edit(self) -> ClearThinking | None:
+        """The edit of earlier reasoning, if there is one."""
+        return next((edit for edit in self.edits or () if isinstance(edit, ClearThinking)), None)
+
+    @property
+    def clears(self) -> bool:
+        """True if an edit may clear something."""
+        edit = self.thoughts_edit
+        return self.tool_edit is not None or (edit is not None and edit.num_turns is not None)
 
 
 # Where a body holds images in base64, for `read_body`.

@@ -22,7 +22,7 @@ async def count_message_tokens(request: Request) -> Response:
     """Handle POST /v1/messages/count_tokens."""
     checked = await read_request(request, CountTokensRequest, IMAGES)
     management = checked.body.context_management
-    edits = management is not None and management.tool_edit is not None
+    edits = management is not None and management.clears
     count, original = await count_tokens(checked)
     return JSON(TokenCount(count, UneditedCount(original) if edits else UNSET))
 
