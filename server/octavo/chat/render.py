@@ -17,6 +17,7 @@ from octavo.chat.messages import Conversation, images_of
 from octavo.chat.options import NONE, ChatOptions
 from octavo.chat.reasoning import ReasoningParser
 from octavo.chat.replay import Replay, Replayed, Spoken, follow, with_thoughts
+from octavo.chat.result_images import with_result_images
 from octavo.chat.spelled import SpelledMarkers
 from octavo.chat.structured import MARKS, Constraint, Frame, after_frame, after_reasoning, or_calls
 from octavo.chat.system_messages import rendered
@@ -330,7 +331,7 @@ def _text(
     messages, tools = _with_tools(conversation, options, template)
     messages = harmony_messages(messages) if harmony else for_template(messages, template)
 
-    def text_of(messages: list[dict[str, Any]], is_part: bool = False) -> str:
+    def write(is_part: bool, messages: list[dict[str, Any]]) -> str:
         return tokenizer.apply_chat_template(
             with_parts(messages, template, placeholder()),
             tools=tools,
@@ -340,6 +341,9 @@ def _text(
             chat_template=template,
             **variables,
         )
+
+    def text_of(messages: list[dict[str, Any]], is_part: bool = False) -> str:
+        return with_result_images(messages, partial(write, is_part), placeholder())
 
     try:
         text = rendered(messages, text_of)

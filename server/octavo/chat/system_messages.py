@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from octavo.text.chat_template import ChatTemplateError, TemplateLimitError
+from octavo.text.content_format import joined
 
 _ROLES = ("system", "developer")
 
@@ -62,7 +63,7 @@ def _folded(messages: list[dict[str, Any]], begun: bool = False) -> list[dict[st
             text = f"<system-reminder>\n{message['content']}\n</system-reminder>"
             message = {"role": "user", "content": text}
         if found and message["role"] == found[-1]["role"] == "user" and (instructs or joins):
-            found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n\n{message['content']}"}
+            found[-1] = joined(found[-1], message)
         else:
             found.append(message)
         joins = instructs or (begun and i == 0)

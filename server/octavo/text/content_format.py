@@ -47,6 +47,22 @@ def takes_text_too(template: str) -> bool:
     return "is string" in template or "is not string" in template or "is iterable" in template
 
 
+def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """The first message with the content of the second behind its own, images included."""
+    if PARTS not in first and PARTS not in second:
+        return {**first, "content": f"{first['content']}\n\n{second['content']}"}
+    parts = [*_parts(first), *_parts(second)]
+    return {**first, "content": "\n".join(part for part in parts if isinstance(part, str)), PARTS: parts}
+
+
+def _parts(message: dict[str, Any]) -> list[Any]:
+    """The parts of a message, with what was written around them into its content."""
+    content, parts = message["content"], message.get(PARTS, ())
+    text = "\n".join(part for part in parts if isinstance(part, str))
+    before, _, after = content.partition(text) if text else (content, "", "")
+    return [part for part in (before.rstrip("\n"), *parts, after.lstrip("\n")) if part != ""]
+
+
 def with_parts(messages: list[dict[str, Any]], template: str, image_text: str) -> list[dict[str, Any]]:
     """The messages with contents as the template reads them: lists of parts where it loops over them, else texts in
     which ``image_text`` stands for an image. What is no text among a message's `PARTS` is an image."""
@@ -54,15 +70,11 @@ def with_parts(messages: list[dict[str, Any]], template: str, image_text: str) -
     wraps = as_list and not takes_text_too(template)
     found = []
     for message in messages:
-        content, parts = message["content"], message.get(PARTS)
-        if parts is not None:
-            text = "\n".join(part for part in parts if isinstance(part, str))
-            before, _, after = content.partition(text) if text else (content, "", "")  # what was written around it
-            parts = [before.rstrip("\n"), *parts, after.lstrip("\n")]
-            parts = [part for part in parts if part != ""]
-        elif wraps and content:
-            parts = [content]
-        if parts is None:
+        if PARTS in message:
+            parts = _parts(message)
+        elif wraps and message["content"]:
+            parts = [message["content"]]
+        else:
             found.append(message)
             continue
         kept = {key: value for key, value in message.items() if key != PARTS}

@@ -168,6 +168,73 @@ def test_every_dialect_takes_images(server: Any) -> None:
     assert httpx.post(f"{server.url}/tokenize", json=body, timeout=60).json()["count"] == expected
 
 
+def results_with(image: bytes) -> dict[str, tuple[str, dict[str, Any], str]]:
+    """By dialect, a conversation in which a tool has answered with an image: path, body, and the image's field."""
+    code = base64.b64encode(image).decode()
+    call = {"id": "call_1", "type": "function", "function": {"name": "shot", "arguments": "{}"}}
+    asked = {"role": "user", "content": "hm"}
+    source = {"type": "base64", "media_type": "image/png", "data": code}
+    blocks = [{"type": "text", "text": "seen"}, {"type": "image", "source": source}]
+    chat = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "seen"}, picture(image)]}
+    parts = [{"type": "input_text", "text": "seen"}, {"type": "input_image", "image_url": data_url(image)}]
+    items = [
+        {"type": "function_call", "call_id": "call_1", "name": "shot", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": parts},
+    ]
+    used = {"type": "tool_use", "id": "call_1", "name": "shot", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": blocks}
+    function = {"name": "shot", "arguments": {}}
+    return {
+        "chat": (
+            "/v1/chat/completions",
+            {"messages": [asked, {"role": "assistant", "tool_calls": [call]}, chat]},
+            "messages.2.content.1.image_url",
+        ),
+        "responses": ("/v1/responses", {"input": [asked, *items]}, "input.2.output.1.image_url"),
+        "messages": (
+            "/v1/messages",
+            {
+                "max_tokens": 3,
+                "messages": [asked, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}],
+            },
+            "messages.2.content.0.content.1.source.data",
+        ),
+        "ollama": (
+            "/api/chat",
+            {
+                "stream": False,
+                "messages": [
+                    asked,
+                    {"role": "assistant", "tool_calls": [{"function": function}]},
+                    {"role": "tool", "tool_name": "shot", "content": "seen", "images": [code]},
+                ],
+            },
+            "messages.2.images.0",
+        ),
+    }
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages", "ollama"])
+def test_an_image_in_a_tool_s_result_is_seen_or_refused_by_its_field(server: Any, shared_server: Any, dialect) -> None:
+    def length(image: bytes) -> int:
+        path, body, _ = results_with(image)[dialect]
+        answer = server.post(path, {"model": "tiny", **body})
+        assert answer.status_code == 200, answer.text
+        used = answer.json().get("usage", answer.json())
+        names = ("prompt_tokens", "input_tokens", "prompt_eval_count")
+        return next(used[name] for name in names if name in used) + used.get("cache_read_input_tokens", 0)
+
+    path, body, _ = results_with(png(3))["chat"]
+    ids = server.post(path, {"model": "tiny", **body, "return_token_ids": True}).json()["prompt_token_ids"]
+    assert ids.count(make_tokenizer().convert_tokens_to_ids(["<image>"])[0]) == TOKENS
+    assert length(png(4)) == len(ids)
+    path, body, field = results_with(png(3))[dialect]
+    refused = shared_server.post(path, {"model": "tiny", **body})
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error if isinstance(error, str) else error["message"]).startswith(f"{field}: prompt has images")
+
+
 def test_vectors_of_conversations_with_images(server: Any, folder: Path) -> None:
     """As vLLM has them: messages instead of input, one vector."""
     content = [picture(png(1)), {"type": "text", "text": "hm"}]

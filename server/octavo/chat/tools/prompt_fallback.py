@@ -10,6 +10,7 @@ from typing import Any
 from octavo.chat.tools.formats.row import Format, Harmony
 from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.chat.tools.formats.writer import write_calls
+from octavo.text.content_format import PARTS
 
 _INSTRUCTIONS = """You can call functions. These are described inside <tools></tools>, one JSON object a line:
 <tools>
@@ -50,12 +51,13 @@ def with_calls_as_text(messages: Sequence[dict[str, Any]], row: Format) -> list[
 
 def with_results_as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with the results of calls as the user's."""
-    return [
-        {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-        if message["role"] in ("tool", "function")
-        else message
-        for message in messages
-    ]
+    return [_as_text(message) if message["role"] in ("tool", "function") else message for message in messages]
+
+
+def _as_text(result: dict[str, Any]) -> dict[str, Any]:
+    parts = ["<tool_response>", *result.get(PARTS, [result["content"]]), "</tool_response>"]
+    images = {PARTS: parts} if PARTS in result else {}
+    return {"role": "user", "content": "\n".join(part for part in parts if isinstance(part, str)), **images}
 
 
 def _writable(row: Format) -> Format:
