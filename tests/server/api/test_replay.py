@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import ollama
 import pytest
 from support.agent_chats import FULL_TEMPLATE
 from support.reciting import Recital, small_tokenizer, write_reciting_model
@@ -84,18 +86,117 @@ def responses(server: Any, turns: int) -> list[tuple[int, int]]:
     return found
 
 
+def ollama_chats(server: Any, turns: int) -> list[tuple[int, int]]:
+    """The same by Ollama's client, streamed, with thoughts sent back as they came and calls that have no ids."""
+    client = ollama.Client(server.url)
+    tools = [{"type": "function", "function": {"name": "Read", "parameters": SCHEMA}}]
+    messages: list[Any] = [{"role": "user", "content": CUES[0]}]
+    found = []
+    for turn in range(turns):
+        before = total(server, "vllm:prefix_cache_hits_total")
+        lines = [*client.chat("looping", messages, tools=tools, think=True, stream=True, options={"temperature": 0})]
+        (call,) = [call for line in lines for call in line.message.tool_calls or []]
+        thinking = "".join(line.message.thinking or "" for line in lines)
+        assert (call.function.arguments["path"], thinking) == (f"{NAMES[turn]}.py", f"Next is {NAMES[turn]}.")
+        cached = int(total(server, "vllm:prefix_cache_hits_total") - before)
+        found.append((cached, lines[-1].prompt_eval_count + lines[-1].eval_count))
+        messages.append(ollama.Message(role="assistant", content="", thinking=thinking, tool_calls=[call]))
+        messages.append({"role": "tool", "tool_name": "Read", "content": CUES[min(turn + 1, len(CUES) - 1)]})
+    return found
+
+
+def total(server: Any, name: str) -> float:
+    found = re.search(rf"^{name}{{.*?}} (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("talk", [chats, responses])
+@pytest.mark.parametrize("talk", [chats, responses, ollama_chats])
 def test_the_cache_has_each_prompt_and_answer_of_the_turn_before(server, talk):
     found = talk(server, 30)
     for (_, known), (cached, _) in pairwise(found):
         assert cached >= known - BLOCK, "all of the last turn, but for a block that was not full"
-    text = server.get("/metrics").text
-    hits = re.search(r"^octavo:replay_hits_total\{.*?\} (\S+)$", text, re.MULTILINE)
-    assert hits is not None and float(hits[1]) >= 29
-    assert not re.search(r"^octavo:replay_misses_total\{.*?\} [1-9]", text, re.MULTILINE)
+    assert total(server, "octavo:replay_hits_total") >= 29
+    assert not re.search(r"^octavo:replay_misses_total\{.*?\} [1-9]", server.get("/metrics").text, re.MULTILINE)
 
 
 def test_without_replay_a_turn_is_computed_again(start, folder):
     found = chats(start(*FLAGS, "--no-replay", model=folder), 3)
     assert all(cached < known - 2 * BLOCK for (_, known), (cached, _) in pairwise(found))
+
+
+# By dialect: its path, what a request has beside the conversation, and the name of its limit of tokens.
+FUNCTION = {"name": "Read", "parameters": SCHEMA}
+CHAT = {"tools": [{"type": "function", "function": FUNCTION}]}
+ASKED: dict[str, Callable[[list[Any], int], dict[str, Any]]] = {
+    "/v1/chat/completions": lambda said, most: {**CHAT, "messages": said, "temperature": 0, "max_tokens": most},
+    "/v1/responses": lambda said, most: {
+        "tools": [{"type": "function", **FUNCTION, "strict": False}],
+        "input": said,
+        "temperature": 0,
+        "max_output_tokens": most,
+    },
+    "/v1/messages": lambda said, most: {
+        "tools": [{"name": "Read", "input_schema": SCHEMA}],
+        "messages": said,
+        "temperature": 0,
+        "max_tokens": most,
+    },
+    "/api/chat": lambda said, most: {
+        **CHAT,
+        "messages": said,
+        "options": {"temperature": 0, "num_predict": most},
+        "stream": False,
+    },
+}
+
+
+def sent_back(path: str, answer: dict[str, Any], cue: str) -> tuple[str, list[Any], list[Any]]:
+    """Why an answer ended, the names and arguments of its calls, and what the client says next: the answer as it came,
+    and an error, as its calls' result or, where it has none, as the user's."""
+    user = {"role": "user", "content": cue}
+    if path == "/v1/responses":
+        calls = [item for item in answer["output"] if item["type"] == "function_call"]
+        results = [{"type": "function_call_output", "call_id": call["call_id"], "output": cue} for call in calls]
+        return answer["status"], [call["arguments"] for call in calls], [*answer["output"], *(results or [user])]
+    if path == "/v1/messages":
+        calls = [block for block in answer["content"] if block["type"] == "tool_use"]
+        results = [
+            {"type": "tool_result", "tool_use_id": call["id"], "content": cue, "is_error": True} for call in calls
+        ]
+        said = {"role": "assistant", "content": answer["content"]}
+        return (
+            answer["stop_reason"],
+            [call["input"] for call in calls],
+            [said, {"role": "user", "content": results or cue}],
+        )
+    if path == "/api/chat":
+        message, reason, extra = answer["message"], answer["done_reason"], {"tool_name": "Read"}
+    else:
+        (choice,) = answer["choices"]
+        message, reason, extra = choice["message"], choice["finish_reason"], {}
+    calls = message.get("tool_calls") or []
+    results = [{"role": "tool", "tool_call_id": call.get("id"), "content": cue, **extra} for call in calls]
+    return reason, [call["function"]["arguments"] for call in calls], [message, *(results or [user])]
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_an_answer_that_was_cut_in_its_call_can_be_sent_back(server, path):
+    """Wherever it was cut: the conversation goes on, the prompt before the answer is in the cache, and the next call is
+    whole. Ollama's form has no place for a call that is not."""
+    name, seen = NAMES[1], set()
+    for most in (4, 14, 22, 26, 32, 38):
+        said: list[Any] = [{"role": "user", "content": f"{CUES[0]}"}]
+        answer = server.post(path, {"model": "looping", **ASKED[path](said, most)}).json()
+        reason, cut, more = sent_back(path, answer, f"The answer was cut: {CUES[1]}")
+        assert reason in ("length", "incomplete", "max_tokens")
+        seen.add(json.dumps(cut))
+        hits = total(server, "vllm:prefix_cache_hits_total")
+        again = server.post(path, {"model": "looping", **ASKED[path]([*said, *more], 200)})
+        assert again.status_code == 200, again.text
+        assert total(server, "vllm:prefix_cache_hits_total") > hits + 2 * BLOCK
+        reason, (arguments,), _ = sent_back(path, again.json(), "")
+        assert reason in ("tool_calls", "completed", "tool_use", "stop")
+        whole = json.loads(arguments) if isinstance(arguments, str) else arguments
+        assert whole == {"path": f"{name}.py", "a": name}
+    assert seen == {"[]"} if path == "/api/chat" else len(seen) > 3

@@ -186,7 +186,7 @@ def whole_calls(deltas: list[CallDelta]) -> list[Call]:
     calls: list[Call] = []
     for index, head in sorted(heads.items()):
         try:
-            arguments = json.loads(texts[index] or "{}")
+            arguments = json.loads(texts[index])
         except ValueError:
             continue
         if isinstance(arguments, dict):
