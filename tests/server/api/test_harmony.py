@@ -130,3 +130,32 @@ def test_a_continued_answer_is_content(chat):
     body |= {"model": "tiny", "messages": messages, "tools": [NOW], "tool_choice": "required"}
     refused = chat.post("/v1/chat/completions", body)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize("instructs", [True, False])
+def test_a_conversation_without_a_word_of_the_user_is_answered(chat, instructs):
+    """Agents begin with instructions alone, and go on after calls that nobody asked for."""
+    call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    called = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c1"}]
+    called[1]["content"] = "12:00"
+    told = [{"role": "developer", "content": "Say how late it is."}] if instructs else []
+    for messages in [told, [*told, *called]] if instructs else [called]:
+        form = chat(messages, response_format=FORM, seed=2).choices[0]
+        assert json.loads(form.message.content)["city"] in ("Paris", "Rome")
+        made = (
+            chat(messages, tools=[WEATHER, NOW], tool_choice="required", seed=2, max_tokens=300)
+            .choices[0]
+            .message.tool_calls
+        )
+        assert made[0].function.name in ("get_weather", "now")
+    items = [{"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"}]
+    items.append({"type": "function_call_output", "call_id": "c1", "output": "12:00"})
+    body = {
+        "model": "tiny",
+        "max_output_tokens": 20,
+        "input": items,
+        "tools": [{"type": "function", **NOW["function"]}],
+    }
+    body |= {"instructions": "Say how late it is."} if instructs else {}
+    answer = chat.post("/v1/responses", body)
+    assert answer.status_code == 200, answer.text
