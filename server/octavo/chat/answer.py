@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.chat.reasoning import ReasoningParser
 from octavo.chat.spelled import SpelledMarkers, joined
+from octavo.chat.thought_tokens import ThoughtTokens
 from octavo.chat.tools.parsers import Piece, Reasoning, ToolParser
 from octavo.chat.tools.plan import ToolPlan
 from octavo.interface.outputs import CompletionOutput
@@ -45,6 +46,7 @@ class Reading:
     splits: bool = True  # False: thoughts that stand among calls stay in the content
     count: CountCalls | None = None
     spelled: SpelledMarkers | None = None  # breaks up what only looks like a marker
+    thoughts: ThoughtTokens | None = None  # of an answer that may have some
 
 
 class AnswerParser:
@@ -61,6 +63,13 @@ class AnswerParser:
         self._reasoning = reasoning
         self._plan = plan
         self._tools = tools
+        self._new_thoughts = ""
+
+    @property
+    def num_thinking_tokens(self) -> int:
+        """The number of tokens of the thoughts so far, shown or not."""
+        goes_on = self._reasoning is not None and self._reasoning.is_thinking
+        return 0 if self._reading.thoughts is None else self._reading.thoughts.total(goes_on)
 
     def finish_reason(self, reason: str | None) -> str | None:
         """OpenAI's finish reason, where ``reason`` is the engine's."""
@@ -69,9 +78,14 @@ class AnswerParser:
 
     def feed(self, completion: CompletionOutput) -> AnswerDelta:
         """Return what the new text of ``completion`` adds."""
-        if (spelled := self._reading.spelled) is None:
-            return self._read(completion.text, completion)
-        delta = self._read(spelled.broken(completion.text, completion.token_ids), completion)
+        spelled, thoughts = self._reading.spelled, self._reading.thoughts
+        self._new_thoughts = ""
+        text = completion.text if spelled is None else spelled.broken(completion.text, completion.token_ids)
+        delta = self._read(text, completion)
+        if thoughts is not None:
+            thoughts.take(completion.token_ids, self._new_thoughts)
+        if spelled is None:
+            return delta
         delta.reasoning, delta.content = joined(delta.reasoning), joined(delta.content)
         for call in delta.calls:
             call.arguments = joined(call.arguments)
@@ -87,6 +101,7 @@ class AnswerParser:
             if finished:
                 reasoning, rest = self._reasoning.finish(cut)
                 delta.reasoning, text = delta.reasoning + reasoning, text + rest
+            self._new_thoughts = delta.reasoning
             if not self._reading.shows_reasoning:
                 delta.reasoning = ""
         if self._tools is None:
@@ -110,6 +125,7 @@ class AnswerParser:
             delta.content += piece.text
             return
         if isinstance(piece, Reasoning):
+            self._new_thoughts += piece.text
             delta.reasoning += piece.text if self._reading.shows_reasoning else ""
             return
         assert self._plan is not None

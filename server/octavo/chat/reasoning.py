@@ -75,6 +75,11 @@ class ReasoningParser:
         self._text = ""
         self._answer_begun = False
 
+    @property
+    def is_thinking(self) -> bool:
+        """True while the text is inside the reasoning."""
+        return bool(self._thinking)
+
     def feed(self, text: str) -> tuple[str, str]:
         """New text as (reasoning, answer), as far as it is certain."""
         self._text += text

@@ -22,6 +22,7 @@ from octavo.chat.spelled import SpelledMarkers
 from octavo.chat.structured import MARKS, Constraint, Frame, after_frame, after_reasoning, or_calls
 from octavo.chat.system_messages import rendered
 from octavo.chat.thought_tags import ThoughtTags
+from octavo.chat.thought_tokens import ThoughtTokens
 from octavo.chat.thoughts import Thoughts, thoughts_of
 from octavo.chat.tools.call_turns import PROBED, frame_of
 from octavo.chat.tools.choice import format_of, own_format, with_arguments_as_text
@@ -76,6 +77,7 @@ class Rendered:
     marks: Format | None = None  # the row whose marks stand around answers, where there are any
     marker_ids: Mapping[str, int] = field(default_factory=dict, repr=False)  # markers that are tokens of their own
     decode: Callable[[Sequence[int]], str] = field(default=lambda _: "", repr=False)  # markers included
+    encode: Tokenize = field(default=lambda _: [], repr=False)  # of a text within an answer
     count_calls: CountCalls | None = field(default=None, repr=False)  # of an answer that is complete
     boundaries: Sequence[int] = ()  # of these, where the model has a use for them
     cuts: Sequence[
@@ -159,10 +161,23 @@ class Rendered:
         """True if all text of an answer is content."""
         return self.plan is None and not self.harmony and self.tags is None and self.marks is None
 
+    @property
+    def may_think(self) -> bool:
+        """True if thoughts are told from answers."""
+        return self.tags is not None or (self.harmony and self.options.reasoning_parser != NONE)
+
+    def _thought_tokens(self) -> ThoughtTokens | None:
+        if not self.may_think:
+            return None
+        tags = ((), ()) if self.tags is None else (self.tags.openings, self.tags.closings)
+        openings, closings = ({self.marker_ids[tag] for tag in some if tag in self.marker_ids} for some in tags)
+        return ThoughtTokens(self.inside_reasoning, openings, closings, self.encode)
+
     def new_parser(self, show_reasoning: bool = True) -> AnswerParser:
         """Return a new parser for one answer."""
         spelled = SpelledMarkers(self.marker_ids, self.decode) if self.marker_ids else None
-        reading = Reading(show_reasoning, self.options.reasoning_parser != NONE, self.count_calls, spelled)
+        splits = self.options.reasoning_parser != NONE
+        reading = Reading(show_reasoning, splits, self.count_calls, spelled, self._thought_tokens())
         if self.harmony:
             names = self.plan.names if self.plan is not None else ()
             harmony = HarmonyParser(names, self.plan is not None, self.continues)
@@ -244,6 +259,7 @@ def render(
         cuts=_cuts(text, conversation, text_of),
         marker_ids=whole,
         decode=partial(tokenizer.decode, skip_special_tokens=False),
+        encode=partial(tokenizer.encode, add_special_tokens=False),
     )
 
 

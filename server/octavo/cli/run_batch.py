@@ -39,6 +39,8 @@ _SERVER_FLAGS = (
     "tool_strict_level",
     "reasoning_parser",
     "preserve_reasoning",
+    "reasoning_field",
+    "clamp_max_tokens",
     "decisions_min_mass",
     "decisions_calibration",
     "embedding_pooling",

@@ -14,6 +14,7 @@ from octavo.text.chat_template import check_variables
 
 _MAX_TTL = 100 * 365 * 24 * 3600
 _MIN_STORE_BYTES = 1 << 20
+BOTH = "both"
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,255}")
 
 
@@ -56,6 +57,9 @@ class ServerArgs:
     strict_json_schema: bool = True  # a schema's objects have no other properties, unless it allows them
     reasoning_parser: str | None = None  # None: the tags that the chat template shows
     preserve_reasoning: str = "auto"  # see `octavo.chat.options.PRESERVE`
+    stream_head_after: float | None = None  # seconds; None: a stream's head comes with its first event
+    clamp_max_tokens: bool = False  # more than fits beside the prompt is lowered, not refused
+    reasoning_field: str = BOTH  # or one of `octavo.text.messages.REASONING`: the name of thoughts in chat completions
     replay: bool = True  # answers stand in the prompts of later turns as they were spoken
     reasoning_budget_message: str = ""  # that ends thoughts which have used up a request's budget
     deferred_tools: str = "found"  # or "top": where the model is told of tools that a client defers
@@ -97,7 +101,13 @@ class ServerArgs:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 65535:
                 raise ConfigError(f"{name} must be between 0 and 65535, got {value}")
-        for name in ("max_num_queued_reqs", "shutdown_timeout", "watchdog_seconds", "max_logprobs"):
+        for name in (
+            "stream_head_after",
+            "max_num_queued_reqs",
+            "shutdown_timeout",
+            "watchdog_seconds",
+            "max_logprobs",
+        ):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ConfigError(f"{name} must not be negative, got {value}")

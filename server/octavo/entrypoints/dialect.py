@@ -22,6 +22,7 @@ from octavo.entrypoints.generation.stream import EVENT_STREAM, Events, EventStre
 from octavo.entrypoints.state import ServerState, state_of
 from octavo.entrypoints.transport.request_body import Path, read_body
 from octavo.entrypoints.transport.responses import JSON, unless_disconnected
+from octavo.entrypoints.transport.sse import COMMENT
 from octavo.interface.messages import EngineCoreRequest
 from octavo.interface.pooling_params import check_generates
 from octavo.interface.sampling_params import RequestOutputKind
@@ -78,7 +79,8 @@ class Dialect(Generic[Body, Run]):
     makes the body of a response from the requests' final outputs; ``events`` writes a stream. A dialect without
     ``events`` pools: ``whole`` gets vectors. With ``run``, which runs the requests in its own way, it gets the outputs
     that this returns. ``images`` are the paths of images in a body; ``any_type`` accepts any Content-Type.
-    ``media_type``: of a stream, or of the responses that ``whole`` makes itself.
+    ``media_type``: of a stream, or of the responses that ``whole`` makes itself. ``ping``: says in a stream that the
+    connection lives; empty where its form has no words for that.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Dialect(Generic[Body, Run]):
     any_type: bool = False
     media_type: str = EVENT_STREAM
     run: Callable[[Run], Awaitable[list[Any]]] | None = None
+    ping: bytes = COMMENT
 
     @property
     def generates(self) -> bool:
@@ -108,7 +111,9 @@ async def respond(request: Request, dialect: Dialect[Body, Run]) -> Response:
     if isinstance(prepared, Response):
         return prepared
     if events is not None and prepared.streams:
-        return EventStream(await prepared.generation().start(), events(prepared), dialect.media_type)
+        head_after = state.args.stream_head_after
+        generation = await prepared.generation().start()
+        return EventStream(generation, events(prepared), dialect.media_type, head_after, dialect.ping)
     return await unless_disconnected(request, _whole(dialect, prepared))
 
 

@@ -9,10 +9,11 @@ from dataclasses import fields
 from octavo.chat.options import PRESERVE, STRICT_LEVELS
 from octavo.chat.thought_tags import REASONING_PARSERS
 from octavo.chat.tools.formats.table import TOOL_CALL_PARSERS
-from octavo.entrypoints.args import ServerArgs
+from octavo.entrypoints.args import BOTH, ServerArgs
 from octavo.flags.fields import add_flags
 from octavo.interface.pooling import POOLINGS
 from octavo.system.logging_setup import FORMATS, LEVELS
+from octavo.text.messages import REASONING
 
 SERVER_HELP = {
     "host": "Address to listen on",
@@ -68,11 +69,18 @@ SERVER_HELP = {
     "tool_strict_level": "Calls that a grammar holds where the model is free to call. auto: the arguments of tools "
     "that say strict: true, and where there is one the form of all calls; function: that form always; parameter: the "
     "arguments of all tools",
-    "reasoning_parser": "Format of the model's reasoning, which is returned as reasoning_content. none: it stays in "
-    "the content (default: detected from the chat template)",
+    "reasoning_parser": "Format of the model's reasoning, which is told from the content. none: it stays there "
+    "(default: detected from the chat template)",
     "preserve_reasoning": "Keep reasoning of earlier turns in the prompt where the template has a variable for it, so "
     "that the cache keeps what came before a user's message. auto: unless a request drops it (clear_thinking of "
     "/v1/messages); always, never: whatever that says. Variables of the chat template win",
+    "stream_head_after": "Seconds after which the head of a stream is sent although no token has come, with comments "
+    "until one does, for clients and proxies that give up on silence. Such a request can no longer be refused with a "
+    "status, or go to another replica (default: the head comes with the first token)",
+    "clamp_max_tokens": "Lower max_tokens and the like to what fits beside the prompt, for agents that send a "
+    "constant. /v1/messages and Ollama's routes always do",
+    "reasoning_field": "Name of the reasoning in chat completions, for clients that would add two of them up. both: "
+    "reasoning and reasoning_content",
     "replay": "Remember answers, so that the next turn's prompt has them as they were spoken and finds them in the "
     "cache",
     "reasoning_budget_message": "Text in front of the closing tag, where a request's budget of thoughts is used up",
@@ -117,6 +125,7 @@ CHOICES = {
     "reasoning_parser": REASONING_PARSERS,
     "tool_strict_level": STRICT_LEVELS,
     "preserve_reasoning": PRESERVE,
+    "reasoning_field": (BOTH, *REASONING),
     "deferred_tools": ("found", "top"),
     "embedding_pooling": POOLINGS,
 }

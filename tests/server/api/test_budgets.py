@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import anthropic
@@ -16,14 +17,20 @@ PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
-def server(start, tmp_path_factory):
+def begin(start, tmp_path_factory):
+    """Starts a server with more flags."""
     folder = tmp_path_factory.mktemp("thinks") / "model"
     marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     tokenizer = small_tokenizer([SAID, CUE], ("<|im_start|>", "<|im_end|>"), marks)
     write_reciting_model(folder, tokenizer, Recital({CUE: SAID}, TEMPLATE, "<|im_end|>"))
     flags = ("--served-model-name", "reciting", "--kv-cache-memory-bytes", "64MiB", "--max-model-len", "2048")
     message = ("--reasoning-budget-message", " Enough.")
-    return start(*flags, *message, "--trust-request-chat-template", model=folder)
+    return lambda *more: start(*flags, *message, "--trust-request-chat-template", *more, model=folder)
+
+
+@pytest.fixture(scope="module")
+def server(begin):
+    return begin()
 
 
 def ask(server: Any, **fields: Any) -> Any:
@@ -57,6 +64,50 @@ def test_anthropics_budget_is_a_limit_and_the_metric_counts(server: Any) -> None
         answer = stream.get_final_message()
     assert answer.content[0].type == "thinking" and answer.content[0].thinking.endswith(" Enough.")
     assert reached() == before + 1
+
+
+def test_tokens_of_thoughts_are_counted_in_every_dialect_whole_and_streamed(server: Any) -> None:
+    tokens = server.post("/tokenize", {"prompt": SAID, "add_special_tokens": False, "return_token_strs": True}).json()
+    thoughts = tokens["token_strs"].index("</think>")
+    asked: list[Any] = [{"role": "user", "content": CUE}]
+    whole = ask(server).json()
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": thoughts}
+    assert whole["usage"]["completion_tokens"] > thoughts + 3
+    hidden = ask(server, include_reasoning=False, n=2).json()
+    assert hidden["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2 * thoughts}
+    assert ask(server, max_tokens=4).json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    off = ask(server, reasoning_effort="none", max_tokens=4).json()
+    assert off["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    lines = ask(server, stream=True, stream_options={"include_usage": True}).text.split("\n\n")
+    streamed = json.loads(lines[-3].removeprefix("data: "))["usage"]
+    assert streamed["completion_tokens_details"] == {"reasoning_tokens": thoughts}
+    plain = ask(server, chat_template=PLAIN, max_tokens=4).json()
+    assert "completion_tokens_details" not in plain["usage"], "nothing tells thoughts from text"
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    fields: dict[str, Any] = {
+        "model": "reciting",
+        "max_tokens": 100,
+        "messages": asked,
+        "extra_body": {"temperature": 0},
+    }
+    answer = client.messages.create(**fields)
+    with client.messages.stream(**fields, thinking={"type": "adaptive", "display": "omitted"}) as stream:
+        for used in (answer.usage, stream.get_final_message().usage):
+            assert used.output_tokens_details is not None
+            assert used.output_tokens_details.thinking_tokens == thoughts
+    made = server.post("/v1/responses", {"input": CUE, "temperature": 0, "store": False}).json()
+    assert made["usage"]["output_tokens_details"] == {"reasoning_tokens": thoughts}
+
+
+@pytest.mark.parametrize("field", ["both", "reasoning", "reasoning_content"])
+def test_thoughts_have_one_name_where_a_client_would_add_two_up(server: Any, begin: Any, field: str) -> None:
+    one = server if field == "both" else begin("--reasoning-field", field)
+    names = ["reasoning", "reasoning_content"] if field == "both" else [field]
+    message = ask(one).json()["choices"][0]["message"]
+    assert sorted(name for name in message if name.startswith("reasoning")) == names
+    assert all(message[name].startswith("I look at one thing") for name in names)
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in ask(one, stream=True).text.split("\n\n")[:-2]]
+    assert sorted({name for delta in deltas for name in delta if name.startswith("reasoning")}) == names
 
 
 def test_what_nothing_can_hold_is_refused_by_name(server: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from octavo.chat.answer import AnswerParser
 from octavo.chat.parts import Part, PartSplitter
 from octavo.entrypoints.anthropic.diagnostics import CacheDiagnostics
 from octavo.entrypoints.anthropic.prepare import AppliedEdit, PreparedMessage
@@ -49,6 +50,12 @@ class CacheCreation(Struct):
     ephemeral_1h_input_tokens: int = 0
 
 
+class ThinkingTokens(Struct):
+    """Tokens of reasoning, shown or not."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(Struct):
     """Token counts. The prompt has input_tokens + cache_read_input_tokens + cache_creation_input_tokens."""
 
@@ -57,6 +64,7 @@ class MessageUsage(Struct):
     output_tokens: int
     cache_creation_input_tokens: int
     cache_creation: CacheCreation | UnsetType = UNSET  # not at a stream's end
+    output_tokens_details: ThinkingTokens | UnsetType = UNSET  # of models whose reasoning is told from text
 
 
 class AppliedEdits(Struct):
@@ -112,6 +120,7 @@ async def whole(prepared: PreparedMessage, outputs: list[RequestOutput]) -> Anth
     splitter.feed(parser.parse(completion))
     splitter.finish()
     message = message_of(prepared, output, len(completion.token_ids))
+    message.usage.output_tokens_details = thinking_of(prepared, parser)
     blocks = BlockWriter(prepared.state.seal, prepared.omits_thoughts)
     message.content = [blocks.block(part) for part in splitter.parts]
     is_call = parser.finish_reason(completion.finish_reason) == "tool_calls"
@@ -129,6 +138,11 @@ def message_of(prepared: PreparedMessage, output: RequestOutput, num_tokens: int
     told = UNSET if diagnosis is None else diagnosis.told(output.num_cached_tokens)
     edits = applied_edits(prepared)
     return AnthropicMessage(prepared.id, prepared.answering_name, [], used, context_management=edits, diagnostics=told)
+
+
+def thinking_of(prepared: PreparedMessage, parser: AnswerParser) -> ThinkingTokens | UnsetType:
+    """Count the tokens of the reasoning that a parser has read."""
+    return ThinkingTokens(parser.num_thinking_tokens) if prepared.rendered.may_think else UNSET
 
 
 def applied_edits(prepared: PreparedMessage) -> AppliedEdits | UnsetType:

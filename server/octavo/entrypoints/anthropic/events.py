@@ -20,6 +20,7 @@ from octavo.entrypoints.anthropic.answers import (
     call_id,
     message_of,
     stop_of,
+    thinking_of,
 )
 from octavo.entrypoints.anthropic.prepare import PreparedMessage
 from octavo.entrypoints.errors import APIError, in_anthropic_form
@@ -35,6 +36,9 @@ class MessageStart(Struct, tag_field="type", tag="message_start"):
 
 class Ping(Struct, tag_field="type", tag="ping"):
     """Says that the connection lives."""
+
+
+PING = named_event("ping", Ping())
 
 
 class BlockStart(Struct, tag_field="type", tag="content_block_start"):
@@ -159,7 +163,7 @@ class MessageEvents:
 
     def _start(self, output: RequestOutput) -> bytes:
         start = MessageStart(message_of(self._prepared, output, self._num_tokens))
-        return named_event("message_start", start) + named_event("ping", Ping())
+        return named_event("message_start", start) + PING
 
     def _write_step(self, step: Step) -> bytes:
         action, part, text = step
@@ -179,6 +183,7 @@ class MessageEvents:
             stop = StopDelta("max_tokens", None)
         message = message_of(self._prepared, self._last, self._num_tokens)
         message.usage.cache_creation = UNSET
+        message.usage.output_tokens_details = thinking_of(self._prepared, self._parser)
         delta = MessageDelta(stop, message.usage, message.context_management)
         return named_event("message_delta", delta) + named_event("message_stop", MessageStop())
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.entrypoints.anthropic.answers import AnthropicMessage, TokenCount, UneditedCount, whole
-from octavo.entrypoints.anthropic.events import MessageEvents
+from octavo.entrypoints.anthropic.events import PING, MessageEvents
 from octavo.entrypoints.anthropic.prepare import count_tokens, prepare
 from octavo.entrypoints.anthropic.protocol import IMAGES, CountTokensRequest, MessagesRequest
 from octavo.entrypoints.dialect import Dialect, read_request
@@ -15,7 +15,7 @@ from octavo.entrypoints.errors import AnthropicErrorResponse
 from octavo.entrypoints.operation import Operation, answering
 from octavo.entrypoints.transport.responses import JSON
 
-MESSAGES = Dialect("create_message", MessagesRequest, prepare, whole, MessageEvents, IMAGES)
+MESSAGES = Dialect("create_message", MessagesRequest, prepare, whole, MessageEvents, IMAGES, ping=PING)
 
 
 async def count_message_tokens(request: Request) -> Response:

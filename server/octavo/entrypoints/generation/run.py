@@ -134,7 +134,8 @@ async def prepare_request(
 
         request = await state.engine.run_in_thread(process)
     longest, length = state.engine.config.scheduler.max_model_len, len(request.prompt_token_ids)
-    if limit.value is not None and not limit.clamps and length + limit.value > longest:
+    clamps = limit.clamps or state.args.clamp_max_tokens
+    if limit.value is not None and not clamps and length + limit.value > longest:
         raise bad_request(
             f"{limit.field} ({limit.value}) plus the prompt's {length} tokens exceeds max_model_len ({longest}); lower "
             f"{limit.field} to at most {longest - length}",

@@ -35,7 +35,7 @@ async def _prepare_generate(checked: CheckedRequest[GenerateRequest]) -> Prepare
     return await prepare_generate(checked) or loaded(checked)
 
 
-_COMMON: dict[str, Any] = {"images": IMAGES, "any_type": True, "media_type": NDJSON}
+_COMMON: dict[str, Any] = {"images": IMAGES, "any_type": True, "media_type": NDJSON, "ping": b""}
 CHAT = Dialect("ollama_chat", ChatRequest, _prepare_chat, whole, AnswerLines, **_COMMON)
 GENERATE = Dialect("ollama_generate", GenerateRequest, _prepare_generate, whole, AnswerLines, **_COMMON)
 

@@ -6,11 +6,14 @@ of streams have what they bring.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from octavo.chat.answer import AnswerParser
+from octavo.entrypoints.args import BOTH
 from octavo.entrypoints.generation.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -23,6 +26,7 @@ from octavo.entrypoints.generation.run import encode_choices, encoding_cost
 from octavo.entrypoints.openai.prepare import PreparedChatCompletion, PreparedCompletion
 from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.detokenizer import TextOffsets, prompt_offsets
+from octavo.text.messages import REASONING
 
 
 class PromptTokensDetails(Struct):
@@ -33,10 +37,11 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Tokens of a prediction that the answers repeat, and those that they do not."""
+    """Tokens of reasoning, shown or not; of a prediction that the answers repeat, and those that they do not."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct):
@@ -46,7 +51,7 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of requests with a prediction
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET  # of thinking models, of predictions
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int, written: int = 0) -> Usage:
@@ -107,8 +112,8 @@ class ChatMessage(Struct):
     audio: None = None
     function_call: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    reasoning: str | UnsetType | None = UNSET  # by one of the two names, or by both
+    reasoning_content: str | UnsetType | None = UNSET
 
 
 class ChatChoice(Struct):
@@ -163,14 +168,15 @@ async def whole_chat_completion(prepared: PreparedChatCompletion, outputs: list[
     """Make the response of a request's final output."""
     (final,) = outputs
     state, body = prepared.state, prepared.body
+    parsers = [prepared.new_parser() for _ in final.outputs]
     choices = await encode_choices(
         state,
         [
-            (partial(_chat_choice, prepared, completion), encoding_cost(completion, final))
-            for completion in final.outputs
+            (partial(_chat_choice, prepared, completion, parser), encoding_cost(completion, final))
+            for completion, parser in zip(final.outputs, parsers, strict=True)
         ],
     )
-    used = chat_usage(prepared, final, sum(len(completion.token_ids) for completion in final.outputs))
+    used = chat_usage(prepared, final, sum(len(completion.token_ids) for completion in final.outputs), parsers)
     response = ChatCompletion(
         prepared.id,
         prepared.created,
@@ -186,8 +192,7 @@ async def whole_chat_completion(prepared: PreparedChatCompletion, outputs: list[
     return response
 
 
-def _chat_choice(prepared: PreparedChatCompletion, completion: CompletionOutput) -> ChatChoice:
-    parser = prepared.new_parser()
+def _chat_choice(prepared: PreparedChatCompletion, completion: CompletionOutput, parser: AnswerParser) -> ChatChoice:
     answer = parser.parse(completion)
     calls = [ToolCall(call.id or "", FunctionCall(call.name, call.arguments)) for call in answer.calls]
     content = prepared.echo + answer.content
@@ -195,9 +200,9 @@ def _chat_choice(prepared: PreparedChatCompletion, completion: CompletionOutput)
         content if content or not calls else None,
         prepared.role,
         tool_calls=calls or UNSET,
-        reasoning=answer.reasoning or None,
-        reasoning_content=answer.reasoning or None,
     )
+    for name in thought_names(prepared):
+        setattr(message, name, answer.reasoning or None)
     return ChatChoice(
         completion.index,
         message,
@@ -208,13 +213,28 @@ def _chat_choice(prepared: PreparedChatCompletion, completion: CompletionOutput)
     )
 
 
-def chat_usage(prepared: PreparedChatCompletion, output: RequestOutput, completion_tokens: int) -> Usage:
-    """Count the tokens of a request and its answers."""
+def thought_names(prepared: PreparedChatCompletion) -> list[str]:
+    """The fields of thoughts in chat completions."""
+    named = prepared.state.args.reasoning_field
+    return [name for name in REASONING if named in (name, BOTH)]
+
+
+def chat_usage(
+    prepared: PreparedChatCompletion,
+    output: RequestOutput,
+    completion_tokens: int,
+    parsers: Iterable[AnswerParser] | None = None,
+) -> Usage:
+    """Count the tokens of a request and its answers; those of thoughts, too, where ``parsers`` have read them all."""
     cached = output.num_cached_tokens
     written = use_of(prepared.requests[0], cached).written
     used = usage(len(output.prompt_token_ids), completion_tokens, cached, written)
     if (predicted := output.predicted) is not None:
-        used.completion_tokens_details = CompletionTokensDetails(predicted.accepted, predicted.rejected)
+        used.completion_tokens_details = CompletionTokensDetails(UNSET, predicted.accepted, predicted.rejected)
+    if parsers is not None and prepared.rendered.may_think:
+        details = used.completion_tokens_details or CompletionTokensDetails()
+        details.reasoning_tokens = sum(parser.num_thinking_tokens for parser in parsers)
+        used.completion_tokens_details = details
     return used
 
 

@@ -18,6 +18,7 @@ from octavo.entrypoints.openai.answers import (
     chat_logprobs,
     chat_usage,
     completion_of,
+    thought_names,
     usage,
 )
 from octavo.entrypoints.openai.prepare import PreparedChatCompletion, PreparedCompletion
@@ -146,7 +147,8 @@ class ChatEvents(ChunkEvents):
         """The usage, if the client wants it, and the end."""
         if self._last is None or not self.include_usage:
             return DONE
-        return event(_chunk(self._prepared, [], self.usage())) + DONE
+        used = chat_usage(self._prepared, self._last, self._completion_tokens, self._parsers.values())
+        return event(_chunk(self._prepared, [], used)) + DONE
 
 
 def _text_chunk(prepared: PreparedChatCompletion, index: int, used: UnsetType | None, text: str) -> ChatChunk:
@@ -159,7 +161,7 @@ def _piece(
     """Make the chunk of what is new in one choice; None if all of it is held back."""
     logprobs = chat_logprobs(prepared, completion)
     ids = completion.token_ids if prepared.body.return_token_ids else UNSET
-    delta = _delta(parser.feed(completion))
+    delta = _delta(prepared, parser.feed(completion))
     if not (delta or completion.finish_reason or logprobs is not None or (ids is not UNSET and ids)):
         return None
     piece = ChatChunkChoice(
@@ -174,7 +176,7 @@ def _piece(
     return piece
 
 
-def _delta(new: AnswerDelta) -> ChatDelta | None:
+def _delta(prepared: PreparedChatCompletion, new: AnswerDelta) -> ChatDelta | None:
     """Make the delta of new text and calls; None without any."""
     if not (new.reasoning or new.content or new.calls):
         return None
@@ -184,10 +186,10 @@ def _delta(new: AnswerDelta) -> ChatDelta | None:
         else ToolCallDelta(call.index, FunctionCall(call.name, call.arguments), call.id, "function")
         for call in new.calls
     ]
-    thoughts = new.reasoning or UNSET
-    return ChatDelta(
-        content=new.content or UNSET, tool_calls=calls or UNSET, reasoning=thoughts, reasoning_content=thoughts
-    )
+    delta = ChatDelta(content=new.content or UNSET, tool_calls=calls or UNSET)
+    for name in thought_names(prepared) if new.reasoning else ():
+        setattr(delta, name, new.reasoning)
+    return delta
 
 
 def _chunk(

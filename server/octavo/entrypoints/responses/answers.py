@@ -103,8 +103,7 @@ class Answer:
         response.output = [
             self.items.item(part, "incomplete" if cut and part is parts[-1] else "completed") for part in parts
         ]
-        thoughts = "".join(part.text for part in parts if part.kind == "reasoning")
-        response.usage = self._usage(output, num_tokens, thoughts)
+        response.usage = self._usage(output, num_tokens)
 
     async def keep(self) -> None:
         """Store the response if it is to be stored: before its end is sent, so that a client that has it can go on with
@@ -120,16 +119,14 @@ class Answer:
         """The complete response with its items."""
         return self._prepared.turn(self.response, [self.items.kept(part) for part in self.splitter.parts])
 
-    def _usage(self, output: RequestOutput, num_tokens: int, thoughts: str) -> ResponseUsage:
-        tokenizer = self._prepared.state.engine.tokenizer
-        reasoning = len(tokenizer.encode(thoughts, False)) if thoughts and tokenizer is not None else 0
+    def _usage(self, output: RequestOutput, num_tokens: int) -> ResponseUsage:
         prompt = len(output.prompt_token_ids)
         written = use_of(self._prepared.requests[0], output.num_cached_tokens).written
         return ResponseUsage(
             prompt,
             InputTokensDetails(output.num_cached_tokens, written),
             num_tokens,
-            OutputTokensDetails(min(reasoning, num_tokens)),
+            OutputTokensDetails(min(self.parser.num_thinking_tokens, num_tokens)),
             prompt + num_tokens,
         )
 

@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from octavo.entrypoints.admission import check_model
 from octavo.entrypoints.dialect import CheckedRequest
 from octavo.entrypoints.errors import APIError, bad_request
-from octavo.entrypoints.generation.stream import EVENT_STREAM
+from octavo.entrypoints.generation.stream import EVENT_STREAM, SILENT_SECONDS
 from octavo.entrypoints.responses.events import ResponseEvents
 from octavo.entrypoints.responses.prepare import PreparedResponse, prepare
 from octavo.entrypoints.responses.protocol import ResponsesRequest
@@ -33,7 +33,7 @@ from octavo.entrypoints.storage.store import StoreError
 from octavo.entrypoints.storage.tables import Entry, tenant_of
 from octavo.entrypoints.tenants import act_for
 from octavo.entrypoints.transport.responses import JSON, to_api_error
-from octavo.entrypoints.transport.sse import named_event
+from octavo.entrypoints.transport.sse import COMMENT, named_event
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ MAX_RUNS = 1_000  # of one server, queued ones too
 MAX_ATTEMPTS = 3  # a response with which servers end is not tried for ever
 _TEND_SECONDS = 5.0  # between renewals of leases; three fit into one
 _LOOK_SECONDS = 0.25  # between looks at a response that another server makes
-_SILENT_SECONDS = 15.0  # after which a stream says that it is there
 
 
 class Background:
@@ -119,9 +118,9 @@ class Background:
             if not rows:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(news.wait() if news else asyncio.sleep(60), _LOOK_SECONDS)
-            if time.monotonic() > spoke + _SILENT_SECONDS:
+            if time.monotonic() > spoke + SILENT_SECONDS:
                 spoke = time.monotonic()
-                yield b": keepalive\n\n"
+                yield COMMENT
 
     def _start(self, response_id: str, work: Coroutine[Any, Any, None]) -> None:
         def ended(task: asyncio.Task[None]) -> None:

@@ -174,9 +174,11 @@ class ResponseEvents:
 
     def error(self, error: APIError) -> bytes:
         """The failed response, which is the last event."""
-        response = self._answer.response
+        response, begun = self._answer.response, b""
+        if self._last is None:  # the stream's head has gone ahead
+            begun = self.told(*self._begin)
         response.status, response.error = "failed", ResponseFailure(error.detail.message)
-        return self.told("response.failed")
+        return begun + self.told("response.failed")
 
     def _snapshots(self, *kinds: str) -> list[Event]:
         return [{"type": kind, "response": self._answer.response} for kind in kinds]

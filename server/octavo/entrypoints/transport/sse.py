@@ -8,6 +8,8 @@ from typing import Any
 from octavo.entrypoints.transport.responses import encode_json
 from octavo.entrypoints.transport.template import Template
 
+COMMENT = b": keepalive\n\n"  # no event: clients do not see it, proxies do
+
 
 def event(message: Any) -> bytes:
     """One event with ``message`` as JSON."""
