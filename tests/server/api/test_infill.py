@@ -85,6 +85,34 @@ def test_ollamas_suffix(coder):
         asked.generate("coder", PREFIX, suffix=SUFFIX, system="Be brief.")
 
 
+# What Continue sends: with its own template for a model by the name of Qwen2.5-Coder's, and as providers with a suffix.
+CONTINUE = {"model": "coder", "max_tokens": 256, "temperature": 0.01, "stream": True}
+OWN_TEMPLATE = {
+    **CONTINUE,
+    "prompt": f"<|fim_prefix|>{PREFIX}<|fim_suffix|>{SUFFIX}<|fim_middle|>",
+    "stop": [
+        *("<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>"),
+        *("<|file_sep|>", "<|im_start|>", "<|im_end|>", "/src/", "#- coding: utf-8", "```", "\ndef", "\nclass"),
+    ],
+}
+WITH_SUFFIX = {**CONTINUE, "prompt": PREFIX, "suffix": SUFFIX, "top_p": 1, "presence_penalty": 0, "stop": ["\ndef"]}
+
+
+@pytest.mark.parametrize("body", [OWN_TEMPLATE, WITH_SUFFIX], ids=["template", "suffix"])
+def test_continues_request(coder, body):
+    """Both ways have the same prompt, token by token."""
+    with httpx.stream("POST", f"{coder.url}/v1/completions", json=body, timeout=60) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert response.status_code == 200 and lines.pop() == "[DONE]"
+    chunks = [json.loads(line)["choices"][0] for line in lines]
+    assert "".join(chunk["text"] for chunk in chunks) == MIDDLE and chunks[-1]["finish_reason"] == "stop"
+    ids = [
+        coder.post("/v1/completions", {**one, "stream": False, "return_token_ids": True}).json()["choices"][0]
+        for one in (OWN_TEMPLATE, WITH_SUFFIX)
+    ]
+    assert ids[0]["prompt_token_ids"] == ids[1]["prompt_token_ids"]
+
+
 # What a plugin for editors sends: fields of every kind, of which some mean nothing here.
 EDITOR = {
     "id_slot": 0,

@@ -22,12 +22,13 @@ import torch
 from support.gguf_encoders import NAMES as ENCODERS
 from support.gguf_encoders import write_encoder
 from support.gguf_families import LAYOUTS, write_family
-from support.gguf_files import write_gguf
+from support.gguf_files import BYTE_LEVEL_ALPHABET, write_gguf
 from support.gguf_gemma import write_embedding_gemma
 from support.paged import load, logits_of
 from support.tiny_models import FAMILIES, make_model
 
 from octavo import LLM
+from octavo.chat.infill import Around, InfillFile, encode_parts, find_infill_tokens, infill_prompt
 
 PEERS = Path(os.environ.get("OCTAVO_PEERS") or Path.home() / ".cache" / "octavo" / "peers")
 LLAMA_SERVER = next(
@@ -132,3 +133,60 @@ def test_vectors_are_those_of_llama_cpp(family: str, tmp_path: Path) -> None:
     llm = LLM(str(path), dtype="float32")
     ours = [output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)]
     assert torch.cosine_similarity(torch.tensor(ours), torch.tensor(theirs)).min() >= 0.9999
+
+
+ROLES = ("fim_pre", "fim_suf", "fim_mid", "fim_pad", "fim_rep", "fim_sep")
+# Qwen2.5-Coder's marks and StarCoder's, and a model that has none for files.
+MARKS = {
+    "qwen2": ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+    "starcoder": ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<repo_name>", "<file_sep>"),
+    "gpt-2": ("<one>", "<two>", "<three>"),
+}
+FILES = [{"filename": "old/items.py", "text": "class Item:\n    pass\n"}, {"filename": "é.py", "text": "x = 1"}]
+INFILLED = [
+    {"input_prefix": "def total(a):\n    ", "input_suffix": "\n    return here\n"},
+    {"input_prefix": "def total(a):\n", "prompt": "    here = there", "input_suffix": " in the rest\n"},
+    {"input_prefix": "the", "input_suffix": "", "prompt": "re", "input_extra": FILES},
+    {"input_prefix": "", "input_suffix": "\thé  and 日本", "input_extra": FILES[1:]},
+]
+
+
+@pytest.mark.parametrize("pre", MARKS)
+def test_prompts_for_infilling_are_those_of_llama_cpp(pre: str, tmp_path: Path) -> None:
+    """As text with every mark, and in the number of tokens."""
+    letters = "etaoinshrdlu"
+    pairs = [(a, b) for a in ("Ġ", "Ċ", *letters) for b in ("Ġ", *letters) if (a, b) != ("Ċ", "Ġ")]
+    tokens = ["<|endoftext|>", *BYTE_LEVEL_ALPHABET, *(a + b for a, b in pairs)]
+    size = -(-(len(tokens) + len(MARKS[pre])) // 64) * 64
+    kind, settings = FAMILIES["llama"]
+    model = make_model(kind, {**settings, "vocab_size": size})
+
+    def vocabulary(writer: Any) -> None:
+        marks = {role: len(tokens) + at for at, (role, _) in enumerate(zip(ROLES, MARKS[pre], strict=False))}
+        whole = [*tokens, *MARKS[pre]]
+        whole += [f"<unused{at}>" for at in range(size - len(whole))]
+        kinds = [
+            3 if at == 0 or at in marks.values() else 5 if "unused" in token else 1 for at, token in enumerate(whole)
+        ]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(whole)
+        writer.add_token_types(kinds)
+        writer.add_token_merges([f"{a} {b}" for a, b in pairs])
+        writer.add_eos_token_id(0)
+        writer.add_add_bos_token(False)
+        for role, number in marks.items():
+            writer.add_uint32(f"tokenizer.ggml.{role}_token_id", number)
+
+    write_gguf(path := tmp_path / "m.gguf", model, arch="llama", vocabulary=False, more=vocabulary)
+    with serving(path, "-c", "1024", "-b", "256", route="infill") as url:  # other files have what a batch leaves
+        theirs = [ask(url, {"n_predict": 1, "temperature": 0, **body}) for body in INFILLED]
+    tokenizer = LLM(str(path), dtype="float32").tokenizer
+    marks = find_infill_tokens(tokenizer)
+    assert marks is not None
+    for body, answer in zip(INFILLED, theirs, strict=True):
+        files = [InfillFile(file["filename"], file["text"]) for file in body.get("input_extra", [])]
+        around = Around(body["input_suffix"], body.get("prompt", ""), files)
+        ids = infill_prompt(marks, encode_parts(tokenizer, marks, body["input_prefix"], around))
+        assert tokenizer.decode(ids, skip_special_tokens=False) == answer["prompt"]
+        assert len(ids) == answer["tokens_evaluated"]

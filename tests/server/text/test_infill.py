@@ -6,6 +6,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from support.reciting import small_tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from octavo.chat.infill import (
@@ -98,6 +99,35 @@ def test_other_files_come_first_with_their_names():
         "\n\n--- snippet ---\n\nx = 1\n\n\n--- snippet ---\n\ny = 2\n<｜fim▁begin｜>a = <｜fim▁hole｜>!<｜fim▁end｜>"
     )
     assert spelled(byte_level(*QWEN), "a", Around("!", files=[])).startswith("<|repo_name|>myproject\n<|file_sep|>file")
+
+
+CODE = st.text("ab =\n\t(é", max_size=8)
+BYTE_PAIRS = {
+    name: small_tokenizer(["a = b(a)\n\n  b = a\n\tab", "myproject\n", "filename\n"], marks)
+    for name, marks in (("qwen", QWEN), ("starcoder", STARCODER), ("deepseek", DEEPSEEK))
+}
+
+
+@pytest.mark.parametrize(("name", "marks"), [("qwen", QWEN), ("starcoder", STARCODER), ("deepseek", DEEPSEEK)])
+@given(files=st.none() | st.lists(st.tuples(CODE, CODE), max_size=3), prefix=CODE, line=CODE, suffix=CODE)
+def test_ids_are_those_of_the_pieces_that_llama_cpp_documents(name, marks, files, prefix, line, suffix):
+    """No token joins two pieces: names and texts of files, prefix and line, and what marks part."""
+    backend = BYTE_PAIRS[name]
+    pieces: list[str] = []
+    if files is not None and len(marks) == 6:
+        pieces += [marks[4], "myproject\n"]
+        for file, text in [*files, ("filename", "")]:
+            pieces += [marks[5], f"{file}\n", text]
+    elif files is not None:
+        for _, text in files:
+            pieces += ["\n\n--- snippet ---\n\n", text]
+    pieces += [marks[0], prefix, line, marks[1], suffix, marks[2]]
+    expected = [number for piece in pieces for number in backend.encode(piece).ids]
+    tokenizer = Tokenizer(backend, {})
+    tokens = find_infill_tokens(tokenizer)
+    assert tokens is not None
+    around = Around(suffix, line, None if files is None else [InfillFile(*file) for file in files])
+    assert infill_prompt(tokens, encode_parts(tokenizer, tokens, prefix, around)) == expected
 
 
 def test_the_first_token_of_a_text_comes_first():
