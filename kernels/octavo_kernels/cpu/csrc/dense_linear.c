@@ -236,6 +236,14 @@ static const void *packed_rows(const struct dense_linear_args *a, enum product p
 
 static void store_sums(const struct dense_linear_args *a, int64_t block, int64_t row, int64_t rows, vf (*sums)[SUM_ROWS]) {
     const int dtype = (int)a->out_dtype;
+#if defined(__AVX512BF16__)
+    if (dtype == BFLOAT16 && !a->bias && (block + 1) * DENSE_BLOCK <= a->channels) {  // a row's line at once
+        uint16_t *out = (uint16_t *)a->out + row * a->out_stride + a->offset + block * DENSE_BLOCK;
+        for (int64_t i = 0; i < rows; i++, out += a->out_stride)
+            _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh((__m512)sums[1][i], (__m512)sums[0][i]));
+        return;
+    }
+#endif
     for (int v = 0; v < BLOCK_VECTORS; v++) {
         const int64_t channel = block * DENSE_BLOCK + v * VW, count = MIN(VW, a->channels - channel);
         if (count <= 0) return;
@@ -259,6 +267,8 @@ INLINE struct prefetch plan_prefetch(const uint8_t *block, int64_t stride, int64
     return (struct prefetch){block + steps * stride + n * lines * 64 * steps, n < 2 ? lines : 0};
 }
 
+#include "dense_parts.h"
+
 // A block of channels times tiles [first, end) of rows
 INLINE void multiply_block(const struct dense_linear_args *a, int64_t block, int64_t first, int64_t end, const char *x,
                            const enum product product) {
@@ -266,6 +276,12 @@ INLINE void multiply_block(const struct dense_linear_args *a, int64_t block, int
                   row_bytes = ROW_BYTES(product, steps);
     const tile_fn compute = tile_function(product);
     const uint8_t *weight = a->weight + block * steps * stride;
+#if HAS_AMX
+    if (product == PAIRS && end - first > 1) {
+        multiply_parts(a, block, first, end, x);
+        return;
+    }
+#endif
     for (int64_t t = first; t < end; t++) {
         const int64_t row = tile_begin(product, a->rows, t), rows = tile_begin(product, a->rows, t + 1) - row;
         const int far = product == PAIRS && (HAS_AMX || rows > WIDE_ROWS);

@@ -53,18 +53,34 @@ INLINE void tile_step(const uint8_t *upper, const uint8_t *lower, const uint8_t 
     TILE_DOT_BF16(7, 1, 3);
 }
 
-INLINE void multiply_tiles(const uint8_t *weight, const uint8_t *x, int64_t steps, struct prefetch ahead, int64_t rows,
-                           const int has_lower) {
-    const int64_t upper_rows = MIN(rows, HALF_ROWS), lower_rows = rows - upper_rows, rest = steps % B_STEPS;
-    const uint8_t *lower = x + CEIL_DIV(steps, B_STEPS) * upper_rows * TILE_ROW;
-    TILE_ZERO(4);
-    TILE_ZERO(5);
-    if (has_lower) {
+// Sums of a tile's rows: of 16 channels, then of the next 16
+struct tile_sums {
+    _Alignas(64) float half[2][AMX_ROWS][HALF_ROWS];
+};
+
+// Products of `steps` steps from `step` on of a block with packed rows, of which each has `all` steps; added to sums if `more`
+INLINE void multiply_tiles(const uint8_t *weight, const uint8_t *x, int64_t all, int64_t step, int64_t steps,
+                           struct prefetch ahead, struct tile_sums *sums, int more, int64_t rows, const int has_lower) {
+    const int64_t upper_rows = MIN(rows, HALF_ROWS), lower_rows = rows - upper_rows, rest = steps % B_STEPS,
+                  before = step / B_STEPS * TILE_ROW;
+    const uint8_t *lower = x + CEIL_DIV(all, B_STEPS) * upper_rows * TILE_ROW + before * lower_rows;
+    x += before * upper_rows, weight += step * B_STRIDE;
+    if (more) {
+        TILE_LOAD(4, sums->half[0], TILE_ROW);
+        TILE_LOAD(5, sums->half[1], TILE_ROW);
+    } else {
+        TILE_ZERO(4);
+        TILE_ZERO(5);
+    }
+    if (has_lower && more) {
+        TILE_LOAD(6, sums->half[0][HALF_ROWS], TILE_ROW);
+        TILE_LOAD(7, sums->half[1][HALF_ROWS], TILE_ROW);
+    } else if (has_lower) {
         TILE_ZERO(6);
         TILE_ZERO(7);
     }
     for (int64_t k = 0; k < steps / B_STEPS; k++, weight += B_STEPS * B_STRIDE) {
-        for (int64_t n = B_STEPS * ahead.lines; n > 0; n--, ahead.next += 64) __builtin_prefetch(ahead.next, 0, 3);
+        for (int64_t n = ahead.lines; n > 0; n--, ahead.next += 64) __builtin_prefetch(ahead.next, 0, 2);
         tile_step(x, lower, weight, has_lower);
         x += upper_rows * TILE_ROW, lower += lower_rows * TILE_ROW;
     }
@@ -73,30 +89,36 @@ INLINE void multiply_tiles(const uint8_t *weight, const uint8_t *x, int64_t step
         memcpy(last, weight, (size_t)(rest * B_STRIDE));
         tile_step(x, lower, last, has_lower);
     }
+    TILE_STORE(4, sums->half[0], TILE_ROW);
+    TILE_STORE(5, sums->half[1], TILE_ROW);
+    if (has_lower) {
+        TILE_STORE(6, sums->half[0][HALF_ROWS], TILE_ROW);
+        TILE_STORE(7, sums->half[1][HALF_ROWS], TILE_ROW);
+    }
 }
 
-static void __attribute__((noinline)) tile_matrix(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead,
-                                                  vf (*sums)[SUM_ROWS], int64_t rows) {
+static void __attribute__((noinline)) part_of_matrix(const uint8_t *weight, const void *x, int64_t all, int64_t step,
+                                                     int64_t steps, struct prefetch ahead, struct tile_sums *sums, int more,
+                                                     int64_t rows) {
     amx_configure(MIN(rows, HALF_ROWS), MAX(0, rows - HALF_ROWS), HALF_ROWS);
-    if (rows > HALF_ROWS) multiply_tiles(weight, x, steps, ahead, rows, 1);
-    else multiply_tiles(weight, x, steps, ahead, rows, 0);
-#if VW == 16
-    TILE_STORE(4, sums[0], TILE_ROW);
-    TILE_STORE(5, sums[1], TILE_ROW);
-    if (rows > HALF_ROWS) {
-        TILE_STORE(6, sums[0] + HALF_ROWS, TILE_ROW);
-        TILE_STORE(7, sums[1] + HALF_ROWS, TILE_ROW);
-    }
-#else
-    float c[AMX_ROWS][DENSE_BLOCK];
-    TILE_STORE(4, c, sizeof(*c));
-    TILE_STORE(5, c[0] + 16, sizeof(*c));
-    if (rows > HALF_ROWS) {
-        TILE_STORE(6, c + HALF_ROWS, sizeof(*c));
-        TILE_STORE(7, c[HALF_ROWS] + 16, sizeof(*c));
-    }
+    if (rows > HALF_ROWS) multiply_tiles(weight, x, all, step, steps, ahead, sums, more, rows, 1);
+    else multiply_tiles(weight, x, all, step, steps, ahead, sums, more, rows, 0);
+}
+
+INLINE void as_vectors(const struct tile_sums *from, vf (*sums)[SUM_ROWS], int64_t rows) {
     for (int v = 0; v < BLOCK_VECTORS; v++)
-        for (int64_t i = 0; i < rows; i++) sums[v][i] = vload(c[i] + v * VW);
+        for (int64_t i = 0; i < rows; i++) sums[v][i] = vload(from->half[v * VW / HALF_ROWS][i] + v * VW % HALF_ROWS);
+}
+
+static void tile_matrix(const uint8_t *weight, const void *x, int64_t steps, struct prefetch ahead, vf (*sums)[SUM_ROWS],
+                        int64_t rows) {
+#if VW == 16
+    ahead.lines *= B_STEPS;
+    part_of_matrix(weight, x, steps, 0, steps, ahead, (struct tile_sums *)sums, 0, rows);
+#else
+    struct tile_sums found;
+    part_of_matrix(weight, x, steps, 0, steps, ahead, &found, 0, rows);
+    as_vectors(&found, sums, rows);
 #endif
 }
 #elif !HAS_BF16_MMLA
