@@ -30,6 +30,7 @@ pytestmark = [
 @example((1, 1, 1), 0, [], 0)
 @example((33, 65, 97), 60, [], 1)
 @example((16, 32, 32), 110, [], 2)
+@example((70, 33, 417), 20, [float("nan")], 3)  # so wide that its columns are taken in parts
 @settings(max_examples=20, **FIXTURES)
 def test_sums_have_the_bits_of_the_manual(isa, threads, shape, exponents, special, seed):
     rows, channels, width = shape
@@ -43,7 +44,7 @@ def test_sums_have_the_bits_of_the_manual(isa, threads, shape, exponents, specia
 
 def test_a_row_is_the_same_alone_in_a_batch_and_in_a_prompt(isa, threads):
     """Whatever tile it is in: sums are added in one order for all numbers of rows."""
-    x, packed = spread((333, 200), 3, 12), packing.pack_dense(spread((40, 200), 4, 12))
+    x, packed = spread((333, 600), 3, 12), packing.pack_dense(spread((40, 600), 4, 12))  # columns in two parts
     threads(1)
     prompt = cpu.dense_linear(x, packed)
     for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64, 70):
