@@ -237,10 +237,9 @@ static const void *packed_rows(const struct dense_linear_args *a, enum product p
 static void store_sums(const struct dense_linear_args *a, int64_t block, int64_t row, int64_t rows, vf (*sums)[SUM_ROWS]) {
     const int dtype = (int)a->out_dtype;
 #if defined(__AVX512BF16__)
-    if (dtype == BFLOAT16 && !a->bias && (block + 1) * DENSE_BLOCK <= a->channels) {  // a row's line at once
+    if (dtype == BFLOAT16 && !a->bias && (block + 1) * DENSE_BLOCK <= a->channels) {
         uint16_t *out = (uint16_t *)a->out + row * a->out_stride + a->offset + block * DENSE_BLOCK;
-        for (int64_t i = 0; i < rows; i++, out += a->out_stride)
-            _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh((__m512)sums[1][i], (__m512)sums[0][i]));
+        for (int64_t i = 0; i < rows; i++) store_line(out + i * a->out_stride, sums[0][i], sums[1][i]);
         return;
     }
 #endif

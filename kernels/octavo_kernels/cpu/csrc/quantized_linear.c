@@ -47,6 +47,13 @@ static void add_bias(const float *bias, int64_t channels, int64_t rows, int64_t 
 }
 
 static void store_tile(const struct quantized_linear_args *a, int64_t row, int64_t rows, int64_t block, vf (*sums)[MAX_ROWS]) {
+#if defined(__AVX512BF16__)
+    if (a->dtype == BFLOAT16 && (block + 1) * BLOCK <= a->channels) {
+        uint16_t *out = (uint16_t *)a->out + row * a->out_stride + a->offset + block * BLOCK;
+        for (int64_t i = 0; i < rows; i++) store_line(out + i * a->out_stride, sums[0][i], sums[1][i]);
+        return;
+    }
+#endif
     for (int v = 0; v < BLOCK / VW; v++) {
         const int64_t channel = block * BLOCK + v * VW, count = MIN(VW, a->channels - channel);
         if (count <= 0) return;
@@ -56,6 +63,13 @@ static void store_tile(const struct quantized_linear_args *a, int64_t row, int64
             else store_part(a->out, at, count, sums[v][i], (int)a->dtype);
         }
     }
+}
+
+// Fetch where the results of a tile will be written: stores would wait for these lines one after the other
+INLINE void prefetch_results(const struct quantized_linear_args *a, int64_t row, int64_t rows, int64_t block) {
+    const int64_t size = a->dtype == BFLOAT16 ? 2 : 4;
+    const char *out = (const char *)a->out + (row * a->out_stride + a->offset + block * BLOCK) * size;
+    for (int64_t i = 0; i < rows; i++, out += a->out_stride * size) __builtin_prefetch(out, 1, 3);
 }
 
 // First row of tile i of rows [begin, end). Tiles have even sizes, 2 x 7 + 3 x 6 for 32 rows instead of 4 x 7 + 4: a tile of
@@ -93,6 +107,7 @@ static void run_block(const struct quantized_linear_args *a, const struct activa
         int64_t row = tile_begin(begin, end, tile, num_tiles), rows = tile_begin(begin, end, tile + 1, num_tiles) - row;
         vf sums[BLOCK / VW][MAX_ROWS];
         plan_prefetch(&b, &next, tile, num_tiles);
+        if (HAS_INT8_MATRIX && rows > FEW_ROWS) prefetch_results(a, row, rows, index);
         tile_function(a, x->terms)(&b, x, row, sums, rows);
         add_bias(a->bias, a->channels, rows, index, sums);
         store_tile(a, row, rows, index, sums);

@@ -234,6 +234,12 @@ INLINE void store_as(void *p, int64_t i, vf x, int dtype) {
     if (dtype == BFLOAT16) *(vh_unaligned *)((uint16_t *)p + i) = narrow(x);
     else vstore((float *)p + i, x);
 }
+#if defined(__AVX512BF16__)
+// 32 elements in bfloat16: a line of memory, which is then written as a whole
+INLINE void store_line(uint16_t *p, vf low, vf high) {
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+}
+#endif
 // The last n < VW elements: nothing past them is read or written, and the rest of the vector is 0
 INLINE vf load_part(const void *p, int64_t i, int64_t n, int dtype) {
     if (dtype == BFLOAT16) {
