@@ -81,6 +81,7 @@ def test_ollamas_suffix(coder):
     assert asked.generate("coder", PREFIX, suffix=SUFFIX, options=options).response == MIDDLE
     lines = asked.generate("coder", PREFIX, suffix=SUFFIX, options=options, stream=True)
     assert "".join(line.response for line in lines) == MIDDLE
+    assert "insert" in (asked.show("coder").capabilities or []), "by which plugins know"
     with pytest.raises(ollama.ResponseError, match="system needs a chat template"):
         asked.generate("coder", PREFIX, suffix=SUFFIX, system="Be brief.")
 

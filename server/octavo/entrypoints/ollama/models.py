@@ -10,6 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.chat.infill import find_infill_tokens
 from octavo.entrypoints.admission import check_model
 from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.ollama.answers import timestamp
@@ -178,6 +179,8 @@ def _capabilities(state: ServerState) -> list[str]:
             found.append("tools")
         if can_think(state):
             found.append("thinking")
+        if state.engine.tokenizer is not None and find_infill_tokens(state.engine.tokenizer) is not None:
+            found.append("insert")
     elif "embed" in tasks:
         found.append("embedding")
     return found
