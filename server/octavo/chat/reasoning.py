@@ -18,6 +18,7 @@ class HeldCall:
 
     def __init__(self, parser: ToolParser, tags: ThoughtTags) -> None:
         self._parser = parser
+        parser.marks = tuple(mark for mark in parser.marks if mark not in tags.closings)  # these are met here
         self._closing = pattern_of(tags.closings)
         self._longest = max(map(len, tags.closings))
         self._fed = 0
@@ -65,6 +66,7 @@ class ReasoningParser:
     def __init__(self, inside: bool, calls: Callable[[], ToolParser] | None = None, tags: ThoughtTags = THINK) -> None:
         markers = calls().markers if calls is not None else ()
         self._calls, self._tags = calls, tags
+        self._longest_first = sorted(tags.openings, key=len, reverse=True)
         self._ends = (*tags.closings, *markers)
         self._closing, self._markers = pattern_of(tags.closings), pattern_of(markers)
         self._held: HeldCall | None = None
@@ -105,15 +107,15 @@ class ReasoningParser:
     def _read_opening(self, ended: bool) -> bool:
         """True once it is known whether the text begins with the tag."""
         visible = self._text.lstrip()
-        tag = next((tag for tag in self._tags.openings if visible.startswith(tag)), None)
+        if not ended and any(tag.startswith(visible) and tag != visible for tag in self._tags.openings):
+            return False
+        tag = next((tag for tag in self._longest_first if visible.startswith(tag)), None)
         if tag is not None:
             self._thinking = True
             self._text = visible[len(tag) :].lstrip()
             if not self._text and not ended:
                 self._text = tag  # the space behind the tag may go on
                 return False
-        elif not ended and any(tag.startswith(visible) for tag in self._tags.openings):
-            return False
         elif self._thinking:
             self._text = visible
         else:

@@ -27,6 +27,7 @@ from octavo.chat.thoughts import Thoughts, thoughts_of
 from octavo.chat.tools.call_turns import PROBED, frame_of
 from octavo.chat.tools.choice import format_of, own_format, with_arguments_as_text
 from octavo.chat.tools.formats.row import Format, Json, Params
+from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.chat.tools.harmony import STOPS, harmony_grammar, harmony_messages, nearest_effort, speaks_harmony
 from octavo.chat.tools.parsers import HarmonyParser, reader_of_marks
 from octavo.chat.tools.parsers.harmony import MARKS as HARMONY_MARKS
@@ -300,8 +301,12 @@ def _cuts(text: str, conversation: Conversation, text_of: _TextOf) -> list[tuple
 
 def _marks(thoughts: Thoughts, template: str) -> Format | None:
     """The row whose marks stand around answers."""
-    if thoughts.tags is not None and thoughts.tags.texts:
-        return Format("text", Json(), texts=thoughts.tags.texts)
+    if (tags := thoughts.tags) is not None:
+        rows = (TOOL_FORMATS[name] for name in tags.names if name in TOOL_FORMATS)
+        if row := next((row for row in rows if row.thoughts[0]), None):  # thoughts may come again, behind text
+            return replace(row, texts=row.texts or tags.texts)
+        if tags.texts:
+            return Format("text", Json(), texts=tags.texts)
     found = own_format(template) if _RECIPIENT in template else None
     return found.row if found is not None and found.row.begun else None
 

@@ -82,7 +82,12 @@ THOUGHT_TAGS = (
     ThoughtTags("<think:opensource>", "</think:opensource>", ("hy_v3",)),
     ThoughtTags("<mm:think>", "</mm:think>", ("minimax_m3",)),
     ThoughtTags("[THINK]", "[/THINK]", ("mistral",)),
-    ThoughtTags("<|channel>thought", "<channel|>", ("gemma4",)),
+    ThoughtTags(
+        "<|channel>thought",
+        "<channel|>",
+        ("gemma4",),
+        also=(("<|channel><|channel>thought", "<channel|>"), ("<|channel>", "<channel|>")),
+    ),
     ThoughtTags(
         "<|START_THINKING|>",
         "<|END_THINKING|>",

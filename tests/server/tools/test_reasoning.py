@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from octavo.chat.reasoning import ReasoningParser
 from octavo.chat.thought_tags import THINK, THOUGHT_TAGS, ThoughtTags
 from octavo.chat.thoughts import thoughts_of
-from octavo.chat.tools.formats.table import TOOL_FORMATS
+from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
+from octavo.chat.tools.formats.writer import write_calls
 from octavo.chat.tools.parsers import CallPiece, Reasoning, reader_of
 
 
@@ -162,3 +163,15 @@ def test_commands_thoughts_end_at_a_call():
     parser = reader_of(TOOL_FORMATS["cohere_command3"], ["now"])
     pieces = [*parser.feed("<|START_THINKING|>I need it." + CALLS["cohere_command3"]), *parser.finish()]
     assert pieces == [Reasoning("I need it."), CallPiece(0, "now", '{"zone": "a</think>b"}')]
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.thoughts[0] and not row.addressed], ids=lambda row: row.name
+)
+def test_drafts_stay_thoughts_in_families_with_marks_of_their_own(row):
+    tags = next(tags for tags in THOUGHT_TAGS if row.name in tags.names)
+    call = write_calls(row, [("now", {"zone": f"a{tags.closing}b"})])
+    parser = ReasoningParser(True, lambda: reader_of(row, {"now": {"properties": {"zone": {"type": "string"}}}}), tags)
+    parts = [parser.feed(piece) for piece in f"Perhaps {call}?{tags.closing}No."] + [parser.finish()]
+    assert "".join(thoughts for thoughts, _ in parts) == f"Perhaps {call}?"
+    assert "".join(answer for _, answer in parts) == "No."

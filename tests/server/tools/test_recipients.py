@@ -72,6 +72,15 @@ CASES = [
         ("So.", "", [NOW, NOW]),
     ),
     (MUSE, f" to=self<|message|>Never closed. to=now<|message|>{CALL}", True, ("Never closed.", "", [NOW])),
+    # Calls that a message to somebody else only quotes.
+    (MUSE, f" to=user<|message|>As in {CALL}<|eot|>", True, ("", f"As in {CALL}", [])),
+    (
+        MUSE,
+        f" to=self<|message|>Perhaps {CALL}?<|eom|><|start|>assistant to=user<|message|>{CALL} or not.<|eom|><|start|>"
+        f"assistant to=now<|message|>{CALL}",
+        True,
+        (f"Perhaps {CALL}?", f"{CALL} or not.", [NOW]),
+    ),
     (MUSE, " to=user<|message|>I write to=user.<|eot|>", True, ("", "I write to=user.", [])),
     (
         MUSE,

@@ -44,6 +44,8 @@ TEMPLATES = {
     "</tool_calls>{% endif %}",
     "qwen3_xml": EACH + "{{ '\n' if not loop.first }}<tool_call>\n<function={{ f.name }}>\n" + ITEMS
     + "<parameter={{ k }}>\n" + VALUE + "\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}",
+    "mimo": EACH + "<tool_call><function={{ f.name }}>" + ITEMS + "<parameter={{ k }}>" + VALUE + "</parameter>"
+    "{% endfor %}</function></tool_call>{% endfor %}",
     "glm 4.6": EACH + "\n<tool_call>{{ f.name }}\n" + ITEMS + "<arg_key>{{ k }}</arg_key>\n<arg_value>" + VALUE
     + "</arg_value>\n{% endfor %}</tool_call>{% endfor %}",
     "glm 4.7": EACH + "<tool_call>{{ f.name }}" + ITEMS + "<arg_key>{{ k }}</arg_key><arg_value>" + VALUE

@@ -243,6 +243,16 @@ def test_an_answer_s_marks_are_no_content(tokenizer):
     assert answer(rendered, text) == ("So.", "Yes.")
 
 
+def test_gemma_s_channels_are_no_content(tokenizer):
+    rendered = prepared(tokenizer, spoken("<|channel>thought", "<channel|>"))
+    assert not rendered.inside_reasoning
+    assert answer(rendered, "<|channel>So.<channel|>Yes.") == ("So.", "Yes.")
+    assert answer(rendered, "<|channel><|channel>thought\nSo.<channel|>Yes.") == ("So.", "Yes.")
+    assert answer(rendered, "<|channel>thousands<channel|>Yes.<channel|>") == ("thousands", "Yes.")
+    again = "<|channel>thought\nSo.<channel|>Yes.<|channel>thought\nOr.<channel|>"
+    assert answer(rendered, again) == ("So.Or.", "Yes.")
+
+
 # Values of the flags.
 
 

@@ -264,7 +264,8 @@ def with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 def _calls_in(row: Format, text: str) -> list[Call] | None:
     """Return the calls that a format's reader finds in ``text``; None if their arguments are not JSON."""
-    parser = reader_of(row, _SCHEMAS)
+    forgiven = row.call if row.section[0] else ""  # templates do not forget a section
+    parser = reader_of(replace(row, also=tuple(mark for mark in row.also if mark != forgiven)), _SCHEMAS)
     found: list[tuple[str, str]] = []
     for piece in [*parser.feed(text), *parser.finish()]:
         if isinstance(piece, CallPiece) and piece.name is not None:

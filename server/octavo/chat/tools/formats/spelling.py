@@ -45,6 +45,9 @@ def _variants(row: Format) -> Iterator[Format]:
     elif isinstance(kind, Python):
         yield row
         yield replace(row, arguments=replace(kind, as_json=True))
+    elif isinstance(kind, Params) and kind.trims:
+        yield row
+        yield replace(row, arguments=replace(kind, trims=False))  # values to the letter
     elif isinstance(kind, Named) and kind.or_listed:
         for header in ("{name}[ARGS]", "{name}[CALL_ID]{id}[ARGS]", "{name}"):
             yield replace(row, header=header, arguments=replace(kind, or_listed=False))

@@ -38,6 +38,7 @@ def _dsml(name: str, mark: str, section: str) -> Format:
         call=f'<{mark}invoke name="',
         header='{name}">',
         call_end=f"</{mark}invoke>",
+        also=(f'<{mark}invoke name="',),  # models forget the section
         special=True,
     )
 
@@ -133,6 +134,7 @@ ROWS = (
         Json(listed=True),
         section=("<|tool_call|>", "<|/tool_call|>"),
         ends_section=False,
+        also=("<tool_call>",),  # since 3.1
         special=True,
     ),
     Format(
@@ -322,7 +324,14 @@ ROWS = (
         special=True,
     ),
     Format("granite-20b-fc", Json(), section=("<function_call>", ""), each=True),
-    Format("xlam", Json(listed=True), section=("<tool_call>", "</tool_call>"), begins="[", known_only=True),
+    Format(
+        "xlam",
+        Json(listed=True),
+        section=("<tool_call>", "</tool_call>"),
+        also=("[TOOL_CALLS]",),
+        begins="[",
+        known_only=True,
+    ),
     Format("cohere_command_r", Json("tool_name", "parameters", listed=True), section=("Action:\n```json\n", "```")),
 )
 # By each of its names; as a flag a name, or what is said of the chat template or of none.

@@ -52,6 +52,7 @@ class ToolParser(TextReader, ABC):
     def __init__(self, names: Collection[str] | Mapping[str, Any] = ()) -> None:
         super().__init__()
         self.markers: tuple[str, ...] = ()  # what a call, or several, may begin with
+        self.marks: tuple[str, ...] = ()  # what separates thoughts and other text
         self.name_keys: tuple[str, ...] = ("name",)  # of calls that are JSON
         self.num_calls = 0
         self.num_unknown = 0  # of these, calls whose names no tool has

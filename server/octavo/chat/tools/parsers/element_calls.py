@@ -123,5 +123,9 @@ def _written(tree: Any, schema: Any, parameters: Mapping[str, Any]) -> str:
     for tag, value in tree:
         inner = schema_of(schema, tag)
         members.setdefault(tag, []).append(_written(value, inner, parameters))
-    texts = (f"{json.dumps(tag, ensure_ascii=False)}: {values[-1]}" for tag, values in members.items())
+    texts = []
+    for tag, values in members.items():
+        several = len(values) > 1 and not kinds_of(schema_of(schema, tag), parameters)
+        value = f"[{', '.join(values)}]" if several else values[-1]
+        texts.append(f"{json.dumps(tag, ensure_ascii=False)}: {value}")
     return "{" + ", ".join(texts) + "}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -13,6 +14,7 @@ from octavo.chat.tools.parsers.core import Reasoning, ToolParser, overlap
 from octavo.chat.tools.parsers.reader import CutOffError, NotACallError, Steps
 
 _FIELD = re.compile(r"\{(?:name|id|index)\}|\([^)]*\)\?")
+_TO = "<|message|>"  # behind the name of a message's reader
 _INDEX = re.compile(r"[0-9]*")
 
 
@@ -27,7 +29,7 @@ class FormatReader(ToolParser):
         self.row = row
         addressed = tuple(row.addressed.replace("{name}", name) for name in names if row.addressed)
         self.markers = (*row.markers, *addressed)
-        self._marks = (*row.marks, *addressed)
+        self._addressed, self.marks = addressed, (*row.marks, *addressed)
 
     def _parse(self) -> Steps[None]:
         row = self.row
@@ -35,10 +37,13 @@ class FormatReader(ToolParser):
             yield from self._attempt(self._calls(""))
         if row.begun:
             yield from self._begun()
-        while found := (yield from self._content_until(*row.markers, *self._marks)):
-            if found in row.markers:
+        markers = row.markers
+        while found := (yield from self._content_until(*markers, *self.marks)):
+            if found in markers:
                 yield from self._attempt(self._calls(found))
                 continue
+            # A message to somebody who is no tool calls none.
+            markers = () if self._addressed and found.endswith(_TO) and found not in self._addressed else row.markers
             self._at += len(found)
             self._settled = self._at
             if found == row.thoughts[0]:
@@ -113,26 +118,39 @@ class FormatReader(ToolParser):
     def _header(self, known_only: bool) -> Steps[str]:
         """The name in a call's header, which is read. White space may stand around the name."""
         name = number = ""
-        before = self.row.call
         self._call_id = None
-        yield from self._expect(before)
+        yield from self._expect(self.row.call)
         self._name = ""
-        for part in header_parts(self.row.header):
+        parts = header_parts(self.row.header)
+        for part in parts:
             if part == "{name}":
                 name = yield from self._name_in_header()
                 if not name or (known_only and self._names and name not in self._names):
                     raise NotACallError
             elif part == "{index}":
+                yield from self._skip_space()
                 number = yield from self._run_of(_INDEX)
             elif part == "{id}":
                 yield from self._run_of(_until(_following(self.row.header, part)))
             elif part.endswith(")?"):
                 yield from self._optional_header(part[1:-2])
+            elif part is parts[0] and self.row.call:
+                known_only = not (yield from self._lead(part)) or known_only
             else:
+                yield from self._skip_space()
                 yield from self._expect(part)
         if self.row.keeps_ids and number:
             self._call_id = f"functions.{name}:{number}"
         return name
+
+    def _lead(self, text: str) -> Steps[bool]:
+        """Read what stands between a call's mark and its name. False where its word, or all of it, is missing, as with
+        models that forget it."""
+        yield from self._skip_space()
+        for literal in (text, text.lstrip(string.ascii_letters)):
+            if literal and (yield from self._read(literal)):
+                return literal == text
+        return False
 
     def _name_in_header(self) -> Steps[str]:
         yield from self._skip_space()
@@ -149,7 +167,7 @@ class FormatReader(ToolParser):
     def _thoughts(self) -> Steps[None]:
         """A call ends them, where the model forgets to close them."""
         end = self.row.thoughts[1]
-        ends = (end, *self.markers)
+        ends = (end, *(self._addressed or self.markers))
         pattern = re.compile("|".join(map(re.escape, ends)))
         while True:
             found = pattern.search(self._text, self._at)

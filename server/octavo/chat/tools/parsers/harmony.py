@@ -56,13 +56,13 @@ class HarmonyParser(ToolParser):
             if marker != MESSAGE:
                 self._give_cut_header(header)
                 return
-        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        channels, recipient = _CHANNEL.findall(header), _RECIPIENT.search(header)
         to = recipient[1] if recipient else ""
         if to.startswith(_FUNCTION) and self._calls:
             yield from self._call(to.removeprefix(_FUNCTION))
             return
         is_tool = bool(to) and to not in _PEOPLE and not to.startswith(_FUNCTION)  # the model's own tools
-        kind = Reasoning if is_tool or (channel is not None and channel[1] == "analysis") else str
+        kind = Reasoning if is_tool or (channels[-1:] == ["analysis"]) else str
         self._separator = _SEPARATOR if kind in self._parts else ""
         yield from self._until(
             (END, RETURN, CALL, START), self._give_reasoning if kind is Reasoning else self._give_content

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.chat.tools.formats.row import Params
@@ -21,7 +21,10 @@ _CDATA, _CDATA_END = "<![CDATA[", "]]>"
 
 class ParamsReader(FormatReader):
     """A text is given out as it comes, where its schema allows nothing else; other values when they are whole. An end
-    tag inside a value belongs to it unless another tag follows. A call may end with the text without its end tags."""
+    tag inside a value belongs to it unless another tag follows. A value whose end tag is missing ends where another
+    argument of the schema begins, a call with the text."""
+
+    _left: Sequence[str] = ()  # arguments of the schema that are still to come
 
     @property
     def _tags(self) -> Params:
@@ -52,18 +55,16 @@ class ParamsReader(FormatReader):
     def _arguments_in_tags(self, parameters: Any) -> Steps[None]:
         schema: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
         tags, call_end, lead = self._tags, self.row.call_end, "{"
+        properties = schema.get("properties")
+        self._left = list(properties) if isinstance(properties, Mapping) else []
         try:
             while True:
                 yield from self._skip_space()
                 if not (yield from self._read(tags.key)):
                     break
                 key = (yield from self._run_of(_KEY)).strip()
-                yield from self._expect(tags.key_end)
-                kinds = kinds_of(schema_of(schema, key), schema)
-                if tags.kind_end:
-                    word = yield from self._run_of(_WORD)
-                    yield from self._expect(tags.kind_end)
-                    kinds = {"string"} if word == tags.text_kind else kinds - {"string"}
+                kinds = yield from self._kinds(kinds_of(schema_of(schema, key), schema))
+                self._left = [name for name in self._left if name != key]
                 if tags.value:
                     yield from self._skip_space()
                     yield from self._expect(tags.value.lstrip())
@@ -80,6 +81,23 @@ class ParamsReader(FormatReader):
             self._in_arguments = False
             raise
         self._give_arguments("{}" if lead == "{" else "}")
+
+    def _kinds(self, kinds: set[str]) -> Steps[set[str]]:
+        """Read what follows a key, up to its value; the kinds of that, where ``kinds`` are the schema's, which decides
+        where the model says another one."""
+        tags = self._tags
+        if not tags.kind_end:
+            yield from self._expect(tags.key_end)
+            return kinds
+        untold = tags.kind_end if tags.key_end[0] == tags.kind_end[0] else tags.key_end.partition(">")[0] + ">"
+        if not (yield from self._read(tags.key_end)):
+            yield from self._expect(untold)
+            return kinds
+        word = yield from self._run_of(_WORD)
+        yield from self._expect(tags.kind_end)
+        if word == tags.text_kind:
+            return kinds if kinds and "string" not in kinds else {"string"}
+        return kinds if kinds == {"string"} else kinds - {"string"}
 
     def _value(self, lead: str, kinds: set[str]) -> Steps[str]:
         """Give out ``lead`` and a value, read up to behind its end tag. Returns what stands before the next key."""
@@ -110,6 +128,15 @@ class ParamsReader(FormatReader):
         end = ("\n" if self._tags.trims else "") + plain
         while True:
             at = self._text.find(plain, self._at)
+            if (following := self._next_key(at)) is not None:
+                piece = self._text[self._at : following]
+                self._at += len(piece)
+                if piece:
+                    return piece, False
+                if (yield from self._begins_argument()):
+                    return "", True
+                self._at += 1
+                return self._text[self._at - 1], False
             if at >= 0:
                 trimmed = len(end) - len(plain) if self._text.startswith(end, max(self._at, at - 1)) else 0
                 piece = self._text[self._at : at - trimmed] if at - trimmed >= self._at else ""
@@ -125,7 +152,7 @@ class ParamsReader(FormatReader):
                 self._at = self._settled + begin + len(tag)
                 return tag, False
             if self._at < len(self._text):
-                hold = max(overlap(self._text, end), overlap(self._text, plain))
+                hold = max(overlap(self._text, tag) for tag in (end, plain, *self._openings()))
                 piece = self._text[self._at : max(self._at, len(self._text) - hold)]
                 if piece:
                     self._at += len(piece)
@@ -135,6 +162,27 @@ class ParamsReader(FormatReader):
                 rest = piece[: len(piece) - max(overlap(piece, end), overlap(piece, plain))]
                 self._at = len(self._text)
                 return rest, True
+
+    def _openings(self) -> tuple[str, ...]:
+        """What an argument begins with, where one that is still to come would end a value whose end tag is missing."""
+        return (self._tags.key, self._tags.newline + self._tags.key) if self._left else ()
+
+    def _next_key(self, end: int) -> int | None:
+        """The place before ``end``, or -1, at which another argument may begin."""
+        key, newline = self._tags.key, self._tags.newline
+        at = self._text.find(key, self._at, None if end < 0 else end) if self._left else -1
+        if at < 0:
+            return None
+        return at - len(newline) if self._text.endswith(newline, self._at, at) else at
+
+    def _begins_argument(self) -> Steps[bool]:
+        """True if an argument begins here that the call still lacks; reads the line break before it."""
+        begin = self._at - self._settled
+        yield from self._read(self._tags.newline)
+        if (yield from self._one_of(*(self._tags.key + name + self._tags.key_end[0] for name in self._left))):
+            return True
+        self._at = self._settled + begin
+        return False
 
     def _is_end_of_value(self) -> Steps[bool]:
         """True if the end tag just read ends the value: a tag of the call, or nothing, follows."""

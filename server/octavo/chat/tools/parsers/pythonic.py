@@ -19,6 +19,7 @@ _PLAIN = re.compile(r"[^\"'\\()\[\]{},]*")
 _BEHIND = ("", ",", ")", "]", "}", ":")  # a text
 # A text up to the first quote that such a character follows.
 _TEXT = re.compile(r"""(["'])((?:\\.|(?!\1\s*(?:[,)\]}:]|$)).)*)\1""", re.DOTALL)
+_TEXT_OR_ZEROS = re.compile(_TEXT.pattern + r"|(?<![\w.])0+(?=[0-9])", re.DOTALL)
 _CONSTANTS = {"true": True, "false": False, "null": None}  # models mix the languages up
 
 
@@ -137,10 +138,11 @@ def arguments_of(source: str) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about "\d" in strings
+            source = source.replace("\0", "\\x00")  # which no source may have
             try:
                 call = ast.parse(source, mode="eval").body
             except SyntaxError:
-                call = ast.parse(_TEXT.sub(_escaped, source), mode="eval").body
+                call = ast.parse(_TEXT_OR_ZEROS.sub(_escaped, source), mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise NotACallError
         arguments: dict[str, Any] = {}
@@ -155,8 +157,10 @@ def arguments_of(source: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """A text that was written without escapes, with them."""
+    """A text that was written without escapes, with them; nothing for zeros in front of a number."""
     quote, inner = found[1], found[2]
+    if quote is None:
+        return ""
     inner = re.sub(rf"(\\\\.)|{quote}|\n", lambda part: part[1] or {"\n": "\\n"}.get(part[0], "\\" + quote), inner)
     return quote + inner + quote
 
@@ -165,7 +169,7 @@ def _literal(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=value) if value is None or isinstance(value, (str, bool, int, float)):
             return value
-        case ast.List(elts=items) | ast.Tuple(elts=items):
+        case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
             return [_literal(item) for item in items]
         case ast.Dict(keys=keys, values=values) if None not in keys:
             return {_key(key): _literal(value) for key, value in zip(keys, values, strict=True) if key is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ Schema = Mapping[str, Any]
 
 _MAX_REFERENCES = 32  # followed to find what kinds of value a schema takes
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_ZEROS = re.compile(r"[+-]?0*[0-9]{1,400}")
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -76,6 +78,8 @@ def _nearest(value: Any, text: str, kinds: set[str]) -> str:
 def _other_spelling(text: str, kinds: set[str]) -> Any:
     """Return the value that ``text`` has in Python but not in JSON; None if it has none, or is None."""
     word = text.lower()
+    if "integer" in kinds and _ZEROS.fullmatch(text):
+        return int(text)
     if word in _WORDS and (not kinds or _kind(_WORDS[word]) in kinds):
         return _WORDS[word]
     if text[:1] in ("{", "[", "(") and (not kinds or kinds & {"object", "array"}):
