@@ -100,6 +100,10 @@ clients: setup  ## other people's clients and agents, of Python and JavaScript, 
 	uv pip install --quiet --python $(CLIENTS)/frameworks/bin/python -r tests/support/clients/frameworks.txt
 	cp -r tests/support/clients/package.json tests/support/clients/coders $(CLIENTS)
 	for at in . coders; do npm install --prefix $(CLIENTS)/$$at --no-audit --no-fund --silent || exit 1; done
+	for tool in $$(cat tests/support/clients/coders.txt); do \
+	  UV_TOOL_DIR=$(CLIENTS)/coders/tools UV_TOOL_BIN_DIR=$(CLIENTS)/coders/bin \
+	    uv tool install --quiet --python 3.11 $$tool || exit 1; \
+	done
 	OCTAVO_CLIENTS=$(CLIENTS) python -m pytest \
 	  tests/server/api/test_clients.py tests/server/api/test_frameworks.py tests/server/api/test_coders.py $(ARGS)
 

@@ -103,3 +103,11 @@ def test_users_are_told_who_signs() -> None:
 def test_the_tests_of_a_release_are_those_of_a_change() -> None:
     assert JOBS["test"] == {"uses": "./.github/workflows/ci.yml"}
     assert "workflow_call:" in (WORKFLOWS / "ci.yml").read_text()
+
+
+def test_clients_are_tried_each_week_and_when_what_they_speak_to_changes() -> None:
+    workflow = yaml.safe_load((WORKFLOWS / "clients.yml").read_text())
+    triggers, (job,) = workflow[True], workflow["jobs"].values()  # YAML reads "on" as true
+    assert triggers["schedule"] and triggers["push"]["paths"] == triggers["pull_request"]["paths"]
+    assert all((ROOT / path.removesuffix("/**")).exists() for path in triggers["push"]["paths"])
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make clients"]

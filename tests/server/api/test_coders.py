@@ -1,4 +1,4 @@
-"""Coding agents as npm installs them, at the versions in support/clients/coders, mend a file with a reciting model.
+"""Coding agents as npm and pip install them, at the versions in support/clients, mend a file with a reciting model.
 They reach no host but this one.
 
 `make clients` installs them, outside the tree, and runs this.
@@ -22,7 +22,7 @@ from support.clients.loops import MODEL
 from support.reciting import Recital, small_tokenizer, write_reciting_model
 
 CLIENTS = Path(os.environ.get("OCTAVO_CLIENTS", Path.home() / ".cache" / "octavo" / "clients"))
-PROGRAMS = CLIENTS / "coders" / "node_modules" / ".bin"
+PROGRAMS = f"{CLIENTS / 'coders' / 'node_modules' / '.bin'}:{CLIENTS / 'coders' / 'bin'}"
 DOCS = Path(__file__).parents[3] / "docs"
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
@@ -96,9 +96,8 @@ def test_a_coding_agent_mends_a_file_and_runs_its_test(reciting, task, tmp_path)
     status, output = run([program, *coder.command(reciting.url, task.question)], task.folder, environment)
     assert status == 0, output[-4_000:] + reciting.log[-2_000:]
     task.check(output)
-    calls = sum(map(len, coder.calls(task)))
     assert [counted(reciting, f"octavo:tool_calls{kind}_total") for kind in ("", "_malformed", "_unknown")] == [
-        calls,
+        coder.count(task),
         0,
         0,
     ]

@@ -1,5 +1,5 @@
-"""Coding agents for the command line, as npm installs them: how each is told of a server, and what a reciting model
-says so that each mends a sum: it reads a file, edits it, runs the test and says that it is done."""
+"""Coding agents for the command line, as npm and pip install them: how each is told of a server, and what a reciting
+model says so that each mends a sum: it reads a file, edits it, runs the test and says that it is done."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Task:
 
     def check(self, output: str) -> None:
         assert self.done in output
-        assert (self.folder / "calc.py").read_text() == f"def add(a, b):\n{self.new}"
+        assert (self.folder / "calc.py").read_text().rstrip() == f"def add(a, b):\n{self.new}"
         assert (self.folder / "ran").exists(), "the test was not run"
 
 
@@ -72,7 +72,9 @@ class Task:
 class Coder:
     """One agent. ``command``: from address and question, behind its program; ``files``: its settings as JSON, by path
     below HOME, from the address; ``environment``: what keeps it from asking its makers for anything; ``calls``: of a
-    task, turn by turn: to read, to edit, to run the test; ``ends``: how the results of these turns end."""
+    task, turn by turn: to read, to edit, to run the test; ``ends``: how the results of these turns end; ``asked``: how
+    its first prompt ends; ``last``: calls beside the last words; ``edit``: the words that edit, of an agent that knows
+    no calls and runs the test by itself."""
 
     program: str
     command: Callable[[str, str], list[str]]
@@ -80,17 +82,26 @@ class Coder:
     ends: Callable[[Task], tuple[str, str, str]]
     files: Callable[[str], dict[str, Any]] = lambda url: {}
     environment: Mapping[str, str] = field(default_factory=dict)
+    asked: Callable[[Task], str] = lambda task: task.question
+    last: Calls = ()
+    edit: Callable[[Task], str] | None = None
+
+    def count(self, task: Task) -> int:
+        """The number of calls in a task."""
+        return 0 if self.edit is not None else sum(map(len, (*self.calls(task), self.last)))
 
 
 def scripts(task: Task) -> dict[str, str]:
     coder = CODERS[task.name]
+    if coder.edit is not None:
+        return {coder.asked(task): spoken("A wrong sign.", f"{coder.edit(task)}\n\n{task.done}", ())}
     read, edit, run = coder.calls(task)
     ends = coder.ends(task)
     return {
-        task.question: spoken("First I read it.", "I read the file.", read),
+        coder.asked(task): spoken("First I read it.", "I read the file.", read),
         ends[0]: spoken("A wrong sign.", "I mend it.", edit),
         ends[1]: spoken("Is it right?", "", run),
-        ends[2]: spoken("All is well.", task.done, ()),
+        ends[2]: spoken("All is well.", task.done, coder.last),
     }
 
 
@@ -140,6 +151,22 @@ def _cline(url: str) -> dict[str, Any]:
             },
         }
     }
+
+
+def _continue(url: str) -> dict[str, Any]:
+    model = {"name": MODEL, "provider": "openai", "model": MODEL, "apiBase": f"{url}/v1", "apiKey": "none"}
+    chosen = {**model, "roles": ["chat"], "capabilities": ["tool_use"]}
+    return {".continue/config.yaml": {"name": "octavo", "version": "1.0.0", "schema": "v1", "models": [chosen]}}
+
+
+def _by_shell(task: Task) -> tuple[Calls, Calls, Calls]:
+    """The calls of an agent whose one tool is a shell."""
+    mend = f"sed -i 's/{WRONG}/{RIGHT}/; s/read by/written by/' calc.py; cat calc.py"
+    return (
+        (("bash", {"command": "cat calc.py"}),),
+        (("bash", {"command": mend}),),
+        (("bash", {"command": "python3 test_calc.py"}),),
+    )
 
 
 CODERS = {
@@ -233,5 +260,48 @@ CODERS = {
         ),
         _cline,
         {"CLINE_NO_AUTO_UPDATE": "1"},
+    ),
+    "continue": Coder(
+        "cn",
+        lambda url, question: ["-p", "--auto", question],
+        lambda task: (
+            (("Read", {"filepath": "calc.py"}),),
+            (("Edit", {"file_path": f"{task.folder}/calc.py", "old_string": task.old, "new_string": task.new}),),
+            (("Bash", {"command": "python3 test_calc.py"}),),
+        ),
+        lambda task: (task.read, f"{task.wrote}\n\\ No newline at end of file\n", task.ran),
+        _continue,
+        {"CONTINUE_TELEMETRY_ENABLED": "0"},
+    ),
+    "mini-swe-agent": Coder(
+        "mini",
+        lambda url, question: [
+            *("--yolo", "--exit-immediately", "--model", f"openai/{MODEL}", "--task", question),
+            *("--config", "mini.yaml", "--config", f"model.model_kwargs.api_base={url}/v1"),
+        ],
+        _by_shell,
+        lambda task: (f'{task.read}"\n}}', f'{task.wrote}"\n}}', f'{task.ran}"\n}}'),
+        environment={
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "OPENAI_API_KEY": "none",
+        },
+        asked=lambda task: "### Any other command you want to run\n\n```bash\nanything\n```",
+        last=(("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"}),),
+    ),
+    "aider": Coder(
+        "aider",
+        lambda url, question: [
+            *("--model", f"openai/{MODEL}", "--openai-api-base", f"{url}/v1", "--openai-api-key", "none"),
+            *("--edit-format", "diff", "--no-git", "--yes-always", "--no-pretty", "--no-show-model-warnings"),
+            *("--no-check-update", "--analytics-disable", "--no-show-release-notes", "--map-tokens", "0"),
+            *("--auto-test", "--test-cmd", "python3 test_calc.py", "--message", question, "calc.py"),
+        ],
+        lambda task: ((), (), ()),
+        lambda task: ("", "", ""),
+        environment={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        asked=lambda task: "suggest the command to install them.\n- Etc.",
+        edit=lambda task: f"calc.py\n```python\n<<<<<<< SEARCH\n{task.old}\n=======\n{task.new}\n>>>>>>> REPLACE\n```",
     ),
 }
