@@ -249,7 +249,6 @@ def tune(what: str, path: Path | None) -> None:
     for i, (value, programs, min_chunk) in enumerate([now, *variants[:: 100 if DRY else 1]]):
         table[128] = head | value if isinstance(value, dict) else value
         configs.PROGRAMS_PER_SM, configs.MIN_CHUNK = programs, min_chunk
-        configs.splits.cache_clear()
         label = "now" if i == 0 else f"{value} programs {programs} chunk {min_chunk}"
         try:
             found[label] = [microseconds(ours(*b), launches=8, rounds=3) for b in built]

@@ -244,7 +244,9 @@ class PretendedGpu(TorchDispatchMode):
         def reset_peak(device: Any = None) -> None:
             self.peak = self.allocated
 
-        properties = SimpleNamespace(multi_processor_count=SMS, total_memory=MEMORY)
+        properties = SimpleNamespace(
+            multi_processor_count=SMS, total_memory=MEMORY, shared_memory_per_block_optin=227 << 10
+        )
         return {
             "is_available": lambda: True,
             "device_count": lambda: 1,

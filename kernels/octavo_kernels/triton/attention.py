@@ -15,6 +15,7 @@ from octavo_kernels.triton.attention_decode import decode_attention, reduce_chun
 from octavo_kernels.triton.attention_plan import LANES, plan_decode
 from octavo_kernels.triton.attention_prefill import prefill_attention
 from octavo_kernels.triton.dependent_launch import pdl_options
+from octavo_kernels.triton.devices import facts
 
 _LOG2_E = math.log2(math.e)
 
@@ -72,7 +73,7 @@ def attend_pages(
     group = num_heads // num_kv_heads
     head_pad = max(16, configs.next_power_of_2(head_size))
     exact = q.dtype == torch.float32
-    kinds = (configs.LATENT if turned else max(64, head_pad), q.dtype, kv_cache.dtype, group)
+    kinds = (configs.LATENT if turned else max(64, head_pad), q.dtype, kv_cache.dtype, group, facts(q.device))
     max_queries = configs.MAX_DECODE_QUERIES
     longest = metadata.max_query_len
     decode = configs.decode_config(*kinds, tokens=longest if longest <= max_queries else None)

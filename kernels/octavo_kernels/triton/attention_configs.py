@@ -1,7 +1,7 @@
 """Launch shapes of the attention kernels, with their reasons.
 
 Chosen for Hopper (132 SMs; 227 KB of shared memory and 64 K registers each) by what the kernels compile to, see
-benchmarks/kernels_sm90.py: none uses stack. The loads are indirect (page number, then page), and Triton's pipeliner
+benchmarks/kernels_ahead.py: none uses stack. The loads are indirect (page number, then page), and Triton's pipeliner
 shares out the stages between the two. Tiles of fewer than 64 rows (mma) get 2 buffers of 5 stages and 3 of 7; with 3 or
 4 stages a single one, whose load starts only when the last tile is done: nothing would be in flight. Tiles of 64 rows
 and more (wgmma, which reads its operands from shared memory while it runs) get a buffer more: 2 of 3 or 4, 3 of 5.
@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+
+from octavo_kernels.triton import devices
+from octavo_kernels.triton.devices import HOPPER, Facts
 
 FLOAT8 = torch.float8_e4m3fn
 LATENT = 576  # stands for the head size of latents: 512 elements of keys that are values, too, and 64 more
@@ -74,6 +77,16 @@ PREFILL_FLOAT8 = {
     256: Config(128, 16, 8, 5),
     512: Config(32, 32, 8, 4),
 }
+# GPUs without warp groups (A100, A10, L4, RTX) keep a tile's products in the registers of single warps, and all but the
+# A100 have 99 KB of shared memory: narrower tiles, of fewer rows from head size 256 on. None uses stack.
+PREFILL_WARPS = {
+    64: Config(128, 64, 8, 5),
+    128: Config(128, 32, 8, 5),
+    256: Config(64, 16, 8, 5),
+    512: Config(32, 16, 8, 5),
+    LATENT: Config(32, 16, 8, 5),
+}
+PREFILL_WARPS_FLOAT8 = PREFILL_WARPS | {512: Config(32, 16, 8, 4)}
 
 # Decoding reads every key once: what counts is bytes in flight. HBM's latency asks for 29 KB an SM (4.8 TB/s * 0.8 us
 # / 132 SMs); 64 keys of head size 128 in 16 bits, and their values, are 32 KB, and three programs fit an SM.
@@ -93,6 +106,12 @@ DECODE_FLOAT8 = {
     256: {16: (32, 4, 7), 32: (32, 8, 5), 64: (32, 8, 5), 128: (32, 8, 5)},
     512: {16: (16, 4, 5), 32: (16, 8, 5), 64: (16, 8, 5)},
 }
+# In 99 KB of shared memory rows leave fewer keys: those entries that differ.
+DECODE_SMALL = {
+    256: {64: (32, 8, 3), 128: (16, 8, 3)},
+    512: {64: (16, 8, 3)},
+    LATENT: {32: (16, 8, 5), 64: (16, 8, 3)},
+}
 
 # Programs that an SM holds at once (two to four, by shared memory and registers), times two: a second wave evens out
 # chunks of unequal length, more would only add sums to write and read again (8 KB a chunk, against 128 KB of keys and
@@ -103,15 +122,24 @@ MIN_CHUNK = 256
 REDUCED = 1 << 14  # numbers of a program that sums chunks: twice as many do not fit in registers
 
 
-def prefill_config(head_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, group: int) -> Config:
+def prefill_config(
+    head_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, group: int, device: Facts = HOPPER
+) -> Config:
     """The tile of a prompt's chunk; ``head_size`` is padded to a power of two of at least 64."""
     if dtype == torch.float32:
         return _exact(group)
-    return (PREFILL_FLOAT8 if kv_dtype == FLOAT8 else PREFILL)[head_size]
+    if device.has_large_memory and device.capability >= (9, 0):
+        return (PREFILL_FLOAT8 if kv_dtype == FLOAT8 else PREFILL)[head_size]
+    return (PREFILL_WARPS_FLOAT8 if kv_dtype == FLOAT8 else PREFILL_WARPS)[head_size]
 
 
 def decode_config(
-    head_size: int, dtype: torch.dtype, kv_dtype: torch.dtype, group: int, tokens: int | None = None
+    head_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    group: int,
+    device: Facts = HOPPER,
+    tokens: int | None = None,
 ) -> Config:
     """The tile of a decode step: ``tokens`` queries a sequence of ``group`` heads each, None when that is mixed.
 
@@ -121,17 +149,21 @@ def decode_config(
         return _exact(group)
     rows = min(32, MAX_DECODE_QUERIES * group) if tokens is None else min(64, tokens * group)
     block_m = max(16, next_power_of_2(rows), next_power_of_2(group))
-    return Config(block_m, *(DECODE_FLOAT8 if kv_dtype == FLOAT8 else DECODE)[head_size][block_m])
+    if kv_dtype == FLOAT8:
+        return Config(block_m, *DECODE_FLOAT8[head_size][block_m])
+    tile = DECODE[head_size][block_m]
+    if not device.has_large_memory:
+        tile = DECODE_SMALL.get(head_size, {}).get(block_m, tile)
+    return Config(block_m, *tile)
 
 
 def _exact(group: int) -> Config:
     return replace(EXACT, block_m=max(EXACT.block_m, next_power_of_2(group)))
 
 
-@cache
 def splits(device: torch.device) -> Splits:
     """The splits of a decode step on ``device``; the interpreter counts as a GPU with one SM."""
-    sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    sms = devices.facts(device).multiprocessors if device.type != "cpu" else 1
     return Splits(sms * PROGRAMS_PER_SM, MIN_CHUNK)
 
 

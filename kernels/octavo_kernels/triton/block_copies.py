@@ -7,9 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo_kernels.triton.devices import facts
+
 CHUNK = 256  # words a program moves of one block
 PAIRS = 16  # pairs in flight at once, also for fewer pairs, so that one compiled kernel serves all
-PROGRAMS = 264  # that share a scratch buffer: two per multiprocessor of a Hopper GPU
+PROGRAMS_PER_SM = 2  # that share a scratch buffer
 SCRATCH = 32 << 20  # bytes of that buffer, which the memory profile does not count
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
@@ -61,7 +63,9 @@ def copy_blocks(blocks: Tensor, pairs: Tensor) -> None:
     chunk = min(CHUNK, triton.next_power_of_2(words))
     items = triton.cdiv(words, chunk)
     # Each program needs scratch for its chunk of every pair: with more than 60 pairs, fewer programs are started.
-    programs = max(1, min(items, PROGRAMS, SCRATCH // (len(pairs) * chunk * word)))
+    programs = max(
+        1, min(items, PROGRAMS_PER_SM * facts(blocks.device).multiprocessors, SCRATCH // (len(pairs) * chunk * word))
+    )
     flat = blocks.view(-1).view(_WORDS[word])
     copy_blocks_kernel[(programs,)](
         flat,

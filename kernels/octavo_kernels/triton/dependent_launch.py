@@ -10,13 +10,13 @@ Weights, which no kernel of a step writes, may be prefetched before the wait: `p
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
+
+from octavo_kernels.triton import devices
 
 _COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
@@ -44,10 +44,9 @@ def wait_for_previous_kernel():
             gdc_launch_dependents()
 
 
-@cache
 def supported(device: torch.device) -> bool:
     """True if ``device`` has programmatic dependent launch: compute capability 9.0 and above."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return device.type != "cpu" and devices.facts(device).capability >= (9, 0)
 
 
 def pdl_options(device: torch.device) -> dict[str, bool]:

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from octavo_kernels.group_weight import TILE, WORDS, GroupWeight
 from octavo_kernels.triton.dependent_launch import pdl_options, prefetch_constants, wait_for_previous_kernel
+from octavo_kernels.triton.devices import facts
 from octavo_kernels.triton.split_k import (
     TileConfig,
     counters,
@@ -38,25 +39,38 @@ FLOAT_SHIFT = tl.constexpr(0x4B000000)  # 2^23 in float32: the bits below are an
 # By the most rows that they are for. Shared memory of a program: stages x (4 KB of codes for 64 channels + rows x 256
 # bytes). Not measured yet: no GPU was at hand.
 CONFIGS = {
-    16: TileConfig(16, 64, num_warps=4, num_stages=4, programs=132 * 6),
-    32: TileConfig(32, 64, num_warps=4, num_stages=4, programs=132 * 4),
-    64: TileConfig(64, 128, num_warps=8, num_stages=4, programs=132 * 2),
-    DEQUANTIZE_ROWS - 1: TileConfig(128, 128, num_warps=8, num_stages=3, programs=132 * 2),
+    16: TileConfig(16, 64, num_warps=4, num_stages=4, programs_per_sm=6),
+    32: TileConfig(32, 64, num_warps=4, num_stages=4, programs_per_sm=4),
+    64: TileConfig(64, 128, num_warps=8, num_stages=4, programs_per_sm=2),
+    DEQUANTIZE_ROWS - 1: TileConfig(128, 128, num_warps=8, num_stages=3, programs_per_sm=2),
+}
+SMALL_CONFIGS = {  # for 99 KB
+    16: TileConfig(16, 64, num_warps=4, num_stages=4, programs_per_sm=2),
+    32: TileConfig(32, 64, num_warps=4, num_stages=3, programs_per_sm=2),
+    64: TileConfig(64, 64, num_warps=4, num_stages=3, programs_per_sm=1),
+    DEQUANTIZE_ROWS - 1: TileConfig(128, 64, num_warps=8, num_stages=2, programs_per_sm=1),
 }
 
 
 def group_row_counts(weight: GroupWeight) -> list[int]:
     """See `octavo_kernels.group_row_counts`."""
     most: dict[tuple[TileConfig, int], int] = {}
+    configs = configs_for(weight)
     for rows in (*range(16, DEQUANTIZE_ROWS, 16), DEQUANTIZE_ROWS - 1):  # the least tile of rows
-        config = tile_config(CONFIGS, rows, weight.channels)
+        config = tile_config(configs, rows, weight.channels)
         most[config, _splits(config, rows, weight)] = rows
     return [*most.values(), DEQUANTIZE_ROWS]
 
 
+def configs_for(weight: GroupWeight) -> dict[int, TileConfig]:
+    """The tiles for the device of ``weight``, by the most rows that they are for."""
+    return CONFIGS if facts(weight.codes.device).has_large_memory else SMALL_CONFIGS
+
+
 def _splits(config: TileConfig, rows: int, weight: GroupWeight) -> int:
     tiles: int = triton.cdiv(weight.channels, config.channels) * triton.cdiv(rows, config.rows)
-    return splits_of(tiles, weight.codes.shape[1], config.programs)
+    programs = config.programs_per_sm * facts(weight.codes.device).multiprocessors
+    return splits_of(tiles, weight.codes.shape[1], programs)
 
 
 @triton.jit
@@ -283,9 +297,8 @@ def group_linear(x: Tensor, weight: GroupWeight, bias: Tensor | None = None) -> 
         x = x.index_select(1, weight.order)
     if x.dtype not in DTYPES or len(x) >= DEQUANTIZE_ROWS or not len(x):
         return functional.linear(x, _dequantize(weight, x.dtype), bias)
-    return launch(
-        x if x.stride(1) == 1 else x.contiguous(), weight, bias, tile_config(CONFIGS, len(x), weight.channels)
-    )
+    config = tile_config(configs_for(weight), len(x), weight.channels)
+    return launch(x if x.stride(1) == 1 else x.contiguous(), weight, bias, config)
 
 
 def launch(

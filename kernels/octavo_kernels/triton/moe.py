@@ -183,10 +183,10 @@ def _fused_moe(
     out: Tensor,
 ) -> None:
     assert not isinstance(experts.gate_up, ExpertTable) and not isinstance(experts.down, ExpertTable)
-    config = _config(len(x), ids.shape[1], experts, x.dtype)
+    config = _config(len(x), ids.shape[1], experts, x)
     slots, tiles = (None, ids) if config is None else moe_sort(ids, experts.num_experts, config.rows)
     routes = Routes(ids, weights, slots, tiles, experts.num_experts)
-    shape = config or config_for(1, 1, x.dtype)
+    shape = config or config_for(1, 1, x.dtype, x.device)
     first, then = (1, 0) if experts.weighs_input else (0, 2)
     inner = expert_product(
         x, experts.gate_up, experts.gate_up_bias, routes, shape, ids.shape[1], experts.activation, first, experts.limit
@@ -195,9 +195,9 @@ def _fused_moe(
     moe_sum(parts, ids, experts.num_experts, shared, shared_gate, out)
 
 
-def _config(rows: int, k: int, experts: Experts, dtype: torch.dtype) -> MoeConfig | None:
-    """The tiles for so many rows; None: they are not sorted."""
-    return None if rows <= MAX_DIRECT else config_for(rows * k, experts.num_experts, dtype)
+def _config(rows: int, k: int, experts: Experts, x: Tensor) -> MoeConfig | None:
+    """The tiles for so many rows like ``x``'s; None: they are not sorted."""
+    return None if rows <= MAX_DIRECT else config_for(rows * k, experts.num_experts, x.dtype, x.device)
 
 
 def moe_row_counts(experts: Experts, k: int) -> list[int]:

@@ -19,6 +19,7 @@ from octavo_kernels.moe import StackedWeight
 from octavo_kernels.scaled_weight import BLOCK, ScaledWeight
 from octavo_kernels.triton.activation import gated_product
 from octavo_kernels.triton.dependent_launch import pdl_options, wait_for_previous_kernel
+from octavo_kernels.triton.devices import facts
 from octavo_kernels.triton.group_weight import scales_at, values_of
 from octavo_kernels.triton.scaled_weight import quantize_tokens
 
@@ -43,14 +44,20 @@ CONFIGS = {
     64: MoeConfig(64, 128, 64, num_warps=8, num_stages=4),
     1 << 30: MoeConfig(128, 128, 64, num_warps=8, num_stages=3),
 }
+SMALL_CONFIGS = {  # for 99 KB
+    16: MoeConfig(16, 64, 64, num_warps=4, num_stages=3),
+    64: MoeConfig(64, 64, 64, num_warps=8, num_stages=3),
+    1 << 30: MoeConfig(128, 64, 64, num_warps=8, num_stages=2),
+}
 EXACT = MoeConfig(16, 64, 64, num_warps=4, num_stages=2)  # float32, which does not use tensor cores
 
 
-def config_for(rows: int, experts: int, dtype: torch.dtype) -> MoeConfig:
+def config_for(rows: int, experts: int, dtype: torch.dtype, device: torch.device) -> MoeConfig:
     """The tiles for so many ``rows``, each counted once for each of its experts."""
     if dtype == torch.float32:
         return EXACT
-    return next(config for most, config in CONFIGS.items() if rows <= most * experts)
+    configs = CONFIGS if facts(device).has_large_memory else SMALL_CONFIGS
+    return next(config for most, config in configs.items() if rows <= most * experts)
 
 
 @triton.jit

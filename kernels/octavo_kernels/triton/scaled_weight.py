@@ -16,6 +16,7 @@ from torch import Tensor
 
 from octavo_kernels.scaled_weight import BLOCK, HIGHEST, ScaledWeight
 from octavo_kernels.triton.dependent_launch import pdl_options, prefetch_constants, wait_for_previous_kernel
+from octavo_kernels.triton.devices import Facts, facts
 from octavo_kernels.triton.split_k import (
     TileConfig,
     counters,
@@ -34,9 +35,14 @@ PREFETCH_BLOCKS = tl.constexpr(4)
 
 # By the most rows that they are for; a stage is (rows + channels) x 128 bytes. Not measured yet: no GPU was at hand.
 CONFIGS = {
-    16: TileConfig(16, 64, num_warps=4, num_stages=4, programs=132 * 5),
-    64: TileConfig(64, 128, num_warps=8, num_stages=4, programs=132 * 2),
-    1 << 30: TileConfig(128, 128, num_warps=8, num_stages=4, programs=132),
+    16: TileConfig(16, 64, num_warps=4, num_stages=4, programs_per_sm=5),
+    64: TileConfig(64, 128, num_warps=8, num_stages=4, programs_per_sm=2),
+    1 << 30: TileConfig(128, 128, num_warps=8, num_stages=4, programs_per_sm=1),
+}
+SMALL_CONFIGS = {  # for 99 KB
+    16: TileConfig(16, 64, num_warps=4, num_stages=4, programs_per_sm=2),
+    64: TileConfig(64, 128, num_warps=8, num_stages=3, programs_per_sm=1),
+    1 << 30: TileConfig(128, 128, num_warps=8, num_stages=3, programs_per_sm=1),
 }
 
 
@@ -195,24 +201,30 @@ def _torch_takes(x: Tensor, weight: ScaledWeight) -> bool:
 
 def scaled_row_counts(weight: ScaledWeight) -> list[int]:
     """See `octavo_kernels.scaled_row_counts`."""
-    return _row_counts(*weight.values.shape)
+    return _row_counts(*weight.values.shape, facts(weight.values.device))
 
 
 @cache  # for all layers of a model
-def _row_counts(n: int, k: int) -> list[int]:
+def _row_counts(n: int, k: int, device: Facts) -> list[int]:
     most: dict[tuple[TileConfig, int], int] = {}
     # What is launched changes only where another tile of rows begins, and no more once tiles alone fill the device.
-    for rows in (16, *range(64, 64 * 264 + 1, 64)):
-        config = tile_config(CONFIGS, rows, n)
-        most[config, _splits(config, rows, n, k)] = rows
+    for rows in (16, *range(64, 128 * device.multiprocessors + 1, 64)):
+        config = tile_config(configs_for(device), rows, n)
+        most[config, _splits(config, rows, n, k, device)] = rows
     return list(most.values())
 
 
-def _splits(config: TileConfig, rows: int, n: int, k: int) -> int:
+def configs_for(device: Facts) -> dict[int, TileConfig]:
+    """The tiles for a device, by the most rows that they are for."""
+    return CONFIGS if device.has_large_memory else SMALL_CONFIGS
+
+
+def _splits(config: TileConfig, rows: int, n: int, k: int, device: Facts) -> int:
     tiles: int = triton.cdiv(n, config.channels) * triton.cdiv(rows, config.rows)
-    if rows > MAX_SPLIT_ROWS and tiles >= config.programs:
+    programs = config.programs_per_sm * device.multiprocessors
+    if rows > MAX_SPLIT_ROWS and tiles >= programs:
         return 1
-    return splits_of(tiles, triton.cdiv(k, 128), config.programs)
+    return splits_of(tiles, triton.cdiv(k, 128), programs)
 
 
 def launch(x: Tensor, x_scales: Tensor, weight: ScaledWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -221,8 +233,9 @@ def launch(x: Tensor, x_scales: Tensor, weight: ScaledWeight, bias: Tensor | Non
     out = torch.empty(rows, n, dtype=dtype, device=x.device)
     if not rows:
         return out
-    config = tile_config(CONFIGS, rows, n)
-    splits = _splits(config, rows, n, k)
+    device = facts(x.device)
+    config = tile_config(configs_for(device), rows, n)
+    splits = _splits(config, rows, n, k, device)
     scaled_linear_kernel[(triton.cdiv(n, config.channels), splits, triton.cdiv(rows, config.rows))](
         x,
         x_scales,

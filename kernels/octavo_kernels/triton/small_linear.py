@@ -7,6 +7,7 @@ activations make one product of a warp group. K is split until every multiproces
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -15,13 +16,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo_kernels.triton.dependent_launch import pdl_options, prefetch_constants, wait_for_previous_kernel
+from octavo_kernels.triton.devices import HOPPER, Facts, facts
 from octavo_kernels.triton.split_k import MAX_TILES, counters, empty_parts, is_last_part, sum_of_parts
 
 MAX_ROWS = 16
 DTYPES = (torch.bfloat16, torch.float16)
 BLOCK_N = 64  # rows of the weight: the shortest that wgmma takes
-# Three programs per SM: 3 stages of (64 + 16) x 128 x 2 bytes are 60 KB each of its 227, 180 KB in flight in all.
-PROGRAMS = 396
+# 3 stages of (64 + 16) x 128 x 2 bytes are 60 KB of a Hopper's 227 (180 KB in flight in all), 40 KB of 99 elsewhere.
+PROGRAMS_PER_SM, PROGRAMS_PER_SMALL_SM = 3, 2
 MAX_SPLITS = 8
 # Blocks of its weight that a program asks for before it waits: a block more than its stages.
 PREFETCH_BLOCKS = tl.constexpr(4)
@@ -45,14 +47,15 @@ class SmallConfig:
 MEASURED: dict[tuple[int, int], SmallConfig | None] = {}
 
 
-def small_config(n: int, k: int) -> SmallConfig | None:
+def small_config(n: int, k: int, device: Facts = HOPPER) -> SmallConfig | None:
     """The configuration to multiply at most 16 rows by a weight [n, k]; None if cuBLAS is faster."""
     if (n, k) in MEASURED:
         return MEASURED[n, k]
-    return None if 2 * n * k < MIN_WEIGHT_BYTES else split_config(n, k)
+    return None if 2 * n * k < MIN_WEIGHT_BYTES else split_config(n, k, device)
 
 
-def split_config(n: int, k: int) -> SmallConfig | None:
+@cache  # for all layers of a model
+def split_config(n: int, k: int, device: Facts = HOPPER) -> SmallConfig | None:
     """The launch of the kernel for a weight [n, k] of any size; None where it has none."""
     if k % 64 or not BLOCK_N <= n <= BLOCK_N * MAX_TILES:
         return None
@@ -60,17 +63,18 @@ def split_config(n: int, k: int) -> SmallConfig | None:
     blocks = k // block_k
     # Numbers of parts of equal length, none of them empty.
     choices = {triton.cdiv(blocks, triton.cdiv(blocks, s)) for s in range(1, max(1, min(MAX_SPLITS, blocks // 2)) + 1)}
-    durations = {splits: estimated_duration(n, k, block_k, splits) for splits in choices}
+    durations = {splits: estimated_duration(n, k, block_k, splits, device) for splits in choices}
     # The fewest parts within 5 % of the best duration.
     return SmallConfig(block_k, min(s for s in choices if 20 * durations[s] <= 21 * min(durations.values())))
 
 
-def estimated_duration(n: int, k: int, block_k: int, splits: int) -> int:
+def estimated_duration(n: int, k: int, block_k: int, splits: int, device: Facts = HOPPER) -> int:
     """Estimate the duration of ``splits`` parts, in units of the time that a program needs for one column of its tile.
 
     Programs run in waves, and each reads its part of K. A start costs as much as 128 columns, the sum of a part 64.
     """
-    waves: int = triton.cdiv(triton.cdiv(n, BLOCK_N) * splits, PROGRAMS)
+    programs = device.multiprocessors * (PROGRAMS_PER_SM if device.has_large_memory else PROGRAMS_PER_SMALL_SM)
+    waves: int = triton.cdiv(triton.cdiv(n, BLOCK_N) * splits, programs)
     columns: int = triton.cdiv(k // block_k, splits) * block_k
     return waves * (columns + 128 + 64 * (splits > 1))
 
@@ -133,7 +137,7 @@ def small_linear_kernel(
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See `octavo_kernels.linear`."""
     if x.device.type != "cpu" and x.ndim == 2 and 0 < len(x) <= MAX_ROWS and x.dtype in DTYPES:
-        config = small_config(*weight.shape)
+        config = small_config(len(weight), weight.shape[1], facts(x.device))
         if config is not None and x.dtype == weight.dtype and x.stride(1) == weight.stride(1) == 1:
             return small_linear(x, weight, bias, config)
     return functional.linear(x, weight, bias)

@@ -20,13 +20,13 @@ MAX_SPLITS = 8
 
 @dataclass(frozen=True)
 class TileConfig:
-    """Activations and channels of a tile, warps and stages of a program, and programs that run at a time."""
+    """Activations and channels of a tile, warps and stages of a program, and programs of a multiprocessor at a time."""
 
     rows: int
     channels: int
     num_warps: int
     num_stages: int
-    programs: int
+    programs_per_sm: int
 
 
 def tile_config(configs: Mapping[int, TileConfig], rows: int, channels: int) -> TileConfig:

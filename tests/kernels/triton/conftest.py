@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from octavo_kernels import triton as backend
+from octavo_kernels.triton import devices
 
 DEVICE = "cpu" if backend.INTERPRETED else "cuda"
 # The interpreter computes products of bfloat16 wrongly (it holds them as integers).
@@ -16,6 +19,21 @@ if backend.INTERPRETED:
 
     triton_interpreter.repair()
     triton_interpreter.hasten()
+
+
+# Compute capability, multiprocessors, KB of shared memory of a program: what is known of L4, H100 and B200.
+GPUS = {"L4": (89, 58, 99), "H100": (90, 132, 227), "B200": (100, 148, 227)}
+
+
+@pytest.fixture(params=GPUS)
+def any_gpu(request, monkeypatch) -> Iterator[devices.Facts]:
+    """Tensors on "meta" count as those of each of `GPUS`."""
+    capability, multiprocessors, memory = GPUS[request.param]
+    gpu = devices.Facts(divmod(capability, 10), multiprocessors, memory << 10)
+    monkeypatch.setitem(devices.OTHERS, "meta", gpu)
+    devices.facts.cache_clear()
+    yield gpu
+    devices.facts.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ def small(monkeypatch):
     monkeypatch.setattr(
         configs,
         "decode_config",
-        lambda head_size, dtype, kv_dtype, group, tokens=None: replace(
+        lambda head_size, dtype, kv_dtype, group, device, tokens=None: replace(
             tile, block_m=configs.next_power_of_2(max(16, group * (tokens or 2)))
         ),
     )

@@ -3,6 +3,8 @@ torch."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from octavo_kernels import reference
 from octavo_kernels import triton as backend
 from octavo_kernels.triton import block_copies, small_linear
+from octavo_kernels.triton.devices import HOPPER
 
 FIXTURES = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
@@ -182,6 +185,13 @@ def test_splits_leave_no_part_empty(n, k):
 def test_splits_fill_the_last_wave(n, k, splits):
     """The weights of Llama-3.1-8B: 448 tiles of gate_up on 396 slots would be two waves, the second nearly empty."""
     assert small_linear.split_config(n, k).splits == splits
+
+
+@pytest.mark.parametrize("multiprocessors, splits", [(32, 1), (58, 3), (108, 3), (132, 4)])
+def test_parts_fill_the_own_device(multiprocessors, splits):
+    """qkv of Llama-3.1-8B is 96 tiles: a slice of a GPU is full with them, larger ones need parts of K."""
+    device = replace(HOPPER, multiprocessors=multiprocessors)
+    assert small_linear.split_config(6144, 4096, device).splits == splits
 
 
 def test_measured_shapes_go_before_the_rule(monkeypatch):

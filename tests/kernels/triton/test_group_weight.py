@@ -144,13 +144,13 @@ def test_many_rows_and_float32_are_dequantised(device, monkeypatch):
 
 
 @pytest.mark.parametrize("n, k", [(6144, 4096), (4096, 14336), (1000, 1088)])
-def test_every_launch_is_known_before_serving(n, k):
+def test_every_launch_is_known_before_serving(n, k, any_gpu):
     """`group_row_counts` names each pair of tile and parts that a number of rows below the limit leads to."""
     codes = torch.empty(-(-n // 64), -(-k // 128), 64, 16, dtype=torch.int32, device="meta")
     weight = GroupWeight(codes, codes, None, None, "int4", n, k, 128)
 
     def launch(rows):
-        config = group_weight.tile_config(group_weight.CONFIGS, rows, n)
+        config = group_weight.tile_config(group_weight.configs_for(weight), rows, n)
         return config, group_weight._splits(config, rows, weight)
 
     counts = group_weight.group_row_counts(weight)

@@ -48,7 +48,8 @@ def small_tiles(monkeypatch):
     if backend.INTERPRETED:
         tiles = {1: moe_gemm.MoeConfig(16, 64, 64, 4, 1), 4: moe_gemm.MoeConfig(32, 128, 64, 4, 1)}
         tiles[1 << 30] = moe_gemm.MoeConfig(64, 64, 64, 4, 1)
-        monkeypatch.setattr(moe_gemm, "CONFIGS", tiles)
+        for table in ("CONFIGS", "SMALL_CONFIGS"):
+            monkeypatch.setattr(moe_gemm, table, tiles)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -240,8 +241,14 @@ def test_rows_in_pieces(device, monkeypatch):
 
 
 @pytest.mark.parametrize("count, k", [(8, 2), (128, 8), (256, 8), (16, 1)])
-def test_every_launch_is_known_before_serving(count, k):
+def test_every_launch_is_known_before_serving(count, k, any_gpu):
     held = Experts(torch.empty(count, 2, 1, device="meta"), torch.empty(count, 1, 2, device="meta"))
     for dtype in (torch.bfloat16, torch.float32):
-        known = {moe._config(rows, k, held, dtype) for rows in backend.moe_row_counts(held, k)}
-        assert known == {moe._config(rows, k, held, dtype) for rows in range(1, moe.MAX_ROWS + 1)}
+        known = {
+            moe._config(rows, k, held, torch.empty(1, dtype=dtype, device="meta"))
+            for rows in backend.moe_row_counts(held, k)
+        }
+        assert known == {
+            moe._config(rows, k, held, torch.empty(1, dtype=dtype, device="meta"))
+            for rows in range(1, moe.MAX_ROWS + 1)
+        }

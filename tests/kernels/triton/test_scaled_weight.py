@@ -85,12 +85,13 @@ def test_parts_of_k_are_added(device, monkeypatch):
 
 
 @pytest.mark.parametrize("n, k", [(6144, 4096), (4096, 14336), (1000, 1088)])
-def test_every_launch_is_known_before_serving(n, k):
+def test_every_launch_is_known_before_serving(n, k, any_gpu):
+    """`scaled_row_counts` names each pair of tile and parts that a number of rows leads to."""
     weight = ScaledWeight(torch.empty(n, k, dtype=torch.int8, device="meta"), torch.empty(1, n, device="meta"))
 
     def launch(rows):
-        config = scaled_weight.tile_config(scaled_weight.CONFIGS, rows, n)
-        return config, scaled_weight._splits(config, rows, n, k)
+        config = scaled_weight.tile_config(scaled_weight.configs_for(any_gpu), rows, n)
+        return config, scaled_weight._splits(config, rows, n, k, any_gpu)
 
     counts = scaled_weight.scaled_row_counts(weight)
     assert {launch(rows) for rows in counts} >= {launch(rows) for rows in (*range(1, 600), *range(600, 40000, 500))}

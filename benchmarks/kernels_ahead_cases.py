@@ -1,4 +1,4 @@
-"""Calls that launch every Triton kernel in the shapes of models, for kernels_sm90.py."""
+"""Calls that launch every Triton kernel in the shapes of models, for kernels_ahead.py."""
 
 from __future__ import annotations
 
@@ -21,10 +21,6 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def attention_cases() -> Iterator[tuple[str, Callable[[], object]]]:
     from octavo_kernels import AttentionMetadata, AttentionOptions
     from octavo_kernels import triton as backend
-    from octavo_kernels.triton import attention_configs as configs
-
-    splits = configs.Splits(132 * configs.PROGRAMS_PER_SM, configs.MIN_CHUNK)
-    configs.splits = lambda device: splits  # those of a Hopper
 
     def attend(dtype, kv_dtype, head_size, heads, kv_heads, queries, count, limit=None, **options):
         rows = queries * count
