@@ -148,6 +148,30 @@ def test_the_key_of_a_conversation(keys: Keys) -> None:
     assert keys.of(b"--form") is None
 
 
+AGENTS = ("x_claude_code_session_id", "session_id", "thread_id")
+
+
+def test_the_session_of_an_agent_is_the_key_of_its_requests(keys: Keys) -> None:
+    """Its first message differs in subagents, and after it has summed the conversation up."""
+    chats = [{"model": "m", "messages": [{"role": "user", "content": text}]} for text in ("hello", "the summary is")]
+    by_header = [{keys.of(chat, **{name: session}) for chat in chats} for name in AGENTS for session in ("s", "t")]
+    assert [len(found) for found in by_header] == [1] * 6
+    assert by_header[::2] == by_header[:1] * 3 and by_header[0] != by_header[1]
+    users = (json.dumps({"device_id": "d", "session_id": "s"}), "user_1_account__session_s")
+    assert [{keys.of({**chat, "metadata": {"user_id": user}}) for chat in chats} for user in users] == by_header[:1] * 2
+    (key,) = by_header[0]
+    assert key is not None and not key.startswith(SESSION), "subagents share it: load may move them"
+    assert keys.of({**chats[0], "model": "other"}, session_id="s") != key
+    assert keys.of(chats[0], session_id="s", x_session_id="s").startswith(SESSION), "the deployment's own header wins"
+    cached = {**chats[0], "prompt_cache_key": "k"}
+    assert keys.of(cached, session_id="s") == keys.of(cached)
+    plain = keys.of(chats[0])
+    for user in ("a person", "", None, 3, {"session_id": "s"}, '{"session_id": ""}', "_session_"):
+        assert keys.of({**chats[0], "metadata": {"user_id": user}}) == plain
+    for metadata in (None, "session_id", ["session_id"], {}):
+        assert keys.of({**chats[0], "metadata": metadata}) == plain
+
+
 def seen(image: str, text: str, **more: Json) -> Json:
     """A chat that begins with an image, the names of its fields in an order that clients use, too."""
     parts = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": text}]

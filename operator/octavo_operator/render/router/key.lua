@@ -1,6 +1,6 @@
 -- The affinity key of a request, for the ring hash: requests of one conversation get the same key in every turn.
--- The first that exists: a session header; prompt_cache_key; of a chat its messages through the first one of the user;
--- of another request the beginning of its prompt or input. A wrong key costs a prefix hit, never an answer, so the body
+-- The first that exists: a session header; prompt_cache_key; the session of a coding agent; of a chat its messages
+-- through the first one of the user; of another request the beginning of its prompt or input. A wrong key costs a prefix hit, never an answer, so the body
 -- is scanned, not checked. SESSION_HEADERS and other constants stand above: the operator puts them there.
 local SMALL_BYTES, CHAT_BYTES, MOST_PARTS, IMAGE_BYTES, LARGE_BYTES = 65536, 16384, 1000000, 4096, 1048576
 local band, bxor, lshift, rol, rshift = bit.band, bit.bxor, bit.lshift, bit.rol, bit.rshift
@@ -8,6 +8,7 @@ local byte, char, find, sub = string.byte, string.char, string.find, string.sub
 local QUOTE, COMMA, COLON, OBJECT, ARRAY, BACKSLASH = 34, 44, 58, 123, 91, 92
 local TEXT = {text = true, url = true, data = true, image_url = true, source = true, content = true}
 local IMAGE = {url = true, data = true, image_url = true, source = true, images = true}
+local AGENTS = {"x-claude-code-session-id", "session-id", "thread-id"}
 local ESCAPES = {b = "\b", f = "\f", n = "\n", r = "\r", t = "\t"}
 
 local function utf8(code)
@@ -139,7 +140,14 @@ local function append_messages(body, from, out)
   return found
 end
 
-local function key_text(body, salt)
+-- The session that Claude Code names in its user's id: a JSON text, or one that ends with it.
+local function session_of_user(id)
+  return id:match('"session_id"%s*:%s*"([^"]+)"') or id:match("_session_([%w-]+)$")
+end
+
+-- `agent`: the session of a coding agent, by its header. Its subagents have it, too, so it is a hint like the others, by
+-- which a replica with too much load is left.
+local function key_text(body, salt, agent)
   local start = find(body, "[^%s]")
   if not start or byte(body, start) ~= OBJECT then return nil end
   local at = {}
@@ -147,7 +155,13 @@ local function key_text(body, salt)
   local function string_of(name) return at[name] and string_at(body, at[name][1], at[name][2]) or "" end
   local out = {size = 0, string_of("model"), string_of("cache_salt"), salt}
   local key = string_of("prompt_cache_key")
-  if key ~= "" then
+  if key == "" then key = agent end
+  if not key and at.metadata and byte(body, at.metadata[1]) == OBJECT then
+    members(body, at.metadata[1], function(name, from, to)
+      if name == "user_id" then key = session_of_user(string_at(body, from, to) or "") end
+    end)
+  end
+  if key then
     out[#out + 1] = key
   elseif not (at.messages and append_messages(body, at.messages[1], out)) then
     local text = at.prompt or at.input
@@ -172,8 +186,8 @@ local function hash(text)
   return bit.tohex(bit.tobit(h + lshift(h, 15)))
 end
 
-local function session_of(headers)
-  for _, name in ipairs(SESSION_HEADERS) do
+local function session_of(headers, names)
+  for _, name in ipairs(names) do
     local session = headers:get(name)
     if session and session ~= "" then return session end
   end
@@ -184,14 +198,15 @@ local function affinity(handle)
   headers:remove("x-octavo-key")
   headers:remove("x-gateway-destination-endpoint")
   local salt = headers:get("x-octavo-cache-salt") or ""
-  local session = session_of(headers)
+  local session = session_of(headers, SESSION_HEADERS)
   if session then
     headers:add("x-octavo-key", "=" .. hash(session .. salt))  -- nobody else's: the picker keeps it at one replica
     return
   end
+  local agent = session_of(headers, AGENTS)
   local body = handle:body()
   if not body or body:length() == 0 then return end
-  local text = key_text(body:getBytes(0, body:length()), salt)
+  local text = key_text(body:getBytes(0, body:length()), salt, agent)
   if body:length() > LARGE_BYTES then collectgarbage() end  -- or copies of many megabytes lie about until much later
   -- Headers are to be asked for anew once the body has arrived: the old object is out of scope then.
   if text then handle:headers():add("x-octavo-key", hash(text)) end
