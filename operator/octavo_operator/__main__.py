@@ -88,7 +88,7 @@ def _readers(
     rejections = RejectionReader(store, reconcile, lambda key: key not in controller.claims.others)
     controller.rejected = rejections.problem
     controller.scaling, controller.adapters = autoscaler.scaling, adapters.reports
-    controller.pod_starts.read_startup = autoscaler.reader.read_startup
+    controller.pod_starts.read_start = autoscaler.reader.read_start
     controller.metrics.set_watch_silence(watches.health.max_silence, watches.silence_limit)
     controller.metrics.set_scaling(autoscaler.reader.decisions, zero.wakes)
     return _Readers(autoscaler, zero, adapters, rejections)

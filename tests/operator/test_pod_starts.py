@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from support.llmd import parsed
 from support.worlds import status_of
 
-from octavo_operator.autoscaling.metrics_page import startup_seconds
+from octavo_operator.autoscaling.metrics_page import engine_start
 from octavo_operator.kube.client import ApiError
 from octavo_operator.metrics import Metrics, OperatorState, Snapshot
-from octavo_operator.observed.pod_starts import PodStarts, ready_at, start_of
+from octavo_operator.observed.pod_starts import EngineStart, PodStarts, ready_at, start_of
 
 Json = dict[str, Any]
 KEY = ("default", "toy")
@@ -50,15 +49,21 @@ def pulled(message: str) -> Json:
     ],
 )
 def test_an_image_pull_is_read_from_its_event(message: str, seconds: float) -> None:
-    assert start_of(pod("a", 0, 20), [pulled(message)], {})["imagePull"] == seconds
+    assert start_of(pod("a", 0, 20), [pulled(message)], EngineStart())["imagePull"] == seconds
 
 
 def test_unreadable_phases_are_left_out() -> None:
-    assert start_of(pod("a", 0, 20, fetched=9), [], {}) == {"pod": "a", "readyAt": at(20), "fetch": 9.0, "ready": 20.0}
+    found = start_of(pod("a", 0, 20, fetched=9), [], EngineStart())
+    assert found == {
+        "pod": "a",
+        "readyAt": at(20),
+        "fetch": 9.0,
+        "ready": 20.0,
+    }
     bare = pod("a", 5, 20)
     bare["status"]["initContainerStatuses"] = []
-    found = start_of(bare, [], {"load": 1.26, "ready": 3.0})
-    assert found == {"pod": "a", "readyAt": at(20), "load": 1.3, "ready": 15.0}
+    found = start_of(bare, [], EngineStart({"load": 1.26, "ready": 3.0}, "qwen3_xml"))
+    assert found == {"pod": "a", "readyAt": at(20), "load": 1.3, "ready": 15.0, "toolFormat": "qwen3_xml"}
 
 
 def test_a_restarted_engine_tells_nothing_of_a_start() -> None:
@@ -73,7 +78,10 @@ def test_phases_are_read_from_a_metrics_page() -> None:
         b'octavo:startup_seconds{engine="1",model_name="m",phase="load"} 2.5\n'
         b'octavo:startup_seconds{phase="ready"} NaN\nvllm:num_requests_running{} 1\n'
     )
-    assert startup_seconds(page) == {"load": 2.5}
+    assert engine_start(page) == EngineStart({"load": 2.5})
+    told = b'octavo:chat_format_info{engine="0",model_name="m",tool_format="hermes"} 1.0\n'
+    assert engine_start(page + told).tool_format == "hermes"
+    assert engine_start(told.replace(b"hermes", b"a b")).tool_format is None
 
 
 class Api:
@@ -101,13 +109,13 @@ async def settled(starts: PodStarts, pods: list[Json], recorded: Json | None) ->
 def test_a_pod_is_asked_once_and_the_last_one_counts() -> None:
     api, changed, pages = Api(), [], []
 
-    async def read_startup(one: Json) -> Mapping[str, float]:
+    async def read_start(one: Json) -> EngineStart:
         pages.append(one["metadata"]["name"])
-        return {"load": 2.0}
+        return EngineStart({"load": 2.0})
 
     async def run() -> None:
         starts = PodStarts(api, changed.append)  # type: ignore[arg-type]
-        starts.read_startup = read_startup
+        starts.read_start = read_start
         a, b = pod("a", 0, 20), pod("b", 30, 60)
         assert starts.last(KEY, [a], None) is None
         first = await settled(starts, [a], None)
@@ -142,6 +150,20 @@ def test_the_pull_is_left_out_without_the_right_to_read_events() -> None:
         return await settled(PodStarts(Api(refuses=True), lambda _: None), [pod("a", 0, 20)], None)  # type: ignore[arg-type]
 
     assert asyncio.run(run()) == {"pod": "a", "readyAt": at(20), "fetch": 0.0, "ready": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "reason"), [("qwen3_xml", "True", "Known"), ("generic", "False", "Generic"), (None, None, None)]
+)
+def test_a_model_without_a_known_format_is_told_in_a_condition(
+    told: str | None, status: str | None, reason: str | None
+) -> None:
+    start = {"pod": "a", "readyAt": at(20), "ready": 20.0, **({"toolFormat": told} if told else {})}
+    by_kind = {condition["type"]: condition for condition in status_of(parsed(), start=start)["conditions"]}
+    found = by_kind.get("ChatFormat", {})
+    assert (found.get("status"), found.get("reason")) == (status, reason)
+    assert told != "generic" or "--tool-call-parser" in found["message"]
+    assert by_kind["Degraded"]["status"] == "False", "it serves all the same"
 
 
 def test_status_and_metrics_tell_it() -> None:

@@ -15,13 +15,14 @@ from typing import Any
 
 from octavo_operator.api import KIND, LLMDeployment
 from octavo_operator.autoscaling.decision import Decision, decide, estimate_capacity, rounded_capacity, update_capacity
-from octavo_operator.autoscaling.metrics_page import MAX_BYTES, Load, parse, startup_seconds
+from octavo_operator.autoscaling.metrics_page import MAX_BYTES, Load, engine_start, parse
 from octavo_operator.claims.own_deployments import OwnDeployments
 from octavo_operator.groups.scheduling import num_held
 from octavo_operator.kube.pod_client import PodClient, PodUnreadableError
 from octavo_operator.kube.store import Key, Store
 from octavo_operator.observed.children import pods_of
 from octavo_operator.observed.diagnosis import Problem, diagnose, is_finished
+from octavo_operator.observed.pod_starts import EngineStart
 from octavo_operator.observed.workload import live_of
 from octavo_operator.render import names
 
@@ -120,13 +121,13 @@ class LoadReader:
             memory.running.add_done_callback(lambda task: self._finished(memory, task))
         return await asyncio.shield(memory.running)
 
-    async def read_startup(self, pod: Json) -> dict[str, float]:
-        """Seconds of the phases in which the engine of a pod started; {} where its page cannot be read."""
+    async def read_start(self, pod: Json) -> EngineStart:
+        """The start of the engine of a pod, as its page tells it; nothing where that cannot be read."""
         url = metrics_url(pod)
         try:
-            return startup_seconds(await self._fetch(url)) if url else {}
+            return engine_start(await self._fetch(url)) if url else EngineStart()
         except ValueError:
-            return {}
+            return EngineStart()
 
     async def run(self, leading: asyncio.Event) -> None:
         """Scrapes what no autoscaler has asked for lately. Until cancelled."""

@@ -10,6 +10,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from octavo_operator.observed.pod_starts import EngineStart
+
 MAX_BYTES = 4 * 2**20  # the engine's page has 20 KiB
 
 RUNNING = "vllm:num_requests_running"
@@ -27,6 +29,7 @@ _SAMPLE = re.compile(  # *+ and ++ never backtrack: each byte is looked at once
 )
 
 
+_FORMAT = re.compile(rb'^octavo:chat_format_info\{(?:[^}\n]*,)?tool_format="(\w{1,64})"[^}\n]*\}[ \t]', re.MULTILINE)
 _STARTUP = re.compile(rb'^octavo:startup_seconds\{(?:[^}\n]*,)?phase="(\w+)"[^}\n]*\}[ \t]+(\S+)', re.MULTILINE)
 
 
@@ -75,8 +78,9 @@ def parse(page: bytes) -> Load:
     )
 
 
-def startup_seconds(page: bytes) -> dict[str, float]:
-    """Seconds of the phases of an engine's start; of several engines (data parallel ranks) the slowest."""
+def engine_start(page: bytes) -> EngineStart:
+    """Seconds of the phases of an engine's start, of several engines (data parallel ranks) the slowest; and the format
+    of tool calls that it has found."""
     out: dict[str, float] = {}
     for match in _STARTUP.finditer(page):
         try:
@@ -85,7 +89,8 @@ def startup_seconds(page: bytes) -> dict[str, float]:
             continue
         if math.isfinite(value) and value >= 0:
             out[match[1].decode()] = max(value, out.get(match[1].decode(), 0.0))
-    return out
+    found = _FORMAT.search(page)
+    return EngineStart(out, found[1].decode() if found else None)
 
 
 def _shown(text: bytes) -> str:

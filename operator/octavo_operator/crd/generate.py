@@ -30,7 +30,7 @@ CONDITION: dict[str, Any] = {
         "type": {
             "type": "string",
             "description": "Ready, Available (a replica serves requests), Progressing, ModelCached, RouterReady, "
-            "AdaptersReady, KeptFound, ImageUpToDate, AutoscalerReady or Degraded.",
+            "AdaptersReady, KeptFound, ChatFormat, ImageUpToDate, AutoscalerReady or Degraded.",
         },
         "status": {
             "type": "string",
@@ -91,6 +91,10 @@ STATUS: dict[str, Any] = {
                 "fetch": _seconds("Fetching the model into the cache."),
                 "load": _seconds("Loading the weights, as the engine reports."),
                 "ready": _seconds("From the pod's creation until it was ready."),
+                "toolFormat": {
+                    "type": "string",
+                    "description": "Format of its tool calls; generic: none known.",
+                },
             },
         },
         "adapters": {

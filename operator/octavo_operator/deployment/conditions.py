@@ -5,6 +5,7 @@ Ready            all replicas serve, all of the latest spec, and there is no pro
 Progressing      a rollout is in progress (False: complete, or stuck)
 ModelCached      the model has been fetched (absent where nothing is fetched)
 RouterReady      all routers serve, and have a replica to ask (absent unless routing.strategy is prefix)
+ChatFormat       the format of the model's tool calls is known (absent until an engine has told it)
 ImageUpToDate    the pods have the operator's engine image (absent unless they follow it)
 AdaptersReady    all pods serve all LoRA adapters (absent without spec.adapters)
 AutoscalerReady  the number of replicas follows the load (absent without spec.autoscaling)
@@ -174,6 +175,18 @@ def kept_found(deployment: LLMDeployment) -> Json | None:
         "alone responses.store: Postgres"
     )
     return make_condition(kind, False, "NotRouted", f"{what}, and the Service sends {whose}: {remedy}")
+
+
+def chat_format(start: Json | None) -> Json | None:
+    """The `ChatFormat` condition, by what the engine of the pod that became ready last has told; None: nothing yet."""
+    kind, found = "ChatFormat", (start or {}).get("toolFormat")
+    if found is None:
+        return None
+    if found != "generic":
+        return make_condition(kind, True, "Known", f"the model's tool calls are read in the format {found}")
+    why = "the chat template shows no format of tool calls that is known, so a prompt of the engine's own asks for some"
+    remedy = "a model that was not trained on it calls tools less well; --tool-call-parser in engine.args names another"
+    return make_condition(kind, False, "Generic", f"{why}: {remedy}")
 
 
 def image_up_to_date(turn: ImageTurn) -> Json:

@@ -10,6 +10,7 @@ from octavo_operator.autoscaling.decision import rounded_capacity
 from octavo_operator.config import OperatorConfig
 from octavo_operator.deployment.conditions import (
     available,
+    chat_format,
     degraded,
     image_up_to_date,
     kept_found,
@@ -79,6 +80,8 @@ def _conditions(
         conditions.append(make_condition(ADAPTERS_READY, *decisions.adapters.condition))
     if kept := kept_found(deployment):
         conditions.append(kept)
+    if form := chat_format(world.start):
+        conditions.append(form)
     if world.image_turn:
         conditions.append(image_up_to_date(world.image_turn))
     conditions.append(degraded(problem or harmless))

@@ -1,8 +1,8 @@
 """Measure the start of the pod that became ready last, phase by phase: `status.start`.
 
 A pod is asked once, when it has become ready: its events say how long its images were pulled, its status how long the
-model was fetched, its metrics page how long the engine loaded it. What cannot be read is left out. Nothing is asked
-again, so a fleet in which no pod starts costs nothing.
+model was fetched, its metrics page how long the engine loaded it and in which format its model calls tools. What cannot
+be read is left out. Nothing is asked again, so a fleet in which no pod starts costs nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo_operator.kube.client import TRANSPORT_ERRORS, ApiError, KubeClient
@@ -31,6 +32,14 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|us|µs|ns)")
 _PULLED = re.compile(r"Successfully pulled image .* in ([\d.a-zµ]+)(?: \(([\d.a-zµ]+) including waiting\))?")
 
 
+@dataclass(frozen=True)
+class EngineStart:
+    """The report of an engine that has started."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of phases
+    tool_format: str | None = None  # of its model's calls
+
+
 def ready_at(pod: Json) -> str | None:
     """Return when a pod became ready, as text; None if it is not, or if its engine was restarted, so that the time
     tells nothing of a start."""
@@ -44,8 +53,8 @@ def ready_at(pod: Json) -> str | None:
     return None
 
 
-def start_of(pod: Json, events: Iterable[Json], startup: Mapping[str, float]) -> Json:
-    """`status.start` of a pod that is ready. `events`: its own; `startup`: seconds of phases, by its engine."""
+def start_of(pod: Json, events: Iterable[Json], engine: EngineStart) -> Json:
+    """`status.start` of a pod that is ready. `events`: its own; `engine`: what its engine tells."""
     stamp = ready_at(pod) or pod["metadata"]["creationTimestamp"]
     out: Json = {"pod": pod["metadata"]["name"], "readyAt": stamp}
     pulls = [seconds for event in events if (seconds := _pull_seconds(event)) is not None]
@@ -55,9 +64,11 @@ def start_of(pod: Json, events: Iterable[Json], startup: Mapping[str, float]) ->
     ended = (fetched.get("state") or {}).get("terminated") or {}
     if ended.get("startedAt") and ended.get("finishedAt"):
         out["fetch"] = _rounded(parse_time(ended["finishedAt"]) - parse_time(ended["startedAt"]))
-    if "load" in startup:
-        out["load"] = _rounded(startup["load"])
+    if "load" in engine.seconds:
+        out["load"] = _rounded(engine.seconds["load"])
     out["ready"] = _rounded(parse_time(stamp) - parse_time(pod["metadata"]["creationTimestamp"]))
+    if engine.tool_format:
+        out["toolFormat"] = engine.tool_format
     return out
 
 
@@ -79,16 +90,16 @@ def _pull_seconds(event: Json) -> float | None:
     return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(match[2] or match[1]))
 
 
-async def _no_startup(_: Json) -> Mapping[str, float]:
-    return {}
+async def _nothing(_: Json) -> EngineStart:
+    return EngineStart()
 
 
 class PodStarts:
-    """`changed` is called with a key whose `last` is another one. `read_startup`: reads the seconds of phases from the
-    engine of a pod, {} where that fails; set by __main__.py."""
+    """`changed` is called with a key whose `last` is another one. `read_start`: reads what the engine of a
+    pod tells of its start, nothing where that fails; set by __main__.py."""
 
     def __init__(self, client: KubeClient, changed: Callable[[Key], None]) -> None:
-        self.read_startup: Callable[[Json], Awaitable[Mapping[str, float]]] = _no_startup
+        self.read_start: Callable[[Json], Awaitable[EngineStart]] = _nothing
         self.are_supported = True  # by the CRD
         self._client, self._changed = client, changed
         self._found: dict[Key, Json] = {}
@@ -121,9 +132,9 @@ class PodStarts:
 
     async def _read(self, key: Key, pod: Json) -> None:
         async with self._slots:
-            events, startup = await asyncio.gather(self._events(key[0], pod["metadata"]["uid"]), self.read_startup(pod))
+            events, engine = await asyncio.gather(self._events(key[0], pod["metadata"]["uid"]), self.read_start(pod))
         before = self._found.get(key)
-        start = start_of(pod, events, startup)
+        start = start_of(pod, events, engine)
         if key in self._seen and (before is None or parse_time(start["readyAt"]) >= parse_time(before["readyAt"])):
             self._found[key] = start
             self._changed(key)

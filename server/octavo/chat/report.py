@@ -61,6 +61,13 @@ def chat_report(template: str, options: ChatOptions | None = None) -> ChatReport
     )
 
 
+def tool_format(template: str, options: ChatOptions) -> str | None:
+    """The name of the format of a template's calls; "generic" where it is one of ours, None where none is read."""
+    if not options.reads_calls:
+        return None
+    return "openai" if speaks_harmony(options, template) else format_of(template, options.call_format).shown
+
+
 def in_words(report: ChatReport) -> dict[str, str]:
     """The report as lines for people, each behind its title."""
     told = "" if report.calls_told_by == "template" else "; a prompt of our own describes the tools"

@@ -15,6 +15,7 @@ from octavo.errors import FieldError
 from octavo.text.shown import MAX_SHOWN
 from octavo.text.shown import shown as shown
 
+ERROR_CODE = "error_code"  # key of a request's scope["state"]: the code of the error that answers it
 CONTEXT_LENGTH = "context_length_exceeded"
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _CODES = {
@@ -143,6 +144,7 @@ class _ErrorAnswer(Response):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"][ERROR_CODE] = self._error.detail.code
         if (form := _form_of(scope)) is None:
             await super().__call__(scope, receive, send)
             return
@@ -271,10 +273,33 @@ _MEMBERS = frozenset(
 )
 
 
+# The beginnings of paths of other servers, and what there is in their place.
+_INSTEAD = {
+    "/v1/systemone": "POST /v1/decisions answers questions about an input by probabilities",
+    "/v1/messages/batches": "POST /v1/batches takes files of chat completions",
+    "/v1/images": "no model makes images here",
+    "/v1/audio": "no model hears or speaks here",
+    "/v1/moderations": "POST /v1/decisions answers questions about a text",
+    "/v1/assistants": "POST /v1/responses and /v1/conversations are their successors",
+    "/v1/threads": "POST /v1/responses and /v1/conversations are their successors",
+    "/v1/vector_stores": "POST /v1/embeddings makes the vectors for a store of your own",
+    "/v1/containers": "models call tools, which run at the client",
+    "/v1/fine_tuning": "--enable-lora serves adapters that were trained elsewhere",
+}
+
+
+def _missing(method: str, path: str) -> str:
+    instead = next((text for begin, text in _INSTEAD.items() if f"{path}/".startswith(f"{begin}/")), None)
+    return f"No route for {method} {path[:MAX_SHOWN]}" + ("; see /docs" if instead is None else f": {instead}")
+
+
 async def on_http_exception(request: Request, error: Any) -> Response:
     """Starlette's own 404 and 405."""
     where = f"{request.method} {request.url.path[:MAX_SHOWN]}"
-    messages = {404: f"No route for {where}; see /docs", 405: f"{where} is not allowed; see the Allow header"}
+    messages = {
+        404: _missing(request.method, _path(request.scope)),
+        405: f"{where} is not allowed; see the Allow header",
+    }
     return APIError(
         error.status_code, messages.get(error.status_code, str(error.detail)), headers=dict(error.headers or {})
     ).response()

@@ -69,7 +69,8 @@ def _card(state: ServerState, name: str) -> ModelCard:
     config = state.engine.config
     sampling = recommended_sampling(config.model.generation_config)
     modalities = ["text", "image"] if config.takes_images else ["text"]
-    return ModelCard(name, state.created, config.model.model, config.scheduler.max_model_len, sampling, modalities)
+    longest = config.scheduler.max_model_len
+    return ModelCard(name, state.created, config.model.model, longest, sampling, modalities, state.tool_format)
 
 
 def _adapter_card(state: ServerState, served: ServedAdapter) -> ModelCard:

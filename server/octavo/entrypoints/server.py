@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 
 from octavo.chat.earlier_thoughts import earlier_thoughts_of, warn_where_lost
+from octavo.chat.report import tool_format
 from octavo.chat.thoughts import thoughts_of
-from octavo.chat.tools.choice import format_of
 from octavo.chat.tools.harmony import speaks_harmony
 from octavo.engine.async_llm import AsyncLLM
 from octavo.engine.core_launcher import CoreProcess, CoreProcesses
@@ -87,7 +87,6 @@ async def serve(
         ready.result()
         metrics.record_startup("fetch", started.fetch_seconds)
         metrics.record_startup("ready", time.perf_counter() - started.at)
-        _find_chat_format(state)
         apps[0].state.background.begin()
         generates = "generate" in config.model.pooler.tasks
         logger.info("%s", announcement(state.model_names, sockets[0], args, generates))
@@ -153,9 +152,12 @@ def _find_chat_format(state: ServerState) -> None:
     with suppress(ValueError):  # the model has no chat template
         for tools in (True, False):  # of which some models have a template each
             template = tokenizer.get_chat_template(options.chat_template, tools=tools)
-            if tools:
-                format_of(template, options.call_format)
-            if not speaks_harmony(options, template):
+            if tools and (name := tool_format(template, options)) is not None:
+                state.tool_format = name
+                state.metrics.record_tool_format(name)
+            if speaks_harmony(options, template):
+                logger.info("chat template: answers, thoughts and calls are harmony")
+            else:
                 thoughts_of(template, options.reasoning_parser)
                 earlier_thoughts_of(template, options.reasoning_parser)
                 if options.preserve_reasoning == "always":
@@ -169,6 +171,7 @@ async def become_ready(engine: AsyncLLM, state: ServerState) -> None:
     state.metrics.record_memory(ready.weight_bytes, ready.memory_shares)
     await state.adapters.load_modules(state.args.lora_modules)
     await state.adapter_list.start()
+    _find_chat_format(state)
     state.phase = Phase.SERVING
     for phase, seconds in ready.phases.items():
         logger.info("the core's %s took %.2f s", phase, seconds)

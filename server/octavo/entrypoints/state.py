@@ -58,6 +58,7 @@ class ServerState:
     http_metrics: HttpMetrics
     phase: Phase = Phase.LOADING
     created: int = field(default_factory=lambda: int(time.time()))
+    tool_format: str | None = None  # of the model's calls: see `octavo.chat.report.tool_format`
     num_responding: int = 0  # POST requests whose responses are not complete
     ids_in_use: set[str] = field(default_factory=set)  # chosen by clients, of requests in progress
 

@@ -200,6 +200,16 @@ class EngineMetrics:
             Counter, "octavo:prompt_lines_stripped", "Number of lines for billing left out of instructions"
         )
         self._stripped = stripped.labels(**self._labels)
+        too_long = self._family(
+            Counter, "octavo:prompt_too_long", "Number of requests refused because the model's context is too short"
+        )
+        self._too_long = too_long.labels(**self._labels)
+        self._chat_format = self._family(
+            Gauge,
+            "octavo:chat_format_info",
+            "Format of tool calls, generic where the chat template shows none that is known (always 1)",
+            "tool_format",
+        )
         hits = self._family(
             Counter, "octavo:replay_hits", "Number of prompts whose last answer stands in them as it was spoken"
         )
@@ -356,6 +366,14 @@ class EngineMetrics:
     def record_questions(self, count: int) -> None:
         """Questions of a request for decisions, once they are answered."""
         self._questions.inc(count)
+
+    def record_too_long(self) -> None:
+        """A request refused because its prompt, or that and its answer, exceed the context."""
+        self._too_long.inc()
+
+    def record_tool_format(self, name: str) -> None:
+        """The format of calls that the server has found."""
+        self._chat_format.labels(**self._labels, tool_format=name).set(1)
 
     def record_stripped_lines(self, count: int) -> None:
         """Lines that were left out of a prompt, since they differ in every request."""

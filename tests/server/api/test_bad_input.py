@@ -200,7 +200,15 @@ def test_unknown_model(server):
 
 
 def test_unknown_paths_and_methods(server):
-    check(server.get("/v2/nothing"), 404, 0, "/v2/nothing")
+    check(server.get("/v2/nothing"), 404, 0, "/v2/nothing", "/docs")
+    for path, instead in (
+        ("systemone", "/v1/decisions"),
+        ("messages/batches", "/v1/batches"),
+        ("images/edits", "image"),
+    ):
+        answer = server.post(f"/v1/{path}", {"model": "tiny"})
+        assert answer.status_code == 404 and f"/v1/{path}: " in answer.text and instead in answer.text
+    check(server.get("/v1/systemone_"), 404, 0, "/docs")
     check(server.get("/v1/completions"), 405, 0, "GET")
     assert server.get("/v1/completions").headers["allow"] == "POST"
     check(httpx.request("DELETE", server.url + "/v1/models"), 405, 0, "DELETE")

@@ -45,8 +45,13 @@ def chat(start, tiny_model, tmp_path_factory):
         bias = {str(backend.token_to_id("<|end|>")): 3.5}
         return server.client().chat.completions.create(model="tiny", messages=messages, logit_bias=bias, **more)
 
-    chat.backend, chat.post = backend, server.post  # type: ignore[attr-defined]
+    chat.backend, chat.post, chat.server = backend, server.post, server  # type: ignore[attr-defined]
     return chat
+
+
+def test_the_log_and_the_list_of_models_say_so(chat):
+    assert "answers, thoughts and calls are harmony" in chat.server.log
+    assert chat.server.get("/v1/models").json()["data"][0]["tool_format"] == "openai"
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])

@@ -334,3 +334,22 @@ def test_lines_for_billing_that_are_left_out_are_counted(server):
         server.post("/v1/chat/completions", body).raise_for_status()
 
     assert measure(server, ask)["octavo:prompt_lines_stripped_total"] == 2
+
+
+def test_prompts_that_are_too_long_are_counted_in_every_dialect(server):
+    """Once each, and nothing else that is refused."""
+    long = "x " * 5000
+    messages = [{"role": "user", "content": long}]
+    bodies = {
+        "/v1/completions": {"prompt": long, "max_tokens": 1},
+        "/v1/chat/completions": {"messages": messages},
+        "/v1/messages": {"model": "metered", "max_tokens": 1, "messages": messages},
+        "/v1/responses": {"input": long, "store": False},
+    }
+
+    def ask() -> None:
+        for path, body in bodies.items():
+            assert server.post(path, body).status_code == 400, path
+        assert server.post("/v1/completions", {"prompt": "x", "temperature": -1}).status_code == 400
+
+    assert measure(server, ask)["octavo:prompt_too_long_total"] == len(bodies)

@@ -90,7 +90,7 @@ ALWAYS = {
         "prompt_token_ids",
     },
 }
-OF_MODELS = ("root", "parent", "max_model_len", "default_sampling_params", "input_modalities")
+OF_MODELS = ("root", "parent", "max_model_len", "default_sampling_params", "input_modalities", "tool_format")
 
 
 @cache

@@ -121,6 +121,24 @@ def test_a_demanded_call_is_made_in_any_format(server, family):
     assert answer["tool_calls"][0]["function"]["name"] == "note"
 
 
+@pytest.mark.parametrize(("flags", "told"), [((), "glm45"), (("--tool-call-parser", "none"), None)], ids=["", "none"])
+def test_the_list_of_models_and_the_metrics_name_the_format(start, flags, told):
+    template = TOLD + TURNS.replace("CALL", GLM)
+    server = start("--kv-cache-memory-bytes", "32MiB", "--chat-template", template, *flags)
+    (card,) = server.get("/v1/models").json()["data"]
+    assert card["tool_format"] == told
+    assert server.get(f"/v1/models/{card['id']}").json()["tool_format"] == told
+    assert ('tool_format="glm45"} 1.0' in server.get("/metrics").text) is (told is not None)
+    assert ("calls are glm45 (read back)" in server.log) is (told is not None)
+
+
+def test_a_template_that_tells_of_no_tools_is_generic(server):
+    """The model of the tests has one; a log says so at the start."""
+    assert server.get("/v1/models").json()["data"][0]["tool_format"] == "generic"
+    assert 'tool_format="generic"} 1.0' in server.get("/metrics").text
+    assert "told of them in a generic prompt" in server.log
+
+
 def test_earlier_calls_stand_as_the_template_writes_them(server):
     """Of a template that takes arguments as text alone, too; of an unknown one as the generic prompt has them."""
     for family, expected in (

@@ -109,6 +109,11 @@ class CallFormat:
         return self.how == "generic"
 
     @property
+    def shown(self) -> str:
+        """The format's name, for lists of models: "generic" where it is one of ours."""
+        return "generic" if self.generic else self.parser
+
+    @property
     def row(self) -> Format:
         """The format's row in the table, spelled as the template does, or as we do where it writes no calls."""
         row = self.spelled or TOOL_FORMATS[self.parser]

@@ -152,6 +152,7 @@ class ModelCard(Struct):
     max_model_len: int
     default_sampling_params: dict[str, Any]  # what the model's files recommend: of requests that set none
     input_modalities: list[str]  # what prompts may hold: "text", "image"
+    tool_format: str | None = None  # of tool calls; "generic": the chat template shows none; null: they are not read
     object: str = "model"
     owned_by: str = "octavo"
     parent: str | None = None

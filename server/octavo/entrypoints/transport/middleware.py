@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.entrypoints.admission import before_drain, was_retried
 from octavo.entrypoints.chat_page import wants_page
-from octavo.entrypoints.errors import APIError, is_anthropic
+from octavo.entrypoints.errors import CONTEXT_LENGTH, ERROR_CODE, APIError, is_anthropic
 from octavo.entrypoints.state import REQUEST_ID, Phase, ServerState
 from octavo.entrypoints.tenants import read_headers
 from octavo.metrics.tracing import incoming_headers
@@ -96,6 +96,7 @@ class RequestMiddleware:
         finally:
             self.state.num_responding -= is_post
             self.state.ids_in_use.discard(request_state.get("claimed_id", ""))
+            self._count_error(request_state.get(ERROR_CODE))
             handler = scope.get(ROUTE_PATH, "none")
             if handler not in UNCOUNTED_PATHS:
                 size = headers.get(b"content-length", b"")
@@ -107,6 +108,10 @@ class RequestMiddleware:
                     int(size) if size.isdigit() else 0,
                     sent_bytes + request_state.get("streamed_bytes", 0),
                 )
+
+    def _count_error(self, code: str | None) -> None:
+        if code == CONTEXT_LENGTH:
+            self.state.metrics.record_too_long()
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         """Compares hashes of all keys in constant time, so that timing tells nothing of a key's length or position."""
