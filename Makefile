@@ -93,6 +93,7 @@ peers: setup  ## what others would have picked, into ~/.cache/octavo/peers (or O
 
 CLIENTS ?= $(HOME)/.cache/octavo/clients
 clients: setup  ## other people's clients and agents, of Python and JavaScript, installed outside the tree and run against a server
+	mkdir -p $(CLIENTS)
 	for at in . frameworks; do \
 	  test -x $(CLIENTS)/$$at/bin/python || uv venv --quiet --allow-existing --python 3.11 $(CLIENTS)/$$at || exit 1; \
 	done
