@@ -13,6 +13,7 @@
 #include "attention_int8_matrix.h"
 #include "attention_items.h"
 #include "attention_matrix.h"
+#include "attention_squares.h"
 #include "attention_tile.h"
 
 #define MAX_HEAD_SIZE 576  // also in octavo_kernels/cpu/attention.py
@@ -214,6 +215,58 @@ static void __attribute__((noinline)) attend_matrix(const struct item *it, struc
 }
 #endif
 
+#if HAS_MATRIX_ATTENTION
+// Rows r .. r + rows of the item, at most SQUARE, against the tile of positions start .. start + TILE
+INLINE void attend_square(const struct item *it, struct buffers *w, int64_t start, int64_t r, int64_t rows,
+                          const void *const *keys, const float *values, int64_t lines, const int has_lower) {
+    float s[SQUARE * TILE] __attribute__((aligned(64))), p[SQUARE * TILE / 2] __attribute__((aligned(64)));
+    float rescale[SQUARE + VW];
+    uint64_t visible[SQUARE];
+    const int64_t depth = it->depth;
+    const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
+    if (!find_visible_rows(it, w, start, r, rows, visible)) return;
+    square_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->prefetch, lines, has_lower);
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
+                          rescale + i, 4);
+    for (; i < rows; i++)
+        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
+                          rescale + i, 1);
+    square_accumulate_pv(w->acc + r * depth, depth, rescale, p, values, s, rows, &w->prefetch, lines, has_lower);
+}
+
+// All rows of the item against positions [begin, end) of one split: attend_split() of many rows
+static void __attribute__((noinline)) attend_split_squares(const struct item *it, struct buffers *w, int64_t begin, int64_t end,
+                                                           const struct item *next) {
+    const void *keys[SPLIT_CHUNKS], *values[SPLIT_CHUNKS], *ahead[2 * SPLIT_CHUNKS];
+    const int64_t depth = it->depth, piece_bytes = kv_row_bytes(it->a->head_size, BF16_PAIRS) * CHUNK;
+    float *tiles = w->kt;  // and w->vt behind it
+    for (int64_t start = begin, n = 0; start < end; start += TILE, n++) {
+        const int64_t count = locate_tile(it, start, keys + n * CHUNKS, values + n * CHUNKS);
+        copy_value_tiles(values + n * CHUNKS, tiles + n * TILE / 2 * depth,
+                         (first_seen(it->a, it->first_position) - start) / CHUNK, count, depth);
+    }
+    int64_t pieces = 0;
+    if (next) {
+        const int64_t from = next == it ? end : next->begin, to = MIN(next->end, (from / SPLIT + 1) * SPLIT);
+        for (int64_t start = from; start < to; start += TILE, pieces += 2 * CHUNKS)
+            locate_tile(next, start, ahead + pieces, ahead + pieces + CHUNKS);
+    }
+    w->prefetch = (struct prefetch){.rows = ahead, .row_bytes = piece_bytes, .end = pieces};
+    const int64_t steps = CEIL_DIV(it->rows, SQUARE) * CEIL_DIV(end - begin, TILE) * SQUARES_OF_TILE * 2 * (depth / SQUARE),
+                  lines = CEIL_DIV(pieces * CEIL_DIV(piece_bytes, 64), steps);
+    for (int64_t r = 0; r < it->rows; r += SQUARE) {
+        const int64_t rows = MIN(SQUARE, it->rows - r);
+        for (int64_t start = begin, n = 0; start < end; start += TILE, n++) {
+            const float *here = tiles + n * TILE / 2 * depth;
+            if (rows > HALF_ROWS) attend_square(it, w, start, r, rows, keys + n * CHUNKS, here, lines, 1);
+            else attend_square(it, w, start, r, rows, keys + n * CHUNKS, here, lines, 0);
+        }
+    }
+}
+#endif
+
 static void __attribute__((noinline)) attend_tile_dispatch(const struct item *it, struct buffers *w, int64_t start, int64_t r,
                                                            int64_t mr, const void *const *keys, const void *const *values,
                                                            int kind) {
@@ -263,6 +316,10 @@ INLINE void attend_split(const struct item *it, struct buffers *w, int64_t begin
 #if HAS_MATRIX_ATTENTION
     const int by_matrix = kind == BF16_PAIRS && head_size % TILE_WIDTH == 0;
     if (by_matrix) amx_configure(HALF_ROWS, HALF_ROWS, HALF_ROWS);
+    if (by_matrix && in_chunks(it->a) && rows > MATRIX_ROWS) {
+        attend_split_squares(it, w, begin, end, next);
+        begin = end;
+    }
 #endif
 #if HAS_INT8_MATRIX_ATTENTION
     const int int8_by_matrix = kind == INT8 && !few_rows && rows <= INT8_MOST_ROWS && head_size % TILE_ROW == 0;
@@ -374,6 +431,11 @@ INLINE int kernel_kind(const struct paged_attention_args *a) {
     return HAS_BF16_PAIRS && a->kv_dtype == BFLOAT16 && fits ? BF16_PAIRS : (int)a->kv_dtype;
 }
 
+// Attention of items of many rows as attend_split_squares() has it: their keys and values are read once for all of them
+INLINE int in_squares(const struct paged_attention_args *a) {
+    return HAS_MATRIX_ATTENTION && a->kv_dtype == BF16_PAIRS && a->head_size % 32 == 0;
+}
+
 static void load_queries(const struct item *it, struct buffers *w) {
     const int pairs = kernel_kind(it->a) == BF16_PAIRS, int8 = it->a->kv_dtype == INT8, dtype = (int)it->a->dtype;
     const int64_t head_size = it->a->head_size;
@@ -478,7 +540,8 @@ static void attend_all(const struct paged_attention_args *given, int without_cac
     // The number of rows in use is read now and not when the call was packed: a recorded call is replayed with other rows.
     struct paged_attention_args mine = *given, *a = &mine;
     mine.actual_rows = MIN(given->actual_rows, given->query_start_loc[given->requests]);
-    int64_t group = a->num_heads / a->num_kv_heads, tokens_per_item = MAX(1, MAX_ROWS / group), tokens = 0;
+    const int64_t group = a->num_heads / a->num_kv_heads, most = in_squares(a) ? MAX_SQUARE_ROWS : MAX_ROWS;
+    int64_t tokens_per_item = MAX(1, most / group), tokens = 0;
     for (int64_t r = 0; r < a->requests; r++) tokens += request_tokens(a, r);
     // Prefer smaller items to splits, which have to be merged, as long as enough rows share each key that is read.
     const int64_t fair = tokens * a->num_kv_heads / (4 * m->size);

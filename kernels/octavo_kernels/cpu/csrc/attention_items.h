@@ -5,6 +5,7 @@
 
 #define SPLIT 256
 #define MAX_ROWS 120       // in an item (or one token's group, if that is larger)
+#define MAX_SQUARE_ROWS 256  // the same where matrix tiles do not wait for them: attention_squares.h
 #define MIN_ROWS (2 * MR)  // in the items of a step with few rows
 
 INLINE int64_t row_bytes(const struct paged_attention_args *a) { return a->head_size * (a->dtype == BFLOAT16 ? 2 : 4); }
