@@ -264,7 +264,9 @@ class PretendedGpu(TorchDispatchMode):
             "graph_pool_handle": lambda: (0, 0),
             # Classes, as annotations of libraries that are imported meanwhile combine them with others.
             "Stream": _class_of("Stream", lambda: stream),
-            "Event": _class_of("Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)),
+            "Event": _class_of(
+                "Event", lambda: SimpleNamespace(record=lambda: None, query=lambda: True, synchronize=lambda: None)
+            ),
             "CUDAGraph": _class_of("CUDAGraph", lambda: _Graph(self)),
         }
 

@@ -239,11 +239,13 @@ def serve(config: EngineConfig, channel: Channel, heartbeat: Heartbeat) -> None:
     decode_step = msgspec.msgpack.Decoder(SchedulerOutput).decode
     decode_grammar = msgspec.msgpack.Decoder(tuple[int, str | None]).decode
     steps: deque[SchedulerOutput] = deque()
-    in_flight: deque[tuple[int, PendingOutput]] = deque()
+    in_flight: deque[tuple[int, PendingOutput, Callable[[], bool]]] = deque()
     grammars, adapters, num_steps = _Grammars(executor), _Adapters(executor), 0
     while True:
         if not steps and not in_flight:
             channel.wait(_LOOK_SECONDS if grammars.is_waiting or adapters.is_waiting else None)
+        elif not steps:
+            channel.wait_unless(in_flight[0][2])  # as the next step is launched before these results are waited for
         for kind, payload in channel.receive():
             if kind is Kind.STEP:
                 steps.append(decode_step(payload))
@@ -254,11 +256,13 @@ def serve(config: EngineConfig, channel: Channel, heartbeat: Heartbeat) -> None:
         _tell(channel, grammars, adapters)
         if steps:
             step = steps.popleft()
-            in_flight.append((step.step_id, _start(executor, step)))
+            in_flight.append((step.step_id, *_start(executor, step)))
             if len(in_flight) < executor.max_in_flight:
                 continue
+        elif in_flight and not in_flight[0][2]():
+            continue  # something else came
         if in_flight:
-            result = _finish(executor, *in_flight.popleft())
+            result = _finish(executor, *in_flight.popleft()[:2])
             _tell(channel, grammars, adapters)
             channel.send(Kind.RESULT, encode(result))
             num_steps += 1
@@ -274,16 +278,17 @@ def _tell(channel: Channel, grammars: _Grammars, adapters: _Adapters) -> None:
         channel.send(Kind.ADAPTER, msgspec.msgpack.encode(answer))
 
 
-def _start(executor: Executor, step: SchedulerOutput) -> PendingOutput:
+def _start(executor: UniProcExecutor, step: SchedulerOutput) -> tuple[PendingOutput, Callable[[], bool]]:
+    """The step's results, and whether they can be had without waiting."""
     try:
-        return executor.execute_model(step)
+        return executor.execute_model(step), executor.worker.when_done()
     except Exception as error:
         failed = error  # a name that outlives this block
 
         def raise_it() -> ModelRunnerOutput:
             raise failed
 
-        return raise_it
+        return raise_it, lambda: True
 
 
 def _finish(executor: Executor, step_id: int, pending: PendingOutput) -> Result:

@@ -50,9 +50,8 @@ class Inbox:
         self._channel, self._forward = channel, forward
         self._waiting: dict[Kind, deque[bytearray]] = {Kind.STEP: deque(), Kind.MASK: deque()}
 
-    def next_of(self, kind: Kind, *, wait: bool = True) -> bytearray | None:
-        """The next of one kind; None if it would have to be waited for and ``wait`` is off. Raises EOFError once rank 0
-        has ended."""
+    def next_of(self, kind: Kind, until: Callable[[], bool] | None = None) -> bytearray | None:
+        """The next of one kind; None if ``until`` is true before that comes. Raises EOFError once rank 0 has ended."""
         queue = self._waiting[kind]
         while not queue:
             for found, payload in self._channel.receive():
@@ -63,9 +62,12 @@ class Inbox:
                     self.load_adapter(payload)
                 else:
                     self._waiting[found].append(payload)
-            if queue or not wait:
+            if queue or (until is not None and until()):
                 break
-            self._channel.wait()
+            if until is None:
+                self._channel.wait()
+            else:
+                self._channel.wait_unless(until)
         return queue.popleft() if queue else None
 
     def wait_for_group(self) -> None:
@@ -101,16 +103,17 @@ def run(
     if worker.adapters is not None:
         decode_adapter, adapters = msgspec.msgpack.Decoder(Adapter).decode, worker.adapters
         inbox.load_adapter = lambda payload: adapters.load(decode_adapter(payload))
-    in_flight: deque[PendingOutput] = deque()
+    in_flight: deque[tuple[PendingOutput, Callable[[], bool]]] = deque()
     total, stage = TokenSum(place.rank), place.tp.stage
     tells = stage.is_last and not stage.is_first and place.tp.rank == 0
     while True:
-        payload = inbox.next_of(Kind.STEP, wait=not in_flight)
+        # Whoever waits for a step's results cannot launch the next one, for which the device would wait then.
+        payload = inbox.next_of(Kind.STEP, until=in_flight[0][1] if in_flight else None)
         if payload is not None:
-            in_flight.append(worker.execute_model(decode(payload)))
+            in_flight.append((worker.execute_model(decode(payload)), worker.when_done()))
             if len(in_flight) < worker.max_in_flight:
                 continue
-        output = in_flight.popleft()()
+        output = in_flight.popleft()[0]()
         place.check()
         if tells:
             send_results(channel, encode(output))

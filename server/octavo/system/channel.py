@@ -11,11 +11,12 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum, unique
 
 _HEAD = struct.Struct("=IB")  # bytes of the payload, kind
 _READ_BYTES = 1 << 18
+_LOOK_SECONDS = 50e-6
 
 
 @unique
@@ -143,6 +144,11 @@ class Channel:
             if any(event & ~select.POLLOUT for _, event in events):
                 return True
             self._push()
+
+    def wait_unless(self, done: Callable[[], bool]) -> None:
+        """Wait for something to receive, or until ``done``, which is asked every `_LOOK_SECONDS`."""
+        while not done() and not self.wait(0.0):
+            time.sleep(_LOOK_SECONDS)
 
     def flush(self, seconds: float) -> bool:
         """Wait until everything is sent, at most ``seconds``; whether it is."""

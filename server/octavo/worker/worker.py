@@ -334,6 +334,22 @@ class Worker:
         """Start a step; what is returned waits for its results."""
         return self.runner.execute_model(step)
 
+    def when_done(self) -> Callable[[], bool]:
+        """Return a function that tells, without waiting, if the device has done all that was started before."""
+        if self.device.type != "cuda":
+            return lambda: True
+        event = torch.cuda.Event()
+        event.record()
+
+        def done() -> bool:
+            try:
+                is_done: bool = event.query()
+            except RuntimeError:  # of a step: whoever waits for its results is told
+                return True
+            return is_done
+
+        return done
+
 
 def _image_encoder(model: CausalLM, device: torch.device) -> ImageEncoder | None:
     """None: images change nothing here."""
