@@ -8,6 +8,7 @@ fork of it: importing takes as long as many a case, and no case may find what an
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "0"
@@ -50,6 +52,7 @@ from octavo.memory.dry_run import make_plan
 from octavo.memory.ledger import MemoryLedger
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
+from octavo.worker.pooler import StepRows
 from octavo.worker.worker import Worker
 
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
@@ -415,6 +418,18 @@ def weights_of_a_file(gpu: PretendedGpu) -> dict[str, Any]:
     return {"launches": Counter(launch.name for launch in gpu.take_launches())}
 
 
+def pooling(gpu: PretendedGpu) -> dict[str, Any]:
+    """Texts of three lengths, pooled in every way, all of them and some: the shapes of the vectors."""
+    lengths = torch.tensor([3, 1, 7])
+    rows = StepRows(torch.ones(16, 8, device="cuda"), lengths.cumsum(0) - lengths, lengths)
+    gpu.strict = True
+    found = {}
+    for kind, left_out in itertools.product(("cls", "last", "mean", "max", "weightedmean", "mean_sqrt_len"), (0, 2)):
+        how: Any = SimpleNamespace(pooling=kind, left_out=left_out)
+        found[f"{kind} {left_out}"] = [list(rows.pooled(texts, how).shape) for texts in ([0, 1, 2], [0, 2])]
+    return {"shapes": found}
+
+
 def ranks(gpu: PretendedGpu, config: dict[str, Any], size: int = 2, **arguments: Any) -> dict[str, Any]:
     """A rank of several: requests of many kinds, in batches of some sizes."""
 
@@ -466,6 +481,7 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "ranks of latents": lambda gpu: ranks(gpu, DEEPSEEK, max_num_seqs=8),
     "ranks of float16": lambda gpu: ranks(gpu, heads(8) | {"vocab_size": 4097}, max_num_seqs=8, dtype="float16"),
     "weights of a file": weights_of_a_file,
+    "pooling": pooling,
     "plans": plans,
     "plans of codes": plans_of_codes,
     "what is noticed": what_is_noticed,

@@ -1,4 +1,4 @@
-"""What launches depend on of a device: its generation, multiprocessors and shared memory."""
+"""The facts of a device that launches depend on: its generation, multiprocessors and shared memory."""
 
 from __future__ import annotations
 

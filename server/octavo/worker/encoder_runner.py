@@ -57,8 +57,6 @@ class EncoderRunner:
         )
         hidden = self._run(inputs)
         starts, lengths = inputs.query_start_loc[:-1].long(), inputs.seq_lens.long()
-        if self.device.type != "cpu":
-            starts, lengths = devices.put(starts, self.device), devices.put(lengths, self.device)
         poolings = [text.pooling for text in texts if text.pooling is not None]
         calls = self.head.start(poolings, StepRows(hidden, starts, lengths).pooled)
 

@@ -16,6 +16,7 @@ from octavo.layers.encoder import HeadLinear, HeadNorm
 from octavo.layers.weights import WeightSource
 from octavo.loader.safetensors_reader import SafetensorsFile
 from octavo.models.base import CausalLM
+from octavo.sample import devices
 from octavo.worker.host_copy import HostCopy
 from octavo.worker.input_batch import StepInputs
 
@@ -92,7 +93,8 @@ class _Rows:
 
 
 class StepRows:
-    """The rows ``hidden [T, H]`` of a step's whole texts: ``lengths`` of each, from ``starts`` on (int64 [S]).
+    """The rows ``hidden [T, H]`` of a step's whole texts: ``lengths`` of each, from ``starts`` on (int64 [S], on the
+    host, which needs them: to ask a device for a number of rows would be to wait for it).
 
     Sums are float64 and in the order of the rows.
     """
@@ -104,7 +106,10 @@ class StepRows:
     def pooled(self, texts: Sequence[int], pooling: Pooling) -> Tensor:
         """Pool ``texts``, given by their places in rising order: float64 ``[len(texts), kinds of pooling * H]``."""
         whole = torch.cat([self._kind(kind, pooling.left_out) for kind in parts_of(pooling.pooling)], dim=1)
-        return whole if len(texts) == len(whole) else whole[torch.tensor(texts, device=whole.device)]
+        return whole if len(texts) == len(whole) else whole[self._put(torch.tensor(texts))]
+
+    def _put(self, host: Tensor) -> Tensor:
+        return devices.put(host, self._hidden.device)
 
     def _kind(self, kind: str, left_out: int) -> Tensor:
         found = self._made.get((kind, left_out))
@@ -116,19 +121,20 @@ class StepRows:
         """One kind of all texts; what comes of those that have no more than ``left_out`` rows is not used."""
         starts, lengths = self._starts, self._lengths
         if kind == "last":
-            return self._hidden[starts + lengths - 1].double()
+            return self._hidden[self._put(starts + lengths - 1)].double()
         if kind == "cls":
-            return self._hidden[starts + (lengths - 1).clamp(max=left_out)].double()
+            return self._hidden[self._put(starts + (lengths - 1).clamp(max=left_out))].double()
         x = self._hidden[: int(lengths.sum())].double()
         if left_out or kind == "weightedmean":
-            places = torch.arange(len(x), device=x.device) - starts.repeat_interleave(lengths)
+            places = torch.arange(len(x)) - starts.repeat_interleave(lengths)
             if kind == "weightedmean":
-                x = x * (places + 1)[:, None]
+                x = x * self._put(places + 1)[:, None]
             if left_out:
-                x, lengths = x[places >= left_out], (lengths - left_out).clamp(min=0)
-        if kind in ("mean", "max"):
-            return torch.segment_reduce(x, kind, lengths=lengths)
-        return torch.segment_reduce(x, "sum", lengths=lengths) / divisor(kind, self._lengths, left_out)[:, None]
+                x, lengths = x[self._put((places >= left_out).nonzero()[:, 0])], (lengths - left_out).clamp(min=0)
+        # Unsafe: it does not look at the lengths, which are right.
+        way = kind if kind in ("mean", "max") else "sum"
+        reduced = torch.segment_reduce(x, way, lengths=self._put(lengths), unsafe=True)
+        return reduced if way == kind else reduced / self._put(divisor(kind, self._lengths, left_out))[:, None]
 
 
 def divisor(kind: str, lengths: Tensor, left_out: int) -> Tensor:

@@ -65,6 +65,11 @@ def test_weights_come_through_pinned_memory(seen: Seen) -> None:
     assert seen("weights of a file")["launches"] == {"copy_": 2 + 3, "_to_copy": 3}
 
 
+def test_vectors_are_pooled_without_waiting(seen: Seen) -> None:
+    """In every way: the host knows how many rows each text has."""
+    assert {str(shapes) for shapes in seen("pooling")["shapes"].values()} == {"[[3, 8], [2, 8]]"}
+
+
 @pytest.mark.sampled(share=5)
 @pytest.mark.parametrize("case", ["one group", "many lanes", "few rows", "exact", "fp8 cache"])
 def test_no_request_waits(seen: Seen, case: str) -> None:
