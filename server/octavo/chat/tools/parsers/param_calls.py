@@ -164,7 +164,7 @@ class ParamsReader(FormatReader):
                 return rest, True
 
     def _openings(self) -> tuple[str, ...]:
-        """What an argument begins with, where one that is still to come would end a value whose end tag is missing."""
+        """The beginnings of an argument, where one that is still to come would end a value whose end tag is missing."""
         return (self._tags.key, self._tags.newline + self._tags.key) if self._left else ()
 
     def _next_key(self, end: int) -> int | None:
