@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from octavo.chat.tools.formats.row import Format
-from octavo.chat.tools.formats.spelling import spelled
+from octavo.chat.tools.formats.spelling import spelled, worded
 from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
 from octavo.chat.tools.formats.writer import write_calls
 from octavo.chat.tools.parsers import CallPiece, reader_of
@@ -47,6 +47,7 @@ _SCHEMAS: dict[str, dict[str, Any]] = {"look_up": _LOOK_UP, "now": {"type": "obj
 _TEXT: Call = ("look_up", {"text": 'It\'s "so" <b>é日</b>\n  two\\', "count": 3, "ratio": -0.5, "exact": True})
 _NESTED: Call = ("look_up", {"text": "007", "filter": {"size": {"of": ["a", "b"]}, "open": False}, "tags": ["x, y"]})
 _BARE: Call = ("now", {})
+_WORDS: dict[str, Any] = {"text": None, "exact": True, "ratio": False}
 _PLAIN: Call = ("look_up", {"text": "Paris", "count": 3})
 _TURNS: tuple[tuple[Call, ...], ...] = ((_TEXT,), (_NESTED,), (_BARE,), (_NESTED, _BARE))
 _PLAIN_TURNS: tuple[tuple[Call, ...], ...] = ((_PLAIN,), (_BARE,))  # of templates that escape nothing
@@ -186,7 +187,7 @@ def _own_format(template: str) -> CallFormat | None:
             if all(any(_calls_in(row, text) == expected for text in texts) for expected, texts in turns):
                 own = spelled(row, ((calls, texts[0]) for calls, texts in turns))
                 one_only = all(len(calls) == 1 for calls, _ in turns)
-                own = _numbered(own, template, as_text, content)
+                own = _worded(_numbered(own, template, as_text, content), template, as_text, content)
                 return CallFormat(
                     row.name, "read back", as_text, told, needs_none=content is None, spelled=own, one_only=one_only
                 )
@@ -210,6 +211,14 @@ def _numbered(row: Format, template: str, as_text: bool, content: str | None) ->
         tail = _rendered(template, [_USER, turn, result, turn]).removeprefix(before)
         goes_on = write_calls(row, [_BARE], 1) in tail
         return replace(row, gaps=replace(row.gaps, counts_on=goes_on))
+    return row
+
+
+def _worded(row: Format, template: str, as_text: bool, content: str | None) -> Format:
+    """The row with the template's words for true, false and null."""
+    with suppress(ChatTemplateError):
+        turn = {**_turn((("look_up", _WORDS),), as_text), "content": content}
+        return worded(row, _WORDS, _rendered(template, [_USER, turn]))
     return row
 
 

@@ -8,22 +8,23 @@ from typing import Any
 
 from octavo.chat.structured import CallGrammar, TokenId, lark_of
 from octavo.chat.tools.formats.row import Format, Python
-from octavo.chat.tools.tagged_grammar import BOUNDS, NUMBERS, bounded, parameters_of, takes_any
+from octavo.chat.tools.tagged_grammar import BOUNDS, NUMBERS, bounded, integer_and_number, parameters_of, takes_any
 from octavo.errors import FieldError
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DOTTED = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _DOUBLE = r'/"([^"\\\n]|\\["\'\\nrt])*"/'
 _SINGLE = r"/'([^'\\\n]|\\[\"'\\nrt])*'/"
-# As Python's repr writes texts: between double quotes where they hold single ones.
-_REPR = r"""/'([^'\\\n]|\\['\\nrt])*'/ | /"([^"\\\n]|\\[\\nrt])*'([^"\\\n]|\\[\\nrt])*"/"""
+_JSON = r'/"([^"\\\x00-\x1f]|\\["\\nrt])*"/'
+# As Python's repr writes texts: between double quotes where they hold single ones alone.
+_ONE, _OTHER = r"([^'\\\x00-\x1f]|\\[\\nrt])", r"""([^"\\\x00-\x1f]|\\[\\nrt])"""
+_BOTH = r"([^'\\\x00-\x1f]|\\['\\nrt])*"
+_REPR = rf"""/'{_ONE}*'/ | /"{_OTHER}*'{_OTHER}*"/ | /'{_BOTH}(\\'{_BOTH}"|"{_BOTH}\\'){_BOTH}'/"""
 _PYTHON_VALUES = r"""
 NAMED: /[A-Za-z_][A-Za-z0-9_]{0,63}=/
 value: STRING | NUMBER | bool | none | list | dict
 list: "[" (value (", " value)*)? "]"
 dict: "{" (STRING ": " value (", " STRING ": " value)*)? "}"
-INTEGER: /-?(0|[1-9][0-9]{0,18})/
-NUMBER: /-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?/
 """
 
 
@@ -69,10 +70,11 @@ def python_calls(row: Format, functions: list[dict[str, Any]], several: bool, to
 def _words(row: Format) -> dict[str, str]:
     """Lark for texts and for Python's words, in the template's spelling where that is known."""
     as_json = isinstance(row.arguments, Python) and row.arguments.as_json
-    text = _DOUBLE if as_json else f"{_DOUBLE} | {_SINGLE}" if row.gaps is None else _REPR
+    text = _JSON if as_json else f"{_DOUBLE} | {_SINGLE}" if row.gaps is None else _REPR
     words = ("true", "false", "null") if as_json else ("True", "False", "None")
     yes, no, none = map(json.dumps, words)
-    return {"STRING": text, "bool": f"{yes} | {no}", "none": none}
+    integer, number = integer_and_number(row)
+    return {"STRING": text, "INTEGER": integer, "NUMBER": number, "bool": f"{yes} | {no}", "none": none}
 
 
 def _python_value(schema: Any, row: Format) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo.chat.structured import TokenId, lark_of
 from octavo.chat.tools.call_frames import Calls, Member, lark_of_gap
-from octavo.chat.tools.formats.row import Format, Params
+from octavo.chat.tools.formats.row import JSON_WORDS, Format, Params
 from octavo.chat.tools.parsers.values import kinds_of
 from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
@@ -19,6 +19,8 @@ _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "descri
 _OF_TEXTS = {"type", "enum", "const", "maxLength", "description", "title", "default", "examples"}
 NUMBERS = ("integer", "number")
 BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_OF_ANY = ("description", "title", "default", "examples")
+_WORDED = {"boolean": (0, 1), "null": (2,)}  # the places of their words
 _WRITABLE = re.compile(r"[^<>\"\s=]+")
 
 
@@ -33,6 +35,17 @@ def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
 def takes_any(schema: Any) -> bool:
     """True if a schema says nothing of an object's properties, and allows them."""
     return schema.get("additionalProperties") is True and not schema.get("properties") and not schema.get("required")
+
+
+def integer_and_number(row: Format) -> tuple[str, str]:
+    """Lark for an integer and a number: as a template writes them, which is as Python does, or in any way of JSON where
+    the template is unknown."""
+    if row.gaps is None:
+        return "/-?(0|[1-9][0-9]{0,18})/", r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?/"
+    large = r"-?[1-9][0-9]{0,7}\.(0|[0-9]{0,6}[1-9])|-?[1-9][0-9]{8,10}\.(0|[0-9]{0,3}[1-9])"
+    small = r"0\.0|-?0\.0{0,3}[1-9]([0-9]{0,9}[1-9])?"
+    exponent = r"-?[1-9](\.[0-9]{0,8}[1-9])?e(-(0[5-9]|[1-9][0-9])|\+(1[6-9]|[2-9][0-9]))"
+    return "/0|-?[1-9][0-9]{0,18}/", f"/0|-?[1-9][0-9]{{0,14}}|{large}|{small}|{exponent}/"
 
 
 def bounded(kind: str, schema: Mapping[str, Any]) -> str:
@@ -129,17 +142,40 @@ class _Values:
         lead = f"{self._text(tags.key + key + key_end)} {self._before_value(tags)}"
         end = self._text(trimmed + tags.value_end)
         if kinds != {"string"}:
-            definitions = {"tool": moved(self.schema, "#/$defs/tool")}
             step = key.replace("~", "~0").replace("/", "~1")
-            made = self.grammar({"$ref": f"#/$defs/tool/properties/{step}", "$defs": definitions})
-            self.parts[f"value{named}"] = made
-            return f"{lead} @value{named} {end}"
+            words, rest = self._worded(value, {"$ref": f"#/$defs/tool/properties/{step}"})
+            if rest is not None:
+                definitions = {"tool": moved(self.schema, "#/$defs/tool")}
+                self.parts[f"value{named}"] = self.grammar({**rest, "$defs": definitions})
+                words.append(f"@value{named}")
+            return f"{lead} ({' | '.join(words)}) {end}"
         options = [value["const"]] if "const" in value else value.get("enum")
         if isinstance(options, list):
             either = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
             return f"{lead} ({either}) {end}"
         most = value.get("maxLength")
         return f"{lead} {self._free_text(tags, named, f'{{0,{most}}}' if isinstance(most, int) else '*')}"
+
+    def _worded(self, value: Any, own: dict[str, Any]) -> tuple[list[str], dict[str, Any] | None]:
+        """Lark for true, false and null, where a value may be one of these and the template writes them as Python does,
+        and the schema of other values, if there are any. ``own`` is that of all."""
+        if (words := self.row.spaces.words) == JSON_WORDS:
+            return [], own
+        if value.keys() <= {"type", "items", "properties", *_OF_ANY, *BOUNDS}:
+            told = value.get("type", [])
+            kinds = {told} if isinstance(told, str) else {*told}
+            others = sorted(kinds - _WORDED.keys())
+            rest = {"allOf": [own, {"type": others}]} if others else None
+        elif value.keys() <= {"anyOf", *_OF_ANY}:
+            plain = [one.get("type") if one.keys() <= {"type", *_OF_ANY} else None for one in value["anyOf"]]
+            kinds = {one for one in plain if isinstance(one, str)}
+            places = [at for at, one in enumerate(plain) if one not in ("boolean", "null")]
+            rest = {"anyOf": [{"$ref": f"{own['$ref']}/anyOf/{at}"} for at in places]} if places else None
+        else:
+            return [], own
+        if not kinds & _WORDED.keys():
+            return [], own
+        return [json.dumps(words[at]) for kind in sorted(kinds & _WORDED.keys()) for at in _WORDED[kind]], rest
 
     def any_argument(self, named: str) -> str:
         """Lark for an argument of any name and value."""
@@ -159,6 +195,10 @@ class _Values:
         """The rule for a text and its end, which it makes."""
         trimmed = "\n" if tags.trims else ""
         closing = self._text(tags.value_end)
+        if tags.cdata and self.row.gaps is not None and length == "*":
+            self.rules.append(f'text{named}: /[^<&\\n]*/ {closing} | "<![CDATA[" cdata{named}')
+            self.rules.append(f'cdata{named}[suffix="]]>{tags.value_end}"]: /(.|\\n)*[<&\\n](.|\\n)*/')
+            return f"text{named}"
         if closing.startswith("<["):  # a text never holds a token
             before = "\\n" if tags.trims else ""
             self.rules.append(f"text{named}: /(.|\\n){length}{before}/ {closing}")

@@ -11,16 +11,10 @@ from octavo.chat.structured import TokenId, lark_of
 from octavo.chat.tools.call_frames import Calls, Member
 from octavo.chat.tools.formats.row import Elements, Format, Python, Typed
 from octavo.chat.tools.parsers.values import kinds_of
-from octavo.chat.tools.tagged_grammar import BOUNDS, NUMBERS, bounded, parameters_of, takes_any
+from octavo.chat.tools.tagged_grammar import BOUNDS, NUMBERS, bounded, integer_and_number, parameters_of, takes_any
 from octavo.errors import FieldError
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_SCALARS = r"""
-int: /-?(0|[1-9][0-9]{0,18})/
-num: /-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?/
-bool: "true" | "false"
-null: "null"
-"""
 _RULES = {"integer": "int", "number": "num", "boolean": "bool", "null": "null"}
 _MAX_DEPTH = 12  # of a schema; what is deeper may be any value
 
@@ -110,6 +104,12 @@ class _Values:
         return [(key, value, key in required) for key, value in properties.items() if _KEY.fullmatch(key)]
 
 
+def _scalars(row: Format) -> str:
+    """Rules for values that are no text, list or object."""
+    integer, number = integer_and_number(row)
+    return f'int: {integer}\nnum: {number}\nbool: "true" | "false"\nnull: "null"'
+
+
 class _TypedValues(_Values):
     def __init__(self, parameters: Mapping[str, Any], quote: str) -> None:
         super().__init__(parameters)
@@ -146,7 +146,7 @@ def typed_calls(row: Format, functions: list[dict[str, Any]], token_id: TokenId)
     assert isinstance(row.arguments, Typed)
     quote = lark_of(row.arguments.quote, token_id)
     rules = [
-        _SCALARS,
+        _scalars(row),
         "value: text | num | bool | null | list | object",
         'list: "[" (value ("," value)*)? "]"',
         'object: "{" (member ("," member)*)? "}"',
@@ -191,7 +191,7 @@ def element_calls(row: Format, functions: list[dict[str, Any]], token_id: TokenI
     any_text = r"/(.|\n)*/" if mark.startswith("<[") else r"/[^\]]*/"
     name = "[A-Za-z_][A-Za-z0-9_.-]{0,63}"
     rules = [
-        _SCALARS,
+        _scalars(row),
         "value: text",
         f"text: {any_text}",
         "elements: element*",

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+JSON_WORDS = ("true", "false", "null")
+PYTHON_WORDS = ("True", "False", "None")
+
 
 @dataclass(frozen=True)
 class Json:
@@ -87,6 +90,7 @@ class Gaps:
     bracket: str = ""  # a list's bracket and its first object
     last: str = ""  # its last object and its bracket
     object: str = ""  # an object of a call, with {name}, {arguments}, perhaps {id} or {index}
+    words: tuple[str, str, str] = JSON_WORDS  # an argument that is true, false or null
     counted: int = 0  # the number of a conversation's first call
     counts_on: bool = True  # numbers go on in the next turn
 

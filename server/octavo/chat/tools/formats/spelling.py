@@ -8,7 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from octavo.chat.tools.formats.row import Format, Harmony, Json, JsonKey, Named, Params, Python
+from octavo.chat.tools.formats.row import (
+    JSON_WORDS,
+    PYTHON_WORDS,
+    Format,
+    Harmony,
+    Json,
+    JsonKey,
+    Named,
+    Params,
+    Python,
+)
 from octavo.chat.tools.formats.writer import Call, write_call, write_calls, write_header
 
 _SPACE = re.compile(r"\s*")
@@ -54,6 +64,21 @@ def _variants(row: Format) -> Iterator[Format]:
         yield replace(row, section=(row.call, ""), call="", header="{name}", arguments=Json(listed=True))
     else:
         yield row
+
+
+def worded(row: Format, given: dict[str, Any], text: str) -> Format:
+    """The row with the words of a template for true, false and null, where it writes them as arguments in ``text``."""
+    kind = row.arguments
+    if row.gaps is None or not isinstance(kind, Params):
+        return row
+    found = []
+    told = rf"\w*{re.escape(kind.kind_end)}" if kind.kind_end else ""
+    for value, plain, python in zip((True, False, None), JSON_WORDS, PYTHON_WORDS, strict=True):
+        key = next(key for key in given if given[key] is value)
+        before = re.escape(f"{kind.key}{key}{kind.key_end}") + told + rf"\s*{re.escape(kind.value)}\s*"
+        other = re.search(rf"{before}{python}\s*{re.escape(kind.value_end)}", text)
+        found.append(plain if other is None else python)
+    return replace(row, gaps=replace(row.gaps, words=(found[0], found[1], found[2])))
 
 
 class _OtherwiseError(Exception):

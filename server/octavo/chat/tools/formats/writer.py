@@ -74,6 +74,8 @@ def _arguments(row: Format, given: dict[str, Any]) -> str:
 
 def _parameter(row: Format, kind: Params, key: str, value: Any) -> str:
     text = value if isinstance(value, str) else _dumped(value)
+    if value is None or isinstance(value, bool):
+        text = row.spaces.words[(True, False, None).index(value)]
     if kind.cdata and isinstance(value, str) and re.search(r"[<&\n]", value):
         text = f"<![CDATA[{text}]]>"
     around = "\n" if kind.trims else ""
