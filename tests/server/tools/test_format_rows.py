@@ -5,16 +5,23 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from octavo.chat.answer import AnswerParser
+from octavo.chat.reasoning import ReasoningParser
+from octavo.chat.thought_tags import THINK, THOUGHT_TAGS, ThoughtTags
 from octavo.chat.tools.formats.row import Elements, Format, Harmony, Params, Python, Typed
 from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
 from octavo.chat.tools.formats.writer import Call, write_calls
 from octavo.chat.tools.parsers import CallPiece, Reasoning, reader_of
+from octavo.chat.tools.parsers.harmony import MARKS
+from octavo.chat.tools.plan import ToolPlan
+from octavo.interface.outputs import CompletionOutput
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "write": {
@@ -139,6 +146,93 @@ def check_read_back(row: Format, made: list[Call], before: str, cuts: int = 60) 
 @given(calls, st.sampled_from(["", "Let me look.\n\n", "a < b, [1] and {2}: "]))
 def test_ten_thousand_answers_of_a_row_are_read_back_in_every_cut(name, made, before):
     check_read_back(TOOL_FORMATS[name], made, before, cuts=200)
+
+
+def written_answer(row: Format, thoughts: str, before: str, made: list[Call]) -> str:
+    """An answer with thoughts, text and calls."""
+    tags = tags_of(row)
+    if isinstance(row.arguments, Harmony):
+        messages = [f"analysis<|message|>{thoughts}<|end|>"] * bool(thoughts)
+        messages += [f"commentary<|message|>{before}<|end|>"] * bool(before)
+        messages += [
+            f"commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(arguments)}<|call|>"
+            for name, arguments in made
+        ]
+        return "<|channel|>" + "<|start|>assistant<|channel|>".join(messages)
+    lead = f"{tags.opening}\n{thoughts}\n{tags.closing}" if thoughts else ""
+    lead += f"{row.texts[0]} " if row.addressed and thoughts else ""
+    return lead + before + write_calls(row, made)
+
+
+def tags_of(row: Format) -> ThoughtTags:
+    return next((tags for tags in THOUGHT_TAGS if row.name in tags.names), THINK)
+
+
+def read_answer(row: Format, chunks: list[str]) -> tuple[str, str, list[Call]]:
+    """Thoughts, content and calls, read as a server does."""
+    harmony = isinstance(row.arguments, Harmony)
+    reasoning = None if harmony else ReasoningParser(False, lambda: reader_of(row, SCHEMAS), tags_of(row))
+    plan = ToolPlan(row, tuple(SCHEMAS), None)
+    parser = AnswerParser(reasoning, reader_of(row, SCHEMAS), plan)
+    thoughts, content, found = "", "", list[list[str]]()
+    for chunk in [*chunks, None]:
+        delta = parser.feed(CompletionOutput(0, chunk or "", [], finish_reason="stop" if chunk is None else None))
+        thoughts, content = thoughts + delta.reasoning, content + delta.content
+        for call in delta.calls:
+            if call.name is not None:
+                found.append([call.name, ""])
+            found[-1][1] += call.arguments
+    return thoughts.strip(), content.strip(), [(name, json.loads(arguments)) for name, arguments in found]
+
+
+def tokens_of(row: Format, text: str) -> list[str]:
+    """A text cut where a vocabulary may cut it that has the row's marks as tokens: each is whole."""
+    kind = row.arguments
+    values = [getattr(kind, name, "") for name in ("key", "value", "value_end", "quote", "mark")]
+    harmony = MARKS if isinstance(kind, Harmony) else ()
+    marks = {*harmony, *tags_of(row).around, *row.marks, *row.section, row.call, row.call_end, *values} - {""}
+    cut = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+    rng, at, found = random.Random(text), 0, list[str]()
+    while at < len(text):
+        mark, following = cut.match(text, at), cut.search(text, at)
+        end = mark.end() if mark else min(at + rng.randint(1, 7), following.start() if following else len(text))
+        found.append(text[at:end])
+        at = end
+    return found
+
+
+def check_answer(row: Format, thoughts: str, before: str, made: list[Call]) -> None:
+    if not can_write(row, made) or row.begun or (before and (row.begins or row.addressed)):
+        return
+    text = written_answer(row, thoughts, before, made)
+    expected = (thoughts.strip(), before.strip(), made)
+    assert read_answer(row, [text]) == expected
+    assert read_answer(row, list(text)) == expected
+    assert read_answer(row, tokens_of(row, text)) == expected
+
+
+answers = st.tuples(
+    st.sampled_from(["", "I wonder.", "a < b,\n\n{c} and [d]", "日 🙂"]),
+    st.sampled_from(["", "Let me look.\n\n", "a < b, [1] and {2}: "]),
+    calls,
+)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@settings(max_examples=5, deadline=None)
+@given(answers)
+@example(("I wonder.", "Let me look.\n", [("write", {"text": "x", "filter": {"of": ["a"]}}), ("now", {})]))
+@example(("I wonder.", "", [("now", {})]))
+def test_answers_with_thoughts_are_read_back_in_characters_and_in_tokens(row, answer):
+    check_answer(row, *answer)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(answers)
+def test_ten_thousand_answers_with_thoughts_are_read_back_in_characters_and_in_tokens(row, answer):
+    check_answer(row, *answer)
 
 
 @pytest.mark.parametrize("name", NAMES)
