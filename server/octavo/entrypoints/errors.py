@@ -144,7 +144,7 @@ class _ErrorAnswer(Response):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"][ERROR_CODE] = self._error.detail.code
+        scope.setdefault("state", {})[ERROR_CODE] = self._error.detail.code
         if (form := _form_of(scope)) is None:
             await super().__call__(scope, receive, send)
             return
