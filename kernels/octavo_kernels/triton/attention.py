@@ -112,7 +112,7 @@ def attend_pages(
     strides = (*q.stride()[:2], *kv_cache.stride()[:4], table.stride(0))
     if longest > max_queries:
         prefill = configs.prefill_config(*kinds)
-        prompt_tiles = num_rows // prefill.block_m + min(num_seqs, num_rows // (max_queries + 1))
+        prompt_tiles = _prompt_tiles(metadata, num_rows, max_queries, prefill.block_m)
         prefill_attention[(num_heads, prompt_tiles)](
             q,
             kv_cache,
@@ -233,6 +233,15 @@ def _plan(
         )
         metadata.plans[key] = plan
     return metadata.plans[key]
+
+
+def _prompt_tiles(metadata: AttentionMetadata, num_rows: int, max_queries: int, block_m: int) -> int:
+    """The number of tiles of prompts, at least 1; an upper bound if the host has no lengths."""
+    starts = metadata.query_start_loc_cpu
+    if starts is None:
+        return num_rows // block_m + min(metadata.seq_lens.shape[0], num_rows // (max_queries + 1))
+    lengths = np.diff(starts)
+    return max(1, int((-(-lengths[lengths > max_queries] // block_m)).sum()))
 
 
 def _short(metadata: AttentionMetadata, num_rows: int, max_queries: int) -> tuple[int, int]:

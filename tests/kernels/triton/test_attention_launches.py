@@ -27,7 +27,12 @@ class Launches:
 
     def __getitem__(self, grid):
         self.grids.append(grid)
-        return self.kernel[grid]
+
+        def launch(*args, **options):
+            self.kernel_options = options
+            return self.kernel[grid](*args, **options)
+
+        return launch
 
 
 @pytest.mark.sampled(share=2)
@@ -56,9 +61,13 @@ def test_prompts_have_no_chunks_reduced(
     expected = attention.paged_attention(q, kv_cache, metadata, AttentionOptions(0.125))
     assert not expected.isnan().any()
     reduce, decode = Launches(attention.reduce_chunks), Launches(attention.decode_attention)
+    prefill = Launches(attention.prefill_attention)
+    monkeypatch.setattr(attention, "prefill_attention", prefill)
     monkeypatch.setattr(attention, "reduce_chunks", reduce)
     monkeypatch.setattr(attention, "decode_attention", decode)
     known = replace(metadata, query_start_loc_cpu=metadata.query_start_loc.cpu().numpy())
     assert torch.equal(attention.paged_attention(q, kv_cache, known, AttentionOptions(0.125)), expected)
     assert [grid[0] for grid in reduce.grids] == [reduced][: bool(reduced)]
     assert len(decode.grids) == bool(reduced)
+    rows = prefill.kernel_options["BLOCK_M"]
+    assert [grid[1] for grid in prefill.grids] == [sum(-(-new // rows) for _, new in shapes if new > 8)]
