@@ -52,6 +52,11 @@ ENGINE = {
         "Instruction set of the CPU kernels, such as `avx2`; one that cannot run here is refused.",
     ),
     "OCTAVO_KERNEL_BACKEND": ("auto", "As `--attention-backend`, which comes first."),
+    "OCTAVO_GPU_OFF": (
+        "none",
+        "Parts of the work on GPUs to turn off, with commas, to find one that fails: `pdl` (kernels that start early), "
+        "`small-linear`, `prompt-graphs`, `captured-sampler`, `exchange` (NCCL adds instead of kernels).",
+    ),
     "OCTAVO_FULL_TORCH_IMPORT": ("0", "1: import all of torch without a GPU, too (250 MB more)."),
     "XDG_CACHE_HOME": ("`~/.cache`", "Parent of all caches."),
     "XDG_STATE_HOME": ("`~/.local/state`", "Parent of the folder with stored responses: `--responses-store`."),
@@ -69,6 +74,7 @@ ENGINE = {
     "OMP_NUM_THREADS": ("as the CPU affinity and the cgroup allow", "Maximum number of threads that compute on a CPU."),
     "GOMP_SPINCOUNT": ("1000", "How long an idle OpenMP thread spins before it sleeps."),
     "NCCL_SOCKET_IFNAME": ("lo", "Network interface by which NCCL sets itself up between the GPUs of a machine."),
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": ("1", "0: torch may set up multicast between GPUs, which is not used."),
     "OTEL_SERVICE_NAME": ("octavo", "Name of the service in traces."),
     "OPENAI_API_KEY": ("none", "Key that `octavo chat --url`, `octavo dashboard --url` and `octavo bench serve` send."),
     "TMPDIR": ("`/tmp`", "Folder for temporary files, of which the engine needs a few hundred kilobytes."),

@@ -54,6 +54,7 @@ from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
 from octavo.worker.pooler import StepRows
 from octavo.worker.worker import Worker
+from octavo_kernels import gpu_parts
 
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 SAMPLING: list[dict[str, Any]] = [
@@ -406,6 +407,30 @@ def every_kind(gpu: PretendedGpu, config: dict[str, Any], max_num_seqs: int, **a
     return {"errors": found, "compiled while serving": new, "embeddings": [len(vector) for vector in vectors]}
 
 
+def parts_off(gpu: PretendedGpu) -> dict[str, Any]:
+    """The same requests with each word of OCTAVO_GPU_OFF: what shows that its part is on, and what is compiled."""
+    found: dict[str, Any] = {}
+    for word in ("", "pdl", "small-linear", "prompt-graphs", "captured-sampler", "exchange"):
+        os.environ[gpu_parts.ENV] = word
+        gpu_parts.parts_off.cache_clear()
+        gpu.graphs.clear()
+        gpu.kernels.clear()
+        gpu.strict = False
+        llm = engine(heads(8), max_num_seqs=2, max_num_batched_tokens=32, max_model_len=64, num_gpu_blocks_override=99)
+        gpu.strict = True
+        gpu.take_launches()
+        wrong = ask(llm, [5], max_tokens=8)
+        replays = sum(launch.name == "replay" for launch in gpu.take_launches())
+        found[word] = {
+            "errors": wrong,
+            "pdl": any(kernel.metadata.launch_pdl for kernel in gpu.kernels.values()),
+            "small-linear": any(kernel.metadata.name == "small_linear_kernel" for kernel in gpu.kernels.values()),
+            "graphs": len(gpu.graphs),
+            "replays": replays,
+        }
+    return found
+
+
 def weights_of_a_file(gpu: PretendedGpu) -> dict[str, Any]:
     """Tensors of several pieces, of the parameter's dtype and of another: every copy must be from pinned memory."""
     made = {f"{dtype}": torch.zeros(5, 1 << 20, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)}
@@ -482,6 +507,7 @@ CASES: dict[str, Callable[[PretendedGpu], dict[str, Any]]] = {
     "ranks of float16": lambda gpu: ranks(gpu, heads(8) | {"vocab_size": 4097}, max_num_seqs=8, dtype="float16"),
     "weights of a file": weights_of_a_file,
     "pooling": pooling,
+    "parts off": parts_off,
     "plans": plans,
     "plans of codes": plans_of_codes,
     "what is noticed": what_is_noticed,

@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.language.target_info import cuda_capability_geq
 
+from octavo_kernels.gpu_parts import is_on
 from octavo_kernels.triton import devices
 
 _COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
@@ -45,8 +46,8 @@ def wait_for_previous_kernel():
 
 
 def supported(device: torch.device) -> bool:
-    """True if ``device`` has programmatic dependent launch: compute capability 9.0 and above."""
-    return device.type != "cpu" and devices.facts(device).capability >= (9, 0)
+    """True if ``device`` has programmatic dependent launch (from compute capability 9.0 on), not turned off."""
+    return is_on("pdl") and device.type != "cpu" and devices.facts(device).capability >= (9, 0)
 
 
 def pdl_options(device: torch.device) -> dict[str, bool]:

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
+from octavo_kernels.gpu_parts import is_on
 from octavo_kernels.triton.dependent_launch import pdl_options, prefetch_constants, wait_for_previous_kernel
 from octavo_kernels.triton.devices import HOPPER, Facts, facts
 from octavo_kernels.triton.split_k import MAX_TILES, counters, empty_parts, is_last_part, sum_of_parts
@@ -136,7 +137,13 @@ def small_linear_kernel(
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """See `octavo_kernels.linear`."""
-    if x.device.type != "cpu" and x.ndim == 2 and 0 < len(x) <= MAX_ROWS and x.dtype in DTYPES:
+    if (
+        x.device.type != "cpu"
+        and x.ndim == 2
+        and 0 < len(x) <= MAX_ROWS
+        and x.dtype in DTYPES
+        and is_on("small-linear")
+    ):
         config = small_config(len(weight), weight.shape[1], facts(x.device))
         if config is not None and x.dtype == weight.dtype and x.stride(1) == weight.stride(1) == 1:
             return small_linear(x, weight, bias, config)

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from torch._C._distributed_c10d import (
 
 from octavo.interface.engine_config import EngineConfig
 from octavo.layers.parallel import TorchGroup
+from octavo_kernels.gpu_parts import is_on
 from octavo_kernels.triton.exchange import Exchange, all_gather, all_reduce_, best_of_ranks, region_bytes
 
 logger = logging.getLogger(__name__)
@@ -113,27 +115,43 @@ def open_device_group(
     torch.cuda.set_device(rank)
     store = FileStore(str(folder / "store"), ranks)
     store.set_timeout(timeout)
-    _wait_for_all(store, rank, ranks, timeout.total_seconds(), check)
+    wait_for_all = partial(_wait_for_all, rank=rank, ranks=ranks, seconds=timeout.total_seconds(), check=check)
+    wait_for_all(store)
     group = dist.ProcessGroup(PrefixStore("torch", store), rank, ranks)
-    if not parallel.disable_custom_all_reduce and _can_map_each_other(ranks):
-        return _map(group, PrefixStore("octavo", store), f"octavo {folder.name}")
+    if not parallel.disable_custom_all_reduce and is_on("exchange") and _can_map_each_other(ranks):
+        mapped, problem = None, ""
+        try:
+            mapped = _map(group, PrefixStore("octavo", store), f"octavo {folder.name}")
+        except RuntimeError as error:  # in containers, for one, without a socket or the fabric's manager
+            problem = f"rank {rank}: {error}"
+        problems = list(filter(None, wait_for_all(PrefixStore("mapped", store), value=problem)))
+        if mapped is not None and not problems:
+            logger.info("ranks add up what they read of each other's memory")
+            return mapped
+        logger.warning("ranks cannot map each other's memory (%s)", problems[0])
+        del mapped
     return _nccl(group, timeout)
 
 
-def _wait_for_all(store: Store, rank: int, ranks: int, seconds: float, check: Callable[[], None]) -> None:
-    store.set(f"rank {rank}", "")
+def _wait_for_all(
+    store: Store, rank: int, ranks: int, seconds: float, check: Callable[[], None], value: str = ""
+) -> list[str]:
+    """Tell the others ``value``; return every rank's."""
+    store.set(f"rank {rank}", value)
     until = time.monotonic() + seconds
     while missing := [name for other in range(ranks) if not store.check([name := f"rank {other}"])]:
         check()
         if time.monotonic() > until:
             raise RuntimeError(f"{', '.join(missing)} did not come to the others within {seconds:g} s")
         time.sleep(_POLL_SECONDS)
+    return [store.get(f"rank {other}").decode() for other in range(ranks)]
 
 
 def _map(group: dist.ProcessGroup, store: Store, name: str) -> MappedGroup:
     """Map memory with torch's symmetric memory, which passes handles over Unix sockets. ``name`` must be unique among
     groups."""
     rank, ranks, device = group.rank(), group.size(), torch.device("cuda", torch.cuda.current_device())
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # which nothing here uses, and containers may forbid
     # torch looks the group up here; the place has changed between versions.
     _SymmetricMemory.set_group_info(name, rank, ranks, PrefixStore("symmetric", store))
     _register_process_group(name, group)  # type: ignore[arg-type]  # a string as well
@@ -148,10 +166,7 @@ def _map(group: dist.ProcessGroup, store: Store, name: str) -> MappedGroup:
         raise RuntimeError("torch's symmetric memory is not where its tensor is: --disable-custom-all-reduce")
     host = torch.zeros(1 + ranks, dtype=torch.int32).pin_memory()
     addresses = torch.tensor([*handle.buffer_ptrs, host.data_ptr()], dtype=torch.int64, device=device)
-    mapped = MappedGroup(Exchange(addresses, rank, ranks), host, store, (region, handle))
-    mapped.smallest([0])  # all have mapped theirs
-    logger.info("ranks add up what they read of each other's memory")
-    return mapped
+    return MappedGroup(Exchange(addresses, rank, ranks), host, store, (region, handle))
 
 
 def _nccl(group: dist.ProcessGroup, timeout: timedelta) -> TorchGroup:

@@ -11,7 +11,7 @@ import octavo_kernels
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import EngineConfig, ParallelConfig
 from octavo.system.cuda_driver import FoundGPU, gpu_here
-from octavo_kernels import reference
+from octavo_kernels import gpu_parts, reference
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,12 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> EngineConfig:
 def choose_kernels(config: EngineConfig, device: torch.device) -> None:
     """Raises ConfigError when the kernels that are asked for cannot run here, cannot serve ``device``, or refuse the
     model or the KV cache: each step would fail, or only the first of a certain kind."""
+    try:
+        off = gpu_parts.parts_off()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if off and device.type == "cuda":
+        logger.warning("%s: turned off are %s", gpu_parts.ENV, ", ".join(sorted(off)))
     try:
         octavo_kernels.select_backend(config.attention_backend)
         octavo_kernels.check_device(device)

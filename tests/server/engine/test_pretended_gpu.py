@@ -70,6 +70,17 @@ def test_vectors_are_pooled_without_waiting(seen: Seen) -> None:
     assert {str(shapes) for shapes in seen("pooling")["shapes"].values()} == {"[[3, 8], [2, 8]]"}
 
 
+def test_parts_are_turned_off_one_by_one(seen: Seen) -> None:
+    """Each word of OCTAVO_GPU_OFF changes what it names and nothing else, and requests are answered."""
+    found = seen("parts off")
+    whole = found.pop("")
+    assert whole["errors"] == [] and whole["pdl"] and whole["small-linear"]
+    for word, seen_then in found.items():
+        changed = {name for name in whole if seen_then[name] != whole[name]}
+        expected = {"prompt-graphs": {"graphs", "replays"}, "captured-sampler": {"replays"}, "exchange": set()}
+        assert changed == expected.get(word, {word}), word
+
+
 @pytest.mark.sampled(share=5)
 @pytest.mark.parametrize("case", ["one group", "many lanes", "few rows", "exact", "fp8 cache"])
 def test_no_request_waits(seen: Seen, case: str) -> None:

@@ -43,6 +43,7 @@ from octavo.worker.lora import AdapterManager, slots_at
 from octavo.worker.request_states import RequestStates
 from octavo.worker.step import DraftRows, Logits, PendingTokens, SampledRows, SampledTokens, pad_indices
 from octavo.worker.verification import rounds_of
+from octavo_kernels.gpu_parts import is_on
 
 DrafterParts = tuple[Model, list[Tensor]]
 UNKNOWN = -1  # a token that the device has and the host not yet
@@ -99,7 +100,7 @@ class GPURunner:
             verified = partial(DraftGraphs, sizes=guessed, max_num_seqs=most, reader=self._reader)
             self.draft_graphs = Graphs.build(verified, parts, lora)
         self.prefill_graphs: PrefillGraphs | None = None
-        if sizes := prefill_sizes(config):
+        if is_on("prompt-graphs") and (sizes := prefill_sizes(config)):
             self.prefill_graphs = PrefillGraphs(
                 model, kv_caches, requests.batch, sizes, device, capture, adapters.model_adapters if adapters else None
             )
@@ -162,6 +163,8 @@ class GPURunner:
 
     def _can_capture_sampling(self, rows: list[int]) -> bool:
         """True if captured samplers can do what these rows need."""
+        if not is_on("captured-sampler"):
+            return False
         if self._below_min_tokens:
             next_positions, sampling = self.requests.batch.num_computed + 1, self.requests.sampling
             self._below_min_tokens = {
