@@ -200,14 +200,17 @@ def report(found: list[Compiled]) -> None:
 
 def compile_in_parallel(targets: list[int], match: str, every: int, jobs: int) -> list[Compiled]:
     with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder, f"{part}.json") for part in range(jobs)]
-        command = [sys.executable, __file__, "--match", match, "--every", str(every), "--target", _joined(targets)]
-        running = [
-            subprocess.Popen([*command, "--part", f"{part}/{jobs}", "--json", file]) for part, file in enumerate(files)
-        ]
-        codes = [process.wait() for process in running]
-        if any(codes):
-            raise SystemExit("a compilation failed, see above")
+        files = []
+        command = [sys.executable, __file__, "--match", match, "--every", str(every)]
+        for target in targets:  # one after the other: Triton asks once in a process what it compiles for
+            running = []
+            for part in range(jobs):
+                files.append(Path(folder, f"{target} {part}.json"))
+                of_part = ["--target", str(target), "--part", f"{part}/{jobs}", "--json", files[-1]]
+                running.append(subprocess.Popen([*command, *of_part]))
+            codes = [process.wait() for process in running]
+            if any(codes):
+                raise SystemExit("a compilation failed, see above")
         return [Compiled(**c) for file in files for c in json.loads(file.read_text())]
 
 
@@ -229,7 +232,7 @@ def main() -> None:
         parser.error(f"--target {arguments.target}: known are {_joined(TARGETS)}")
     if arguments.part:
         part, parts = map(int, arguments.part.split("/"))
-        found = [c for target in targets for c in compile_all(target, arguments.match, arguments.every, part, parts)]
+        found = compile_all(targets[0], arguments.match, arguments.every, part, parts)
     else:
         print(f"triton {triton.__version__}, torch {torch.__version__}")
         columns = "warps stages    shared  regs stack programs/SM wgmma  mma  tc5     s"
