@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from octavo.interface.engine_config import EngineConfig, num_sampled_rows
 from octavo.interface.model_config.medusa import MedusaConfig
 
-GRAPH_BYTES = 2 << 20  # that the driver takes for each captured graph
+# Bytes that the driver takes for a captured graph: of a model, some 300 kernels; of sampling; of what a drafter reads
+# and guesses.
+MODEL_GRAPH_BYTES, SAMPLER_GRAPH_BYTES, DRAFTER_GRAPH_BYTES = 6 << 20, 1 << 20, 2 << 20
 # Numbers of tokens that steps with prompts are captured for. Padding is at most a third from 33 tokens on; below, a
 # step takes as long as reading the weights. Steps of more than 512 tokens keep a GPU busy for as long as the host takes
 # to launch the next one.
@@ -74,8 +76,10 @@ def result_bytes(config: EngineConfig, sizes: list[int], prefills: list[int], dr
     ways = 1 if config.lora is None else 2  # of steps: with and without adapters
     states = 4 * model.hidden_size if config.speculative.method == "eagle3" else 0  # others are the results themselves
     kept = sum(sizes) * (4 * model.hidden_size + states + 40) + sum(prefills) * 4 * deferred
-    graphs = ways * ((3 + reads) * len(sizes) + len(prefills)) + 2 * kinds * len(drafter)
-    return graphs * GRAPH_BYTES + ways * kept
+    models, samplers = len(sizes) + len(prefills), 2 * len(sizes)
+    graphs = ways * (models * MODEL_GRAPH_BYTES + samplers * SAMPLER_GRAPH_BYTES)
+    drafters = ways * reads * len(sizes) + 2 * kinds * len(drafter)
+    return graphs + drafters * DRAFTER_GRAPH_BYTES + ways * kept
 
 
 def _readings(config: EngineConfig) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from octavo.loader.load_model import load_model
 from octavo.memory.advice import out_of_memory, refusal, remembered
 from octavo.memory.capture_sizes import history_bytes
 from octavo.memory.dry_run import make_plan
-from octavo.memory.ledger import DeviceMemory, MemoryLedger, this_machine
+from octavo.memory.ledger import MIB, DeviceMemory, MemoryLedger, this_machine
 from octavo.memory.plan import check_fits, kv_cache_layout, plan_memory, plan_without_cache, with_step_limits
 from octavo.memory.states import check_recurrent_on, pending_rows
 from octavo.models.base import CausalLM, Model
@@ -282,10 +282,15 @@ class Worker:
         """Capture graphs and compile kernels, so that no request waits for them."""
         started = time.perf_counter()
         if self._captures:
+            torch.cuda.empty_cache()
+            free, _ = torch.cuda.mem_get_info(self.device)
             num_sizes = on_gpu.capture_all()
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()  # of the captures' stream, which is not used again
-            logger.info("captured steps of %d sizes in %.2f s", num_sizes, time.perf_counter() - started)
+            taken, seconds = free - torch.cuda.mem_get_info(self.device)[0], time.perf_counter() - started
+            planned = self.ledger.shares().get("graphs", 0)
+            size = f"{taken / MIB:,.0f} MiB, planned were {planned / MIB:,.0f}"
+            logger.info("captured steps of %d sizes in %.2f s: they take %s", num_sizes, seconds, size)
             started = time.perf_counter()
         warm_up(runner, config.scheduler)
         logger.info("warmed up in %.2f s", time.perf_counter() - started)

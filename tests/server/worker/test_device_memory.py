@@ -10,14 +10,14 @@ import torch
 from support.family_cases import FAMILY_CASES
 from support.overlapped import overlapped, tiny
 from support.paged import load, logits_of
-from support.tiny_models import make_model
+from support.tiny_models import FAMILIES, make_model
 
 from octavo.engine.args import EngineArgs
 from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig
 from octavo.interface.kv_cache_layout import make_layout
 from octavo.interface.kv_cache_spec import KVCacheSpec
-from octavo.memory.capture_sizes import history_bytes, result_bytes
+from octavo.memory.capture_sizes import decode_sizes, history_bytes, prefill_sizes, result_bytes
 from octavo.memory.ledger import MemoryLedger
 from octavo.memory.plan import plan_device_memory
 from octavo.sample.token_pool import TokenPool
@@ -112,3 +112,14 @@ def test_memory_kept_by_graphs_of_prompts_is_counted(
     logits_of(model, [[5, 6, 7]])
     config = EngineArgs(model=str(tmp_path), dtype="float32").create_engine_config(progress=False)
     assert result_bytes(config, [], [100]) - result_bytes(config, [], [0]) == 400 * widths[0]
+
+
+def test_a_models_graphs_are_reserved_as_large_as_they_are(tmp_path: Path) -> None:
+    """5 to 7 MiB for some 300 kernels, and two samplers beside each: 140 MiB were too little for 128 sequences."""
+    make_model(*FAMILIES["llama"]).save_pretrained(tmp_path)
+    config = EngineArgs(model=str(tmp_path), max_num_seqs=128, max_num_batched_tokens=512).create_engine_config(
+        progress=False
+    )
+    sizes, prefills = decode_sizes(config, 1), prefill_sizes(config)
+    assert (len(sizes), len(prefills)) == (19, 13)
+    assert 190 << 20 <= result_bytes(config, sizes, prefills) <= 260 << 20
