@@ -3,6 +3,7 @@ PORT ?= 8000
 PYTHON ?= python3
 # On a GPU machine with a torch of its own nothing need be installed.
 GPU_PYTHON ?= $(PYTHON)
+GPU_JOBS ?= 4
 # A measurement, see `make bench WHAT=list`.
 WHAT ?= compare
 # What compiles ahead needs no GPU: `make test` has it.
@@ -161,8 +162,18 @@ release-pins: $(BIN)/uv  ## whether every pin of an image is there as a wheel fo
 	$(BIN)/python release/pins.py
 
 # A process a file, all at once: a cold cache means hundreds of kernels to compile, and one process compiles on one core.
+# Whole engines first and alone: they tell most, and others compiling beside them would take their time. Then a few files
+# at once, each of which has a context of its own on the device.
 test-gpu:  ## the GPU's tests: torch, transformers, hypothesis, pytest suffice; TESTS=path and ARGS="-k name" choose
-	@$(MAKE) --no-print-directory --keep-going --jobs=$(words $(TESTS)) $(TESTS:%=on-gpu/%)
+	@$(MAKE) --no-print-directory on-gpu/$(firstword $(TESTS)); first=$$?; \
+	  $(MAKE) --no-print-directory --keep-going --jobs=$(GPU_JOBS) $(addprefix on-gpu/,$(wordlist 2,99,$(TESTS))) on-gpu \
+	  && exit $$first
+
+on-gpu:
+	@:
+
+test-gpus:  ## the tests of ranks, on a machine with two GPUs or more
+	@$(MAKE) --no-print-directory on-gpu/tests/server/executor/test_gpu_ranks.py
 
 on-gpu/%: SHELL := /bin/bash
 on-gpu/%:
