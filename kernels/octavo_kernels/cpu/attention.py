@@ -10,7 +10,7 @@ from octavo_kernels.attention_metadata import AttentionMetadata
 from octavo_kernels.attention_options import AttentionOptions
 from octavo_kernels.cpu.library import DTYPES, PAIR_ISAS, as_contiguous, get_library, threads_for
 
-MAX_HEAD_SIZE = 576  # csrc/attention.c
+MAX_HEAD_SIZE = 576  # csrc/attention_scratch.h
 _BF16_PAIRS, _INT8, _CHUNK, _KV_GROUP = 2, 3, 16, 32  # csrc/attention_ops.h, which describes the layouts
 
 

@@ -13,96 +13,9 @@
 #include "attention_int8_matrix.h"
 #include "attention_items.h"
 #include "attention_matrix.h"
+#include "attention_scratch.h"
 #include "attention_squares.h"
 #include "attention_tile.h"
-
-#define MAX_HEAD_SIZE 576  // also in octavo_kernels/cpu/attention.py
-
-static const float ZEROS[MAX_HEAD_SIZE * CHUNK / 2];  // a row, or a chunk of BF16_PAIRS
-
-// Scratch memory of one thread
-struct buffers {
-    float *q, *kt, *vt, *acc, *total;  // [rows, depth], [depth, TILE], [TILE, depth], [rows, depth], [rows, depth]
-    float *m, *l, *total_m, *total_l;  // [rows]
-    float *lanes;                      // [rows, VW]: l before the sum over lanes
-    int32_t *position, *last;          // [rows]: a row's own position, and the last that it attends to
-    const void *rows[2][2][2 * TILE];  // [this tile, the next][keys, values]: addresses of rows or of chunks
-    struct prefetch prefetch;
-};
-
-static struct buffers get_buffers(int64_t rows, int64_t depth) {
-    const int64_t past = HAS_MATRIX_ATTENTION ? 16 * depth : 0;  // rows that are read with the last ones
-    float *p = thread_scratch((size_t)(3 * rows * depth + 2 * TILE * depth + (6 + VW) * rows + past + 64) * sizeof(float));
-    struct buffers w;
-    w.kt = p, p += TILE * depth;
-    w.vt = p, p += TILE * depth;
-    w.q = p, p += rows * depth;
-    w.acc = p, p += rows * depth;
-    w.total = p, p += rows * depth;
-    w.lanes = p, p += rows * VW;
-    w.m = p, p += rows;
-    w.l = p, p += rows;
-    w.total_m = p, p += rows;
-    w.total_l = p, p += rows;
-    w.position = (int32_t *)p, w.last = w.position + rows;
-    return w;
-}
-
-INLINE int in_chunks(const struct paged_attention_args *a) { return a->kv_dtype == BF16_PAIRS || a->kv_dtype == INT8; }
-
-// Find the rows of positions start .. start + TILE, or their chunks. Rows past the end of the sequence, and those that a
-// window has passed, are zeros instead of what the page holds there: it may be another sequence's by now.
-INLINE int64_t locate_tile(const struct item *it, int64_t start, const void **keys, const void **values) {
-    int64_t count = MIN(TILE, it->length - start), block_size = it->a->block_size;
-    if (in_chunks(it->a)) {
-        for (int64_t c = 0; c < CHUNKS; c++) {
-            int64_t position = start + c * CHUNK, offset = position % block_size;
-            if (position >= it->length) {
-                keys[c] = values[c] = ZEROS;
-                continue;
-            }
-            keys[c] = it->keys + it->table[position / block_size] * it->block_stride + offset * it->row_stride;
-            values[c] = (const char *)keys[c] + it->value_offset;
-        }
-        return count;
-    }
-    int64_t j = MIN(count, MAX(0, first_seen(it->a, it->first_position) - start));
-    for (int64_t i = 0; i < j; i++) keys[i] = values[i] = ZEROS;
-    while (j < count) {
-        int64_t position = start + j, offset = position % block_size;
-        const char *key = it->keys + it->table[position / block_size] * it->block_stride + offset * it->row_stride;
-        for (int64_t end = MIN(count, j + block_size - offset); j < end; j++, key += it->row_stride) {
-            keys[j] = key;
-            values[j] = key + it->value_offset;
-        }
-    }
-    for (j = MAX(0, count); j < TILE; j++) keys[j] = values[j] = ZEROS;
-    return count;
-}
-
-// Bits [from, to) of TILE bits
-INLINE uint64_t bits_between(int64_t from, int64_t to) {
-    return (to >= TILE ? ~0ull : (1ull << MAX(0, to)) - 1) & (from >= TILE ? 0 : ~0ull << MAX(0, from));
-}
-
-// Which positions of the tile start .. start + TILE rows r .. r + mr of an item may attend to: [from, to) for all rows
-// together, and for each row a bit per position
-struct visible_range {
-    int64_t from, to;
-    uint64_t visible[MR];
-};
-INLINE struct visible_range find_visible(const struct item *it, const struct buffers *w, int64_t start, int64_t r,
-                                         const int mr) {
-    struct visible_range range;
-    range.from = MAX(0, first_seen(it->a, w->position[r]) - start), range.to = 0;
-    for (int i = 0; i < mr; i++) {
-        const int64_t first = first_seen(it->a, w->position[r + i]) - start, end = MIN(TILE, w->last[r + i] - start + 1);
-        range.to = MAX(range.to, end);
-        range.visible[i] = bits_between(MAX(0, first), end);
-    }
-    return range;
-}
-INLINE int any_visible(const struct visible_range *range) { return range->from < TILE && range->to > 0; }
 
 // `tiles` times mr rows, starting with row r, against a tile of an int8 cache, phase by phase: with two tiles of rows, one's
 // results of a phase are ready while the other's are computed.
@@ -159,17 +72,6 @@ INLINE void attend_tile(const struct item *it, struct buffers *w, int64_t start,
 }
 
 #if HAS_AMX
-// Which positions of the tile start .. start + TILE each of `rows` rows may attend to, a bit a position; returns any of them
-static uint64_t find_visible_rows(const struct item *it, const struct buffers *w, int64_t start, int64_t r, int64_t rows,
-                                  uint64_t *visible) {
-    uint64_t any = 0;
-    for (int64_t i = 0; i < rows; i++) {
-        const int64_t first = first_seen(it->a, w->position[r + i]) - start, end = w->last[r + i] - start + 1;
-        any |= visible[i] = bits_between(first, end);
-    }
-    return any;
-}
-
 // Rows r .. r + rows of the item, at most INT8_MATRIX_ROWS, against the tile of positions start .. start + TILE of an int8 cache
 static void __attribute__((noinline)) attend_int8_matrix(const struct item *it, struct buffers *w, int64_t start, int64_t r,
                                                          int64_t rows, const void *const *keys, const void *const *values,
@@ -212,58 +114,6 @@ static void __attribute__((noinline)) attend_matrix(const struct item *it, struc
         bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
                           rescale + i, 1);
     matrix_accumulate_pv(w->acc + r * depth, depth, rescale, p, values, s, rows, &w->prefetch, CEIL_DIV(lines, steps));
-}
-#endif
-
-#if HAS_MATRIX_ATTENTION
-// Rows r .. r + rows of the item, at most SQUARE, against the tile of positions start .. start + TILE
-INLINE void attend_square(const struct item *it, struct buffers *w, int64_t start, int64_t r, int64_t rows,
-                          const void *const *keys, const float *values, int64_t lines, const int has_lower) {
-    float s[SQUARE * TILE] __attribute__((aligned(64))), p[SQUARE * TILE / 2] __attribute__((aligned(64)));
-    float rescale[SQUARE + VW];
-    uint64_t visible[SQUARE];
-    const int64_t depth = it->depth;
-    const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
-    if (!find_visible_rows(it, w, start, r, rows, visible)) return;
-    square_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->prefetch, lines, has_lower);
-    int64_t i = 0;
-    for (; i + 4 <= rows; i += 4)
-        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
-                          rescale + i, 4);
-    for (; i < rows; i++)
-        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
-                          rescale + i, 1);
-    square_accumulate_pv(w->acc + r * depth, depth, rescale, p, values, s, rows, &w->prefetch, lines, has_lower);
-}
-
-// All rows of the item against positions [begin, end) of one split: attend_split() of many rows
-static void __attribute__((noinline)) attend_split_squares(const struct item *it, struct buffers *w, int64_t begin, int64_t end,
-                                                           const struct item *next) {
-    const void *keys[SPLIT_CHUNKS], *values[SPLIT_CHUNKS], *ahead[2 * SPLIT_CHUNKS];
-    const int64_t depth = it->depth, piece_bytes = kv_row_bytes(it->a->head_size, BF16_PAIRS) * CHUNK;
-    float *tiles = w->kt;  // and w->vt behind it
-    for (int64_t start = begin, n = 0; start < end; start += TILE, n++) {
-        const int64_t count = locate_tile(it, start, keys + n * CHUNKS, values + n * CHUNKS);
-        copy_value_tiles(values + n * CHUNKS, tiles + n * TILE / 2 * depth,
-                         (first_seen(it->a, it->first_position) - start) / CHUNK, count, depth);
-    }
-    int64_t pieces = 0;
-    if (next) {
-        const int64_t from = next == it ? end : next->begin, to = MIN(next->end, (from / SPLIT + 1) * SPLIT);
-        for (int64_t start = from; start < to; start += TILE, pieces += 2 * CHUNKS)
-            locate_tile(next, start, ahead + pieces, ahead + pieces + CHUNKS);
-    }
-    w->prefetch = (struct prefetch){.rows = ahead, .row_bytes = piece_bytes, .end = pieces};
-    const int64_t steps = CEIL_DIV(it->rows, SQUARE) * CEIL_DIV(end - begin, TILE) * SQUARES_OF_TILE * 2 * (depth / SQUARE),
-                  lines = CEIL_DIV(pieces * CEIL_DIV(piece_bytes, 64), steps);
-    for (int64_t r = 0; r < it->rows; r += SQUARE) {
-        const int64_t rows = MIN(SQUARE, it->rows - r);
-        for (int64_t start = begin, n = 0; start < end; start += TILE, n++) {
-            const float *here = tiles + n * TILE / 2 * depth;
-            if (rows > HALF_ROWS) attend_square(it, w, start, r, rows, keys + n * CHUNKS, here, lines, 1);
-            else attend_square(it, w, start, r, rows, keys + n * CHUNKS, here, lines, 0);
-        }
-    }
 }
 #endif
 

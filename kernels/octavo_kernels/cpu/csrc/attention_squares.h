@@ -3,8 +3,7 @@
 // stay in the second-level cache while all rows of an item meet them, and a few rows' sums in the first while they meet the
 // split. Each row is added up as attend_matrix() adds it, to the bit.
 #pragma once
-#include "attention_items.h"
-#include "attention_matrix.h"
+#include "attention_scratch.h"
 
 #if HAS_MATRIX_ATTENTION
 enum { SQUARE = AMX_ROWS, SQUARES_OF_TILE = TILE / SQUARE, SPLIT_CHUNKS = SPLIT / CHUNK };
@@ -73,6 +72,56 @@ INLINE void copy_value_tiles(const void *const *values, float *to, int64_t from,
             const vu keep = (vu)splat_int(2 * j + 1 < here ? -1 : 2 * j < here ? 0xffff : 0);
             for (int64_t d = 0; d < depth; d += VW)
                 vstore(square + d * HALF_ROWS + j * HALF_ROWS, (vf)((vu)vload(row + d) & keep));
+        }
+    }
+}
+
+// Rows r .. r + rows of the item, at most SQUARE, against the tile of positions start .. start + TILE
+INLINE void attend_square(const struct item *it, struct buffers *w, int64_t start, int64_t r, int64_t rows,
+                          const void *const *keys, const float *values, int64_t lines, const int has_lower) {
+    float s[SQUARE * TILE] __attribute__((aligned(64))), p[SQUARE * TILE / 2] __attribute__((aligned(64)));
+    float rescale[SQUARE + VW];
+    uint64_t visible[SQUARE];
+    const int64_t depth = it->depth;
+    const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
+    if (!find_visible_rows(it, w, start, r, rows, visible)) return;
+    square_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->prefetch, lines, has_lower);
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
+                          rescale + i, 4);
+    for (; i < rows; i++)
+        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
+                          rescale + i, 1);
+    square_accumulate_pv(w->acc + r * depth, depth, rescale, p, values, s, rows, &w->prefetch, lines, has_lower);
+}
+
+// All rows of the item against positions [begin, end) of one split: attend_split() of many rows
+static void __attribute__((noinline)) attend_split_squares(const struct item *it, struct buffers *w, int64_t begin, int64_t end,
+                                                           const struct item *next) {
+    const void *keys[SPLIT_CHUNKS], *values[SPLIT_CHUNKS], *ahead[2 * SPLIT_CHUNKS];
+    const int64_t depth = it->depth, piece_bytes = kv_row_bytes(it->a->head_size, BF16_PAIRS) * CHUNK;
+    float *tiles = w->kt;  // and w->vt behind it
+    for (int64_t start = begin, n = 0; start < end; start += TILE, n++) {
+        const int64_t count = locate_tile(it, start, keys + n * CHUNKS, values + n * CHUNKS);
+        copy_value_tiles(values + n * CHUNKS, tiles + n * TILE / 2 * depth,
+                         (first_seen(it->a, it->first_position) - start) / CHUNK, count, depth);
+    }
+    int64_t pieces = 0;
+    if (next) {
+        const int64_t from = next == it ? end : next->begin, to = MIN(next->end, (from / SPLIT + 1) * SPLIT);
+        for (int64_t start = from; start < to; start += TILE, pieces += 2 * CHUNKS)
+            locate_tile(next, start, ahead + pieces, ahead + pieces + CHUNKS);
+    }
+    w->prefetch = (struct prefetch){.rows = ahead, .row_bytes = piece_bytes, .end = pieces};
+    const int64_t steps = CEIL_DIV(it->rows, SQUARE) * CEIL_DIV(end - begin, TILE) * SQUARES_OF_TILE * 2 * (depth / SQUARE),
+                  lines = CEIL_DIV(pieces * CEIL_DIV(piece_bytes, 64), steps);
+    for (int64_t r = 0; r < it->rows; r += SQUARE) {
+        const int64_t rows = MIN(SQUARE, it->rows - r);
+        for (int64_t start = begin, n = 0; start < end; start += TILE, n++) {
+            const float *here = tiles + n * TILE / 2 * depth;
+            if (rows > HALF_ROWS) attend_square(it, w, start, r, rows, keys + n * CHUNKS, here, lines, 1);
+            else attend_square(it, w, start, r, rows, keys + n * CHUNKS, here, lines, 0);
         }
     }
 }
