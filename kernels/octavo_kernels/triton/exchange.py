@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo_kernels.triton.dependent_launch import pdl_options, wait_for_previous_kernel
+
 MOST_RANKS = 64
 PROGRAMS = 32  # at most, of a launch
 ONE_SHOT_BYTES = 512 << 10  # of a tensor that is read whole from every rank
@@ -112,6 +114,7 @@ def _sum(addresses, like, at, inside, RANKS: tl.constexpr):
 @triton.jit
 def one_shot_kernel(x_ptr, addresses, numel, rank, RANKS: tl.constexpr, PEERS: tl.constexpr, TILE: tl.constexpr):
     """Replace ``x [numel]`` by the sum of every rank's."""
+    wait_for_previous_kernel()
     program, step = tl.program_id(0), tl.num_programs(0) * TILE
     counter = _counter(addresses, rank)
     number = tl.load(counter)
@@ -130,6 +133,7 @@ def one_shot_kernel(x_ptr, addresses, numel, rank, RANKS: tl.constexpr, PEERS: t
 @triton.jit
 def two_shot_kernel(x_ptr, addresses, numel, rank, RANKS: tl.constexpr, PEERS: tl.constexpr, TILE: tl.constexpr):
     """Sum as `one_shot_kernel` does, but each rank adds up one of every RANKS tiles."""
+    wait_for_previous_kernel()
     program, step = tl.program_id(0), tl.num_programs(0) * RANKS * TILE
     counter = _counter(addresses, rank)
     number = tl.load(counter)
@@ -167,6 +171,7 @@ def gather_kernel(
     TILE: tl.constexpr,
 ):
     """Every rank's WIDTH columns side by side, of which TOTAL are wanted: ``out [rows, TOTAL]``."""
+    wait_for_previous_kernel()
     TILES: tl.constexpr = (WIDTH + TILE - 1) // TILE
     counter = _counter(addresses, rank)
     number = tl.load(counter)
@@ -202,6 +207,7 @@ def best_kernel(
 ):
     """Find each row's largest value, and its index, among all ranks' (index, value) with an index >= 0: a NaN if there
     is one, else the first of equals. One program; TILE rows at most."""
+    wait_for_previous_kernel()
     counter = _counter(addresses, rank)
     number = tl.load(counter)
     row = tl.arange(0, TILE)
@@ -232,7 +238,9 @@ def all_reduce_(x: Tensor, exchange: Exchange) -> None:
         two = numel * x.element_size() > ONE_SHOT_BYTES
         kernel, group = (two_shot_kernel, exchange.ranks * tile) if two else (one_shot_kernel, tile)
         programs = min(PROGRAMS, triton.cdiv(numel, group))
-        kernel[(programs,)](part, exchange.addresses, numel, exchange.rank, TILE=tile, **exchange.constants)
+        kernel[(programs,)](
+            part, exchange.addresses, numel, exchange.rank, TILE=tile, **exchange.constants, **pdl_options(x.device)
+        )
 
 
 def all_gather(x: Tensor, total: int, exchange: Exchange) -> Tensor:
@@ -256,6 +264,7 @@ def all_gather(x: Tensor, total: int, exchange: Exchange) -> Tensor:
             TOTAL=total,
             TILE=tile,
             **exchange.constants,
+            **pdl_options(x.device),
         )
     return out
 
@@ -268,6 +277,15 @@ def best_of_ranks(index: Tensor, value: Tensor, exchange: Exchange) -> tuple[Ten
     parts = (tensor.split(most) for tensor in (index, value, found, best))
     for own, values, indices, bests in zip(*parts, strict=True):
         best_kernel[(1,)](
-            own, values, indices, bests, exchange.addresses, len(own), exchange.rank, TILE=most, **exchange.constants
+            own,
+            values,
+            indices,
+            bests,
+            exchange.addresses,
+            len(own),
+            exchange.rank,
+            TILE=most,
+            **exchange.constants,
+            **pdl_options(index.device),
         )
     return found, best
