@@ -185,6 +185,19 @@ def test_the_format_is_the_one_that_reads_the_templates_calls_back(family):
     assert thinking.parser == name or family in ("llama3", "pythonic")  # whose calls begin an answer
 
 
+BARE = {
+    "qwen3_xml": XML.replace("\n<tool_call>\n", "").replace("\n</tool_call>", ""),
+    "kimi_k2": KIMI.replace("<|tool_calls_section_begin|>", "").replace("<|tool_calls_section_end|>", ""),
+    "deepseek_v31": DEEPSEEK.replace("<｜tool▁calls▁begin｜>", "").replace("<｜tool▁calls▁end｜>", ""),
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_template_may_write_calls_without_their_section(name):
+    found = format_of(template(BARE[name]))
+    assert (found.parser, found.how) == (name, "read back")
+
+
 @pytest.mark.parametrize(
     "calls",
     [

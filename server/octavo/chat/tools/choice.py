@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -60,6 +61,7 @@ _TOOLS: list[dict[str, Any]] = [
 _PROBE_STEPS, _PROBE_BYTES = 3_000_000, 32 << 20
 _MAX_TURN = 100_000  # characters that a turn with a call or two may take
 _USER = {"role": "user", "content": "Look it up."}
+_OTHER_MARKS = Counter(mark for row in ROWS for mark in row.also)  # one that rows share tells none of them
 
 # Texts by which a template shows a format without writing calls; the most specific first.
 _SIGNS = tuple(
@@ -278,8 +280,7 @@ def with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 def _calls_in(row: Format, text: str) -> list[Call] | None:
     """Return the calls that a format's reader finds in ``text``; None if their arguments are not JSON."""
-    forgiven = row.call if row.section[0] else ""  # templates do not forget a section
-    parser = reader_of(replace(row, also=tuple(mark for mark in row.also if mark != forgiven)), _SCHEMAS)
+    parser = reader_of(replace(row, also=tuple(mark for mark in row.also if _OTHER_MARKS[mark] == 1)), _SCHEMAS)
     found: list[tuple[str, str]] = []
     for piece in [*parser.feed(text), *parser.finish()]:
         if isinstance(piece, CallPiece) and piece.name is not None:
