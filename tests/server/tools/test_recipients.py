@@ -72,6 +72,13 @@ CASES = [
         ("So.", "", [NOW, NOW]),
     ),
     (MUSE, f" to=self<|message|>Never closed. to=now<|message|>{CALL}", True, ("Never closed.", "", [NOW])),
+    # A call without a header behind thoughts.
+    (
+        MUSE,
+        f" to=now<|message|>{CALL}<|eom|><|start|>assistant to=self<|message|>So.<|eom|>{CALL}",
+        True,
+        ("So.", "", [NOW, NOW]),
+    ),
     # Calls that a message to somebody else only quotes.
     (MUSE, f" to=user<|message|>As in {CALL}<|eot|>", True, ("", f"As in {CALL}", [])),
     (

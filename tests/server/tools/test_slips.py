@@ -101,6 +101,22 @@ def test_a_value_without_its_end_tag_ends_where_the_next_argument_begins(row, be
         )
 
 
+@pytest.mark.parametrize(("row", "begin", "rest"), [one for one in UNCLOSED if one[0] != "glm45"])
+def test_a_value_may_quote_the_tag_of_an_argument_to_come_inside_a_line(row, begin, rest):
+    tags = TOOL_FORMATS[row].arguments
+    quote = f" and {rest.partition('Rain')[0].strip()}x{tags.value_end} too"
+    text = f"{begin}{quote}{tags.value_end}{rest}"
+    assert read_in_every_cut(row, text) == ("", [("note", {"title": f"Sun{quote}", "body": "Rain"})])
+
+
+@pytest.mark.parametrize(("told", "key", "value"), [("", "title", "4"), ("", "stars", 4), ("number", "stars", 4)])
+def test_a_kind_in_tags_of_its_own_may_be_missing(told, key, value):
+    kind = f"<ifm|arg_type>{told}</ifm|arg_type>" if told else ""
+    call = f"<ifm|tool_call>note<ifm|arg_key>{key}</ifm|arg_key>{kind}<ifm|arg_value>4</ifm|arg_value></ifm|tool_call>"
+    text = f"<ifm|tool_calls>{call}</ifm|tool_calls>"
+    assert read_in_every_cut("k2_horizon", text) == ("", [("note", {key: value})])
+
+
 @pytest.mark.parametrize(
     ("told", "key", "value", "expected"),
     [

@@ -185,6 +185,7 @@ def test_a_call_that_is_cut_off_keeps_what_is_known(kind, made):
         ("tags", '["x", 1]', ["x", 1]),
         ("text", "[1, 2]", "[1, 2]"),
         ("mixed", "12", 12),
+        ("mixed", "0012", "0012"),
         ("mixed", "twelve", "twelve"),
         ("other", "5", 5),
         ("other", "five", "five"),

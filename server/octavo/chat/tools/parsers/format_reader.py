@@ -48,6 +48,7 @@ class FormatReader(ToolParser):
             self._settled = self._at
             if found == row.thoughts[0]:
                 yield from self._thoughts()
+                markers = row.markers
             else:
                 self._space = ""
                 yield from self._skip_space()

@@ -89,7 +89,7 @@ class ParamsReader(FormatReader):
         if not tags.kind_end:
             yield from self._expect(tags.key_end)
             return kinds
-        untold = tags.kind_end if tags.key_end[0] == tags.kind_end[0] else tags.key_end.partition(">")[0] + ">"
+        untold = tags.kind_end if tags.key_end[0] == '"' else tags.key_end.partition(">")[0] + ">"
         if not (yield from self._read(tags.key_end)):
             yield from self._expect(untold)
             return kinds
@@ -165,15 +165,14 @@ class ParamsReader(FormatReader):
 
     def _openings(self) -> tuple[str, ...]:
         """The beginnings of an argument, where one that is still to come would end a value whose end tag is missing."""
-        return (self._tags.key, self._tags.newline + self._tags.key) if self._left else ()
+        return (self._tags.newline + self._tags.key,) if self._left else ()
 
     def _next_key(self, end: int) -> int | None:
-        """The place before ``end``, or -1, at which another argument may begin."""
-        key, newline = self._tags.key, self._tags.newline
-        at = self._text.find(key, self._at, None if end < 0 else end) if self._left else -1
-        if at < 0:
-            return None
-        return at - len(newline) if self._text.endswith(newline, self._at, at) else at
+        """The place before ``end``, or -1, at which another argument may begin: on a line of its own, where the family
+        writes lines. A text may quote the tag elsewhere."""
+        opening = self._tags.newline + self._tags.key
+        at = self._text.find(opening, self._at, None if end < 0 else end) if self._left else -1
+        return at if at >= 0 else None
 
     def _begins_argument(self) -> Steps[bool]:
         """True if an argument begins here that the call still lacks; reads the line break before it."""

@@ -78,7 +78,7 @@ def _nearest(value: Any, text: str, kinds: set[str]) -> str:
 def _other_spelling(text: str, kinds: set[str]) -> Any:
     """Return the value that ``text`` has in Python but not in JSON; None if it has none, or is None."""
     word = text.lower()
-    if "integer" in kinds and _ZEROS.fullmatch(text):
+    if "integer" in kinds and "string" not in kinds and _ZEROS.fullmatch(text):
         return int(text)
     if word in _WORDS and (not kinds or _kind(_WORDS[word]) in kinds):
         return _WORDS[word]
