@@ -114,7 +114,7 @@ class ReasoningParser:
             self._thinking = True
             self._text = visible[len(tag) :].lstrip()
             if not self._text and not ended:
-                self._text = tag  # the space behind the tag may go on
+                self._text = visible  # the space behind the tag may go on
                 return False
         elif self._thinking:
             self._text = visible

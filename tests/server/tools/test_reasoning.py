@@ -61,6 +61,12 @@ def test_every_family_s_tags_are_told_from_the_answer(tags):
         assert every_cut(f"Yes. {opening}", False, tags) == ("", f"Yes. {opening}")
 
 
+def test_a_thought_s_first_word_is_no_part_of_its_tag():
+    tags = next(tags for tags in THOUGHT_TAGS if "gemma4" in tags.names)
+    for gap in ("\n", " \n\n"):
+        assert every_cut(f"<|channel>{gap}thoughts<channel|>Yes", False, tags) == ("thoughts", "Yes")
+
+
 pieces = st.sampled_from(["<think>", "</think>", "<", "</", "think", ">", " ", "\n", "a", "日本 "])
 
 
