@@ -9,6 +9,7 @@ import pytest
 from support.llmd import parsed
 from support.worlds import status_of
 
+from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo_operator.autoscaling.metrics_page import engine_start
 from octavo_operator.kube.client import ApiError
 from octavo_operator.metrics import Metrics, OperatorState, Snapshot
@@ -79,9 +80,13 @@ def test_phases_are_read_from_a_metrics_page() -> None:
         b'octavo:startup_seconds{phase="ready"} NaN\nvllm:num_requests_running{} 1\n'
     )
     assert engine_start(page) == EngineStart({"load": 2.5})
-    told = b'octavo:chat_format_info{engine="0",model_name="m",tool_format="hermes"} 1.0\n'
-    assert engine_start(page + told).tool_format == "hermes"
-    assert engine_start(told.replace(b"hermes", b"a b")).tool_format is None
+
+
+@pytest.mark.parametrize("name", [*TOOL_FORMATS, "generic"])
+def test_the_format_of_calls_is_read_from_a_metrics_page(name: str) -> None:
+    told = 'octavo:chat_format_info{engine="0",model_name="m",tool_format="%s"} 1.0\n'
+    assert engine_start((told % name).encode()).tool_format == name
+    assert engine_start((told % f"{name} b").encode()).tool_format is None
 
 
 class Api:

@@ -29,7 +29,9 @@ _SAMPLE = re.compile(  # *+ and ++ never backtrack: each byte is looked at once
 )
 
 
-_FORMAT = re.compile(rb'^octavo:chat_format_info\{(?:[^}\n]*,)?tool_format="(\w{1,64})"[^}\n]*\}[ \t]', re.MULTILINE)
+_FORMAT = re.compile(
+    rb'^octavo:chat_format_info\{(?:[^}\n]*,)?tool_format="([\w.-]{1,64})"[^}\n]*\}[ \t]', re.MULTILINE
+)
 _STARTUP = re.compile(rb'^octavo:startup_seconds\{(?:[^}\n]*,)?phase="(\w+)"[^}\n]*\}[ \t]+(\S+)', re.MULTILINE)
 
 

@@ -62,10 +62,14 @@ def chat_report(template: str, options: ChatOptions | None = None) -> ChatReport
 
 
 def tool_format(template: str, options: ChatOptions) -> str | None:
-    """The name of the format of a template's calls; "generic" where it is one of ours, None where none is read."""
+    """The name of the format of a template's calls; "generic" where nobody named it and the template has none, None
+    where none is read."""
     if not options.reads_calls:
         return None
-    return "openai" if speaks_harmony(options, template) else format_of(template, options.call_format).shown
+    if speaks_harmony(options, template):
+        return "openai"
+    found = format_of(template, options.call_format)
+    return found.shown if options.call_format is None else found.parser
 
 
 def in_words(report: ChatReport) -> dict[str, str]:

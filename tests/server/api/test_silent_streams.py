@@ -93,6 +93,14 @@ class Client:
         self._gone.set()
 
 
+async def others_ping() -> None:
+    """Wait until another stream, as silent, has said three times that it lives."""
+    other = Client(head_after=0.001)
+    await other.until(lambda: other.pieces.count(COMMENT) >= 3)
+    other.leave()
+    await other.task
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "SILENT_SECONDS", 0.01)
@@ -107,7 +115,7 @@ def run(test: Callable[[], Any]) -> None:
 def test_a_stream_pings_between_events_and_never_before_the_first() -> None:
     async def test() -> None:
         client = Client()
-        await asyncio.sleep(0.05)
+        await others_ping()
         assert client.status is None and not client.pieces, "until then it may be refused"
         client.engine.say(b"one")
         await client.until(lambda: client.pieces.count(PING) >= 3)
@@ -138,11 +146,11 @@ def test_a_form_without_words_for_it_has_the_head_alone() -> None:
     async def test() -> None:
         client = Client(ping=b"", head_after=0.001)
         await client.until(lambda: client.status == 200)
-        await asyncio.sleep(0.05)
+        await others_ping()
         assert not client.pieces
         client.engine.say(b"one")
         await client.until(lambda: client.pieces)
-        await asyncio.sleep(0.05)
+        await others_ping()
         client.engine.say(None)
         await client.task
         assert client.pieces == [b"one", b"end"]
@@ -194,7 +202,8 @@ def test_a_real_stream_has_its_head_while_the_engine_is_silent(start: Any) -> No
             if "api" in path:
                 assert json.loads(text.splitlines()[-1])["done"] is True
             else:
-                assert text.count(b"data:") > 2 and COMMENT not in text
+                events = text.replace(COMMENT, b"")  # of a slow machine, where the core is silent for long
+                assert events.count(b"data:") > 2 and events.startswith((b"data:", b"event:"))
     too_much = {"prompt": "x", "max_tokens": 10**6, "temperature": 0, "stop": ["e"]}
     assert server.post("/v1/completions", too_much).status_code == 200
     long = server.post("/v1/completions", {**too_much, "stop": [], "ignore_eos": True}).json()

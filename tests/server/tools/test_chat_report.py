@@ -9,7 +9,7 @@ import pytest
 from tests.support.reciting import Recital, small_tokenizer, write_reciting_model
 
 from octavo.chat.options import ChatOptions
-from octavo.chat.report import chat_report, in_words
+from octavo.chat.report import chat_report, in_words, tool_format
 from octavo.cli import show
 from octavo.errors import ModelError
 
@@ -60,6 +60,12 @@ def test_tags_that_only_the_prompt_writes_are_told():
 def test_a_flag_is_in_the_report():
     report = chat_report(template("true"), ChatOptions(tool_call_parser="qwen3_xml", reasoning_parser="none"))
     assert (report.calls, report.calls_how, report.thoughts) == ("qwen3_xml", "flag", None)
+
+
+def test_the_format_that_a_flag_names_is_shown_for_a_template_that_knows_no_tools():
+    plain = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    assert tool_format(plain, ChatOptions(tool_call_parser="mistral")) == "mistral"
+    assert tool_format(plain, ChatOptions()) == "generic"
 
 
 def test_a_plain_template_has_a_short_report():

@@ -18,7 +18,7 @@ from octavo.chat.thought_tags import THINK, THOUGHT_TAGS, ThoughtTags
 from octavo.chat.tools.formats.row import Elements, Format, Harmony, Params, Python, Typed
 from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
 from octavo.chat.tools.formats.writer import Call, write_calls
-from octavo.chat.tools.parsers import CallPiece, Reasoning, reader_of
+from octavo.chat.tools.parsers import CallPiece, Reasoning, reader_of, reader_of_marks
 from octavo.chat.tools.parsers.harmony import MARKS
 from octavo.chat.tools.plan import ToolPlan
 from octavo.interface.outputs import CompletionOutput
@@ -258,6 +258,13 @@ def test_thoughts_between_marks_of_the_row_are_no_content(name):
     call = write_calls(row, [("now", {})])
     assert read_in_all_cuts(row, f"{begin}I wonder.{end}Look. {call}") == ("Look.", "I wonder.", [("now", {})])
     assert read_in_all_cuts(row, f"{begin}I wonder.{call}") == ("", "I wonder.", [("now", {})]), "not closed"
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.marks], ids=lambda row: row.name)
+def test_an_answer_without_tools_keeps_its_last_characters_where_a_limit_ends_it(row):
+    for text in (f"if a {mark[:length]}" for mark in row.marks for length in range(1, len(mark))):
+        reader = reader_of_marks(row)
+        assert "".join(map(str, [*reader.feed(text), *reader.finish(cut=True)])) == text
 
 
 @pytest.mark.parametrize("name", [row.name for row in READ if isinstance(row.arguments, Typed | Elements)])

@@ -42,7 +42,7 @@ def read_in_all_cuts(name: str, text: str) -> tuple[str, list[tuple[str, str]], 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_call_that_another_breaks_off_is_content_and_the_other_a_call(name):
-    """Where the format has marks of its own; JSON that another JSON breaks off is no call, nor is the other."""
+    """Holds for formats with marks of their own. JSON that another JSON breaks off is no call, nor is the other."""
     row = TOOL_FORMATS[name]
     inner, outer = write_calls(row, [INNER]), write_calls(row, [("note", {"text": "x"})])
     begun = outer[: outer.index("note") + 4]

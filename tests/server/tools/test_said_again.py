@@ -194,7 +194,7 @@ def walked(tokenizer: Tokenizer, grammar: str, rng: random.Random, thoughts: str
 
 @dataclass(frozen=True)
 class Mode:
-    """What a request asks of calls."""
+    """A request's demands on calls."""
 
     choice: Any = "required"
     parallel: bool | None = None

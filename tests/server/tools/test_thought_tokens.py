@@ -11,7 +11,7 @@ OPEN, CLOSE = 1, 2
 
 
 def counted(pieces: list[list[int]], inside: bool, closings: set[int], goes_on: bool) -> int:
-    """Of tokens that are the letter a each; tags have no text."""
+    """The count of thoughts. Each token is the letter a; tags have no text."""
     counter = ThoughtTokens(inside, {OPEN}, closings, list)
     for ids in pieces:
         counter.take(ids, "a" * sum(token not in (OPEN, CLOSE) for token in ids))

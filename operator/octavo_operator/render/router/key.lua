@@ -1,7 +1,8 @@
 -- The affinity key of a request, for the ring hash: requests of one conversation get the same key in every turn.
 -- The first that exists: a session header; prompt_cache_key; the session of a coding agent; of a chat its messages
--- through the first one of the user; of another request the beginning of its prompt or input. A wrong key costs a prefix hit, never an answer, so the body
--- is scanned, not checked. SESSION_HEADERS and other constants stand above: the operator puts them there.
+-- through the first one of the user; of another request the beginning of its prompt or input. A wrong key costs a
+-- prefix hit, never an answer, so the body is scanned, not checked. SESSION_HEADERS and other constants stand above: the
+-- operator puts them there.
 local SMALL_BYTES, CHAT_BYTES, MOST_PARTS, IMAGE_BYTES, LARGE_BYTES = 65536, 16384, 1000000, 4096, 1048576
 local band, bxor, lshift, rol, rshift = bit.band, bit.bxor, bit.lshift, bit.rol, bit.rshift
 local byte, char, find, sub = string.byte, string.char, string.find, string.sub

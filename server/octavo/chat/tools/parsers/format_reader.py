@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from octavo.chat.tools.formats.row import Format
-from octavo.chat.tools.parsers.core import Reasoning, ToolParser, overlap
+from octavo.chat.tools.parsers.core import Piece, Reasoning, ToolParser, overlap
 from octavo.chat.tools.parsers.reader import CutOffError, NotACallError, Steps
 
 _FIELD = re.compile(r"\{(?:name|id|index)\}|\([^)]*\)\?")
@@ -187,6 +187,10 @@ class FormatReader(ToolParser):
 
 class MarksReader(FormatReader):
     """Reads an answer without calls, of a family that marks texts and thoughts."""
+
+    def finish(self, cut: bool = False) -> list[Piece]:
+        """The text has ended. What might have become a mark is content, also where a limit has ended it."""
+        return super().finish()
 
     def _call(self, known_only: bool) -> Steps[None]:
         raise NotACallError
