@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from octavo.chat.answer import AnswerParser
 from octavo.chat.breakpoints import Keep, Marked
+from octavo.chat.earlier_thoughts import earlier_thoughts_of
 from octavo.chat.messages import Conversation, FieldNames
 from octavo.chat.render import Rendered
 from octavo.chat.structured import Constraint, make_constraint
@@ -39,6 +40,7 @@ from octavo.entrypoints.generation.context import in_words_of, is_too_long, nami
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, TopLogprobs, external_id, sampling_params
 from octavo.entrypoints.lora.served import current_adapter
 from octavo.entrypoints.sealing import Seal
+from octavo.entrypoints.state import ServerState
 
 _OPTIONS = PromptOptions(add_special_tokens=False)
 _FIELDS = FieldNames(function="", parameters="input_schema", choice="tool_choice.name", required="any")
@@ -116,12 +118,22 @@ async def _edited(checked: CheckedRequest[Any]) -> tuple[Conversation, list[Appl
     """The checked conversation, and what edits have cleared of it."""
     conversation, edits = await _without_results(checked)
     edit = _thoughts_edit(checked.body)
-    if edit is None or conversation.keeps_thoughts is not False:
+    if edit is None or conversation.keeps_thoughts is not False or not _can_drop_thoughts(checked.state, conversation):
         return conversation, edits
     gone = editing.earlier_thoughts(conversation.messages)
     length, after = await _lengths(checked, replace(conversation, keeps_thoughts=True), conversation, gone)
     told = [AppliedEdit(edit.type, length - after, cleared_thinking_turns=len(gone))] if length > after else []
     return conversation, [*told, *edits]
+
+
+def _can_drop_thoughts(state: ServerState, conversation: Conversation) -> bool:
+    """False if the prompt is the same whether earlier thoughts are wanted or not."""
+    tokenizer, options = state.engine.tokenizer, state.chat_options
+    if tokenizer is None:
+        return False
+    template = tokenizer.get_chat_template(options.chat_template, tools=bool(conversation.tools))
+    found, preserve = earlier_thoughts_of(template, options.reasoning_parser), options.preserve_reasoning
+    return found.variables(preserve, True) != found.variables(preserve, False)
 
 
 async def _lengths(
