@@ -172,7 +172,11 @@ class Rendered:
             return None
         tags = ((), ()) if self.tags is None else (self.tags.openings, self.tags.closings)
         openings, closings = ({self.marker_ids[tag] for tag in some if tag in self.marker_ids} for some in tags)
-        return ThoughtTokens(self.inside_reasoning, openings, closings, self.encode)
+        row = self.plan.format if self.plan is not None else self.marks
+        again = row is not None and bool(row.thoughts[0])
+        if again and not openings:  # it is not seen in the tokens that they begin again
+            closings = set()
+        return ThoughtTokens(self.inside_reasoning, openings, closings, self.encode, again)
 
     def new_parser(self, show_reasoning: bool = True) -> AnswerParser:
         """Return a new parser for one answer."""

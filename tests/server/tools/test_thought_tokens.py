@@ -41,3 +41,11 @@ def test_without_a_token_for_the_tag_the_text_counts() -> None:
     empty = ThoughtTokens(True, {OPEN}, {CLOSE}, list)
     empty.take([3, CLOSE, 3], "")
     assert empty.total(False) == 0, "space alone is no thought"
+
+
+def test_thoughts_that_come_again_count() -> None:
+    counter = ThoughtTokens(False, {OPEN}, {CLOSE}, list, again=True)
+    counter.take([OPEN, 3, 3, CLOSE, 4, OPEN, 3, 3, 3, CLOSE, 4], "aaaaa")
+    assert counter.total(False) == 5
+    counter.take([OPEN, 3, 4], "a")
+    assert counter.total(False) == 6, "a call has ended them: their text counts"

@@ -126,7 +126,7 @@ class Answer:
             prompt,
             InputTokensDetails(output.num_cached_tokens, written),
             num_tokens,
-            OutputTokensDetails(min(self.parser.num_thinking_tokens, num_tokens)),
+            OutputTokensDetails(self.parser.num_thinking_tokens),
             prompt + num_tokens,
         )
 
