@@ -124,7 +124,9 @@ def open_device_group(
             mapped = _map(group, PrefixStore("octavo", store), f"octavo {folder.name}")
         except RuntimeError as error:  # in containers, for one, without a socket or the fabric's manager
             problem = f"rank {rank}: {error}"
-        problems = list(filter(None, wait_for_all(PrefixStore("mapped", store), value=problem)))
+        # Those that wait in torch for one that could not map anything began later than it did.
+        told = wait_for_all(PrefixStore("mapped", store), seconds=2 * timeout.total_seconds(), value=problem)
+        problems = list(filter(None, told))
         if mapped is not None and not problems:
             logger.info("ranks add up what they read of each other's memory")
             return mapped

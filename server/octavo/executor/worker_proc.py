@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.errors import OctavoError
 from octavo.system.channel import Channel, Kind
@@ -88,6 +88,14 @@ class Inbox:
         return mask
 
 
+class _InFlight(NamedTuple):
+    """A step that is launched; ``drafted``: sequences with drafts of the host in it."""
+
+    pending: PendingOutput
+    is_done: Callable[[], bool]
+    drafted: frozenset[str]
+
+
 def run(
     worker: Worker, place: Place, channel: Channel, inbox: Inbox, heartbeat: Heartbeat, others: Ranks | None = None
 ) -> None:
@@ -103,17 +111,14 @@ def run(
     if worker.adapters is not None:
         decode_adapter, adapters = msgspec.msgpack.Decoder(Adapter).decode, worker.adapters
         inbox.load_adapter = lambda payload: adapters.load(decode_adapter(payload))
-    in_flight: deque[tuple[PendingOutput, Callable[[], bool]]] = deque()
+    in_flight: deque[_InFlight] = deque()
     total, stage = TokenSum(place.rank), place.tp.stage
     tells = stage.is_last and not stage.is_first and place.tp.rank == 0
-    while True:
-        # Whoever waits for a step's results cannot launch the next one, for which the device would wait then.
-        payload = inbox.next_of(Kind.STEP, until=in_flight[0][1] if in_flight else None)
-        if payload is not None:
-            in_flight.append((worker.execute_model(decode(payload)), worker.when_done()))
-            if len(in_flight) < worker.max_in_flight:
-                continue
-        output = in_flight.popleft()[0]()
+    from_host = not worker.config.speculative.in_worker  # drafts
+
+    def take() -> None:
+        """Take the oldest step's results."""
+        output = in_flight.popleft().pending()
         place.check()
         if tells:
             send_results(channel, encode(output))
@@ -123,6 +128,21 @@ def run(
             if others is not None:
                 total.compare(others.sums())
         heartbeat.progress(total.num_steps)
+
+    while True:
+        # Whoever waits for a step's results cannot launch the next one, for which the device would wait then.
+        payload = inbox.next_of(Kind.STEP, until=in_flight[0].is_done if in_flight else None)
+        if payload is None:
+            take()
+            continue
+        step = decode(payload)
+        # Rank 0 had those of drafts before it went on with their sequences: how many hold decides where these go on.
+        while any(not each.drafted.isdisjoint(step.num_scheduled_tokens) for each in in_flight):
+            take()
+        pending, drafted = worker.execute_model(step), step.scheduled_spec_decode_tokens if from_host else ()
+        in_flight.append(_InFlight(pending, worker.when_done(), frozenset(drafted)))
+        if len(in_flight) >= worker.max_in_flight:
+            take()
 
 
 def _beat_forever(heartbeat: Heartbeat) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from octavo.executor import remote
 from octavo.executor.worker_proc import Inbox, run
+from octavo.interface.engine_config import SpeculativeConfig
 from octavo.interface.step import ModelRunnerOutput, SchedulerOutput
 from octavo.system.channel import Channel, Kind
 
@@ -31,6 +32,8 @@ class Device:
     last: int = -1
     max_in_flight: int = 2
     adapters: None = None
+    taken: threading.Event = field(default_factory=threading.Event)  # the results of some step are asked for
+    config: Any = field(default_factory=lambda: SimpleNamespace(speculative=SpeculativeConfig("ngram", 3)))
 
     def execute_model(self, step: SchedulerOutput) -> Callable[[], ModelRunnerOutput]:
         self.last = step.step_id
@@ -39,6 +42,7 @@ class Device:
 
         def pending() -> ModelRunnerOutput:
             self.idle.set()
+            self.taken.set()
             assert self.released[step.step_id].wait(SECONDS)
             return ModelRunnerOutput()
 
@@ -74,6 +78,7 @@ def serve(device: Device, channel: Channel, heartbeat: Any) -> None:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote, "UniProcExecutor", lambda config: executor)
+        patch.setattr(remote, "gc", SimpleNamespace(freeze=int, enable=int, collect=int))
         remote.serve(None, channel, heartbeat)  # type: ignore[arg-type]
 
 
@@ -116,3 +121,37 @@ def test_a_step_is_launched_while_the_one_before_it_runs(
         ours.close()
         thread.join(SECONDS)
     assert not thread.is_alive()
+
+
+def test_a_step_waits_for_the_drafts_that_its_sequences_had(pair: tuple[Channel, Channel]) -> None:
+    """A rank that wakes late finds both: how many drafts hold decides where the next step goes on. Others need not
+    wait."""
+    ours, theirs = pair
+    device, progress = Device(), threading.Event()
+    heartbeat = SimpleNamespace(progress=lambda steps: progress.set())
+    steps = [
+        SchedulerOutput(0, num_scheduled_tokens={"a": 3}, scheduled_spec_decode_tokens={"a": [5, 6]}),
+        SchedulerOutput(1, num_scheduled_tokens={"b": 1}),
+        SchedulerOutput(2, num_scheduled_tokens={"a": 1}),
+    ]
+
+    def work() -> None:
+        with pytest.raises(EOFError):
+            follow(device, theirs, heartbeat)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for step in (steps[0], steps[2]):
+            ours.send(Kind.STEP, msgspec.msgpack.encode(step))
+        assert device.taken.wait(SECONDS)
+        assert not device.launched[2].is_set(), "it is launched while the drafts of its sequence are unknown"
+        device.released[0].set()
+        assert device.launched[2].wait(SECONDS) and progress.is_set()
+        ours.send(Kind.STEP, msgspec.msgpack.encode(steps[1]))
+        assert device.launched[1].wait(SECONDS), "a step of other sequences waits, too"
+    finally:
+        for event in device.released:
+            event.set()
+        ours.close()
+        thread.join(SECONDS)
