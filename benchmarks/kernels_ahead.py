@@ -66,7 +66,8 @@ class Compiled:
     def programs_per_sm(self) -> int:
         threads = 32 * self.warps
         by_registers = 65536 // (max(self.registers, 1) * threads)
-        return min(by_registers, 2048 // threads, 228 * 1024 // (self.shared + 1024), 32)
+        most, memory = 1536 if self.target in (86, 89, 120) else 2048, (TARGETS[self.target][1] + 1) * 1024
+        return min(by_registers, most // threads, memory // (self.shared + 1024), 32)
 
 
 @dataclass
