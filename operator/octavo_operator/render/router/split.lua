@@ -41,7 +41,8 @@ end
 
 -- The backend of a shared model that answers a request. Asks Envoy: headers and bodies are to be asked for anew.
 local function backend_of(handle, model, text)
-  local key = hash(session_of(handle:headers()) or key_text(text) or text)
+  local headers = handle:headers()
+  local key = hash(session_of(headers, SESSION_HEADERS) or key_text(text, nil, session_of(headers, AGENTS)) or text)
   look_at_health(handle)
   return choose(model.backends, key, function(pool) return alive.pools[pool] ~= false end)
     or choose(model.backends, key, function() return true end)
