@@ -103,16 +103,9 @@ static void __attribute__((noinline)) attend_matrix(const struct item *it, struc
     float rescale[MATRIX_ROWS + VW];
     uint64_t visible[MATRIX_ROWS];
     const int64_t depth = it->depth, head_size = it->a->head_size, steps = head_size / TILE_WIDTH + 2 * CEIL_DIV(depth, MATRIX_COLUMNS);
-    const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
     if (!find_visible_rows(it, w, start, r, rows, visible)) return;
     matrix_scores(w->q + r * depth, depth, head_size, keys, s, &w->prefetch, CEIL_DIV(lines, steps));
-    int64_t i = 0;
-    for (; i + 4 <= rows; i += 4)
-        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
-                          rescale + i, 4);
-    for (; i < rows; i++)
-        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
-                          rescale + i, 1);
+    bf16_softmax_rows(it, w, r, rows, s, p, visible, rescale);
     matrix_accumulate_pv(w->acc + r * depth, depth, rescale, p, values, s, rows, &w->prefetch, CEIL_DIV(lines, steps));
 }
 #endif
@@ -166,9 +159,9 @@ INLINE void attend_split(const struct item *it, struct buffers *w, int64_t begin
 #if HAS_MATRIX_ATTENTION
     const int by_matrix = kind == BF16_PAIRS && head_size % TILE_WIDTH == 0;
     if (by_matrix) amx_configure(HALF_ROWS, HALF_ROWS, HALF_ROWS);
-    if (by_matrix && in_chunks(it->a) && rows > MATRIX_ROWS) {
+    if (in_squares(it->a) && rows > MATRIX_ROWS) {
         attend_split_squares(it, w, begin, end, next);
-        begin = end;
+        begin = end;  // nothing is left
     }
 #endif
 #if HAS_INT8_MATRIX_ATTENTION
@@ -279,11 +272,6 @@ INLINE int kernel_kind(const struct paged_attention_args *a) {
     // Without a cache an item has so many rows that heads of any even size are worth being packed.
     const int fits = a->head_size % (a->block_size == INT32_MAX ? 2 : 2 * VW) == 0;
     return HAS_BF16_PAIRS && a->kv_dtype == BFLOAT16 && fits ? BF16_PAIRS : (int)a->kv_dtype;
-}
-
-// Attention of items of many rows as attend_split_squares() has it: their keys and values are read once for all of them
-INLINE int in_squares(const struct paged_attention_args *a) {
-    return HAS_MATRIX_ATTENTION && a->kv_dtype == BF16_PAIRS && a->head_size % 32 == 0;
 }
 
 static void load_queries(const struct item *it, struct buffers *w) {

@@ -104,3 +104,18 @@ static uint64_t find_visible_rows(const struct item *it, const struct buffers *w
     return any;
 }
 #endif
+
+#if HAS_MATRIX_ATTENTION
+// bf16_softmax_tile() of rows r .. r + rows of the item, whose scores and weights begin at s and p
+INLINE void bf16_softmax_rows(const struct item *it, struct buffers *w, int64_t r, int64_t rows, const float *s, float *p,
+                              const uint64_t *visible, float *rescale) {
+    const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
+    int64_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
+                          rescale + i, 4);
+    for (; i < rows; i++)
+        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
+                          rescale + i, 1);
+}
+#endif

@@ -83,16 +83,9 @@ INLINE void attend_square(const struct item *it, struct buffers *w, int64_t star
     float rescale[SQUARE + VW];
     uint64_t visible[SQUARE];
     const int64_t depth = it->depth;
-    const float scaling = (float)it->a->scale, softcap = (float)it->a->softcap;
     if (!find_visible_rows(it, w, start, r, rows, visible)) return;
     square_scores(w->q + r * depth, depth, it->a->head_size, keys, s, &w->prefetch, lines, has_lower);
-    int64_t i = 0;
-    for (; i + 4 <= rows; i += 4)
-        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
-                          rescale + i, 4);
-    for (; i < rows; i++)
-        bf16_softmax_tile(scaling, softcap, s + i * TILE, p + i * TILE / 2, visible + i, w->m + r + i, w->lanes + (r + i) * VW,
-                          rescale + i, 1);
+    bf16_softmax_rows(it, w, r, rows, s, p, visible, rescale);
     square_accumulate_pv(w->acc + r * depth, depth, rescale, p, values, s, rows, &w->prefetch, lines, has_lower);
 }
 
@@ -126,3 +119,8 @@ static void __attribute__((noinline)) attend_split_squares(const struct item *it
     }
 }
 #endif
+
+// Items of many rows are computed so: their keys and values are read once for all of them
+INLINE int in_squares(const struct paged_attention_args *a) {
+    return HAS_MATRIX_ATTENTION && a->kv_dtype == BF16_PAIRS && a->head_size % TILE_WIDTH == 0;
+}
