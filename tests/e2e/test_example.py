@@ -180,9 +180,11 @@ def test_the_status_tells_how_long_the_start_took(cluster: Cluster, model: str) 
         found: dict[str, Any] = cluster.get("llmd", NAME, namespace=model)["status"].get("start") or {}
         return found
 
-    eventually(lambda: {"pod", "readyAt", "imagePull", "fetch", "load", "ready"} == set(start()), 60)
+    eventually(lambda: {"pod", "readyAt", "imagePull", "fetch", "load", "ready", "toolFormat"} == set(start()), 60)
     found = start()
     assert 0 < found["load"] < found["ready"] and found["fetch"] <= found["ready"]
+    with address(cluster, model) as url:
+        assert found["toolFormat"] == httpx.get(f"{url}/v1/models").json()["data"][0]["tool_format"]
 
 
 def test_a_killed_engine_comes_back_and_the_status_says_so(cluster: Cluster, model: str) -> None:
