@@ -5,19 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import emulated_amx
 
 from octavo_kernels import AttentionMetadata
 from octavo_kernels.attention_metadata import for_groups
-from octavo_kernels.cpu import DecodeInputs, unavailable_reason
+from octavo_kernels.cpu import DecodeInputs, compiler, unavailable_reason
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason="needs the C kernels")
 
 
+@pytest.mark.parametrize("isa", [*compiler.supported_isas(), *emulated_amx.names()], indirect=True)
 @given(data=st.data())
-@settings(deadline=None)
-def test_inputs_are_those_of_the_rows_asked_for(data):
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_inputs_are_those_of_the_rows_asked_for(isa, data):
     sequences, block_size, length = 6, data.draw(st.sampled_from([1, 3, 16])), 50
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     max_blocks = -(-length // block_size)

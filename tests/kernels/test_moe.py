@@ -7,14 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from support import emulated_amx
 from torch import Tensor
 
 import octavo_kernels
 from octavo_kernels import reference
-from octavo_kernels.cpu import Program, record
+from octavo_kernels.cpu import Program, compiler, record
 from octavo_kernels.moe import Experts, ExpertTable, expert_table
 from octavo_kernels.packing import KINDS, pack_codes, pack_dense, pack_w8
 from octavo_kernels.quant import GROUP, PackedLinear, num_groups
+
+# Without the emulator of Arm: it translates addresses that operations are given, not those in a table of experts.
+ISAS = [*compiler.supported_isas(), *emulated_amx.names()]
+pytestmark = [
+    pytest.mark.parametrize("isa", ISAS, indirect=True),
+    pytest.mark.usefixtures("isa"),
+    pytest.mark.sampled(strength=2),
+]
 
 HIDDEN, INNER, EXPERTS = 80, 44, 5
 FORMS = ["float32", "bfloat16", "float16", "int8", "int8-two-terms"]

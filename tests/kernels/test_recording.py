@@ -7,34 +7,43 @@ import sys
 
 import pytest
 import torch
+from support import emulated_amx
 
 import octavo_kernels
 from octavo_kernels import AttentionMetadata, AttentionOptions, cpu, packing, quant
+from octavo_kernels.cpu import compiler
 from octavo_kernels.cpu.library import get_library, use_library
 
-HEADS, KV_HEADS, HEAD_SIZE, BLOCK, ROWS, LAYERS = 6, 2, 16, 8, 4, 3
+HEADS, KV_HEADS, HEAD_SIZE, BLOCK, ROWS, LAYERS = 6, 2, 32, 16, 4, 3
 HIDDEN, INNER, VOCAB, MAX_BLOCKS = HEADS * HEAD_SIZE, 160, 50, 6
 
 pytestmark = pytest.mark.skipif(get_library() is None, reason="needs the C kernels")
+on_each = pytest.mark.parametrize("isa", [*compiler.supported_isas(), *emulated_amx.names()], indirect=True)
+DTYPES = [torch.float32, torch.bfloat16]
 
 
 class Decoder:
-    """A small llama: quantised linears, paged attention, and inputs that lie at fixed places."""
+    """A small llama: linears (in float32 quantised ones), paged attention, and inputs that lie at fixed places."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         g = torch.Generator().manual_seed(seed)
+        self.is_quantised = dtype == torch.float32
 
-        def weight(n: int, k: int) -> quant.PackedLinear:
-            return packing.pack_w8(torch.randn(n, k, generator=g) * k**-0.5)
+        def weight(n: int, k: int) -> quant.PackedLinear | quant.DenseWeight:
+            values = torch.randn(n, k, generator=g) * k**-0.5
+            return packing.pack_w8(values) if self.is_quantised else packing.pack_dense(values.to(dtype))
 
         shapes = [((HEADS + 2 * KV_HEADS) * HEAD_SIZE, HIDDEN), (HIDDEN, HIDDEN), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
         self.layers = [[weight(*shape) for shape in shapes] for _ in range(LAYERS)]
-        self.table = torch.randn(VOCAB, HIDDEN, generator=g)
-        self.norm = torch.rand(HIDDEN, generator=g) + 0.5
-        self.head = packing.pack_w8(self.table, activation_terms=2)
+        self.table = torch.randn(VOCAB, HIDDEN, generator=g).to(dtype)
+        self.norm = (torch.rand(HIDDEN, generator=g) + 0.5).to(dtype)
+        self.head = (
+            packing.pack_w8(self.table, activation_terms=2) if self.is_quantised else packing.pack_dense(self.table)
+        )
         angles = torch.outer(torch.arange(MAX_BLOCKS * BLOCK).float(), 10000.0 ** (-torch.arange(0, 1, 2 / HEAD_SIZE)))
         self.cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
-        self.caches = [torch.randn(2, 40, KV_HEADS, BLOCK, HEAD_SIZE, generator=g) for _ in range(LAYERS)]
+        cache = (2, 40, KV_HEADS, BLOCK, HEAD_SIZE)
+        self.caches = [torch.randn(cache, generator=g).to(dtype) for _ in range(LAYERS)]
         self.ids, self.positions = torch.zeros(ROWS, dtype=torch.int64), torch.zeros(ROWS, dtype=torch.int64)
         self.metadata = AttentionMetadata(
             query_start_loc=torch.arange(ROWS + 1, dtype=torch.int32),
@@ -65,9 +74,9 @@ class Decoder:
         k = octavo_kernels
         x, residual = k.embedding(self.ids, self.table), None
         for cache, (qkv, out, gate_up, down) in zip(self.caches, self.layers, strict=True):
-            rows, residual = k.rms_norm_quantize(x, self.norm, 1e-5, residual)
+            rows, residual = self.normed(x, residual)
             q = k.rope_and_cache(
-                k.quantized_linear(rows, qkv),
+                self.linear(rows, qkv),
                 self.positions,
                 self.cos_sin,
                 cache,
@@ -76,22 +85,34 @@ class Decoder:
                 KV_HEADS,
                 HEAD_SIZE,
             )
-            x = k.quantized_linear(
-                k.paged_attention(q, cache, self.metadata, AttentionOptions(0.25)).view(ROWS, -1), out
-            )
+            x = self.linear(k.paged_attention(q, cache, self.metadata, AttentionOptions(0.25)).view(ROWS, -1), out)
             x, residual = k.fused_add_rms_norm(x, residual, self.norm, 1e-5)
-            x = k.quantized_linear(k.silu_and_mul(k.quantized_linear(x, gate_up)), down)
+            x = self.linear(k.silu_and_mul(self.linear(x, gate_up)), down)
         x, _ = k.fused_add_rms_norm(x, residual, self.norm, 1e-5)
-        return k.quantized_linear(x, self.head)
+        return self.linear(x, self.head)
+
+    def normed(self, x, residual):
+        if self.is_quantised:
+            return octavo_kernels.rms_norm_quantize(x, self.norm, 1e-5, residual)
+        if residual is None:
+            return octavo_kernels.rms_norm(x, self.norm, 1e-5), x
+        return octavo_kernels.fused_add_rms_norm(x, residual, self.norm, 1e-5)
+
+    def linear(self, x, weight) -> torch.Tensor:
+        multiply = octavo_kernels.quantized_linear if self.is_quantised else octavo_kernels.dense_linear
+        return multiply(x, weight)
 
 
+@on_each
+@pytest.mark.sampled(strength=2)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 2, 3, 8])  # more than there are cores, too: most then sleep
-def test_replaying_is_running(threads, count):
+def test_replaying_is_running(isa, threads, count, dtype):
     """Logits and the cache that replays leave are those of running the step, to the bit, with padding rows and
     without.
     """
     threads(count)
-    recorded, plain = Decoder(), Decoder()
+    recorded, plain = Decoder(dtype=dtype), Decoder(dtype=dtype)
     recorded.fill(0)
     plain.fill(0)
     program = cpu.record(recorded.step)
@@ -105,10 +126,12 @@ def test_replaying_is_running(threads, count):
         assert all(torch.equal(a, b) for a, b in zip(recorded.caches, plain.caches, strict=True))
 
 
-def test_a_program_does_smaller_steps_too(threads):
+@on_each
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_program_does_smaller_steps_too(isa, threads, dtype):
     """Rows and sequences beyond those asked for are neither read nor written, whatever lies there."""
     threads(2)
-    recorded, plain = Decoder(), Decoder()
+    recorded, plain = Decoder(dtype=dtype), Decoder(dtype=dtype)
     program = cpu.record(recorded.step)
     for seed in range(1, 9):
         rows = seed % ROWS + 1
