@@ -116,7 +116,7 @@ def _state_limits(schema: dict[str, Any], state: ServerState, clamped: frozenset
     if "model" in properties:
         models = [*state.model_names, *(served.adapter.name for served in state.adapters.all())]
         properties["model"] = {"anyOf": [{"enum": models}, {"type": "null"}], "default": None}
-    for name in ("stop_token_ids", "allowed_token_ids", "tokens"):
+    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "tokens"):
         for option in _options(properties, name, "array"):
             option["items"] = token
     # No maxItems: beside truncate_prompt_tokens a prompt may be longer.

@@ -103,7 +103,9 @@ def test_root_path_is_understood_with_and_without_a_stripping_proxy(guarded):
 @pytest.mark.slow
 def test_options_that_vllms_users_know(start, tmp_path):
     """And JSON logs of both processes, where every line is JSON, and none has the text of a request."""
-    (tmp_path / "template").write_text("{{ messages[0].content }}{{ tone }}{% for t in tools or [] %}TOOL{% endfor %}")
+    (tmp_path / "template").write_text(
+        "{{ messages[0].content }}{{ tone }}{{ verbosity }}{% for t in tools or [] %}TOOL{% endfor %}"
+    )
     server = start(
         "--enable-force-include-usage",
         "--disable-fastapi-docs",
@@ -134,9 +136,11 @@ def test_options_that_vllms_users_know(start, tmp_path):
         return server.post("/detokenize", {"tokens": answer["prompt_token_ids"]}).json()["prompt"]
 
     assert prompt(**tools) == "xloud" and prompt(chat_template_kwargs={"tone": "soft"}) == "xsoft"
+    assert prompt(verbosity="low") == "xloudlow"
+    assert prompt(verbosity="low", chat_template_kwargs={"verbosity": "high"}) == "xloudhigh", "the variable's own name"
     asked = {"input": "x", "text": {"verbosity": "low"}}
     for given in ({}, {"tone": "soft"}, {"tone": "very soft"}):
-        said = prompt(chat_template_kwargs=given)
+        said = prompt(chat_template_kwargs=given, verbosity="low")
         counted = server.post("/v1/responses/input_tokens", {**asked, "chat_template_kwargs": given}).json()
         assert counted["input_tokens"] == len(server.post("/tokenize", {"prompt": said}).json()["tokens"]), given
     plain = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}

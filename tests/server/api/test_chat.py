@@ -86,6 +86,17 @@ def test_streamed_logprobs_cover_every_token(client):
     assert len(entries) == 8
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_tier_that_serves_is_told_to_who_asks_for_one(client, stream):
+    """There is one tier, so whatever is asked for, its name comes, as OpenAI's does where another cannot be had."""
+    for asked in ("auto", "default", "flex", "priority"):
+        answer = chat(client, service_tier=asked, stream=stream)
+        assert {one.service_tier for one in (answer if stream else [answer])} == {"default"}
+        assert client.responses.create(model="tiny", input="x", service_tier=asked).service_tier == "default"
+    answer = chat(client, stream=stream)
+    assert {one.service_tier for one in (answer if stream else [answer])} == {None}
+
+
 def test_all_roles_and_text_parts(client):
     messages = [
         {"role": "system", "content": "Be brief."},

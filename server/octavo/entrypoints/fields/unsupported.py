@@ -33,7 +33,6 @@ _GENERATION: dict[str, Values] = {
             "vllm_xargs",
             "extra_args",
             "structural_tag",
-            "logprob_token_ids",
             "repetition_detection",
             "guided_whitespace_pattern",
             "guided_json_object",
@@ -161,7 +160,6 @@ _GENERATION: dict[str, Values] = {
         (1,),
     ),
     "modalities": (["text"],),
-    "verbosity": ("medium",),
     "do_sample": (True,),
     "separate_reasoning": (True,),
     "nsigma": (0,),
@@ -193,6 +191,7 @@ _COMPLETION: dict[str, Values] = {
         ("thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tokens"), (-1,)
     ),
     "top_logprobs": (0,),
+    "verbosity": ("medium",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
 }

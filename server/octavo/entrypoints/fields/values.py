@@ -79,6 +79,13 @@ ImageText = Annotated[str, WrapValidator(lambda value, check: value if isinstanc
 TemplateVariables = Annotated[dict[str, Any] | None, WithJsonSchema(schemas.TEMPLATE_VARIABLES)]
 TruncationSide = Literal["left", "right"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
+
+
+def with_verbosity(verbosity: str | None, variables: dict[str, Any] | None) -> dict[str, Any]:
+    """Variables of the chat template with the length of answers that a request asks for; a variable of the name comes
+    first."""
+    return {**({} if verbosity is None else {"verbosity": verbosity}), **(variables or {})}
 
 
 def prompts_in(value: Any, field: str, most: int) -> list[str | list[int]]:

@@ -24,7 +24,16 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float] | None] | None
+    top_logprobs: list[dict[str, float] | None]
+
+    def __add__(self, behind: CompletionLogprobs) -> CompletionLogprobs:
+        """Join both, the positions of ``behind`` last."""
+        return CompletionLogprobs(
+            self.text_offset + behind.text_offset,
+            self.token_logprobs + behind.token_logprobs,
+            self.tokens + behind.tokens,
+            self.top_logprobs + behind.top_logprobs,
+        )
 
 
 class TopLogprob(Struct):
@@ -72,10 +81,11 @@ class LogprobsFormatter:
         self,
         token_ids: Sequence[int],
         positions: Sequence[PositionLogprobs | None],
-        top: int,
+        top: int | None,
         offsets: list[int],
     ) -> CompletionLogprobs:
-        """The format of /v1/completions. ``offsets``: the position in the text of each token."""
+        """The format of /v1/completions. ``top``: the number of most likely tokens, None for those that the request
+        names; ``offsets``: the position in the text of each token."""
         tokens = [self.token(token_id) for token_id in token_ids]
         logprobs: list[float | None] = []
         best: list[dict[str, float] | None] = []
@@ -84,17 +94,19 @@ class LogprobsFormatter:
             best.append(None if position is None else self._named(position, token_id, top))
         return CompletionLogprobs(offsets, logprobs, tokens, best)
 
-    def _named(self, position: PositionLogprobs, token_id: int, top: int) -> dict[str, float]:
-        """The sampled token, which clients of vLLM expect first, and the ``top`` most likely ones; the more likely one
-        of two with the same text."""
+    def _named(self, position: PositionLogprobs, token_id: int, top: int | None) -> dict[str, float]:
+        """The sampled token, which clients of vLLM expect first, and the others; the more likely one of two with the
+        same text."""
         named: dict[str, float] = {}
         for other, logprob in [(token_id, position[token_id]), *_best(position, top)]:
             text = self.token(other)
             named[text] = max(named.get(text, _LOWEST), _finite(logprob))
         return named
 
-    def chat(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], top: int) -> ChatLogprobs:
-        """The format of /v1/chat/completions."""
+    def chat(
+        self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs | None], top: int | None
+    ) -> ChatLogprobs:
+        """The format of /v1/chat/completions; ``top`` as in `completion`."""
         content = []
         for token_id, position in zip(token_ids, positions, strict=True):
             assert position is not None
@@ -106,8 +118,10 @@ class LogprobsFormatter:
         return ChatLogprobs(content)
 
 
-def _best(position: PositionLogprobs, top: int) -> list[tuple[int, Logprob]]:
-    """The ``top`` most likely tokens, best first."""
+def _best(position: PositionLogprobs, top: int | None) -> list[tuple[int, Logprob]]:
+    """The ``top`` most likely tokens, best first; for None the sampled token and those that the request names."""
+    if top is None:
+        return [*position.items()]
     return sorted(position.items(), key=lambda item: item[1].rank or 0)[:top]
 
 

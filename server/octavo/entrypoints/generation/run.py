@@ -88,7 +88,7 @@ def sampling_params(
     for name, value in ((logprobs.field, logprobs.number), ("prompt_logprobs", given.get("prompt_logprobs"))):
         if value is not None and not 0 <= value <= most:
             raise bad_request(f"{name} must be between 0 and {most} (--max-logprobs), got {value}", name)
-    if logprobs.number is not None:
+    if logprobs.number is not None and "logprob_token_ids" not in given:
         given["logprobs"] = logprobs.number
     processor = state.engine.input_processor
     if limit.value is not None or not processor.generation_config.get("max_new_tokens"):

@@ -28,6 +28,8 @@ from octavo.interface.outputs import CompletionOutput, RequestOutput
 from octavo.text.detokenizer import TextOffsets, prompt_offsets
 from octavo.text.messages import REASONING
 
+SERVED_TIER = "default"  # there is no other
+
 
 class PromptTokensDetails(Struct):
     """Prompt tokens that were not computed, and those that were and are kept longer than others."""
@@ -136,7 +138,7 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]  # or encoded: msgspec.Raw
     usage: Usage
     object: str = "chat.completion"
-    service_tier: None = None
+    service_tier: str | None = None
     system_fingerprint: str = ""
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
@@ -184,6 +186,7 @@ async def whole_chat_completion(prepared: PreparedChatCompletion, outputs: list[
         prepared.answering_name,
         choices,
         used,
+        service_tier=None if body.service_tier is None else SERVED_TIER,
         system_fingerprint=state.fingerprint,
     )
     if body.prompt_logprobs is not None and final.prompt_logprobs is not None:
@@ -244,7 +247,8 @@ def chat_logprobs(prepared: PreparedChatCompletion, completion: CompletionOutput
     if completion.logprobs is None or not prepared.body.logprobs:
         return None
     formatter = LogprobsFormatter(prepared.state, prepared.body.return_tokens_as_token_ids)
-    return formatter.chat(completion.token_ids, completion.logprobs, prepared.body.top_logprobs or 0)
+    top = None if prepared.body.logprob_token_ids else prepared.body.top_logprobs or 0
+    return formatter.chat(completion.token_ids, completion.logprobs, top)
 
 
 async def whole_completion(prepared: PreparedCompletion, outputs: list[RequestOutput]) -> Completion:
@@ -328,7 +332,7 @@ class ChoicePieces:
 
     def _logprobs(self, completion: CompletionOutput, output: RequestOutput, top: int) -> CompletionLogprobs:
         prepared, vocabulary = self._prepared, self._prepared.state.engine.output_processor.vocabulary
-        ids, positions = completion.token_ids, [*(completion.logprobs or ())]
+        ids, positions = completion.token_ids, completion.logprobs or ()
         offsets = [0] * len(ids)  # without a tokenizer there is no text
         if vocabulary is not None:
             if self._offsets is None:
@@ -336,10 +340,10 @@ class ChoicePieces:
                 start = len(prepared.echoed(self._position))
                 self._offsets = TextOffsets(vocabulary, params, output.prompt_token_ids, start)
             offsets = self._offsets.take(ids)
+        new = self._format.completion(ids, positions, None if prepared.body.logprob_token_ids else top, offsets)
         if self._first and prepared.body.echo and output.prompt_logprobs is not None:
-            ids, positions = output.prompt_token_ids + ids, [*output.prompt_logprobs, *positions]
             before = [0] * len(output.prompt_token_ids)
             if vocabulary is not None:
                 before = prompt_offsets(vocabulary, output.prompt_token_ids, prepared.echoed(self._position))
-            offsets = before + offsets
-        return self._format.completion(ids, positions, top, offsets)
+            return self._format.completion(output.prompt_token_ids, output.prompt_logprobs, top, before) + new
+        return new

@@ -10,6 +10,7 @@ from octavo.chat.answer import AnswerDelta, AnswerParser
 from octavo.entrypoints.errors import APIError, ErrorResponse
 from octavo.entrypoints.generation.logprobs import ChatLogprobs
 from octavo.entrypoints.openai.answers import (
+    SERVED_TIER,
     ChoicePieces,
     Completion,
     CompletionChoice,
@@ -68,6 +69,7 @@ class ChatChunk(Struct):
     model: str
     choices: list[ChatChunkChoice]
     object: str = "chat.completion.chunk"
+    service_tier: str | UnsetType = UNSET
     system_fingerprint: str = ""
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -203,6 +205,7 @@ def _chunk(
         prepared.created,
         prepared.answering_name,
         choices,
+        service_tier=UNSET if prepared.body.service_tier is None else SERVED_TIER,
         system_fingerprint=prepared.state.fingerprint,
         usage=used,
         prompt_token_ids=prompt_ids,

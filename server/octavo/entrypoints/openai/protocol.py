@@ -30,8 +30,10 @@ from octavo.entrypoints.fields.values import (
     TokenIds,
     Truncation,
     TruncationSide,
+    Verbosity,
     integral_list,
     prompts_in,
+    with_verbosity,
 )
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit
 from octavo.entrypoints.state import REQUEST_ID
@@ -113,6 +115,14 @@ LogitBias = Annotated[
 ]
 
 
+def _or_none(ids: list[int]) -> list[int] | None:
+    """None for an empty list, which some clients send for what is not set."""
+    return ids or None
+
+
+NamedTokens = Annotated[TokenIds, Field(max_length=limits.MAX_LOGPROB_TOKEN_IDS), AfterValidator(_or_none)]
+
+
 class StreamOptions(BaseModel):
     """Options of streams."""
 
@@ -178,6 +188,7 @@ class GenerationRequest(Shapes, ModelBody):
     truncate_prompt_tokens: Truncation = None
     truncation_side: TruncationSide | None = None
     prompt_logprobs: Index | None = None
+    logprob_token_ids: NamedTokens | None = None  # in place of the most likely ones
     add_special_tokens: bool | None = None
     priority: Priority | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None
@@ -217,6 +228,7 @@ class GenerationRequest(Shapes, ModelBody):
         "skip_special_tokens",
         "spaces_between_special_tokens",
         "prompt_logprobs",
+        "logprob_token_ids",
         *SHAPES,
     )
 
@@ -243,6 +255,9 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = COMPLETION
+    NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = GenerationRequest.NEEDS | {
+        "logprob_token_ids": ("logprobs", None)
+    }
 
     prompt: PromptField
     max_tokens: LimitOrZero | None = None
@@ -258,6 +273,11 @@ class CompletionRequest(GenerationRequest):
             raise bad_request(f"best_of must be 1, or the same as n, got {self.best_of}: drop it and use n", "best_of")
         if self.suffix and self.echo:
             raise bad_request("echo is not possible with suffix: the text comes between the two; drop echo", "echo")
+        if self.logprob_token_ids and self.echo and self.max_tokens == 0:
+            message = (
+                "logprob_token_ids is of new tokens, and max_tokens 0 asks for none; drop it, or use prompt_logprobs"
+            )
+            raise bad_request(message, "logprob_token_ids")
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each a string or token ids. Raises APIError."""
@@ -271,7 +291,9 @@ class ChatCompletionRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
     UNSUPPORTED: ClassVar[UnsupportedFields] = CHAT
-    NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = GenerationRequest.NEEDS | {"top_logprobs": ("logprobs", True)}
+    NEEDS: ClassVar[dict[str, tuple[str, bool | None]]] = GenerationRequest.NEEDS | dict.fromkeys(
+        ("top_logprobs", "logprob_token_ids"), ("logprobs", True)
+    )
 
     messages: MessagesField
     max_tokens: Limit | None = None
@@ -294,6 +316,8 @@ class ChatCompletionRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     prediction: PredictedOutput | None = None
+    verbosity: Verbosity | None = None
+    service_tier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
@@ -314,7 +338,7 @@ class ChatCompletionRequest(GenerationRequest):
             self.documents,
             self.reasoning_effort,
             self.chat_template,
-            self.chat_template_kwargs,
+            with_verbosity(self.verbosity, self.chat_template_kwargs),
             self.add_generation_prompt,
             self.continue_final_message,
             **self._budget(),

@@ -18,6 +18,7 @@ from octavo.chat.tools.told import described, offered
 from octavo.entrypoints.dialect import CheckedRequest, Prepared
 from octavo.entrypoints.errors import bad_request, shown
 from octavo.entrypoints.fields.prompt_cache import whole_seconds
+from octavo.entrypoints.fields.values import with_verbosity
 from octavo.entrypoints.generation.chat import check_all, count_prompt, prepare_chat, read_messages
 from octavo.entrypoints.generation.context import in_words_of, naming, without_oldest_that_fits
 from octavo.entrypoints.generation.run import PromptOptions, TokenLimit, TopLogprobs, external_id, sampling_params
@@ -169,7 +170,6 @@ async def _items(state: ServerState, body: InputTokensRequest) -> list[Item]:
 def conversation_of(body: InputTokensRequest, items: Sequence[Item], tools: Toolbox) -> Conversation:
     """The conversation of all ``items``, those of earlier responses too, its messages not checked yet."""
     choice = body.tool_choice
-    verbosity = {"verbosity": body.text.verbosity} if body.text is not None and body.text.verbosity is not None else {}
     if isinstance(choice, ToolReferenceParam):
         named: Any = {"type": "function", "function": {"name": tools.function_of(choice.name)}}
     elif isinstance(choice, AllowedToolsParam):
@@ -183,7 +183,7 @@ def conversation_of(body: InputTokensRequest, items: Sequence[Item], tools: Tool
         named,
         body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
-        chat_template_kwargs={**verbosity, **(body.chat_template_kwargs or {})},
+        chat_template_kwargs=with_verbosity(body.text.verbosity if body.text else None, body.chat_template_kwargs),
         listed=tools.listed,
         fields=FieldNames("", choice="tool_choice.name", allowed="tool_choice", tools=tools.paths),
     )

@@ -15,7 +15,15 @@ from octavo.entrypoints.errors import bad_request
 from octavo.entrypoints.fields.blocks import OrId, OrText, known_types
 from octavo.entrypoints.fields.prompt_cache import PromptCacheBreakpoint, PromptCacheOptions
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
-from octavo.entrypoints.fields.values import Count, Index, ModelBody, ReasoningEffort, Seed, TemplateVariables
+from octavo.entrypoints.fields.values import (
+    Count,
+    Index,
+    ModelBody,
+    ReasoningEffort,
+    Seed,
+    TemplateVariables,
+    Verbosity,
+)
 
 _MAX_METADATA = 16
 Metadata = Annotated[dict[str, str], Field(max_length=_MAX_METADATA)]
@@ -336,7 +344,7 @@ class TextConfigParam(_Part):
     format: (
         Annotated[TextFormatParam | JsonObjectFormatParam | JsonSchemaFormatParam, Field(discriminator="type")] | None
     ) = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningConfigParam(_Part):
