@@ -158,3 +158,55 @@ def test_earlier_calls_stand_as_the_template_writes_them(server):
         text = server.post("/detokenize", {"tokens": ids}).json()["prompt"]
         assert expected in text and "noted" in text
         assert ("You can call functions" in text) is (family == "unknown")
+
+
+@pytest.mark.parametrize("family", ["command", "deepseek", "unknown"])
+def test_a_call_inside_an_argument_is_a_text(server, family):
+    """Whole and streamed: one call comes, whose argument has the other one to the letter."""
+    inner = {**ARGUMENTS, "text": SAYS[family][1]}
+    says = SAYS[family][1].replace(json.dumps(ARGUMENTS, ensure_ascii=family != "command"), json.dumps(inner))
+    assert says != SAYS[family][1]
+    fields = body(family, structured_outputs={"choice": [says]}, max_tokens=500)
+    answer = server.post("/v1/chat/completions", fields)
+    assert answer.status_code == 200, answer.text
+    answer = answer.json()["choices"][0]
+    (call,) = answer["message"]["tool_calls"]
+    assert answer["finish_reason"] == "tool_calls" and json.loads(call["function"]["arguments"]) == inner
+    lines = server.post("/v1/chat/completions", {**fields, "stream": True}).text.splitlines()
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in lines if line.startswith("data: {")]
+    pieces = [piece["function"] for delta in deltas for piece in delta.get("tool_calls", ())]
+    assert [piece["name"] for piece in pieces if "name" in piece] == ["note"]
+    assert json.loads("".join(piece["arguments"] for piece in pieces)) == inner
+
+
+UNWRITABLE = {"xml": "a>b", "glm": "a</arg_key>b"}
+
+
+@pytest.mark.parametrize("family", UNWRITABLE)
+def test_a_parameter_that_cannot_be_written_is_no_obstacle_to_a_demanded_call(server, family):
+    """It is made as JSON. Where the model is free to call, and the tool is strict, an error says what to rename."""
+    name = UNWRITABLE[family]
+    schema = {
+        "type": "object",
+        "properties": {name: {"enum": ["yes"]}},
+        "required": [name],
+        "additionalProperties": False,
+    }
+
+    def ask(strict, **more):
+        tools = [{"type": "function", "function": {"name": "note", "parameters": schema, "strict": strict}}]
+        fields = body(family, tools=tools, **more)
+        del fields["structured_outputs"]
+        return server.post("/v1/chat/completions", fields)
+
+    for strict in (False, True):
+        answer = ask(strict, tool_choice="required", parallel_tool_calls=False)
+        assert answer.status_code == 200, answer.text
+        calls = answer.json()["choices"][0]["message"]["tool_calls"]
+        assert {call["function"]["name"] for call in calls} == {"note"}
+        assert all(json.loads(call["function"]["arguments"]) == {name: "yes"} for call in calls)
+    assert ask(False, max_tokens=5).status_code == 200
+    answer = ask(True, max_tokens=5)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "tools" and repr(name) in error["message"] and error["message"].endswith("rename it")

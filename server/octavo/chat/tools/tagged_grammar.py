@@ -90,7 +90,7 @@ def tagged_calls(
                 arguments.append((f"argument{i}_{j}", key in required))
             elif key in required:
                 raise FieldError(
-                    f"tools must have arguments with names of letters for this model, got {key!r}", "tools"
+                    f"tools must have arguments with names of letters for this model, got {key!r}; rename it", "tools"
                 )
         in_order = _in_order(row, arguments, token_id)
         if takes_any(schema):

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from octavo.chat.messages import MAX_MESSAGES
 from octavo.chat.tools.plan import MAX_TOOL_NAME, MAX_TOOLS
+from octavo.entrypoints.errors import shown
 from octavo.entrypoints.fields.blocks import OrText, known_types
 from octavo.entrypoints.fields.unsupported import UnsupportedFields
 from octavo.entrypoints.fields.values import Count, ImageText, Index, ModelBody, Seed
@@ -280,11 +281,19 @@ class AllTurns(_Part):
     type: Literal["all"]
 
 
+def _known_edit(kind: Any) -> Any:
+    if not isinstance(kind, str) or kind.startswith("clear_thinking_"):
+        return kind
+    raise ValueError(
+        f"must be clear_tool_uses_20250919 or clear_thinking_20251015, got {shown(kind)}: other edits are not supported"
+    )
+
+
 class ClearThinking(_Part):
     """Drops the reasoning of earlier turns where the chat template has a variable for that and more turns have some
     than ``keep`` says (one). "all": none is dropped, as without this edit."""
 
-    type: Annotated[str, Field(pattern="^clear_thinking_")]
+    type: Annotated[str, Field(pattern="^clear_thinking_"), BeforeValidator(_known_edit)]
     keep: Literal["all"] | Annotated[AllTurns | ThinkingTurns, Field(discriminator="type")] | None = None
 
     @property
@@ -358,7 +367,9 @@ IMAGES = ((*_CONTENT, "source", "data"), (*_CONTENT, "content", None, "source", 
 _STOP = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
 _UNSUPPORTED = UnsupportedFields(
     {
-        **dict.fromkeys(("container", "mcp_servers", "fallbacks", "response_format", "functions", "stop"), ()),
+        **dict.fromkeys(
+            ("container", "mcp_servers", "fallbacks", "thread", "response_format", "functions", "stop"), ()
+        ),
         **dict.fromkeys(("max_completion_tokens", "reasoning_effort", "reasoning", "prompt", "instructions"), ()),
         **dict.fromkeys(("chat_template", "chat_template_kwargs", "documents", "logit_bias", "structured_outputs"), ()),
         **dict.fromkeys(("frequency_penalty", "presence_penalty", "top_logprobs"), (0,)),
@@ -375,6 +386,7 @@ _UNSUPPORTED = UnsupportedFields(
         "prompt": "messages",
         "instructions": "system",
         "functions": "tools",
+        "thread": "messages, with the whole conversation",
     },
 )
 

@@ -20,6 +20,8 @@ _GENERATION: dict[str, Values] = {
             # OpenAI's
             "audio",
             "web_search_options",
+            "moderation",
+            "thread",
             "functions",
             "function_call",
             "reasoning",
@@ -196,6 +198,7 @@ _COMPLETION: dict[str, Values] = {
     "tool_choice": ("none", "auto"),
 }
 
+_PROCESSORS = "logit_bias, bad_words, allowed_token_ids or structured_outputs"
 # The supported field to use instead.
 _INSTEAD = {
     "n_predict": "max_tokens",
@@ -230,6 +233,13 @@ _INSTEAD = {
     "eos_token_id": "stop_token_ids",
     "add_special": "add_special_tokens",
     "with_pieces": "return_token_strs",
+    "web_search_options": "tools, with one of yours that searches",
+    "modalities": '["text"]',
+    "logits_processors": _PROCESSORS,
+    "custom_logit_processor": _PROCESSORS,
+    "moderation": "/v1/decisions",
+    "thread": "messages, with the whole conversation",
+    "prediction": "/v1/chat/completions",
 }
 
 _EMBEDDING: dict[str, Values] = {

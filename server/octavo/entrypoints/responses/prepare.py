@@ -296,7 +296,7 @@ def _add_to_answer(messages: list[dict[str, Any]], item: Item, where: str) -> No
         if last is None:
             messages.append(last := {"role": "assistant", "content": ""})
         name, arguments = _called(item)
-        if not isinstance(object_of(arguments), dict):
+        if not isinstance(object_of(arguments), dict | None):
             raise bad_request(f"{where}.arguments must be a JSON object, got {shown(arguments)}", f"{where}.arguments")
         call = {"name": name, "arguments": arguments}
         last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": call})

@@ -366,7 +366,7 @@ _Include = Literal[
 ]
 _UNSUPPORTED = UnsupportedFields(
     {
-        **dict.fromkeys(("prompt", "context_management", "moderation", "messages", "functions"), ()),
+        **dict.fromkeys(("prompt", "context_management", "moderation", "thread", "messages", "functions"), ()),
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "response_format", "reasoning_effort", "stop"), ()),
         **dict.fromkeys(("chat_template", "documents", "logit_bias", "structured_outputs"), ()),
         "enable_response_messages": (False,),
@@ -375,6 +375,10 @@ _UNSUPPORTED = UnsupportedFields(
     },
     {
         "messages": "input",
+        "prompt": "instructions and input",
+        "context_management": "truncation",
+        "moderation": "/v1/decisions",
+        "thread": "previous_response_id or conversation",
         "functions": "tools",
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
