@@ -143,18 +143,27 @@ flags = compiler._cpu_flags() | tiles
 compiler._cpu_flags = lambda: flags  # a CPU that shows them,
 targets[compiler.AMX] = targets[compiler.AMX][0], tiles  # and whatever else this one has
 EPERM, ALLOW = 0x00050001, 0x7FFF0000
-WORDS = [(0x20, 0, 0, 0), (0x15, 0, 1, 158), (0x06, 0, 0, EPERM), (0x06, 0, 0, ALLOW)]  # if arch_prctl: EPERM
-def refuse():
+LOAD, IF_EQUAL, RETURN = 0x20, 0x15, 0x06  # the number of the call at 0, its first argument at 16
+def refuse(words):
     class Word(ctypes.Structure):
         _fields_ = [("c", ctypes.c_uint16), ("t", ctypes.c_uint8), ("f", ctypes.c_uint8), ("k", ctypes.c_uint32)]
     class Filter(ctypes.Structure):
         _fields_ = [("count", ctypes.c_uint16), ("words", ctypes.POINTER(Word))]
-    words = (Word * 4)(*(Word(*word) for word in WORDS))
+    words += [(RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW)]
+    program = (Word * len(words))(*(Word(*word) for word in words))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    if prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.byref(Filter(4, words))):
+    if prctl(38, 1, 0, 0, 0) or prctl(22, 2, ctypes.byref(Filter(len(words), program))):
         sys.exit(77)  # no filters here
+def manage(code, argument, ask=compiler._arch_prctl):
+    if code != 0x1021:
+        return ask(code, argument)
+    ctypes.c_ulong.from_address(argument).value = 1 << 18
+    return 0
 if sys.argv[1] == "seccomp":
-    refuse()
+    refuse([(LOAD, 0, 0, 0), (IF_EQUAL, 0, 1, 158)])
+elif sys.argv[1] == "permission":
+    compiler._arch_prctl = manage  # as on a system that has tiles, which CPUs of other kinds lack
+    refuse([(LOAD, 0, 0, 0), (IF_EQUAL, 0, 3, 158), (LOAD, 0, 0, 16), (IF_EQUAL, 0, 1, 0x1023)])
 elif sys.argv[1] == "unmanaged":
     compiler._arch_prctl = lambda code, argument: 0
 elif sys.argv[1] == "old":
@@ -175,6 +184,7 @@ BEST_WITHOUT_TILES = next(iter(isa for isa in compiler.supported_isas() if isa !
     "way, reason",
     [
         ("seccomp", "the system does not say that it manages them (Operation not permitted)"),
+        ("permission", "the system does not permit them (Operation not permitted)"),
         ("old", "the system does not say that it manages them (Invalid argument)"),
         ("unmanaged", "the system does not manage them"),
     ],

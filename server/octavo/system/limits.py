@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import math
 import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MAX_DESCRIPTORS = 65_535
@@ -73,16 +76,29 @@ def memory_limit(root: Path = _CGROUP, proc: Path = Path("/proc/self/cgroup")) -
 
 
 def has_matrix_units(info: Path = Path("/proc/cpuinfo")) -> bool:
-    """True if this CPU has matrix units (AMX) and OCTAVO_CPU_ISA names no kernels without them.
-
-    Whether the system permits them is known when the kernels are loaded.
+    """True if this CPU has matrix units (AMX), the system permits them (the permission is requested, as the kernels
+    do), and OCTAVO_CPU_ISA names no kernels without them.
     """
     if os.environ.get("OCTAVO_CPU_ISA") not in (None, "", "amx"):
         return False
     try:
-        return {"amx_tile", "amx_int8", "amx_bf16"} <= set(info.read_text().split())
+        shown = {"amx_tile", "amx_int8", "amx_bf16"} <= set(info.read_text().split())
     except OSError:
         return False
+    return shown and kernel_compiler().amx_refusal() is None
+
+
+@cache
+def kernel_compiler() -> ModuleType:
+    """The module `octavo_kernels.cpu.compiler`, loaded by its path: its package imports torch. Nothing is compiled."""
+    package = importlib.util.find_spec("octavo_kernels")
+    assert package is not None and package.submodule_search_locations
+    path = Path(package.submodule_search_locations[0]) / "cpu" / "compiler.py"
+    spec = importlib.util.spec_from_file_location("kernel_compiler", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def allow_many_descriptors() -> None:

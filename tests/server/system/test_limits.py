@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,7 +63,35 @@ def test_matrix_units_count_unless_kernels_without_them_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isa: str | None, found: bool
 ) -> None:
     monkeypatch.setenv("OCTAVO_CPU_ISA", isa or "")
+    monkeypatch.setattr(limits.kernel_compiler(), "_cpu_flags", frozenset)  # nothing to ask the system for
     write(tmp_path / "cpuinfo", "flags\t\t: fpu amx_bf16 avx512f amx_tile amx_int8\n")
     assert limits.has_matrix_units(tmp_path / "cpuinfo") == found
     write(tmp_path / "cpuinfo", "flags\t\t: fpu amx_bf16 avx512f amx_tile\n")
     assert not limits.has_matrix_units(tmp_path / "cpuinfo") and not limits.has_matrix_units(tmp_path / "none")
+
+
+@pytest.mark.parametrize("answers, found", [({}, True), ({0x1021: 22}, False), ({0x1023: 1}, False)])
+def test_matrix_units_count_where_the_system_permits_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: dict[int, int], found: bool
+) -> None:
+    """An old system does not know the question, and a container's filter of system calls refuses the permission."""
+    compiler = limits.kernel_compiler()
+
+    def answer(code: int, argument: int) -> int:
+        if code == 0x1021:
+            ctypes.c_ulong.from_address(argument).value = 1 << 18
+        return answers.get(code, 0)
+
+    monkeypatch.delenv("OCTAVO_CPU_ISA", raising=False)
+    monkeypatch.setattr(compiler, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compiler, "_cpu_flags", lambda: compiler._TARGETS["x86_64"]["amx"][1])
+    monkeypatch.setattr(compiler, "_arch_prctl", answer)
+    write(tmp_path / "cpuinfo", "flags\t\t: fpu amx_bf16 avx512f amx_tile amx_int8\n")
+    assert limits.has_matrix_units(tmp_path / "cpuinfo") == found
+
+
+def test_asking_for_matrix_units_imports_no_kernels() -> None:
+    """They import torch, which the API's process does without."""
+    code = "import sys; from octavo.system import limits; limits.has_matrix_units(); limits.kernel_compiler()"
+    ends = "; assert not {'torch', 'numpy', 'octavo_kernels'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code + ends], check=True)
