@@ -28,7 +28,8 @@ ENGINE_HELP = {
     "download_dir": "Folder for fetched models (default: the caches of Octavo and Hugging Face)",
     "load_format": "Format of the weights. dummy: random weights, for benchmarks",
     "dtype": "Data type of weights and activations. auto: the checkpoint's own; half: float16; float: float32",
-    "quantization": "Quantization of the weights in memory. int8, fp8 (GPUs only): round plain weights to 8 bits; "
+    "quantization": "Quantization of the weights in memory. int8, fp8 (GPUs only): round plain weights to 8 bits "
+    "(int8_per_channel, int8_per_group: with a scale for each channel or every 32 weights; int8 takes the faster); "
     "none: dequantise. The name of a checkpoint's own format is optional and checked against the checkpoint (default: "
     "as the checkpoint is stored, if the device has kernels for that, else none)",
     "max_model_len": "Maximum number of tokens of prompt and answer together. A number that does not fit in memory, or "

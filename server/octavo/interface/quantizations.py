@@ -1,8 +1,10 @@
 """The names that ``--quantization`` takes; no torch, as flags are read before it is imported."""
 
 # Formats to which plain weights can be converted while they are loaded; none: whatever is stored as values.
-PER_CHANNEL = "int8_per_channel"  # one scale a channel and a token, as W8A8 has; int8 is finer on CPUs
-ONLINE = ("none", "int8", PER_CHANNEL)
+# int8 is the first on CPUs with matrix units, elsewhere the second (see `octavo.memory.plan.with_int8_kind`).
+PER_CHANNEL = "int8_per_channel"  # one scale a channel and a token, as W8A8 has
+PER_GROUP = "int8_per_group"  # one scale for 32 columns of a channel or a token: finer, for CPUs
+ONLINE = ("none", "int8", PER_CHANNEL, PER_GROUP)
 GPU_ONLINE = ("int8", PER_CHANNEL, "fp8")  # with activations of 8 bits, too
 # Formats of checkpoints, by vLLM's names: they state what the files are found to be anyway.
 STORED = (

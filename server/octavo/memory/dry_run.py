@@ -16,6 +16,7 @@ from octavo.memory.plan import (
     kv_cache_layout,
     plan_memory,
     plan_without_cache,
+    with_int8_kind,
     with_step_limits,
 )
 from octavo.memory.states import check_recurrent_on
@@ -98,7 +99,7 @@ def make_plan(config: EngineConfig, device: DeviceMemory, measure: Measure, rank
     _check_float8(config, device)
     check_recurrent_on(config.model, device.kind)
     sizes = replace(config.parallel, tensor_parallel_size=ranks, pipeline_parallel_size=stages)
-    config = replace(config, parallel=sizes)
+    config = with_int8_kind(replace(config, parallel=sizes), device.kind, device.has_matrix_units)
     if device.kind != "cpu":
         device = replace(device, communication=device_communication_bytes(config.parallel))
     memories = _of_stages(config, measure, ranks, stages)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from octavo.interface.engine_config import CacheConfig, ModelConfig
 from octavo.interface.kv_cache_layout import KVCacheLayout
 from octavo.interface.kv_cache_spec import KVCacheSpec
-from octavo.interface.quantizations import PER_CHANNEL
+from octavo.interface.quantizations import PER_CHANNEL, PER_GROUP
 from octavo.interface.ranks import ONE_STAGE, Stage
 from octavo.interface.state_spec import StateSpec
 from octavo.memory.states import state_line
@@ -170,7 +170,7 @@ def held_in(model: ModelConfig, in_codes: bool) -> str:
         return model.weight_dtype or model.dtype
     if model.files.format == "gguf" and model.quantization in (None, "gguf"):
         return "gguf"
-    return "int8" if model.quantization in (None, PER_CHANNEL) else model.quantization
+    return "int8" if model.quantization in (None, PER_CHANNEL, PER_GROUP) else model.quantization
 
 
 def gib(size: int) -> str:

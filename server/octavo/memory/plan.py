@@ -9,6 +9,7 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from octavo.interface.kv_cache_layout import NO_BOUND, KVCacheLayout, make_layout
 from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec
+from octavo.interface.quantizations import PER_CHANNEL
 from octavo.interface.ranks import ONE_STAGE, Stage
 from octavo.interface.state_spec import StateSpec
 from octavo.memory.images import encoder_bytes, encoder_cache_bytes, recorded_bytes, with_images
@@ -71,10 +72,23 @@ def with_token_budget(config: EngineConfig, kind: str, has_matrix_units: bool = 
     """
     asked, model = config.scheduler, config.model
     is_plain = model.dtype == "bfloat16" and model.weight_dtype is None and model.quantization in (None, "none")
-    is_packed = model.files.format == "gguf" or "quantization_config" in model.hf_config
-    fits_units = kind == "cpu" and has_matrix_units and is_plain and not is_packed and config.parallel.world_size == 1
-    tokens = MATRIX_TOKENS if fits_units else MAX_NUM_BATCHED_TOKENS[kind]
+    suits_units = is_plain and _may_suit_units(config, kind, has_matrix_units)
+    tokens = MATRIX_TOKENS if suits_units else MAX_NUM_BATCHED_TOKENS[kind]
     return replace(asked, max_num_batched_tokens=asked.max_num_batched_tokens or max(tokens, asked.max_num_seqs))
+
+
+def with_int8_kind(config: EngineConfig, kind: str, has_matrix_units: bool = False) -> EngineConfig:
+    """``config`` with the fastest kind of weights where it asks for int8: with a scale for each channel, which matrix
+    units multiply. For ``has_matrix_units`` and ranks see `with_token_budget`."""
+    if config.model.quantization != "int8" or not _may_suit_units(config, kind, has_matrix_units):
+        return config
+    return replace(config, model=replace(config.model, quantization=PER_CHANNEL))
+
+
+def _may_suit_units(config: EngineConfig, kind: str, has_matrix_units: bool) -> bool:
+    """True for weights that are stored as values, for one rank on a CPU that has matrix units."""
+    is_packed = config.model.files.format == "gguf" or "quantization_config" in config.model.hf_config
+    return kind == "cpu" and has_matrix_units and not is_packed and config.parallel.world_size == 1
 
 
 def with_step_limits(config: EngineConfig, kind: str, has_matrix_units: bool = False) -> EngineConfig:

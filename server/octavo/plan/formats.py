@@ -8,8 +8,8 @@ from pathlib import Path
 from octavo.system.limits import has_matrix_units
 
 _WITH_AMX = (
-    "with AMX 4 bits are the fastest for one user; for many a W8A8 checkpoint or --quantization int8_per_channel; for "
-    "long prompts bfloat16: matrix units multiply rows of 8 and 16 bits, not groups of 4"
+    "with AMX 4 bits are the fastest for one user; for many a W8A8 checkpoint or --quantization int8 "
+    "(int8_per_channel); for long prompts bfloat16: matrix units multiply rows of 8 and 16 bits, not groups of 4"
 )
 _WITH_VNNI = (
     "4 bits (a Q4 GGUF file) are the fastest for one user, whom memory limits, and beside a W8A8 checkpoint for many "

@@ -22,7 +22,14 @@ from octavo.memory.advice import out_of_memory, refusal, remembered
 from octavo.memory.capture_sizes import history_bytes
 from octavo.memory.dry_run import make_plan
 from octavo.memory.ledger import MIB, DeviceMemory, MemoryLedger, this_machine
-from octavo.memory.plan import check_fits, kv_cache_layout, plan_memory, plan_without_cache, with_step_limits
+from octavo.memory.plan import (
+    check_fits,
+    kv_cache_layout,
+    plan_memory,
+    plan_without_cache,
+    with_int8_kind,
+    with_step_limits,
+)
 from octavo.memory.states import check_recurrent_on, pending_rows
 from octavo.models.base import CausalLM, Model
 from octavo.models.encoder import Encoder
@@ -132,6 +139,13 @@ class Worker:
         """Decide what ``config`` leaves to the device."""
         config = resolve_dtype(replace(config, device=self.device.type), self.device)
         choose_kernels(config, self.device)
+        asked = config.model.quantization
+        config = with_int8_kind(config, self.device.type, limits.has_matrix_units())
+        if config.model.quantization != asked:
+            logger.info(
+                "quantization int8: a scale for each channel, which is the fastest on this CPU's matrix units; "
+                "--quantization int8_per_group keeps one for every 32 weights, which is closer to the checkpoint"
+            )
         on_cpu = self.device.type == "cpu"
         self._num_processes = config.parallel.num_processes
         if not on_cpu:

@@ -74,7 +74,7 @@ def plain_smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "max_kl", "min_agreement"), [("int8", 1e-3, 0.95), ("int8_per_channel", 2e-3, 0.92)]
+    ("quantization", "max_kl", "min_agreement"), [("int8_per_group", 1e-3, 0.95), ("int8_per_channel", 2e-3, 0.92)]
 )
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "opt", "mistral"])
 def test_any_checkpoint_runs_in_8_bits_as_its_rounded_weights_would(
@@ -135,6 +135,36 @@ def test_one_scale_a_channel_gives_the_same_bits_in_every_batch(plain_smollm2: P
         assert alone.token_ids == output.outputs[0].token_ids
         assert alone.cumulative_logprob == output.outputs[0].cumulative_logprob
     assert "Paris" in together[0].outputs[0].text
+
+
+@pytest.mark.parametrize(("units", "same"), [(True, "int8_per_channel"), (False, "int8_per_group")])
+def test_int8_is_the_faster_kind_and_the_log_names_the_other(
+    units: bool,
+    same: str,
+    tiny_checkpoints: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("octavo.system.limits.has_matrix_units", lambda: units)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 16}
+
+    def answer(quantization: str) -> float | None:
+        llm = LLM(str(tiny_checkpoints["llama"]), quantization=quantization, **options)
+        output = llm.generate([{"prompt_token_ids": [5, 17, 200, 9]}], params, use_tqdm=False)[0]
+        return output.outputs[0].cumulative_logprob
+
+    with caplog.at_level("INFO", "octavo"):
+        chosen = answer("int8")
+    assert ("--quantization int8_per_group keeps one for every 32 weights" in caplog.text) == units
+    kinds = {kind: answer(kind) for kind in ("int8_per_channel", "int8_per_group")}
+    assert chosen == kinds[same] and len(set(kinds.values())) == 2
+
+
+def test_one_scale_a_group_is_for_cpus(tiny_checkpoints: dict[str, Path]) -> None:
+    config = dataclasses.replace(model_config(tiny_checkpoints["llama"]), quantization="int8_per_group")
+    with pytest.raises(ConfigError, match="int8_per_group is for CPUs; use int8"):
+        registry.quantization_config(config, "cuda")
 
 
 def test_one_scale_a_channel_is_for_plain_weights() -> None:

@@ -1,15 +1,18 @@
-"""In float32 a request gives the same tokens, bit for bit, however it is computed."""
+"""A request gives the same tokens, bit for bit, however it is computed."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import emulated_amx
 from support.tiny_models import FAMILIES, VOCAB_SIZE
 
 from octavo import LLM, SamplingParams
+from octavo_kernels.cpu import library
 
 Answers = list[tuple[list[int], float]]  # tokens and their cumulative log-probability, which tells bits apart
 
@@ -47,18 +50,44 @@ def run(llm: LLM, prompts: list[dict[str, Any]], params: list[SamplingParams]) -
 def test_tokens_do_not_depend_on_how_they_are_computed(
     family: str, greedy: bool, tiny_checkpoints: dict[str, Path]
 ) -> None:
-    path, prompts, params = str(tiny_checkpoints[family]), prompts_of(family), params_of(greedy)
+    compare(tiny_checkpoints[family], prompts_of(family), params_of(greedy), dtype="float32")
+
+
+@pytest.fixture(params=["this CPU's", *emulated_amx.names()])
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The kernels of this machine, and those for matrix tiles, which it may lack."""
+    before = library.get_library()
+    if request.param == emulated_amx.NAME:
+        library.use_library(emulated_amx.load())
+    yield
+    library.use_library(before)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bfloat16"}, {"quantization": "int8_per_channel"}, {"quantization": "int8_per_group"}],
+    ids=lambda options: "-".join(options.values()),
+)
+def test_nor_do_those_of_fewer_bits(options: dict[str, str], tiny_checkpoints: dict[str, Path]) -> None:
+    """Matrix tiles multiply bfloat16 for any number of rows, int8 with a scale a row for more than 8. This family's
+    heads have a size for tiles, and every other layer a window."""
+    compare(tiny_checkpoints["gemma2"], prompts_of("gemma2"), params_of(greedy=True), **options)
+
+
+def compare(folder: Path, prompts: list[dict[str, Any]], params: list[SamplingParams], **options: Any) -> None:
+    """Requests alone, batched, in chunks, in blocks of other sizes, with hits in the prefix cache, and preempted."""
 
     def llm(**changes: Any) -> LLM:
-        defaults: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "num_gpu_blocks_override": 512}
-        return LLM(path, **defaults | changes)
+        defaults: dict[str, Any] = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 512}
+        return LLM(str(folder), **defaults | options | changes)
 
     engine = llm(enable_prefix_caching=False)
     groups = engine.engine.executor.kv_layout.groups
     alone = [run(engine, [p], [s])[0] for p, s in zip(prompts, params, strict=True)]
     assert run(engine, prompts, params) == alone, "batched"
     assert run(llm(long_prefill_token_threshold=7), prompts, params) == alone, "in chunks of 7"
-    for block_size in (1, 64):
+    for block_size in (32 if "quantization" in options else 1, 64):  # 8-bit keys, their default, come in sixteens
         sizes = {"block_size": block_size, "max_model_len": 256, "num_gpu_blocks_override": 512 * len(groups)}
         assert run(llm(**sizes), prompts, params) == alone, f"blocks of {block_size}"
     if any(group.window for group in groups):

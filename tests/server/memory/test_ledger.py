@@ -26,6 +26,7 @@ from octavo.memory.ledger import DeviceMemory
 from octavo.memory.plan import EXCHANGED_BYTES
 from octavo.plan.measure import measure
 from octavo.plan.model import planned_model
+from octavo.system import limits
 from octavo.worker.worker import Worker
 from octavo_kernels.cpu.collectives import shared_memory_bytes
 
@@ -91,7 +92,7 @@ def write(folder: Path, config: dict[str, Any]) -> str:
 
 
 def plan_of(model: str, total: int = GIB, ranks: int = 1, **options: Any) -> Any:
-    device = DeviceMemory("cpu", total)
+    device = DeviceMemory("cpu", total, has_matrix_units=limits.has_matrix_units())
     with planned_model(EngineArgs(model=model, **options)) as model:
         return make_plan(replace(model.config, device="cpu"), device, measure, ranks)
 
@@ -106,8 +107,12 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_it_is_the_engines_ledger_to_the_byte(name: str, tmp_path: Path, limited: None) -> None:
+@pytest.mark.parametrize(("name", "units"), [*((name, False) for name in CONFIGS), ("llama", True)])
+def test_it_is_the_engines_ledger_to_the_byte(
+    name: str, units: bool, tmp_path: Path, limited: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a CPU with matrix units, whose int8 is of another size."""
+    monkeypatch.setattr("octavo.system.limits.has_matrix_units", lambda: units)
     compare(write(tmp_path, CONFIGS[name]), [case[1:] for case in CASES if case[0] == name], 20, load_format="dummy")
 
 

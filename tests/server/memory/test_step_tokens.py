@@ -1,4 +1,4 @@
-"""A step may have more tokens where matrix units multiply, but nowhere else, and never other than was asked."""
+"""Where matrix units multiply, a step has more tokens and int8 is a kind for them; never other than was asked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.tiny_models import FAMILIES, make_model
 
 from octavo.engine.args import EngineArgs
 from octavo.interface.engine_config import EngineConfig
-from octavo.memory.plan import MATRIX_TOKENS, MAX_NUM_BATCHED_TOKENS, with_step_limits
+from octavo.memory.plan import MATRIX_TOKENS, MAX_NUM_BATCHED_TOKENS, with_int8_kind, with_step_limits
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,21 @@ def test_other_weights_take_none(plain: EngineConfig, model: dict[str, Any]) -> 
 def test_ranks_agree_on_machines_that_differ(plain: EngineConfig, size: str) -> None:
     ranks = replace(plain, parallel=replace(plain.parallel, **{size: 2}))
     assert tokens(ranks) == tokens(ranks, units=False)
+    assert kind_of(ranks, "int8") == "int8"
+
+
+def kind_of(config: EngineConfig, quantization: str | None, kind: str = "cpu", units: bool = True) -> str | None:
+    asked = replace(config, model=replace(config.model, quantization=quantization))
+    return with_int8_kind(asked, kind, units).model.quantization
+
+
+def test_int8_has_a_scale_a_channel_in_matrix_units(plain: EngineConfig) -> None:
+    assert kind_of(plain, "int8") == "int8_per_channel"
+    assert kind_of(plain, "int8", units=False) == kind_of(plain, "int8", "cuda") == "int8"
+    for asked in (None, "none", "int8_per_group", "int8_per_channel"):
+        assert kind_of(plain, asked) == asked
+    stored = replace(plain.model, hf_config={"quantization_config": {"quant_method": "awq"}})
+    assert kind_of(replace(plain, model=stored), "int8") == "int8", "which is then refused, as the checkpoint is awq"
 
 
 def test_what_was_asked_stays(plain: EngineConfig) -> None:

@@ -9,7 +9,7 @@ import torch
 from octavo.errors import ConfigError, ModelError
 from octavo.interface.config_checks import Fields
 from octavo.interface.engine_config import ModelConfig
-from octavo.interface.quantizations import ALIASES, GPU_ONLINE, ONLINE, PER_CHANNEL, STORED
+from octavo.interface.quantizations import ALIASES, GPU_ONLINE, ONLINE, PER_CHANNEL, PER_GROUP, STORED
 from octavo.layers.quantization.awq import AWQ
 from octavo.layers.quantization.base import ExpertsBase, LinearBase, LinearMethod, MoEMethod, QuantizationConfig
 from octavo.layers.quantization.bitsandbytes import BitsAndBytes
@@ -92,7 +92,9 @@ def quantization_config(
             f"quantization fp8 rounds plain weights to FP8 on GPUs alone, and {config.model} is not quantised; use "
             "int8, which takes as much memory on this device, or leave --quantization out"
         )
-    if asked in STORED or (asked == "int8" and stored is not None):
+    if asked == PER_GROUP and not on_cpu:
+        raise ConfigError(f"quantization {asked} is for CPUs; use int8, or leave --quantization out")
+    if asked in STORED or (asked in ("int8", PER_GROUP) and stored is not None):
         found = stored.name if stored is not None else None
         _check_agreement(config, asked, "gguf" if config.files.format == "gguf" else found)
     if asked == PER_CHANNEL and (stored is not None or config.files.format == "gguf"):
@@ -104,7 +106,7 @@ def quantization_config(
     values = DenseConfig(WeightTypes.of(config)) if dense else UnquantizedConfig()
     if stored is not None:
         return CheckpointConfig(stored, modules or {}, parts or {}, packed, values, not on_cpu and asked != "none")
-    if asked in ("int8", PER_CHANNEL):
+    if asked in ("int8", PER_CHANNEL, PER_GROUP):
         return Int8Config(per_channel=asked == PER_CHANNEL)
     return AsStoredConfig(values) if packed and config.files.format == "gguf" else values
 
