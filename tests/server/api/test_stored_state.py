@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import time
 from pathlib import Path
 
 import openai
@@ -236,3 +238,51 @@ def test_wrong_pages_are_refused_by_name(keeper, query: str) -> None:
     made = keeper.client().conversations.create()
     answer = keeper.get(f"/v1/conversations/{made.id}/items?{query}")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
+
+
+def noise(size: int) -> str:
+    """A text that is half as long when it is stored."""
+    return os.urandom(size // 2).hex()
+
+
+def test_a_store_that_is_full(serve, tmp_path: Path) -> None:
+    """The oldest makes room, and what asks for it hears that. What is larger than the store is refused, or an answer
+    says that it is not stored; all else stays."""
+    server = serve(tmp_path / "responses.db", "--responses-max-bytes", "1MiB")
+    client = server.client()
+    first = ask(client, "the first question")
+    made = [client.conversations.create(items=[{"role": "user", "content": noise(200_000)}]) for _ in range(16)]
+    with pytest.raises(openai.NotFoundError, match="made room for others"):
+        client.conversations.retrieve(made[0].id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="made room for others") as raised:
+        ask(client, "the second question", previous_response_id=first.id)
+    assert raised.value.code == "previous_response_not_found"
+    newest = client.conversations.retrieve(made[-1].id)
+    large = [{"role": "user", "content": noise(3 << 20)}]
+    for call in (client.conversations.create, lambda items: client.conversations.items.create(newest.id, items=items)):
+        with pytest.raises(openai.APIStatusError, match=r"--responses-max-bytes\): send less") as refused:
+            call(items=large)
+        assert (refused.value.status_code, refused.value.code) == (413, "store_full")
+        assert "retry-after" not in refused.value.response.headers
+    assert len(texts_of(client, newest.id)) == 1, "nothing of it was added"
+    for stream in (False, True):
+        answer = ask(client, "the first question", stream, user=noise(3 << 20))
+        assert answer.output_text == CUES["the first question"] and answer.store is False
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(answer.id)
+    assert "is not stored: the store of responses has no room for this" in server.log
+    assert client.conversations.retrieve(newest.id) == newest, "the others lose nothing"
+
+
+def test_what_is_stored_expires(serve) -> None:
+    client = serve("memory", "--responses-ttl", "1").client()
+    first = ask(client, "the first question")
+    assert first.store
+    deadline = time.monotonic() + 60
+    with pytest.raises(openai.NotFoundError):
+        while time.monotonic() < deadline:
+            client.responses.retrieve(first.id)
+    with pytest.raises(openai.BadRequestError, match="has expired"):
+        ask(client, "the second question", previous_response_id=first.id)

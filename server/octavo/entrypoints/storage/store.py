@@ -34,6 +34,15 @@ class StoreError(APIError):
         self.why = why
 
 
+class StoreFullError(StoreError):
+    """A 413: nothing can make room for this, so there is no use in trying again. ``limit``: the flag."""
+
+    def __init__(self, limit: str) -> None:
+        why = f"the store of responses has no room for this ({limit})"
+        APIError.__init__(self, 413, f"{why}: send less, or have the server started with more", code="store_full")
+        self.why = why
+
+
 class Store:
     """All that one server keeps. ``is_lasting``: it survives the server; ``is_shared``: all replicas have it."""
 
@@ -57,7 +66,7 @@ class Store:
                 self._swept = now
                 self._tables.expire()
         except FullError as error:
-            raise StoreError(f"this is larger than {error}") from None
+            raise StoreFullError(str(error)) from None
         except self._tables.errors as error:
             self._failed = time.monotonic(), str(error)
             raise StoreError(str(error)) from None
