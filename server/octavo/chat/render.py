@@ -308,7 +308,7 @@ def _marks(thoughts: Thoughts, template: str) -> Format | None:
     if (tags := thoughts.tags) is not None:
         rows = (TOOL_FORMATS[name] for name in tags.names if name in TOOL_FORMATS)
         if row := next((row for row in rows if row.thoughts[0]), None):  # thoughts may come again, behind text
-            return replace(row, texts=row.texts or tags.texts)
+            return replace(row, texts=row.texts or tags.texts, thoughts=tags.around if row.suffix else row.thoughts)
         if tags.texts:
             return Format("text", Json(), texts=tags.texts)
     found = own_format(template) if _RECIPIENT in template else None

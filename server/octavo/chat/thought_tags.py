@@ -75,11 +75,12 @@ THINK = ThoughtTags(
         "step3p5",
     ),
 )
+HUNYUAN = ThoughtTags("<think:opensource>", "</think:opensource>", ("hy_v3",))  # or another suffix
 # In the order in which they are looked for.
 THOUGHT_TAGS = (
     THINK,
     ThoughtTags("<seed:think>", "</seed:think>", ("seed_oss",)),
-    ThoughtTags("<think:opensource>", "</think:opensource>", ("hy_v3",)),
+    HUNYUAN,
     ThoughtTags("<mm:think>", "</mm:think>", ("minimax_m3",)),
     ThoughtTags("[THINK]", "[/THINK]", ("mistral",)),
     ThoughtTags(

@@ -6,13 +6,13 @@ import logging
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from octavo.chat.options import AUTO, NONE
 from octavo.chat.switches import Switches, find_switches
-from octavo.chat.thought_tags import ALWAYS_THINKING, HARMONY, TAGS_BY_NAME, THOUGHT_TAGS, ThoughtTags
+from octavo.chat.thought_tags import ALWAYS_THINKING, HARMONY, HUNYUAN, TAGS_BY_NAME, THOUGHT_TAGS, ThoughtTags
 from octavo.text.chat_template import ChatTemplateError, render
 from octavo.text.content_format import with_parts
 from octavo.text.messages import REASONING, for_template
@@ -55,6 +55,8 @@ def thoughts_of(template: str, flag: str | None = None) -> Thoughts:
             logger.info("chat template: thoughts are %s (%s)%s", _shown(found.tags), found.how, _switch_of(found))
         return found
     tags = None if flag in (NONE, HARMONY) else TAGS_BY_NAME[str(flag)]
+    if found.tags is not None and flag in found.tags.names:
+        tags = found.tags  # with the template's own suffix
     if found.tags is not None and tags is not None and tags.around != found.tags.around:
         logger.warning(
             "chat template: thoughts are %s, as --reasoning-parser says, but by the template they would be %s (%s)",
@@ -109,6 +111,8 @@ def _look(template: str) -> Thoughts:
         return Thoughts(_with_texts(tags, template), "read back", switches)
     if tags := next((tags for tags in THOUGHT_TAGS if tags.opened_by(opened)), None):
         return Thoughts(_with_texts(tags, template), "opened by the prompt", switches)
+    if (last := _OPENING.search(opened)) and (tags := _suffixed(last.group().strip())):
+        return Thoughts(tags, "opened by the prompt", switches)
     source = template.replace("\\n", "\n")
     for tags in THOUGHT_TAGS:
         signs = tags.around if tags.both_signs else (tags.closing,)
@@ -129,7 +133,15 @@ def _read_back(shown: str, prompt: str) -> ThoughtTags | None:
     opening, closing = _OPENING.search(before), _CLOSING.match(between)
     if opening is None or closing is None or opening.group().strip() in prompt:  # that of a message
         return None
-    return ThoughtTags(opening.group().strip(), closing.group().strip())
+    tags = ThoughtTags(opening.group().strip(), closing.group().strip())
+    own = _suffixed(tags.opening)
+    return own if own is not None and own.around == tags.around else tags
+
+
+def _suffixed(opening: str) -> ThoughtTags | None:
+    """Hunyuan's tags with another suffix; None if ``opening`` is none of them."""
+    found = re.fullmatch(r"<think(:[^<>\s]+)>", opening)
+    return None if found is None else replace(HUNYUAN, opening=opening, closing=f"</think{found[1]}>")
 
 
 def _with_texts(tags: ThoughtTags, template: str) -> ThoughtTags:

@@ -21,11 +21,16 @@ def test_the_answer_is_the_same_and_its_predicted_tokens_are_counted(shared_serv
     assert "completion_tokens_details" not in plain["usage"]
     said = plain["choices"][0]["message"]["content"]
     parts = [{"type": "text", "text": said[:7]}, {"type": "text", "text": said[7:]}]
-    for text in (said, said[:20] + "zz" + said[20:], parts):
-        answer = shared_server.post("/v1/chat/completions", {**body, **content(text)}).json()
+    for given in (said, said[:20] + "zz" + said[20:], parts):
+        text = given if isinstance(given, str) else said
+        answer = shared_server.post("/v1/chat/completions", {**body, **content(given)}).json()
         assert answer["choices"] == plain["choices"]
         details = answer["usage"]["completion_tokens_details"]
         assert details["accepted_prediction_tokens"] > 0, "the text that was said is found"
+        whole = len(shared_server.post("/tokenize", {"prompt": text, "add_special_tokens": False}).json()["tokens"])
+        rejected = details["rejected_prediction_tokens"]
+        assert rejected == whole - details["accepted_prediction_tokens"] >= 0, "all others"
+        assert text == said or rejected > 0, "what was not said"
     nothing = shared_server.post("/v1/chat/completions", {**body, **content("")}).json()
     assert nothing["choices"] == plain["choices"] and "completion_tokens_details" not in nothing["usage"]
 

@@ -200,3 +200,24 @@ def test_an_answer_that_was_cut_in_its_call_can_be_sent_back(server, path):
         whole = json.loads(arguments) if isinstance(arguments, str) else arguments
         assert whole == {"path": f"{name}.py", "a": name}
     assert seen == {"[]"} if path == "/api/chat" else len(seen) > 3
+
+
+def test_a_miss_says_why(server):
+    """Each answer is remembered with its prompt: behind another prompt it is changed, one that nobody said unknown."""
+
+    def misses(why: str) -> float:
+        found = re.search(
+            rf'^octavo:replay_misses_total{{.*why="{why}".*}} (\S+)$', server.get("/metrics").text, re.MULTILINE
+        )
+        return float(found[1]) if found else 0.0
+
+    path = "/v1/chat/completions"
+    asked = {"role": "user", "content": CUES[0]}
+    answer = server.post(path, {"model": "looping", **ASKED[path]([asked], 200)}).json()
+    _, _, more = sent_back(path, answer, CUES[1])
+    other = [{"role": "assistant", "content": "Nobody said this."}, {"role": "user", "content": CUES[1]}]
+    changed = {"role": "user", "content": f"Please: {CUES[0]}"}
+    for said, added in (([asked, *more], (0, 0)), ([changed, *more], (1, 0)), ([asked, *other], (0, 1))):
+        before = misses("changed"), misses("unknown")
+        assert server.post(path, {"model": "looping", **ASKED[path](said, 1)}).status_code == 200
+        assert (misses("changed") - before[0], misses("unknown") - before[1]) == added

@@ -4,10 +4,14 @@ its model told of tools in a prompt of our own, and the log says so."""
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
+from octavo.chat.thought_tags import HUNYUAN
+from octavo.chat.thoughts import thoughts_of
 from octavo.chat.tools.choice import format_of
+from octavo.chat.tools.formats.row import Params
 from octavo.chat.tools.formats.table import TOOL_FORMATS
 from octavo.chat.tools.prompt_fallback import tell_of_tools, with_calls_as_text
 
@@ -183,6 +187,27 @@ def test_the_format_is_the_one_that_reads_the_templates_calls_back(family):
         template(calls, THINKING).replace("<|assistant|>\n{% endif", "<|assistant|>\n<think>\n{% endif")
     )
     assert thinking.parser == name or family in ("llama3", "pythonic")  # whose calls begin an answer
+
+
+@pytest.mark.parametrize("suffix", ["", ":mine", ":v4.1"])
+def test_the_suffix_of_hunyuans_marks_is_the_templates(suffix):
+    """In the format and in the thoughts, told by the template or opened by the prompt, with the flags and without."""
+    calls = HY.replace(":opensource", suffix)
+    head = HEAD.replace(
+        "{{ m.content }}", "{% if m.reasoning %}<think>{{ m.reasoning }}</think>{% endif %}{{ m.content }}"
+    )
+    for flag in (None, "hy_v3"):
+        found = format_of(template(calls), flag)
+        assert found.parser == "hy_v3"
+        row = found.row
+        assert row.section == (f"<tool_calls{suffix}>", f"</tool_calls{suffix}>")
+        assert isinstance(row.arguments, Params) and row.arguments.key == f"<arg_key{suffix}>"
+        assert row.thoughts == (f"<think{suffix}>", f"</think{suffix}>") and row.header == f"{{name}}<tool_sep{suffix}>"
+        assert ":opensource" not in repr(replace(row, suffix=""))
+        tagged = head.replace("think>", f"think{suffix}>")
+        opened = template(calls).replace("<|assistant|>\n{% endif", f"<|assistant|>\n<think{suffix}>{{% endif")
+        for whole in (template(calls, tagged), opened) if suffix else ():
+            assert thoughts_of(whole, flag).tags == replace(HUNYUAN, opening=row.thoughts[0], closing=row.thoughts[1])
 
 
 BARE = {

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any
 
 from octavo.chat.tools.formats.row import Format
-from octavo.chat.tools.formats.spelling import spelled, worded
+from octavo.chat.tools.formats.spelling import spelled, suffixed, worded
 from octavo.chat.tools.formats.table import ROWS, TOOL_FORMATS
 from octavo.chat.tools.formats.writer import write_calls
 from octavo.chat.tools.parsers import CallPiece, reader_of
@@ -185,7 +185,7 @@ def _own_format(template: str) -> CallFormat | None:
     for content, (probes, as_text) in product(("", None), _PROBES):
         turns = list(_written_turns(template, probes, as_text, content))
         writes_calls = writes_calls or bool(turns)
-        for row in ROWS if turns else ():
+        for row in (suffixed(row, turns[0][1][0]) for row in ROWS) if turns else ():
             if all(any(_calls_in(row, text) == expected for text in texts) for expected, texts in turns):
                 own = spelled(row, ((calls, texts[0]) for calls, texts in turns))
                 one_only = all(len(calls) == 1 for calls, _ in turns)

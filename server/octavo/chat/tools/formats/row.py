@@ -119,6 +119,7 @@ class Format:
     known_only: bool = False  # only names of offered tools make a call
     thoughts: tuple[str, str] = ("", "")  # around thoughts, where they are not <think>
     texts: tuple[str, ...] = ()  # marks around other text, which are no content
+    suffix: str = ""  # a part of all marks in place of which templates write others
     special: bool = False  # the markers are special tokens of the model
     id_length: int = 0  # of ids that the templates demand; 0: any
     keeps_ids: bool = False  # the header's name and number are the id of the call

@@ -29,6 +29,27 @@ _ENOUGH = 2  # turns, of which one has arguments
 _MAX_KIND = 16  # characters of the word for a value's kind
 
 
+def suffixed(row: Format, text: str) -> Format:
+    """The row with the suffix that a template has in the row's marks, where it writes a call in ``text``."""
+    if not row.suffix:
+        return row
+    before, _, behind = row.call_end.partition(row.suffix)
+    found = re.search(rf"{re.escape(before)}((?::[^<>{{}}()\s]+)?){re.escape(behind)}", text)
+    made: Format = row if found is None else _replaced(row, row.suffix, found[1])
+    return made
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    """A text, or all texts of a row, with one part in place of another."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, tuple):
+        return tuple(_replaced(item, old, new) for item in value)
+    if isinstance(value, Format | Params):
+        return replace(value, **{name: _replaced(part, old, new) for name, part in vars(value).items()})
+    return value
+
+
 def spelled(row: Format, turns: Iterable[tuple[Sequence[Call], str]]) -> Format:
     """The row with the gaps of a template, which writes each turn's calls in a text; as it is where too few tell.
     Templates that write values in a way of their own, as Python, have the gaps of the other turns."""

@@ -201,6 +201,7 @@ ROWS = (
         header="{name}<tool_sep:opensource>",
         call_end="</tool_call:opensource>",
         thoughts=("<think:opensource>", "</think:opensource>"),
+        suffix=":opensource",
         special=True,
     ),
     Format(
