@@ -8,7 +8,8 @@ Each agent sends its whole conversation again at every turn: the system message 
 its task, its earlier calls and their results, as drawn from --seed. The answer is cut to 32 tokens and not used, so
 that every engine sees the same requests; the call that follows in the conversation is the drawn one. A tool takes
 some tenths of a second. Tokens that "could be hit" are the agent's last prompt, or the shared system message at its
-first turn. Every engine has its own prefix cache on, and serves alone. Results go to benchmarks/results/agents.json.
+first turn. Every engine has its own prefix cache on, room in it for all conversations, and serves alone. Results go to
+benchmarks/results/agents.json; --page writes the tables into docs/performance.md (alone, with --engines "").
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ from benchmarks.peers.files import ENGINES, NAME, commit, engine_of
 from benchmarks.peers.load import make_prompts
 from benchmarks.peers.model_files import ModelFile, large_models, model_files
 from benchmarks.peers.server import Server, ServerError
+from benchmarks.sections import replace_section
 from octavo.bench.client import read_result
 from octavo.bench.http_client import Exchange, HTTPClient
 from octavo.bench.report import percentile
@@ -39,6 +43,7 @@ from octavo.fetch.sources import resolve_model
 from octavo.text.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).parent / "results" / "agents.json"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 ANSWER_TOKENS = 32
 CALL_TOKENS = 48
 TOOL_SECONDS = (0.1, 0.8)
@@ -56,6 +61,14 @@ class Size:
     turns: int
     first: int
     last: int
+
+    @property
+    def room(self) -> int:
+        """Tokens that a server keeps for each agent."""
+        return self.last + 1024
+
+    def __str__(self) -> str:
+        return f"{self.agents} agents, {self.turns} turns each, contexts of {self.first:,} to {self.last:,} tokens"
 
 
 @dataclass(frozen=True)
@@ -214,7 +227,7 @@ def summary(engine: str, answers: list[Answer], seconds: float, pss_bytes: int) 
 
 def agents_engine(name: str, file: ModelFile, root: Path, size: Size) -> Engine | None:
     """The engine as `peers/files` starts it, with room for every agent's whole conversation and its cache on."""
-    room = size.last + 1024
+    room = size.room
     engine = engine_of(name, replace(file, long=room), root, long=True)
     if engine is None:
         return None
@@ -227,6 +240,22 @@ def agents_engine(name: str, file: ModelFile, root: Path, size: Size) -> Engine 
     return replace(engine, command=(*engine.command, "--max-model-len", str(room)))
 
 
+def with_cache_space(engine: Engine, file: ModelFile, size: Size) -> Engine:
+    """vLLM with memory for all agents' conversations in its cache, in whole GiB; the others size their own."""
+    if engine.name != "vLLM":
+        return engine
+    needed = size.agents * size.room * bytes_per_token(json.loads((file.path / "config.json").read_text()), file.dtype)
+    return replace(engine, env=engine.env | {"VLLM_CPU_KVCACHE_SPACE": str(math.ceil(needed / (1 << 30)))})
+
+
+def bytes_per_token(config: dict[str, Any], dtype: str) -> int:
+    """Of keys and values of all layers, each of which keeps every position, by the model's config.json."""
+    heads = config["num_attention_heads"]
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    values = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * head_size
+    return int(values * (4 if dtype == "float32" else 2))
+
+
 def measure(engine: Engine, trace: list[list[Turn]], timeout: float) -> Row:
     try:
         with Server(engine, timeout=900) as server:
@@ -237,16 +266,53 @@ def measure(engine: Engine, trace: list[list[Turn]], timeout: float) -> Row:
 
 
 def verdicts(rows: list[Row]) -> list[str]:
-    """Ours beside the better of the others, where both served."""
+    """Our hits, and our times beside the better of the others', where both served."""
     ours = next((row for row in rows if row.engine == "Octavo" and not row.errors), None)
-    others = [row for row in rows if row.engine != "Octavo" and not row.errors]
     if ours is None:
         return []
     lines = [f"hits: {ours.hit_rate:.1%}, goal {HIT_GOAL:.0%}: {'met' if ours.hit_rate >= HIT_GOAL else 'MISSED'}"]
-    for name, goal in GOALS.items() if others else ():
-        ratio = getattr(ours, name) / min(getattr(row, name) for row in others)
+    for name, ratio in ratios(rows):
+        goal = GOALS[name]
         lines.append(f"{name}: {ratio:.2f}x of the better, goal {goal}x: {'met' if ratio <= goal else 'MISSED'}")
     return lines
+
+
+def ratios(rows: list[Row]) -> Iterator[tuple[str, float]]:
+    """Each figure that has a goal, and our time over the better of the others', where both served."""
+    ours = next((row for row in rows if row.engine == "Octavo" and not row.errors), None)
+    others = [row for row in rows if row.engine != "Octavo" and not row.errors]
+    if ours is not None and others:
+        for name in GOALS:
+            yield name, getattr(ours, name) / min(getattr(row, name) for row in others)
+
+
+def page(cpus: dict[str, Any]) -> str:
+    """The tables of docs/performance.md, one for each processor, file and size of a trace."""
+    lines = []
+    for kind, cells in cpus.items():
+        traces: dict[tuple[str, Size], list[dict[str, Any]]] = {}
+        for cell in cells.values():
+            traces.setdefault((cell["title"], Size(**cell["size"])), []).append(cell)
+        for (title, size), some in traces.items():
+            days = sorted({cell["date"][:10] for cell in some})
+            lines += [f"{kind}, {' and '.join(days)}, {title}: {size}.", "", *table(some), ""]
+    return "\n".join(lines) or "Not measured yet."
+
+
+def table(cells: list[dict[str, Any]]) -> Iterator[str]:
+    """Every engine's row of one trace, and ours over the better of the others'."""
+    rows = [Row(**{field.name: cell[field.name] for field in fields(Row)}) for cell in cells]
+    yield "| | first token, median | 95th percentile | of first turns | tok/s | hits | memory |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for row in rows:
+        if row.errors:
+            yield f"| {row.engine} | {row.errors} errors: {row.error[:120].replace('|', ';')} | | | | | |"
+            continue
+        times = " | ".join(f"{ms / 1e3:,.2f} s" for ms in (row.ttft_p50, row.ttft_p95, row.first_ttft_p50))
+        rest = f"{row.tok_s:.1f} | {row.hit_rate:.1%} | {row.pss_bytes / 1e9:.2f} GB"
+        yield f"| {row.engine} | {times} | {rest} |"
+    if over := dict(ratios(rows)):
+        yield f"| Octavo over the better of the others | {over['ttft_p50']:.2f} | {over['ttft_p95']:.2f} | | | | |"
 
 
 def main() -> int:
@@ -261,12 +327,13 @@ def main() -> int:
     parser.add_argument("--context", type=int, nargs=2, metavar=("FIRST", "LAST"), help="tokens (default: 8192 32768)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=3 * 3600, help="seconds an engine (default: %(default)g)")
+    parser.add_argument("--page", action="store_true", help="write the tables into docs/performance.md")
     parser.add_argument("--output", type=Path, default=RESULTS, help="(default: %(default)s)")
     args = parser.parse_args()
     size = Size(4, 6, 2048, 4096) if args.quick else Size(8, 20, 8192, 32768)
     first, last = args.context or (size.first, size.last)
     size = Size(args.agents or size.agents, args.turns or size.turns, first, last)
-    wanted = {name.strip().lower() for name in args.engines.split(",")}
+    wanted = {name.strip().lower() for name in args.engines.split(",") if name.strip()}
     if unknown := wanted - {name.lower() for name in ENGINES}:
         parser.error(f"--engines: unknown {', '.join(sorted(unknown))}; there are {', '.join(ENGINES)}")
     file = files[args.file or ("q4_k_m" if args.quick else "llama-1b-q4_k_m")]
@@ -282,14 +349,17 @@ def main() -> int:
             continue
         needed = file.gguf if name == "llama.cpp" and not file.is_gguf and file.gguf else file
         needed.ensure()
-        rows.append(measure(engine, trace, args.timeout))
+        rows.append(measure(with_cache_space(engine, file, size), trace, args.timeout))
         print(rows[-1], flush=True)
     print(*verdicts(rows), sep="\n")
     results = load_results(args.output)
     about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "size": asdict(size)}
+    about["title"] = file.title
     for row in rows:
         results["cpus"].setdefault(cpu_kind(), {})[f"{file.name}/{row.engine}"] = about | asdict(row)
     save_results(args.output, results)
+    if args.page:
+        replace_section(PAGE, "agents", page(results["cpus"]))
     return 1 if any(row.errors for row in rows) else 0
 
 

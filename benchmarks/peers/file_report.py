@@ -15,6 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 OURS = "Octavo"
 SAME_PRECISION = ("smollm2-bf16", "smollm2-fp32", "llama-1b-bf16", "qwen3-0.6b-bf16", "qwen3-4b-bf16")
 QUANTISED = ("awq", "gptq", "w8a8")
+LARGE = ("qwen3-4b-q4_k_m",)  # memory decides for one user, so that less is gained there
 COLOURS = {OURS: "#d1495b", "vLLM": "#2e6f95", "llama.cpp": "#3a7d44"}
 
 Cell = dict[str, Any]
@@ -65,10 +66,12 @@ def goals(file: File) -> Iterator[Goal]:
         yield from over("1 user", 3.0, "levels", "1", "tok_s", others=("vLLM",))
         yield from over("20 users", 2.0, "levels", "20", "tok_s", others=("vLLM",))
     else:
-        yield from over("1 user, the better of the others", 1.1, "levels", "1", "tok_s")
+        least = 1.05 if file.name in LARGE else 1.1
+        yield from over("1 user, the better of the others", least, "levels", "1", "tok_s")
         yield from over("8 users, the better of the others", 1.5, "levels", "8", "tok_s")
     yield from over("first token of 512, the better", 1.0, "ttft_512_ms", at_least=False)
-    yield from over("first token of a long prompt, the better", 1.0, "long_ttft_ms", at_least=False)
+    most = 0.7 if file.name in LARGE else 1.0
+    yield from over("first token of a long prompt, the better", most, "long_ttft_ms", at_least=False)
     yield from over("between tokens after a long prompt, the better", 1.0, "long_itl_ms", at_least=False)
     llama = {"at_least": False, "others": ("llama.cpp",)}
     yield from over("memory after the runs, llama.cpp", 1.1, "pss_bytes_after", **llama)

@@ -60,6 +60,19 @@ def test_goals_are_judged_against_the_better_of_the_others() -> None:
     assert (start.value, start.bound, start.met) == (4.0, 3.0, False)
 
 
+def test_a_model_of_4_billion_has_goals_of_its_own() -> None:
+    """One user waits for memory there, and prompts for arithmetic."""
+    cells = {"Octavo": cell(107.0, long_ttft_ms=800.0), "llama.cpp": cell(100.0, long_ttft_ms=1000.0)}
+
+    def met(name: str) -> list[bool]:
+        judged = {g.what.partition(": ")[2]: g for g in file_report.goals(file_report.File(name, "x", cells))}
+        users, prompt = "user, the better of the others", "first token of a long prompt, the better"
+        return [judged[f"1 {users}"].met, judged[f"8 {users}".replace("user", "users")].met, judged[prompt].met]
+
+    assert met("qwen3-4b-q4_k_m") == [True, False, False]
+    assert met("llama-1b-q4_k_m") == [False, False, True]
+
+
 def test_a_file_that_an_engine_cannot_serve_is_a_row_that_says_so(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF and no more")
