@@ -131,8 +131,10 @@ def test_fp8_in_blocks_as_it_is_released(tmp_path: Path) -> None:
     assert len(answers(llm, [tokens])[0][0]) == GREEDY.max_tokens
 
 
-def test_weights_in_eight_bits_are_absorbed_too(folder: str) -> None:
-    llm = LLM(folder, skip_tokenizer_init=True, dtype="float32", quantization="int8", num_gpu_blocks_override=64)
+@pytest.mark.parametrize("kind", ["int8_per_group", "int8_per_channel"])
+def test_weights_in_eight_bits_are_absorbed_too(folder: str, kind: str) -> None:
+    """Its experts have a scale for every 32 columns with both."""
+    llm = LLM(folder, skip_tokenizer_init=True, dtype="float32", quantization=kind, num_gpu_blocks_override=64)
     exact = LLM(folder, num_gpu_blocks_override=64, **OPTIONS)
     prompt = list(range(3, 40))
     (ids, logprobs), (expected, own) = answers(llm, [prompt])[0], answers(exact, [prompt])[0]

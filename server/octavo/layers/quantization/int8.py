@@ -181,7 +181,7 @@ class Int8Config(QuantizationConfig):
     """8 or 4 bits everywhere, with finer activations where they matter most.
 
     ``per_channel``: linear layers have one scale a channel and take rows with one scale, whose products are plain sums
-    of integers. The head keeps its groups.
+    of integers. The head and experts keep their groups.
     """
 
     name = "int8"
@@ -197,7 +197,7 @@ class Int8Config(QuantizationConfig):
             return Int8LinearMethod(1 if name.endswith(("fc2", "down_proj")) else BY_ROW)
         if name.endswith("lm_head"):
             return Int8LinearMethod(activation_terms=2, margin=HEAD_MARGIN)
-        if self.per_channel and fits_row_scales(layer.input_size):
+        if self.per_channel and layer.takes_row_scales and fits_row_scales(layer.input_size):
             return Int8LinearMethod(BY_ROW)
         terms_if_rounded = 2 if name.endswith("down_proj") else 1
         return Int8LinearMethod(2 if _needs_precision(name) else 1, terms_if_rounded=terms_if_rounded)
