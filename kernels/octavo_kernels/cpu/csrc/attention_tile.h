@@ -271,40 +271,41 @@ INLINE vf vmax_lanes(vf x) {
 }
 
 // softmax_tile() for mr rows at once, with weights in pairs p[mr][TILE / 2], m in units of log2 and l for each lane: l[mr][VW].
-// `rescale` is the factor for a row's acc: 1 unless its maximum has grown. There is no branch on that, since no processor could
-// predict it. Row i attends to the positions in visible[i].
+// m is a row's maximum of some tile before: it follows once a score is 2^GROWTH times as heavy, which hardly ever happens behind
+// the first tile of a split. So no row waits for its maximum, and the branch can be predicted. `rescale` is the factor for a row's
+// acc, 1 unless m has grown. Row i attends to the positions in visible[i].
+#define GROWTH 8.0f  // weights below 2^8 are as exact in bfloat16 as those below 1
 INLINE void bf16_softmax_tile(float scaling, float softcap, const float *s, float *p, const uint64_t *visible, float *m,
                               float *l, float *rescale, const int mr) {
-    const vf log2e = splat(1.44269504088896341f), scale = softcap > 0 ? splat(scaling) : splat(scaling) * log2e;
-    vf sum[MR];
-    float before[VW] = {0}, after[VW] = {0};
+    const vf log2e = splat(1.44269504088896341f), scale = softcap > 0 ? log2e : splat(scaling) * log2e;
 #pragma GCC unroll 6
     for (int i = 0; i < mr; i++) {
-        vf x[TILE / VW], top = splat(m[i]);
+        vf x[TILE / VW], top = splat(-INFINITY), sum = {0};
 #pragma GCC unroll 4
         for (int n = 0; n < TILE / VW; n++) {
-            x[n] = vload(s + i * TILE + n * VW) * scale;
-            if (softcap > 0) x[n] = splat(softcap) * vtanh(x[n] / splat(softcap)) * log2e;
+            x[n] = vload(s + i * TILE + n * VW);
+            if (softcap > 0) x[n] = splat(softcap) * vtanh(x[n] * splat(scaling) / splat(softcap));
             if (~visible[i])
                 x[n] = (vf)_mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), (__mmask16)(visible[i] >> n * VW), (__m512)x[n]);
             top = vmax(top, x[n]);
         }
-        top = vmax_lanes(top);
-        before[i] = m[i], after[i] = m[i] = top[0];
-        top = vmax(top, splat(-FLT_MAX));  // no visible position yet: weights become 2^-inf = 0
-        sum[i] = (vf){0};
+        const float before = m[i];
+        rescale[i] = 1.0f;
+        if (__builtin_expect(_mm512_cmp_ps_mask((__m512)(top * scale), (__m512)splat(before + GROWTH), _CMP_GT_OQ), 0)) {
+            m[i] = vmax_lanes(top * scale)[0];
+            rescale[i] = vexp2(splat(before - m[i]))[0];
+        }
+        const vf base = splat(MAX(m[i], -FLT_MAX));  // no visible position yet: weights become 2^-inf = 0
 #pragma GCC unroll 4
         for (int n = 0; n < TILE / VW; n++) {
-            x[n] = vexp2(x[n] - top);
-            sum[i] += x[n];
+            x[n] = vexp2(vfma(x[n], scale, -base));
+            sum += x[n];
         }
 #pragma GCC unroll 2
         for (int n = 0; n < TILE / VW; n += 2)
             *(__m512bh *)(p + i * TILE / 2 + n / 2 * VW) = _mm512_cvtne2ps_pbh((__m512)x[n + 1], (__m512)x[n]);
+        vstore(l + i * VW, vfma(vload(l + i * VW), splat(rescale[i]), sum));
     }
-    vstore(rescale, vexp2(vload(before) - vmax(vload(after), splat(-FLT_MAX))));
-#pragma GCC unroll 6
-    for (int i = 0; i < mr; i++) vstore(l + i * VW, vfma(vload(l + i * VW), splat(rescale[i]), sum[i]));
 }
 #else
 #define HAS_BF16_PAIRS 0
