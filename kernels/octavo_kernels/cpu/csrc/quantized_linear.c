@@ -88,6 +88,9 @@ static int64_t tile_begin(int64_t begin, int64_t end, int64_t i, int64_t num_til
 // are spread over the pairs of groups: requesting many at once stalls the core.
 INLINE void plan_prefetch(struct weight_block *b, const struct weight_block *next, int64_t tile, int64_t num_tiles) {
     const int64_t lines = CEIL_DIV(b->stride, 64);
+#if HAS_INT8_MATRIX
+    if (b->products) b->ready = b->products + tile;
+#endif
     if (num_tiles <= 2) {
         b->prefetch = b->pairs + PREFETCH_BYTES;
         b->lines = tile == 0 ? lines : 0;
@@ -98,11 +101,27 @@ INLINE void plan_prefetch(struct weight_block *b, const struct weight_block *nex
     }
 }
 
+// Multiply `count` blocks before the tiles' turns where that is faster (multiply_long_block), into the thread's scratch memory
+INLINE void multiply_ahead(const struct quantized_linear_args *a, const struct activations *x, struct weight_block *blocks,
+                           int count, int64_t begin, int64_t end, int64_t num_tiles) {
+#if HAS_INT8_MATRIX
+    if (!(a->flags & BY_ROW) || num_tiles < LONG_TILES || long_block_parts(blocks->count) == 1) return;
+    const size_t sums = (size_t)num_tiles * sizeof(struct matrix_sums);
+    struct matrix_sums *c = thread_scratch((size_t)count * sums + (size_t)(num_tiles + 1) * sizeof(int64_t));
+    int64_t *first = (int64_t *)(c + count * num_tiles);
+    for (int64_t t = 0; t <= num_tiles; t++) first[t] = tile_begin(begin, end, t, num_tiles);
+    for (int n = 0; n < count; n++) multiply_long_block(blocks + n, x, num_tiles, first, c + n * num_tiles);
+#else
+    (void)a, (void)x, (void)blocks, (void)count, (void)begin, (void)end, (void)num_tiles;
+#endif
+}
+
 // Rows [begin, end) times one block of channels.
 static void run_block(const struct quantized_linear_args *a, const struct activations *x, int64_t index, int64_t begin,
                       int64_t end) {
     const int64_t num_tiles = row_tiles(a, begin, end);
     struct weight_block b = block_at(a, index), next = block_at(a, index + 1);
+    multiply_ahead(a, x, &b, 1, begin, end, num_tiles);
     for (int64_t tile = 0; tile < num_tiles; tile++) {
         int64_t row = tile_begin(begin, end, tile, num_tiles), rows = tile_begin(begin, end, tile + 1, num_tiles) - row;
         vf sums[BLOCK / VW][MAX_ROWS];
@@ -137,6 +156,7 @@ static void run_gated_block(const struct gated_linear_args *g, const struct quan
     const int dtype = (int)g->dtype;
     struct weight_block both[2] = {block_at(a, index), block_at(a, blocks + index)};
     struct weight_block next[2] = {block_at(a, index + 1), block_at(a, blocks + index + 1)};
+    multiply_ahead(a, &x, both, 2, begin, end, num_tiles);
     for (int64_t tile = 0; tile < num_tiles; tile++) {
         int64_t row = tile_begin(begin, end, tile, num_tiles), rows = tile_begin(begin, end, tile + 1, num_tiles) - row;
         vf sums[2][BLOCK / VW][MAX_ROWS];
@@ -194,10 +214,10 @@ void op_gated_linear(const struct gated_linear_args *g, struct team_member *m) {
     const int64_t groups = CEIL_DIV(g->inner, PAIR) * 2;
     const size_t wide_bytes = (size_t)(g->rows * g->inner) * (g->dtype == BFLOAT16 ? 2 : 4);
     void *wide = g->out_terms == ROW_TERMS ? team_workspace(m, wide_bytes) : NULL;
-    float *one = wide ? thread_scratch((size_t)(groups * GROUP) * sizeof(float)) : NULL;
     for (int64_t block, begin, end; take_item(&s, a.rows, m, &block, &begin, &end); team_item_done(m))
         run_gated_block(g, &a, block, begin, end, wide);
     team_finish_phase(m, s.items);
+    float *one = wide ? thread_scratch((size_t)(groups * GROUP) * sizeof(float)) : NULL;
     for (int64_t r, end; team_take_rows(m, g->rows, &r, &end); team_item_done(m)) {
         for (; r < end; r++) {
             if (wide) {

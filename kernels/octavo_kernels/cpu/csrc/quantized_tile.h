@@ -41,6 +41,7 @@ struct weight_block {
     int64_t stride, count, next_strip;  // bytes of a pair of groups, number of pairs, bytes to the second strip
     const uint8_t *prefetch;            // needed next: `lines` of 64 bytes are prefetched with each pair of a strip
     int64_t lines;
+    const struct matrix_sums *products, *ready;  // of all tiles of rows, and of the tile whose turn it is: row_scaled_matrix.h
 };
 
 // Rows of activations: pairs [rows][stored_terms][groups / 2], of which `terms` are multiplied.
