@@ -9,7 +9,7 @@ from octavo.errors import ConfigError
 from octavo.interface.engine_config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from octavo.interface.kv_cache_layout import NO_BOUND, KVCacheLayout, make_layout
 from octavo.interface.kv_cache_spec import DTYPE_BYTES, KVCacheSpec
-from octavo.interface.quantizations import PER_CHANNEL
+from octavo.interface.quantizations import PER_CHANNEL, has_int8_rows
 from octavo.interface.ranks import ONE_STAGE, Stage
 from octavo.interface.state_spec import StateSpec
 from octavo.memory.images import encoder_bytes, encoder_cache_bytes, recorded_bytes, with_images
@@ -67,12 +67,14 @@ def check_weights_fit(cache: CacheConfig, memory: ModelMemory, device: DeviceMem
 def with_token_budget(config: EngineConfig, kind: str, has_matrix_units: bool = False) -> SchedulerConfig:
     """The scheduler's config with what suits the kind of device where it leaves max_num_batched_tokens open.
 
-    ``has_matrix_units``: of a CPU whose kernels multiply bfloat16 by them (`limits.has_matrix_units`). Ranks may run on
-    unlike machines and must agree, so that they take the same number everywhere.
+    ``has_matrix_units``: of a CPU whose kernels multiply by them (`limits.has_matrix_units`): plain bfloat16, and int8
+    with a scale a row. Ranks may run on unlike machines and must agree, so that they take the same number everywhere.
     """
     asked, model = config.scheduler, config.model
     is_plain = model.dtype == "bfloat16" and model.weight_dtype is None and model.quantization in (None, "none")
-    suits_units = is_plain and _may_suit_units(config, kind, has_matrix_units)
+    suits_units = _may_suit_units(config, kind, has_matrix_units) and (is_plain or model.quantization == PER_CHANNEL)
+    if has_int8_rows(model.hf_config.get("quantization_config") or {}):
+        suits_units = _has_units_alone(config, kind, has_matrix_units)
     tokens = MATRIX_TOKENS if suits_units else MAX_NUM_BATCHED_TOKENS[kind]
     return replace(asked, max_num_batched_tokens=asked.max_num_batched_tokens or max(tokens, asked.max_num_seqs))
 
@@ -88,7 +90,12 @@ def with_int8_kind(config: EngineConfig, kind: str, has_matrix_units: bool = Fal
 def _may_suit_units(config: EngineConfig, kind: str, has_matrix_units: bool) -> bool:
     """True for weights that are stored as values, for one rank on a CPU that has matrix units."""
     is_packed = config.model.files.format == "gguf" or "quantization_config" in config.model.hf_config
-    return kind == "cpu" and has_matrix_units and not is_packed and config.parallel.world_size == 1
+    return not is_packed and _has_units_alone(config, kind, has_matrix_units)
+
+
+def _has_units_alone(config: EngineConfig, kind: str, has_matrix_units: bool) -> bool:
+    """True for one rank on a CPU that has matrix units."""
+    return kind == "cpu" and has_matrix_units and config.parallel.world_size == 1
 
 
 def with_step_limits(config: EngineConfig, kind: str, has_matrix_units: bool = False) -> EngineConfig:

@@ -29,9 +29,25 @@ def test_plain_bfloat16_weights_take_long_steps_in_matrix_units(plain: EngineCon
     assert tokens(plain, "cuda") == MAX_NUM_BATCHED_TOKENS["cuda"]
 
 
+def int8(**weights: Any) -> dict[str, Any]:
+    told = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"} | weights
+    groups = {"group_0": {"targets": ["Linear"], "weights": told}}
+    return {"hf_config": {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}}
+
+
+@pytest.mark.parametrize("model", [{"quantization": "int8_per_channel"}, int8(), int8(strategy="tensor")], ids=str)
+def test_int8_rows_take_long_steps_in_matrix_units(plain: EngineConfig, model: dict[str, Any]) -> None:
+    rows = replace(plain, model=replace(plain.model, **model))
+    assert tokens(rows) == MATRIX_TOKENS > tokens(rows, units=False) == MAX_NUM_BATCHED_TOKENS["cpu"]
+    assert tokens(replace(rows, parallel=replace(plain.parallel, tensor_parallel_size=2))) == tokens(rows, units=False)
+
+
 @pytest.mark.parametrize(
     "model",
     [
+        int8(strategy="group", group_size=128),
+        int8(num_bits=4),
+        int8(symmetric=False),
         {"dtype": "float32"},
         {"weight_dtype": "float16"},
         {"quantization": "int8"},
