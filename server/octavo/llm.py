@@ -13,6 +13,7 @@ from octavo.chat.decisions.calibration import read_temperatures
 from octavo.chat.messages import Conversation, check_messages, check_texts, images_of
 from octavo.chat.offline_images import offline_image
 from octavo.chat.options import ChatOptions
+from octavo.chat.own_format import with_response_template
 from octavo.chat.render import Rendered, render
 from octavo.chat.structured import Constraint
 from octavo.engine.args import EngineArgs
@@ -90,7 +91,7 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
         self.tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_files(config.model.files)
         names = options.served_model_name or config.model.model
         self.model_name = names if isinstance(names, str) else names[0]
-        self._chat_options = ChatOptions(
+        chat_options = ChatOptions(
             options.chat_template,
             trust_request_chat_template=True,
             default_chat_template_kwargs=options.default_chat_template_kwargs or {},
@@ -101,6 +102,7 @@ class LLM(PoolingMethods, BeamSearchMethods, DecisionMethods):
             preserve_reasoning=options.preserve_reasoning,
             reasoning_budget_message=options.reasoning_budget_message,
         )
+        self._chat_options = with_response_template(chat_options, self.tokenizer)
         self._input = InputProcessor(self.config, self.tokenizer, options.max_logprobs, options.strict_json_schema)
         self._output = OutputProcessor(self.tokenizer)
         files, given = self.config.model.files, options.decisions_calibration

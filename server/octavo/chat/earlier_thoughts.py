@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from octavo.chat.thought_tags import ThoughtTags
 from octavo.chat.thoughts import Thoughts, thoughts_of
 from octavo.chat.tools.choice import with_arguments_as_text
 from octavo.chat.tools.harmony import harmony_messages
@@ -71,7 +72,7 @@ class EarlierThoughts:
 
 
 @lru_cache(maxsize=64)
-def earlier_thoughts_of(template: str, flag: str | None = None) -> EarlierThoughts:
+def earlier_thoughts_of(template: str, flag: str | ThoughtTags | None = None) -> EarlierThoughts:
     """Return the variables by which a template keeps or drops earlier thoughts, and log it once. ``flag``: the name of
     a format of thoughts that overrides the template's."""
     named = [name for name in _VARIABLES if re.search(rf"\b{name}\b", template)]
@@ -89,7 +90,7 @@ def earlier_thoughts_of(template: str, flag: str | None = None) -> EarlierThough
     return found
 
 
-def warn_where_lost(template: str, flag: str | None = None) -> None:
+def warn_where_lost(template: str, flag: str | ThoughtTags | None = None) -> None:
     """Log it if a template drops earlier thoughts whatever its variables are."""
     turn = next_turn(template, thoughts_of(template, flag))
     if turn is not None and turn.why == DROPS and not turn.kept_by:

@@ -8,7 +8,16 @@ from typing import Any
 
 STRICT_LEVELS = ("auto", "function", "parameter")
 PRESERVE = ("auto", "always", "never")
-AUTO, NONE = "auto", "none"  # values of flags: as the chat template shows; not at all
+# Values of flags: as the chat template shows; not at all; as the model's own response_template says.
+AUTO, NONE, HF = "auto", "none", "hf"
+
+
+@dataclass(frozen=True)
+class ResponseFormat:
+    """What a model's ``response_template`` tells of its answers."""
+
+    row: Any  # the `Format` of its calls, or None
+    tags: Any  # the `ThoughtTags`, or None
 
 
 @dataclass(frozen=True)
@@ -29,10 +38,21 @@ class ChatOptions:
     )
     reasoning_parser: str | None = None  # None, "auto": the tags that the chat template shows; "none": no thoughts
 
+    response: ResponseFormat | None = None  # of the model's response_template, where a flag is "hf": no flag itself
+
     @property
-    def call_format(self) -> str | None:
-        """The format of calls that a flag names; None: the chat template tells."""
+    def call_format(self) -> Any:
+        """The format of calls that a flag says, or its name; None: the chat template tells."""
+        if self.tool_call_parser == HF and self.response is not None:
+            return self.response.row
         return None if self.tool_call_parser in (AUTO, NONE) else self.tool_call_parser
+
+    @property
+    def thought_format(self) -> Any:
+        """The tags of thoughts, or their name, that a flag says; None: the chat template tells."""
+        if self.reasoning_parser == HF and self.response is not None:
+            return self.response.tags
+        return self.reasoning_parser
 
     @property
     def reads_calls(self) -> bool:

@@ -222,7 +222,7 @@ def render(
     if plan is not None:
         constraint = combine_constraints(constraint, plan, token_id)
     harmony, continues = speaks_harmony(options, template), bool(conversation.continue_final_message)
-    thoughts = Thoughts(None, "none") if harmony else thoughts_of(template, options.reasoning_parser)
+    thoughts = Thoughts(None, "none") if harmony else thoughts_of(template, options.thought_format)
     text_of = partial(
         _text, options=options, tokenizer=tokenizer, template=template, placeholder=placeholder, thoughts=thoughts
     )
@@ -350,7 +350,7 @@ def _text(
     harmony, effort = speaks_harmony(options, template), conversation.reasoning_effort
     effort = nearest_effort(effort) if harmony and effort is not None else effort
     implied, wished = thoughts.switches.variables(conversation.thinking, effort)
-    earlier = earlier_thoughts_of(template, options.reasoning_parser)
+    earlier = earlier_thoughts_of(template, options.thought_format)
     kept = earlier.variables(options.preserve_reasoning, conversation.keeps_thoughts)
     variables = {**kept, **implied, **options.default_chat_template_kwargs, **wished, **given}
     messages, tools = _with_tools(conversation, options, template)

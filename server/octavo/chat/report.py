@@ -43,7 +43,7 @@ def chat_report(template: str, options: ChatOptions | None = None) -> ChatReport
     calls = format_of(template, options.call_format)
     if harmony:
         calls = replace(calls, parser="openai", how="described" if calls.generic else calls.how, told=True)
-    thoughts = thoughts_of(template, options.reasoning_parser)
+    thoughts = thoughts_of(template, options.thought_format)
     tags = _HARMONY_TAGS if harmony else thoughts.tags.around if thoughts.tags is not None else None
     switches = thoughts.switches
     return ChatReport(

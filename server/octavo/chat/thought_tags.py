@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.chat.options import AUTO, NONE
+from octavo.chat.options import AUTO, HF, NONE
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ THINK = ThoughtTags(
         "step3p5",
     ),
 )
-HUNYUAN = ThoughtTags("<think:opensource>", "</think:opensource>", ("hy_v3",))  # or another suffix
+HUNYUAN = ThoughtTags("<think:opensource>", "</think:opensource>", ("hy_v3", "hy_v4"))  # or another suffix
 # In the order in which they are looked for.
 THOUGHT_TAGS = (
     THINK,
@@ -105,8 +105,16 @@ THOUGHT_TAGS = (
         "to=self<|message|>",
         "<|eom|>",
         ("muse_glimmer",),
-        texts=("<|start|>assistant", "to=user<|message|>", "<|eot|>"),
+        texts=("<|start|>assistant", "to=user<|message|>", "to=commentary<|message|>", "<|eot|>"),
         empty=" to=self<|message|><|eom|><|start|>assistant",
+        both_signs=True,
+    ),
+    ThoughtTags(
+        "<|content_thinking|>",
+        "<|end_message|>",
+        ("inkling",),
+        texts=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
+        empty="<|content_thinking|><|end_message|><|message_model|>",
         both_signs=True,
     ),
     ThoughtTags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", ("plamo3",)),
@@ -139,4 +147,4 @@ THOUGHT_TAGS = (
 ALWAYS_THINKING = frozenset({"deepseek_r1", "minimax_m2", "step3"})
 HARMONY = "openai_gptoss"  # thoughts that are split off together with calls (tools.parsers.harmony)
 TAGS_BY_NAME = {name: tags for tags in THOUGHT_TAGS for name in tags.names}
-REASONING_PARSERS = (AUTO, NONE, HARMONY, *sorted(TAGS_BY_NAME))
+REASONING_PARSERS = (AUTO, NONE, HF, HARMONY, *sorted(TAGS_BY_NAME))

@@ -26,6 +26,7 @@ _USER = {"role": "user", "content": "Is it so?"}
 _THOUGHT, _ANSWER = "I wonder about it.", "It is so."
 _SPOKEN = {"role": "assistant", "content": _ANSWER, **dict.fromkeys((*REASONING, "thinking"), _THOUGHT)}
 _TAG = r"<[^<>\s]{1,60}>|\[/?[A-Z_]{1,40}\]"
+_SUFFIXED_END = re.compile(r"</think:[^<>\s]+>\s*\Z")  # of Hunyuan
 _OPENING, _CLOSING = re.compile(rf"(?:{_TAG})\s*\Z"), re.compile(rf"\s*(?:{_TAG})")
 
 
@@ -34,7 +35,7 @@ class Thoughts:
     """The way in which the model of a template thinks, and how that was found."""
 
     tags: ThoughtTags | None  # None: thoughts are not told from answers
-    how: str  # "read back", "opened by the prompt", "described", "flag", or "none"
+    how: str  # "read back", "opened by the prompt", "described", "flag", "response_template", or "none"
     switches: Switches = field(default_factory=Switches)
     always: bool = False  # where neither prompt nor text says so, the output begins inside the thoughts
 
@@ -46,14 +47,16 @@ class Thoughts:
 
 
 @lru_cache(maxsize=64)
-def thoughts_of(template: str, flag: str | None = None) -> Thoughts:
-    """Return how the model of a template thinks, and log it once. ``flag``, a name of `REASONING_PARSERS`, overrides
-    what the template says."""
+def thoughts_of(template: str, flag: str | ThoughtTags | None = None) -> Thoughts:
+    """Return how the model of a template thinks, and log it once. ``flag``, tags or a name of `REASONING_PARSERS`,
+    overrides what the template says."""
     found = _found(template)
     if flag in (None, AUTO):
         if found.tags is not None:
             logger.info("chat template: thoughts are %s (%s)%s", _shown(found.tags), found.how, _switch_of(found))
         return found
+    if isinstance(flag, ThoughtTags):
+        return Thoughts(flag, "response_template", found.switches)
     tags = None if flag in (NONE, HARMONY) else TAGS_BY_NAME[str(flag)]
     if found.tags is not None and flag in found.tags.names:
         tags = found.tags  # with the template's own suffix
@@ -102,7 +105,8 @@ def _look(template: str) -> Thoughts:
         return prompts[key]
 
     def closed(text: str) -> bool:
-        return any(tags.closed_by(text) for tags in THOUGHT_TAGS if not tags.both_signs)
+        own = any(tags.closed_by(text) for tags in THOUGHT_TAGS if not tags.both_signs)
+        return own or _SUFFIXED_END.search(text) is not None
 
     switches = find_switches(template, prompt, closed)
     opened = prompt(switches.on) or ""

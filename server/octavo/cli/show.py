@@ -48,6 +48,8 @@ def _print_lines(found: dict[str, Any]) -> None:
 
 def _show_chat(args: argparse.Namespace) -> int:
     """Prints what the chat template shows. Raises ModelError where there is none."""
+    from octavo.chat.options import ChatOptions
+    from octavo.chat.own_format import with_response_template
     from octavo.chat.report import chat_report, in_words
     from octavo.errors import ModelError
     from octavo.fetch.installed import find_installed
@@ -63,7 +65,7 @@ def _show_chat(args: argparse.Namespace) -> int:
         template = tokenizer.get_chat_template(None, tools=True)
     except ValueError as error:
         raise ModelError(f"{args.model}: {error}") from None
-    report = chat_report(template)
+    report = chat_report(template, with_response_template(ChatOptions(), tokenizer))
     if args.json:
         print(json.dumps(report.as_dict()))
         return 0

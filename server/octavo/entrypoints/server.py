@@ -158,10 +158,10 @@ def _find_chat_format(state: ServerState) -> None:
             if speaks_harmony(options, template):
                 logger.info("chat template: answers, thoughts and calls are harmony")
             else:
-                thoughts_of(template, options.reasoning_parser)
-                earlier_thoughts_of(template, options.reasoning_parser)
+                thoughts_of(template, options.thought_format)
+                earlier_thoughts_of(template, options.thought_format)
                 if options.preserve_reasoning == "always":
-                    warn_where_lost(template, options.reasoning_parser)
+                    warn_where_lost(template, options.thought_format)
 
 
 async def become_ready(engine: AsyncLLM, state: ServerState) -> None:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from octavo.chat.decisions.calibration import read_temperatures
 from octavo.chat.options import ChatOptions
+from octavo.chat.own_format import with_response_template
 from octavo.chat.replay import Replay, SpokenAnswers
 from octavo.engine.async_llm import AsyncLLM
 from octavo.entrypoints.args import ServerArgs
@@ -88,8 +89,13 @@ class ServerState:
         # Of bodies that arrive at once; each takes its size two or three times until its images have been read.
         self.bodies = Bodies(max(4 * self.max_body_bytes, min(1 << 30, memory_limit() // 8)))
         self.images = ImageReader(self.engine, self.args, self.bodies)
-        shared = {option.name: getattr(self.args, option.name) for option in fields(ChatOptions)}
-        self.chat_options = ChatOptions(**shared | {"chat_template": _read_template(self.args.chat_template)})
+        shared = {
+            option.name: getattr(self.args, option.name)
+            for option in fields(ChatOptions)
+            if hasattr(self.args, option.name)
+        }
+        options = ChatOptions(**shared | {"chat_template": _read_template(self.args.chat_template)})
+        self.chat_options = with_response_template(options, self.engine.tokenizer)
 
     @property
     def model_name(self) -> str:

@@ -88,11 +88,13 @@ def _element(hint: Any) -> tuple[Any, bool]:
 
 
 def one_of(values: list[str], advice: str = "") -> Callable[[str], str]:
-    """The type of a flag with choices; a mistake names the nearest of them, or gives ``advice`` where none is near."""
+    """The type of a flag with choices; a mistake names the nearest of them, or gives ``advice`` where none is near or
+    where that tells of it."""
 
     def check(text: str) -> str:
         if text not in values:
-            near = did_you_mean(text, values) or (advice and f"; {advice}")
+            near = "" if text in advice else did_you_mean(text, values)
+            near = near or (advice and f"; {advice}")
             raise argparse.ArgumentTypeError(f"must be one of {', '.join(values)}, got {text!r}{near}")
         return text
 

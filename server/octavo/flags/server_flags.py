@@ -130,11 +130,11 @@ CHOICES = {
     "embedding_pooling": POOLINGS,
 }
 # What to do with other values of vLLM's.
-_TOLD = (
-    "leave it out: the chat template tells. A model's response_template (hf) is not read, and Inkling (inkling) and "
-    "Hunyuan 4 (hy_v4) are not served"
-)
-_ADVICE = {"tool_call_parser": _TOLD, "reasoning_parser": _TOLD}
+_TOLD = "leave it out: the chat template tells"
+_ADVICE = {
+    "tool_call_parser": _TOLD,
+    "reasoning_parser": f"{_TOLD}. For minimax_m2_append_think, which leaves thoughts in the content, take none",
+}
 _ALIASES = {
     "max_num_queued_reqs": ["--max-queued-requests"],
     "log_level": ["--uvicorn-log-level"],

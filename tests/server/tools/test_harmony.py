@@ -84,6 +84,7 @@ def every_cut(text: str, cut: bool = False, **options: bool) -> Parsed:
         ),
         # Of two channels the last one counts.
         ("<|channel|>commentary to=assistant<|channel|>analysis<|message|>a<|end|>", ("a", "", [])),
+        ("<|channel|>commentary to=commentary<|message|>a<|return|>", ("", "a", [])),
         ("<|channel|>analysis to=python code<|message|>print(1)<|call|>", ("print(1)", "", [])),
         # What is no JSON is shown as it is; what has no header is content; messages may lack their ends.
         (f"{CALL}city = Paris<|call|>", ("", "", [("get_weather", "city = Paris")])),

@@ -88,6 +88,13 @@ CASES = [
         True,
         (f"Perhaps {CALL}?", f"{CALL} or not.", [NOW]),
     ),
+    (
+        MUSE,
+        f" to=commentary<|message|>First I look.<|eom|><|start|>assistant to=now<|message|>{CALL}",
+        True,
+        ("", "First I look.", [NOW]),
+    ),
+    (MUSE, f" to=commentary<|message|>As in {CALL}<|eot|>", True, ("", f"As in {CALL}", [])),
     (MUSE, " to=user<|message|>I write to=user.<|eot|>", True, ("", "I write to=user.", [])),
     (
         MUSE,

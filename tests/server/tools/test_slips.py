@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.chat.tools.formats.table import TOOL_FORMATS
+from octavo.chat.tools.formats.writer import write_calls
 from octavo.chat.tools.parsers import CallPiece, reader_of
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -101,12 +102,55 @@ def test_a_value_without_its_end_tag_ends_where_the_next_argument_begins(row, be
         )
 
 
-@pytest.mark.parametrize(("row", "begin", "rest"), [one for one in UNCLOSED if one[0] != "glm45"])
+@pytest.mark.parametrize(("row", "begin", "rest"), UNCLOSED, ids=[row for row, *_ in UNCLOSED])
+def test_an_empty_value_without_its_end_tag_ends_where_the_next_argument_begins(row, begin, rest):
+    empty = begin.removesuffix("Sun").rstrip("\n")
+    assert read_in_every_cut(row, empty + rest) == ("", [("note", {"title": "", "body": "Rain"})])
+
+
+@pytest.mark.parametrize(("row", "begin", "rest"), UNCLOSED, ids=[row for row, *_ in UNCLOSED])
 def test_a_value_may_quote_the_tag_of_an_argument_to_come_inside_a_line(row, begin, rest):
     tags = TOOL_FORMATS[row].arguments
     quote = f" and {rest.partition('Rain')[0].strip()}x{tags.value_end} too"
     text = f"{begin}{quote}{tags.value_end}{rest}"
     assert read_in_every_cut(row, text) == ("", [("note", {"title": f"Sun{quote}", "body": "Rain"})])
+
+
+QUOTES = [
+    ("glm45", "<tool_call>note\n<arg_key>title</arg_key>\n<arg_value>", "<arg_key>body</arg_key>", "</arg_value>\n"
+     "</tool_call>"),
+    ("step3", '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="note">'
+     '<steptml:parameter name="title">', '<steptml:parameter name="body">', "</steptml:parameter></steptml:invoke>"
+     "<｜tool_call_end｜><｜tool_calls_end｜>"),
+    ("qwen3_xml", "<tool_call>\n<function=note>\n<parameter=title>\n",
+     "On a line:\n<parameter=body>", "\n</parameter>\n"
+     "</function>\n</tool_call>"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "begin", "tag", "end"), QUOTES, ids=[row for row, *_ in QUOTES])
+def test_a_value_may_quote_the_tag_of_an_argument_that_comes_behind_it(row, begin, tag, end):
+    tags, last = TOOL_FORMATS[row].arguments, tag.splitlines()[-1]
+    more = f"{tags.newline}{last}{tags.value}Rain"
+    text = f"{begin}{tag} is it{end.partition(tags.value_end)[0]}{tags.value_end}{more}{end}"
+    assert read_in_every_cut(row, text) == ("", [("note", {"title": f"{tag} is it", "body": "Rain"})])
+
+
+def test_a_value_may_quote_the_key_of_an_argument_that_never_comes():
+    row, begin, tag, end = QUOTES[0]
+    assert read_in_every_cut(row, f"{begin}{tag} is it{end}") == ("", [("note", {"title": f"{tag} is it"})])
+
+
+def test_signs_in_names_that_stand_in_quotes_are_read_and_written():
+    schemas = {"r&d": {"type": "object", "properties": {"a&b": {"type": "string"}, '"q"': {"type": "integer"}}}}
+    text = write_calls(TOOL_FORMATS["kimi_k3"], [("r&d", {"a&b": "x &amp; y", '"q"': 3})])
+    assert 'tool="r&amp;d"' in text and 'key="&quot;q&quot;"' in text
+    for size in (1, 2, 3, len(text)):
+        reader = reader_of(TOOL_FORMATS["kimi_k3"], schemas)
+        pieces = [piece for at in range(0, len(text), size) for piece in reader.feed(text[at : at + size])]
+        calls = [piece for piece in [*pieces, *reader.finish()] if isinstance(piece, CallPiece)]
+        assert "".join(call.name or "" for call in calls) == "r&d"
+        assert json.loads("".join(call.arguments for call in calls)) == {"a&b": "x &amp; y", '"q"': 3}
 
 
 @pytest.mark.parametrize(("told", "key", "value"), [("", "title", "4"), ("", "stars", 4), ("number", "stars", 4)])

@@ -98,7 +98,7 @@ class CallFormat:
     """The format in which a template's model writes calls."""
 
     parser: str  # of TOOL_FORMATS
-    how: str  # "read back", "described", "flag"; or "generic": the model is told of tools in a prompt of our own
+    how: str  # "read back", "described", "flag", "response_template"; or "generic": a prompt of our own tells of tools
     arguments_as_text: bool = False  # the template takes the arguments of earlier calls as JSON text alone
     told: bool = True  # the template describes tools itself; False: it must not see them
     writes: bool = True  # the template writes earlier calls; False: they become text of their message
@@ -129,8 +129,8 @@ def knows_tools(template: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def format_of(template: str, flag: str | None = None) -> CallFormat:
-    """The format of a template's calls; ``flag``, the name of one, overrides what the template says. Logs it once."""
+def format_of(template: str, flag: str | Format | None = None) -> CallFormat:
+    """The format of a template's calls; ``flag``, one or its name, overrides what the template says. Logs it once."""
     own = own_format(template)
     if flag is not None:
         return _flagged(own, flag, knows_tools(template))
@@ -148,8 +148,11 @@ def format_of(template: str, flag: str | None = None) -> CallFormat:
     return CallFormat("hermes", "generic", told=False, writes=False)
 
 
-def _flagged(own: CallFormat | None, flag: str, told: bool) -> CallFormat:
+def _flagged(own: CallFormat | None, flag: str | Format, told: bool) -> CallFormat:
     """The format that a flag names, told and written as the template is able to."""
+    if isinstance(flag, Format):
+        made = own or CallFormat(flag.name, "generic", told=told, writes=told)
+        return replace(made, parser=flag.name, how="response_template" if told else "generic", spelled=flag)
     if own is None:
         return CallFormat(flag, "flag" if told else "generic", told=told, writes=told)
     if TOOL_FORMATS[own.parser] is not TOOL_FORMATS[flag]:

@@ -23,7 +23,7 @@ def speaks_harmony(options: ChatOptions, template: str) -> bool:
     if options.reasoning_parser not in (None, AUTO, NONE):
         return options.reasoning_parser == HARMONY
     if options.call_format is not None:
-        return options.call_format == "openai"
+        return bool(options.call_format == "openai")
     if all(mark in template for mark in _MARKS):  # the form of whole answers, however the template writes calls
         return True
     if not knows_tools(template):

@@ -97,7 +97,8 @@ def tagged_calls(
             rules.append(f"anything{i}: {written.any_argument(str(i))}")
             in_order = _repeated(row, f"anything{i}", token_id)
         rules.append(f"arguments{i}: {in_order}")
-        members.append(Member(row.call + row.header, function["name"], f"arguments{i}", row.call_end, row.addressed))
+        name = row.attribute(function["name"])
+        members.append(Member(row.call + row.header, name, f"arguments{i}", row.call_end, row.addressed))
     return Calls(members, parts, rules)
 
 
@@ -139,7 +140,7 @@ class _Values:
         kinds = kinds_of(value, self.schema)
         key_end = tags.key_end + (_kind(tags, kinds) + tags.kind_end if tags.kind_end else "")
         trimmed = "\n" if tags.trims else ""
-        lead = f"{self._text(tags.key + key + key_end)} {self._before_value(tags)}"
+        lead = f"{self._text(tags.key + self.row.attribute(key) + key_end)} {self._before_value(tags)}"
         end = self._text(trimmed + tags.value_end)
         if kinds != {"string"}:
             step = key.replace("~", "~0").replace("/", "~1")

@@ -132,7 +132,7 @@ def _can_drop_thoughts(state: ServerState, conversation: Conversation) -> bool:
     if tokenizer is None:
         return False
     template = tokenizer.get_chat_template(options.chat_template, tools=bool(conversation.tools))
-    found, preserve = earlier_thoughts_of(template, options.reasoning_parser), options.preserve_reasoning
+    found, preserve = earlier_thoughts_of(template, options.thought_format), options.preserve_reasoning
     return found.variables(preserve, True) != found.variables(preserve, False)
 
 

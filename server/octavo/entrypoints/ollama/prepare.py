@@ -163,7 +163,7 @@ async def _prepare_raw(state: ServerState, body: GenerateRequest) -> _Ready:
             limit_of(options),
             constraint_of(body.format),
         )
-    tags = thoughts_of("", state.chat_options.reasoning_parser).tags
+    tags = thoughts_of("", state.chat_options.thought_format).tags
     rendered = Rendered(request.prompt_token_ids, state.chat_options, tags=tags)
     return _within(num_ctx_of(state, options), request), rendered
 
@@ -202,7 +202,7 @@ def can_think(state: ServerState) -> bool:
     options, template = state.chat_options, template_of(state)
     if speaks_harmony(options, template):
         return options.reasoning_parser != NONE
-    return thoughts_of(template, options.reasoning_parser).tags is not None
+    return thoughts_of(template, options.thought_format).tags is not None
 
 
 def num_ctx_of(state: ServerState, options: Options | None) -> int | None:

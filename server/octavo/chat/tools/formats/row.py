@@ -112,7 +112,7 @@ class Format:
     call_end: str = ""
     between: str = ""  # what the model writes between calls
     separators: str = ""  # characters that may stand between calls
-    also: tuple[str, ...] = ()  # other texts with which calls begin
+    also: tuple[str, ...] = ()  # other texts with which calls begin, perhaps with a tool's {name}
     addressed: str = ""  # in front of a message to a tool, with its {name}; no content
     begun: str = ""  # the prompt has written `call`: in front of an answer without calls the model writes this
     begins: str = ""  # the character with which an answer begins that is calls without a marker
@@ -122,6 +122,7 @@ class Format:
     suffix: str = ""  # a part of all marks in place of which templates write others
     special: bool = False  # the markers are special tokens of the model
     id_length: int = 0  # of ids that the templates demand; 0: any
+    escapes: bool = False  # names stand in quotes, with &quot; and &amp; for these two signs
     keeps_ids: bool = False  # the header's name and number are the id of the call
     gaps: Gaps | None = None  # those of the model's template, a grammar allows no others; None: unknown
     aliases: tuple[str, ...] = ()  # other names
@@ -131,6 +132,14 @@ class Format:
         """The texts with which calls may begin."""
         own = self.section[0] or self.call
         return (*((own,) if own else ()), *self.also)
+
+    def attribute(self, name: str) -> str:
+        """A name of a tool or an argument, as the family writes it."""
+        return name.replace("&", "&amp;").replace('"', "&quot;") if self.escapes else name
+
+    def name_of(self, attribute: str) -> str:
+        """The name that the family writes so."""
+        return attribute.replace("&quot;", '"').replace("&amp;", "&") if self.escapes else attribute
 
     @property
     def spaces(self) -> Gaps:

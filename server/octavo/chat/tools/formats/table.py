@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.chat.options import AUTO, NONE
-from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonKey, Named, Params, Python, Typed
+from octavo.chat.options import AUTO, HF, NONE
+from octavo.chat.tools.formats.row import Elements, Format, Gaps, Harmony, Json, JsonKey, Named, Params, Python, Typed
 
 _PARAMETER = Params("<parameter=", ">", "</parameter>", newline="\n")
 _SEED = Format(
@@ -42,6 +42,24 @@ def _dsml(name: str, mark: str, section: str) -> Format:
         special=True,
     )
 
+
+_HY_V3 = Format(
+    "hy_v3",
+    Params(
+        key="<arg_key:opensource>",
+        key_end="</arg_key:opensource>",
+        value="<arg_value:opensource>",
+        value_end="</arg_value:opensource>",
+        newline="\n",
+    ),
+    section=("<tool_calls:opensource>", "</tool_calls:opensource>"),
+    call="<tool_call:opensource>",
+    header="{name}<tool_sep:opensource>",
+    call_end="</tool_call:opensource>",
+    thoughts=("<think:opensource>", "</think:opensource>"),
+    special=True,
+    suffix=":opensource",
+)
 
 # In the order in which the round trip tries them.
 ROWS = (
@@ -91,6 +109,8 @@ ROWS = (
         also=("<function=",),  # models forget the first tag
         aliases=("qwen3_coder", "nemotron_v3", "step3p5", "mimo"),
     ),
+    _HY_V3,
+    replace(_HY_V3, name="hy_v4", header="{name}"),
     Format(
         "glm45",
         Params(key="<arg_key>", key_end="</arg_key>", value="<arg_value>", value_end="</arg_value>"),
@@ -169,6 +189,7 @@ ROWS = (
         thoughts=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
         texts=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
         special=True,
+        escapes=True,
     ),
     Format(
         "gemma4",
@@ -185,23 +206,6 @@ ROWS = (
         call="<start_function_call>",
         header="call:{name}",
         call_end="<end_function_call>",
-        special=True,
-    ),
-    Format(
-        "hy_v3",
-        Params(
-            key="<arg_key:opensource>",
-            key_end="</arg_key:opensource>",
-            value="<arg_value:opensource>",
-            value_end="</arg_value:opensource>",
-            newline="\n",
-        ),
-        section=("<tool_calls:opensource>", "</tool_calls:opensource>"),
-        call="<tool_call:opensource>",
-        header="{name}<tool_sep:opensource>",
-        call_end="</tool_call:opensource>",
-        thoughts=("<think:opensource>", "</think:opensource>"),
-        suffix=":opensource",
         special=True,
     ),
     Format(
@@ -248,6 +252,17 @@ ROWS = (
         texts=("<|message_sep|>",),
         special=True,
     ),
+    Format(
+        "inkling",
+        Json(arguments_key="args"),
+        section=("<|content_invoke_tool_json|>", "<|end_message|>"),
+        each=True,
+        also=("{name}<|content_invoke_tool_json|>",),
+        thoughts=("<|content_thinking|>", "<|end_message|>"),
+        texts=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
+        special=True,
+        gaps=Gaps(between="<|message_model|>"),
+    ),
     Format("functionary_v3_1", Named(), call="<function=", header="{name}>", call_end="</function>"),
     Format(
         "functionary_v3_2",
@@ -267,7 +282,7 @@ ROWS = (
         call_end="</atem:invoke>",
         addressed="to={name}<|message|>",
         thoughts=("to=self<|message|>", "<|eom|>"),
-        texts=("<|start|>assistant", "to=user<|message|>", "<|eot|>"),
+        texts=("<|start|>assistant", "to=user<|message|>", "to=commentary<|message|>", "<|eot|>"),
         special=True,
     ),
     Format(
@@ -337,4 +352,4 @@ ROWS = (
 )
 # By each of its names; as a flag a name, or what is said of the chat template or of none.
 TOOL_FORMATS = {name: row for row in ROWS for name in (row.name, *row.aliases)}
-TOOL_CALL_PARSERS = (AUTO, NONE, *sorted(TOOL_FORMATS))
+TOOL_CALL_PARSERS = (AUTO, NONE, HF, *sorted(TOOL_FORMATS))

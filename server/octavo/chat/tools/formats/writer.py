@@ -51,7 +51,7 @@ def _python(kind: Python, calls: Sequence[Call]) -> str:
 def write_header(row: Format, name: str, number: int) -> str:
     """Write the part behind a call's mark: its name, perhaps its number or a made-up id."""
     header = re.sub(r"\(([^)]*)\)\?", lambda found: "" if "{" in found[1] else found[1], row.header)
-    fields = {"{name}": name, "{index}": str(number + row.spaces.counted), "{id}": f"call{number:05}"}
+    fields = {"{name}": row.attribute(name), "{index}": str(number + row.spaces.counted), "{id}": f"call{number:05}"}
     return re.sub(r"\{(?:name|index|id)\}", lambda found: fields[found[0]], header)
 
 
@@ -82,7 +82,7 @@ def _parameter(row: Format, kind: Params, key: str, value: Any) -> str:
     word = ""
     if kind.kind_end:
         word = (kind.text_kind if isinstance(value, str) else _word(kind, value)) + kind.kind_end
-    lead = f"{kind.key}{key}{kind.key_end}{word}{row.spaces.valued}{kind.value}"
+    lead = f"{kind.key}{row.attribute(key)}{kind.key_end}{word}{row.spaces.valued}{kind.value}"
     return f"{lead}{around}{text}{around}{kind.value_end}"
 
 

@@ -54,6 +54,7 @@ class ToolParser(TextReader, ABC):
         self.markers: tuple[str, ...] = ()  # what a call, or several, may begin with
         self.marks: tuple[str, ...] = ()  # what separates thoughts and other text
         self.name_keys: tuple[str, ...] = ("name",)  # of calls that are JSON
+        self.arguments_keys: tuple[str, ...] = ("arguments", "parameters")
         self.num_calls = 0
         self.num_unknown = 0  # of these, calls whose names no tool has
         self.num_malformed = 0  # texts that began as a call with a name and became content
@@ -248,7 +249,7 @@ class ToolParser(TextReader, ABC):
                 name = yield from self._called_name(self._decoded_string(), '"')
                 if not name or (known_only and self._names and name not in self._names):
                     raise NotACallError
-            elif key in ("arguments", "parameters") and not done and held is None:
+            elif key in self.arguments_keys and not done and held is None:
                 if name is None:
                     held = self._held = yield from self._held_arguments()
                 else:

@@ -26,7 +26,8 @@ class FormatReader(ToolParser):
 
     def __init__(self, row: Format, names: Collection[str] | Mapping[str, Any] = ()) -> None:
         super().__init__(names)
-        self.row = row
+        also = [mark.replace("{name}", name) for mark in row.also for name in (names if "{name}" in mark else ("",))]
+        self.row = row = replace(row, also=tuple(sorted(also, key=len, reverse=True)))
         addressed = tuple(row.addressed.replace("{name}", name) for name in names if row.addressed)
         self.markers = (*row.markers, *addressed)
         self._addressed, self.marks = addressed, (*row.marks, *addressed)
@@ -157,7 +158,7 @@ class FormatReader(ToolParser):
         yield from self._skip_space()
         name = yield from self._called_name(self._run_of(_until(_following(self.row.header, "{name}"))))
         yield from self._skip_space()
-        return name
+        return self.row.name_of(name)
 
     def _optional_header(self, parts: str) -> Steps[None]:
         literal, field, _ = parts.partition("{id}")

@@ -21,7 +21,7 @@ MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 _FUNCTION = "functions."
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_PEOPLE = ("assistant", "user", "all")  # recipients that are no tools
+_PEOPLE = ("assistant", "user", "all", "commentary")  # recipients that are no tools
 _SEPARATOR = "\n"  # between messages that become one text
 
 

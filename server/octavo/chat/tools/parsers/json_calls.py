@@ -17,6 +17,7 @@ class JsonReader(FormatReader):
         super().__init__(row, names)
         if isinstance(row.arguments, Json):
             self.name_keys = tuple(dict.fromkeys((row.arguments.name_key, "name")))
+            self.arguments_keys = (*self.arguments_keys, row.arguments.arguments_key)
 
     def _call(self, known_only: bool) -> Steps[None]:
         if (yield from self._peek()) == "[":

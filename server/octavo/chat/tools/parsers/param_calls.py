@@ -62,7 +62,7 @@ class ParamsReader(FormatReader):
                 yield from self._skip_space()
                 if not (yield from self._read(tags.key)):
                     break
-                key = (yield from self._run_of(_KEY)).strip()
+                key = self.row.name_of((yield from self._run_of(_KEY)).strip())
                 kinds = yield from self._kinds(kinds_of(schema_of(schema, key), schema))
                 self._left = [name for name in self._left if name != key]
                 if tags.value:
@@ -107,6 +107,9 @@ class ParamsReader(FormatReader):
             kinds = kinds if kinds and "string" not in kinds else {"string"}
         streams = kinds == {"string"}
         if self._tags.trims:
+            if (yield from self._begins_argument()):  # an empty value without its end tag
+                self._give_arguments(lead + json_of("", kinds))
+                return ", "
             yield from self._read("\n")
         if streams:
             self._give_arguments(lead + '"')
@@ -176,12 +179,49 @@ class ParamsReader(FormatReader):
 
     def _begins_argument(self) -> Steps[bool]:
         """True if an argument begins here that the call still lacks; reads the line break before it."""
-        begin = self._at - self._settled
-        yield from self._read(self._tags.newline)
-        if (yield from self._one_of(*(self._tags.key + name + self._tags.key_end[0] for name in self._left))):
+        tags, begin = self._tags, self._at - self._settled
+        yield from self._read(tags.newline)
+        key_end = tags.key_end[0] if tags.kind_end else tags.key_end
+        tag = yield from self._one_of(*(tags.key + self.row.attribute(name) + key_end for name in self._left))
+        if tag and (yield from self._has_value(tag)) and not (yield from self._comes_again(tag)):
             return True
         self._at = self._settled + begin
         return False
+
+    def _has_value(self, tag: str) -> Steps[bool]:
+        """True if a value follows ``tag``, which comes next: in rows where one has a tag of its own, that."""
+        if not self._tags.value or self._tags.kind_end:
+            return True
+        begin = self._at - self._settled
+        self._at += len(tag)
+        yield from self._skip_space()
+        found = yield from self._starts_with(self._tags.value.lstrip())
+        self._at = self._settled + begin
+        return found
+
+    def _comes_again(self, tag: str) -> Steps[bool]:
+        """True if the argument that begins here begins again in this call, behind the end of a value: then a value only
+        quotes it here."""
+        call_end, value_end = self.row.call_end, self._tags.value_end
+        at = self._at - self._settled  # up to here nothing is found
+        while True:
+            text, begin = self._text, self._settled + at
+            end = text.find(call_end, begin)
+            close = text.find(value_end, begin, len(text) if end < 0 else end)
+            behind = close + len(value_end)
+            while close >= 0 and behind < len(text) and text[behind].isspace():
+                behind += 1
+            if close >= 0 and text.startswith(tag, behind):
+                return True
+            if close >= 0 and not tag.startswith(text[behind : behind + len(tag)]):
+                at = close + len(value_end) - self._settled
+                continue
+            if close < 0 and end >= 0:
+                return False
+            longest = max(len(call_end), len(value_end))
+            at = max(at, (close if close >= 0 else len(text) - longest + 1) - self._settled)
+            if not (yield from self._more()):
+                return False
 
     def _is_end_of_value(self) -> Steps[bool]:
         """True if the end tag just read ends the value: a tag of the call, or nothing, follows."""
