@@ -20,8 +20,8 @@ from octavo.chat.messages import Conversation, check_messages
 from octavo.chat.options import ChatOptions
 from octavo.chat.render import Rendered, render
 from octavo.chat.tools.choice import format_of
-from octavo.chat.tools.formats.row import Elements, Format, Python, Typed
-from octavo.chat.tools.tagged_grammar import parameters_of
+from octavo.chat.tools.formats.row import Elements, Python, Typed
+from octavo.chat.tools.scalars import parameters_of
 from octavo.interface.outputs import CompletionOutput
 from octavo.text.tokenizer import Tokenizer
 
@@ -112,10 +112,10 @@ TEMPLATES |= {
     "lfm2 in Python": "{% if m.tool_calls %}<|tool_call_start|>[" + EACH + "{{ f.name }}(" + ITEMS
     + "{{ k }}={{ ([v] | string)[1:-1] }}{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}"
     "{% endfor %}]<|tool_call_end|>{% endif %}",
-    "minimax m3": "{% macro tree(v) %}{% if v is mapping %}{% for k, i in v.items() %}]<]minimax[>[<{{ k }}>"
-    "{{ tree(i) }}]<]minimax[>[</{{ k }}>{% endfor %}{% elif v is string %}{{ v }}{% elif v is sequence %}"
-    "{% for i in v %}]<]minimax[>[<item>{{ tree(i) }}]<]minimax[>[</item>{% endfor %}{% else %}{{ v | tojson }}"
-    "{% endif %}{% endmacro %}{% if m.tool_calls %}"
+    "minimax m3": "{% macro tree(v) %}{% if v is mapping %}{% for k, i in v.items() if i is not none %}"
+    "]<]minimax[>[<{{ k }}>{{ tree(i) }}]<]minimax[>[</{{ k }}>{% endfor %}{% elif v is string %}{{ v }}"
+    "{% elif v is sequence %}{% for i in v %}]<]minimax[>[<item>{{ tree(i) }}]<]minimax[>[</item>{% endfor %}"
+    "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}{% if m.tool_calls %}"
     "]<]minimax[>[<tool_call>\n" + EACH + ']<]minimax[>[<invoke name="{{ f.name }}">'
     "{{ tree(f.arguments) }}]<]minimax[>[</invoke>\n{% endfor %}]<]minimax[>[</tool_call>{% endif %}",
 }  # fmt: skip
@@ -267,8 +267,6 @@ def said_again(template: str, walks: int, seed: int, marks: bool = False, mode: 
     assert row.gaps is not None
     equal = 0
     for functions in (LOOK, NOW), (DEEP, NOW):
-        if functions[0] is DEEP and not writes_deep(row):
-            continue
         if isinstance(mode.choice, dict):
             mode = Mode(named(functions[0]["name"]))
         for asked, said, answer in drawn(template, functions, mode, walks, seed, marks):
@@ -277,12 +275,6 @@ def said_again(template: str, walks: int, seed: int, marks: bool = False, mode: 
             assert again(template, functions, mode, marks, answer) == f"{asked.text}{said}<|end|>"
             equal += 1
     return equal
-
-
-def writes_deep(row: Format) -> bool:
-    """False for Python's spelling, whose grammar holds no object in another, and for MiniMax M3, whose null is what an
-    empty text is, and is left out by its template: such calls are forced as JSON, or come back otherwise."""
-    return not isinstance(row.arguments, Python | Elements)
 
 
 @pytest.mark.sampled
@@ -311,6 +303,61 @@ def test_two_hundred_demanded_calls_are_rendered_as_they_were_said(name: str, mo
 FREE = Mode(
     "auto", strict=True
 )  # calls may have other line breaks than the template's: they are kept as they were said
+
+
+EITHER = {
+    "name": "either",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "sure": {"type": "boolean"},
+            "note": {"type": ["string", "null"]},
+            "count": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "names": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+            "level": {"enum": ["low", "null and void", None]},
+            "box": {
+                "type": "object",
+                "properties": {"text": {"type": "string"}, "on": {"type": "boolean"}},
+                "required": ["text"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["sure"],
+    },
+}
+# Templates that print lists and objects as Python does, and one that prints null as None.
+AS_PYTHON = {
+    "seed": TEMPLATES["qwen3_xml"].replace("v | tojson", "v | string"),
+    "minicpm5": TEMPLATES["minicpm5"].replace("v | tojson", "v | string"),
+    "gemma": TEMPLATES["gemma"].replace("{{ v | tojson }}", "{{ 'None' if v is none else v | tojson }}"),
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3_xml", "glm 4.7", "minimax", "minicpm5", "lfm2 in Python", "gemma", "hermes"])
+def test_calls_with_values_of_several_kinds_are_in_the_model_s_own_format(name: str) -> None:
+    template, found = made_template(name, "", ""), 0
+    mode = Mode(named("either"))
+    for asked, said, answer in drawn(template, [EITHER], mode, 40, 6, name == "gemma"):
+        assert asked.plan is not None and asked.plan.forced is None
+        if not has_other_spellings(answer):
+            assert again(template, [EITHER], mode, name == "gemma", answer) == f"{asked.text}{said}<|end|>"
+            found += 1
+    assert found >= 3
+
+
+@pytest.mark.parametrize("name", AS_PYTHON)
+def test_objects_are_said_as_a_template_prints_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TEMPLATES, name, AS_PYTHON[name])
+    template, texts = made_template(name, "", ""), ""
+    for function in DEEP, EITHER:
+        mode = Mode(named(function["name"]))
+        for asked, said, answer in drawn(template, [function], mode, 8, 7, name == "gemma"):
+            assert asked.plan is not None and asked.plan.forced is None
+            if not has_other_spellings(answer):
+                assert again(template, [function], mode, name == "gemma", answer) == f"{asked.text}{said}<|end|>"
+                texts += said
+    assert "None" in texts
+    assert name == "gemma" or "{'text': " in texts
 
 
 WORDS = {
@@ -343,8 +390,7 @@ def test_calls_of_strict_tools_keep_to_their_schemas_where_the_model_is_free(nam
     template = made_template(name, "", "")
     row = format_of(template).row
     mark = row.around[0] or row.call
-    functions = (LOOK, DEEP, NOW) if writes_deep(row) else (LOOK, NOW)
-    found = list(drawn(template, functions, replace(FREE, parallel=parallel), 12, 2, True, f"Well. {mark}"))
+    found = list(drawn(template, (LOOK, DEEP, NOW), replace(FREE, parallel=parallel), 12, 2, True, f"Well. {mark}"))
     assert sum(bool(answer.calls) for _, _, answer in found) >= 3
 
 

@@ -11,7 +11,8 @@ from octavo.chat.structured import CallGrammar, Constraint, TokenId, grammar_par
 from octavo.chat.tools.call_frames import Calls, Member, Numbers, assembled, written_header
 from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonKey, Named, Params, Python, Typed
 from octavo.chat.tools.python_grammar import is_python_name, python_calls
-from octavo.chat.tools.tagged_grammar import keeps_schema, parameters_of, tagged_calls
+from octavo.chat.tools.scalars import parameters_of
+from octavo.chat.tools.tagged_grammar import keeps_schema, tagged_calls
 from octavo.chat.tools.value_grammar import element_calls, keeps_values, typed_calls
 from octavo.interface.json_schema import moved
 from octavo.interface.structured_output import StructuredOutputsParams

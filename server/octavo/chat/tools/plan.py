@@ -19,7 +19,7 @@ from octavo.chat.tools.free_answer import ANY_ARGUMENTS, FreeAnswer, free_answer
 from octavo.chat.tools.grammars import any_call, call_grammar, constraint_of, keeps_schemas
 from octavo.chat.tools.harmony import speaks_harmony
 from octavo.chat.tools.parsers import JsonListParser, NamedCallParser, ToolParser, reader_of
-from octavo.chat.tools.tagged_grammar import parameters_of
+from octavo.chat.tools.scalars import parameters_of
 from octavo.errors import FieldError
 from octavo.interface.json_schema import closed, sets_engine_options
 from octavo.interface.schema_keywords import held, with_evaluated

@@ -10,47 +10,19 @@ from typing import Any
 
 from octavo.chat.structured import TokenId, lark_of
 from octavo.chat.tools.call_frames import Calls, Member, lark_of_gap
-from octavo.chat.tools.formats.row import JSON_WORDS, Format, Params
+from octavo.chat.tools.formats.row import Format, Params, Python
 from octavo.chat.tools.parsers.values import kinds_of
+from octavo.chat.tools.python_grammar import PythonValues, python_rules
+from octavo.chat.tools.scalars import parameters_of, takes_any
+from octavo.chat.tools.unions import Branch, branches_of, options_of, tells_texts
+from octavo.chat.tools.value_grammar import keeps_values
 from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
 
 _OF_OBJECTS = {"type", "properties", "required", "additionalProperties", "description", "title", "$defs", "$schema"}
 _OF_TEXTS = {"type", "enum", "const", "maxLength", "description", "title", "default", "examples"}
-NUMBERS = ("integer", "number")
-BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
-_OF_ANY = ("description", "title", "default", "examples")
 _WORDED = {"boolean": (0, 1), "null": (2,)}  # the places of their words
 _WRITABLE = re.compile(r"[^<>\"\s=]+")
-
-
-def parameters_of(function: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are always an object."""
-    schema = function.get("parameters")
-    if not schema:
-        return {"type": "object", "additionalProperties": False}
-    return schema if "type" in schema or "$ref" in schema else {"type": "object", **schema}
-
-
-def takes_any(schema: Any) -> bool:
-    """True if a schema says nothing of an object's properties, and allows them."""
-    return schema.get("additionalProperties") is True and not schema.get("properties") and not schema.get("required")
-
-
-def integer_and_number(row: Format) -> tuple[str, str]:
-    """Lark for an integer and a number: as a template writes them, which is as Python does, or in any way of JSON where
-    the template is unknown."""
-    if row.gaps is None:
-        return "/-?(0|[1-9][0-9]{0,18})/", r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,2})?/"
-    large = r"-?[1-9][0-9]{0,7}\.(0|[0-9]{0,6}[1-9])|-?[1-9][0-9]{8,10}\.(0|[0-9]{0,3}[1-9])"
-    small = r"0\.0|-?0\.0{0,3}[1-9]([0-9]{0,9}[1-9])?"
-    exponent = r"-?[1-9](\.[0-9]{0,8}[1-9])?e(-(0[5-9]|[1-9][0-9])|\+(1[6-9]|[2-9][0-9]))"
-    return "/0|-?[1-9][0-9]{0,18}/", f"/0|-?[1-9][0-9]{{0,14}}|{large}|{small}|{exponent}/"
-
-
-def bounded(kind: str, schema: Mapping[str, Any]) -> str:
-    """Lark for a number within the limits of its schema."""
-    return "%json " + json.dumps({"type": kind, **{name: schema[name] for name in sorted(schema.keys() & BOUNDS)}})
 
 
 def keeps_schema(tags: Params, schema: dict[str, Any]) -> bool:
@@ -66,8 +38,12 @@ def keeps_schema(tags: Params, schema: dict[str, Any]) -> bool:
             return False
         if kinds == {"string"} and not value.keys() <= _OF_TEXTS:
             return False
-        if kinds != {"string"} and not tags.kind_end and (not kinds or "string" in kinds):
-            return False  # quotes around a text would be read as its own
+        if kinds != {"string"} and (not kinds or "string" in kinds):
+            branches = branches_of(value, "", schema)
+            if branches is None and not tags.kind_end:
+                return False  # quotes around a text would be read as its own
+            if branches is not None and not tells_texts(branches, bool(tags.kind_end)):
+                return False
     return True
 
 
@@ -76,7 +52,7 @@ def tagged_calls(
 ) -> Calls:
     """Calls with the arguments in the order of the schema. Raises FieldError for required arguments whose names cannot
     stand in a tag."""
-    rules: list[str] = []
+    rules = [python_rules(row)] if row.spaces.python else []
     parts: dict[str, str] = {}
     members = []
     for i, function in enumerate(functions):
@@ -137,46 +113,78 @@ class _Values:
         """Lark for an argument with its tags."""
         tags = self.row.arguments
         assert isinstance(tags, Params)
+        branches = branches_of(
+            value, "#/$defs/tool/properties/" + key.replace("~", "~0").replace("/", "~1"), self.schema
+        )
+        if branches is None or (kinds := {branch.kind for branch in branches}) == {"string"}:
+            return self._plain_argument(key, value, named)
+        if not tags.kind_end:
+            return f"{self._lead(key, '')} ({self._either(branches, kinds, named)})"
+        ways = [
+            f"{self._lead(key, _kind(tags, {kind}))} ({self._either(some, {kind}, f'{named}_{kind}')})"
+            for kind in sorted(kinds)
+            if (some := [branch for branch in branches if branch.kind == kind])
+        ]
+        return f"({' | '.join(ways)})"
+
+    def _lead(self, key: str, kind: str) -> str:
+        """Lark for what stands in front of an argument's value."""
+        tags = self.row.arguments
+        assert isinstance(tags, Params)
+        key_end = tags.key_end + (kind + tags.kind_end if tags.kind_end else "")
+        return f"{self._text(tags.key + self.row.attribute(key) + key_end)} {self._before_value(tags)}"
+
+    def _plain_argument(self, key: str, value: Any, named: str) -> str:
+        """Lark for an argument that is a text, or of which nothing is understood."""
+        tags = self.row.arguments
+        assert isinstance(tags, Params)
         kinds = kinds_of(value, self.schema)
-        key_end = tags.key_end + (_kind(tags, kinds) + tags.kind_end if tags.kind_end else "")
-        trimmed = "\n" if tags.trims else ""
-        lead = f"{self._text(tags.key + self.row.attribute(key) + key_end)} {self._before_value(tags)}"
-        end = self._text(trimmed + tags.value_end)
+        lead = self._lead(key, _kind(tags, kinds) if tags.kind_end else "")
+        end = self._text(("\n" if tags.trims else "") + tags.value_end)
         if kinds != {"string"}:
             step = key.replace("~", "~0").replace("/", "~1")
-            words, rest = self._worded(value, {"$ref": f"#/$defs/tool/properties/{step}"})
-            if rest is not None:
-                definitions = {"tool": moved(self.schema, "#/$defs/tool")}
-                self.parts[f"value{named}"] = self.grammar({**rest, "$defs": definitions})
-                words.append(f"@value{named}")
-            return f"{lead} ({' | '.join(words)}) {end}"
+            return f"{lead} {self._json(named, {'$ref': f'#/$defs/tool/properties/{step}'})} {end}"
         options = [value["const"]] if "const" in value else value.get("enum")
         if isinstance(options, list):
             either = " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
             return f"{lead} ({either}) {end}"
-        most = value.get("maxLength")
-        return f"{lead} {self._free_text(tags, named, f'{{0,{most}}}' if isinstance(most, int) else '*')}"
+        return f"{lead} {self._free_text(tags, named, _length(value))}"
 
-    def _worded(self, value: Any, own: dict[str, Any]) -> tuple[list[str], dict[str, Any] | None]:
-        """Lark for true, false and null, where a value may be one of these and the template writes them as Python does,
-        and the schema of other values, if there are any. ``own`` is that of all."""
-        if (words := self.row.spaces.words) == JSON_WORDS:
-            return [], own
-        if value.keys() <= {"type", "items", "properties", *_OF_ANY, *BOUNDS}:
-            told = value.get("type", [])
-            kinds = {told} if isinstance(told, str) else {*told}
-            others = sorted(kinds - _WORDED.keys())
-            rest = {"allOf": [own, {"type": others}]} if others else None
-        elif value.keys() <= {"anyOf", *_OF_ANY}:
-            plain = [one.get("type") if one.keys() <= {"type", *_OF_ANY} else None for one in value["anyOf"]]
-            kinds = {one for one in plain if isinstance(one, str)}
-            places = [at for at, one in enumerate(plain) if one not in ("boolean", "null")]
-            rest = {"anyOf": [{"$ref": f"{own['$ref']}/anyOf/{at}"} for at in places]} if places else None
-        else:
-            return [], own
-        if not kinds & _WORDED.keys():
-            return [], own
-        return [json.dumps(words[at]) for kind in sorted(kinds & _WORDED.keys()) for at in _WORDED[kind]], rest
+    def _either(self, branches: list[Branch], kinds: set[str], named: str) -> str:
+        """Lark for a value of one of several kinds, and its end."""
+        tags = self.row.arguments
+        assert isinstance(tags, Params)
+        end = self._text(("\n" if tags.trims else "") + tags.value_end)
+        closed, found, made = list[str](), list[str](), list[dict[str, Any]]()
+        for at, branch in enumerate(branches):
+            options = options_of(branch)
+            if branch.kind == "string" and options is None:
+                nested = kinds & {"array", "object"}
+                found.append(self._free_text(tags, f"{named}_{at}", _length(branch.schema), bool(nested)))
+            elif options is not None and branch.kind not in ("array", "object"):
+                closed += [json.dumps(self._literal(option), ensure_ascii=False) for option in options]
+            elif branch.kind in _WORDED:
+                closed += [json.dumps(self.row.spaces.words[place]) for place in _WORDED[branch.kind]]
+            elif self.row.spaces.python and keeps_values(Python(), branch.schema, 1):
+                closed.append(f"({PythonValues(self.schema, self.row).value(branch.schema, 1)})")
+            else:
+                made.append(branch.made)
+        if made:
+            closed.append(self._json(named, made[0] if len(made) == 1 else {"anyOf": made}))
+        return " | ".join([*found, *([f"({' | '.join(closed)}) {end}"] if closed else [])])
+
+    def _literal(self, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        if value is None or isinstance(value, bool):
+            return self.row.spaces.words[(True, False, None).index(value)]
+        return json.dumps(value)
+
+    def _json(self, named: str, schema: dict[str, Any]) -> str:
+        """Lark for a value as JSON."""
+        definitions = {"tool": moved(self.schema, "#/$defs/tool")}
+        self.parts[f"value{named}"] = self.grammar({**schema, "$defs": definitions})
+        return f"@value{named}"
 
     def any_argument(self, named: str) -> str:
         """Lark for an argument of any name and value."""
@@ -192,8 +200,8 @@ class _Values:
             return self._text(trimmed)
         return f"{lark_of_gap(self.row, 'valued', self.token_id)} {self._text(tags.value + trimmed)}"
 
-    def _free_text(self, tags: Params, named: str, length: str) -> str:
-        """The rule for a text and its end, which it makes."""
+    def _free_text(self, tags: Params, named: str, length: str, opens: bool = False) -> str:
+        """The rule for a text and its end, which it makes. ``opens``: one that begins as a list or an object is one."""
         trimmed = "\n" if tags.trims else ""
         closing = self._text(tags.value_end)
         if tags.cdata and self.row.gaps is not None and length == "*":
@@ -202,13 +210,26 @@ class _Values:
             return f"text{named}"
         if closing.startswith("<["):  # a text never holds a token
             before = "\\n" if tags.trims else ""
-            self.rules.append(f"text{named}: /(.|\\n){length}{before}/ {closing}")
+            self.rules.append(f"text{named}: /{_free(length, opens)}{before}/ {closing}")
         else:
-            self.rules.append(f"text{named}[suffix={json.dumps(trimmed + tags.value_end)}]: /(.|\\n){length}/")
+            self.rules.append(f"text{named}[suffix={json.dumps(trimmed + tags.value_end)}]: /{_free(length, opens)}/")
         return f"text{named}"
 
     def _text(self, literal: str) -> str:
         return lark_of(literal, self.token_id)
+
+
+def _length(schema: Mapping[str, Any]) -> str:
+    most = schema.get("maxLength")
+    return f"{{0,{most}}}" if isinstance(most, int) else "*"
+
+
+def _free(length: str, opens: bool) -> str:
+    """A pattern of texts."""
+    if not opens:
+        return rf"(.|\n){length}"
+    least = length if length == "*" else f"{{0,{max(0, int(length[3:-1]) - 1)}}}"
+    return rf"([^\s\[{{(](.|\n){least})?"
 
 
 def _kind(tags: Params, kinds: set[str]) -> str:
@@ -217,4 +238,5 @@ def _kind(tags: Params, kinds: set[str]) -> str:
         return tags.text_kind
     if tags.text_kind == "true":
         return "false"
-    return min(kinds - {"null", "string"}, default="object").replace("integer", "number")
+    told = kinds - {"string"}
+    return min(told - {"null"} or told, default="object").replace("integer", "number")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from octavo.chat.structured import TokenId, lark_of
 from octavo.chat.tools.call_frames import Calls, Member
 from octavo.chat.tools.formats.row import Elements, Format, Python, Typed
 from octavo.chat.tools.parsers.values import kinds_of
-from octavo.chat.tools.tagged_grammar import BOUNDS, NUMBERS, bounded, integer_and_number, parameters_of, takes_any
+from octavo.chat.tools.scalars import BOUNDS, NUMBERS, OF_ANY, bounded, integer_and_number, parameters_of, takes_any
 from octavo.errors import FieldError
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -19,7 +19,7 @@ _RULES = {"integer": "int", "number": "num", "boolean": "bool", "null": "null"}
 _MAX_DEPTH = 12  # of a schema; what is deeper may be any value
 
 _SAID = {
-    "type": frozenset({"type", "enum", "const", "description", "title", "default", "examples"}),
+    "type": frozenset({"type", "enum", "const", *OF_ANY}),
     "array": frozenset({"items"}),
     **dict.fromkeys(NUMBERS, BOUNDS),
     "object": frozenset({"properties", "required", "additionalProperties", "$schema", "$defs"}),
@@ -30,6 +30,9 @@ def keeps_values(kind: Typed | Elements | Python, schema: Any, depth: int = 0) -
     """True if the grammar of values in a spelling of its own holds all that a schema demands."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return False
+    if isinstance(several := _alternatives(schema), list):
+        apart = isinstance(kind, Typed | Python) or _are_apart(several)
+        return apart and all(keeps_values(kind, one, depth + 1) for one in several)
     scalar = "enum" in schema or "const" in schema
     kinds = schema.get("type", "string" if scalar else None)
     if not isinstance(kinds, str) or not schema.keys() <= _SAID["type"] | _SAID.get(kinds, frozenset()):
@@ -40,18 +43,64 @@ def keeps_values(kind: Typed | Elements | Python, schema: Any, depth: int = 0) -
     if scalar:
         return True
     if kinds == "array":
-        return keeps_values(kind, schema.get("items"), depth + 1)
+        return "items" not in schema or keeps_values(kind, schema["items"], depth + 1)
     if kinds != "object":
         return True
     properties = schema.get("properties") or {}
-    if isinstance(kind, Python) and depth:
-        return False
+    if depth and not isinstance(kind, Elements) and is_open(schema):
+        return True
     closed = schema.get("additionalProperties") is False or depth == 0  # arguments are those that are named
-    written = all(key.isidentifier() if isinstance(kind, Python) else _KEY.fullmatch(key) for key in properties)
+    written = all(_writable(kind, key, depth) for key in properties)
     return closed and written and all(keeps_values(kind, value, depth + 1) for value in properties.values())
 
 
-class _Values:
+def _alternatives(schema: Mapping[str, Any]) -> list[Any] | None:
+    """What a value may be, where its schema says no more; None where it says one thing."""
+    for key in ("anyOf", "oneOf"):
+        if schema.keys() <= {key, *OF_ANY} and isinstance(several := schema.get(key), list) and several:
+            return several
+    kinds = schema.get("type")
+    if isinstance(kinds, list) and kinds and "enum" not in schema and "const" not in schema:
+        said = {name for kind in kinds if isinstance(kind, str) for name in _SAID.get(kind, ())}
+        return [
+            {name: schema[name] for name in schema if name not in said or name in _SAID.get(kind, ())} | {"type": kind}
+            for kind in kinds
+        ]
+    return None
+
+
+def _are_apart(several: Iterable[Any]) -> bool:
+    """True if what is written without quotes is one of these values as it is read: a text that looks like a number is
+    one."""
+    schemas = [one for one in several if isinstance(one, Mapping)]
+    if all(one.get("type", "string") != "string" for one in schemas):
+        return True
+    return all(one.get("type") in ("string", *_RULES) and one.keys() <= {"type", *OF_ANY} for one in schemas)
+
+
+def is_open(schema: Mapping[str, Any]) -> bool:
+    """True if a schema of objects says nothing of their properties."""
+    return schema.get("additionalProperties", True) is True and not schema.keys() & {"properties", "required"}
+
+
+def _writable(kind: Typed | Elements | Python, key: str, depth: int) -> bool:
+    if isinstance(kind, Python):
+        return depth > 0 or key.isidentifier()
+    return _KEY.fullmatch(key) is not None
+
+
+def with_any_start(written: Sequence[tuple[str, bool]], comma: str) -> str:
+    """Lark for members in order, of each its Lark and whether it is required."""
+    firsts = []
+    for at, (member, needed) in enumerate(written):
+        others = [f"({json.dumps(comma)} {other})" + ("" if wanted else "?") for other, wanted in written[at + 1 :]]
+        firsts.append(" ".join([member, *others]))
+        if needed:
+            return " | ".join(firsts)
+    return " | ".join([*firsts, '""'])
+
+
+class Values:
     """Lark for values by their schemas."""
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
@@ -61,6 +110,8 @@ class _Values:
         """Lark for a value; any value where the schema says more than this understands."""
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return "value"
+        if isinstance(several := _alternatives(schema), list):
+            return " | ".join(self.value(one, depth + 1) for one in several)
         options = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(options, list) and options and not any(isinstance(option, dict | list) for option in options):
             return " | ".join(self.literal(option) for option in options)
@@ -93,7 +144,7 @@ class _Values:
         """Lark for an object."""
         raise NotImplementedError
 
-    def _properties(self, schema: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool]]:
+    def properties(self, schema: Mapping[str, Any]) -> Iterable[tuple[str, Any, bool]]:
         """The properties that can be written. Raises FieldError if a required one cannot."""
         required = set(schema.get("required") or ())
         properties = schema.get("properties") or {}
@@ -107,38 +158,31 @@ class _Values:
 def _scalars(row: Format) -> str:
     """Rules for values that are no text, list or object."""
     integer, number = integer_and_number(row)
-    return f'int: {integer}\nnum: {number}\nbool: "true" | "false"\nnull: "null"'
+    yes, no, none = map(json.dumps, row.spaces.words)
+    return f"int: {integer}\nnum: {number}\nbool: {yes} | {no}\nnull: {none}"
 
 
-class _TypedValues(_Values):
-    def __init__(self, parameters: Mapping[str, Any], quote: str) -> None:
+class _TypedValues(Values):
+    def __init__(self, parameters: Mapping[str, Any], quote: str, words: Sequence[str]) -> None:
         super().__init__(parameters)
-        self.quote = quote
+        self.quote, self.words = quote, words
 
     def literal(self, value: Any) -> str:
+        if value is None or isinstance(value, bool):
+            return _quoted(self.words[(True, False, None).index(value)])
         return f"{self.quote} {_quoted(value)} {self.quote}" if isinstance(value, str) else _quoted(json.dumps(value))
 
     def items(self, item: str) -> str:
         return f'"[" ({item} ("," {item})*)? "]"'
 
     def members(self, schema: Mapping[str, Any], depth: int) -> str:
-        written = [
-            (f'"{key}:" ({self.value(value, depth)})', needed) for key, value, needed in self._properties(schema)
-        ]
+        written = [(f'"{key}:" ({self.value(value, depth)})', needed) for key, value, needed in self.properties(schema)]
         written.sort()  # as the templates sort them
         if not written:
             if takes_any(schema):
                 return "object"
             return '"{}"' if schema.get("additionalProperties") is False or depth == 0 else "object"
-        firsts = []
-        for at, (member, needed) in enumerate(written):
-            others = [f'("," {other})' + ("" if wanted else "?") for other, wanted in written[at + 1 :]]
-            firsts.append(" ".join([member, *others]))
-            if needed:
-                break
-        else:
-            firsts.append('""')
-        return f'"{{" ({" | ".join(firsts)}) "}}"'
+        return f'"{{" ({with_any_start(written, ",")}) "}}"'
 
 
 def typed_calls(row: Format, functions: list[dict[str, Any]], token_id: TokenId) -> Calls:
@@ -156,15 +200,15 @@ def typed_calls(row: Format, functions: list[dict[str, Any]], token_id: TokenId)
     members = []
     for i, function in enumerate(functions):
         schema = parameters_of(function)
-        rules.append(f"arguments{i}: {_TypedValues(schema, quote).members(schema, 0)}")
+        rules.append(f"arguments{i}: {_TypedValues(schema, quote, row.spaces.words).members(schema, 0)}")
         members.append(Member(row.call + row.header, function["name"], f"arguments{i}", row.call_end))
     return Calls(members, rules=rules)
 
 
-class _ElementValues(_Values):
-    def __init__(self, parameters: Mapping[str, Any], mark: str) -> None:
+class _ElementValues(Values):
+    def __init__(self, parameters: Mapping[str, Any], mark: str, writes_null: bool) -> None:
         super().__init__(parameters)
-        self.mark = mark
+        self.mark, self.writes_null = mark, writes_null
 
     def literal(self, value: Any) -> str:
         text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
@@ -177,11 +221,27 @@ class _ElementValues(_Values):
         return '""' if kind == "null" else super().of_kind(kind, schema, depth)
 
     def members(self, schema: Mapping[str, Any], depth: int) -> str:
-        written = [
-            f'({self.mark} "<{key}>" ({self.value(value, depth)}) {self.mark} "</{key}>")' + ("" if needed else "?")
-            for key, value, needed in self._properties(schema)
-        ]
+        written = []
+        for key, value, needed in self.properties(schema):
+            own = value if needed or self.writes_null else _without_null(value)
+            if own is not None:
+                element = f'({self.mark} "<{key}>" ({self.value(own, depth)}) {self.mark} "</{key}>")'
+                written.append(element + ("" if needed else "?"))
         return " ".join(written) or ("elements" if takes_any(schema) else '""')
+
+
+def _without_null(schema: Any) -> Any:
+    """The schema of values that are not null; None if it has no others."""
+    if not isinstance(schema, Mapping):
+        return schema
+    if schema.get("type") == "null":
+        return None
+    if isinstance(several := _alternatives(schema), list):
+        kept = [own for one in several if (own := _without_null(one)) is not None]
+        return {"anyOf": kept} if kept else None
+    if isinstance(options := schema.get("enum"), list):
+        return {**schema, "enum": kept} if (kept := [one for one in options if one is not None]) else None
+    return schema
 
 
 def element_calls(row: Format, functions: list[dict[str, Any]], token_id: TokenId) -> Calls:
@@ -200,7 +260,7 @@ def element_calls(row: Format, functions: list[dict[str, Any]], token_id: TokenI
     members = []
     for i, function in enumerate(functions):
         schema = parameters_of(function)
-        rules.append(f"arguments{i}: {_ElementValues(schema, mark).members(schema, 0)}")
+        rules.append(f"arguments{i}: {_ElementValues(schema, mark, row.spaces.writes_null).members(schema, 0)}")
         members.append(Member(row.call + row.header, function["name"], f"arguments{i}", row.call_end))
     return Calls(members, rules=rules)
 

@@ -91,6 +91,8 @@ class Gaps:
     last: str = ""  # its last object and its bracket
     object: str = ""  # an object of a call, with {name}, {arguments}, perhaps {id} or {index}
     words: tuple[str, str, str] = JSON_WORDS  # an argument that is true, false or null
+    writes_null: bool = True  # False: an argument that is null is left out
+    python: bool = False  # lists and objects between tags are as Python writes them
     counted: int = 0  # the number of a conversation's first call
     counts_on: bool = True  # numbers go on in the next turn
 

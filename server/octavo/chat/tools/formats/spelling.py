@@ -11,6 +11,7 @@ from typing import Any
 from octavo.chat.tools.formats.row import (
     JSON_WORDS,
     PYTHON_WORDS,
+    Elements,
     Format,
     Harmony,
     Json,
@@ -18,6 +19,7 @@ from octavo.chat.tools.formats.row import (
     Named,
     Params,
     Python,
+    Typed,
 )
 from octavo.chat.tools.formats.writer import Call, write_call, write_calls, write_header
 
@@ -90,15 +92,23 @@ def _variants(row: Format) -> Iterator[Format]:
 def worded(row: Format, given: dict[str, Any], text: str) -> Format:
     """The row with the words of a template for true, false and null, where it writes them as arguments in ``text``."""
     kind = row.arguments
-    if row.gaps is None or not isinstance(kind, Params):
+    if row.gaps is None:
+        return row
+    if isinstance(kind, Elements):
+        null = next(key for key in given if given[key] is None)
+        return replace(row, gaps=replace(row.gaps, writes_null=f"{kind.mark}<{null}>" in text))
+    if isinstance(kind, Typed):
+        ways = {value: (rf"\b{key}:", r"\b") for key, value in given.items()}
+    elif isinstance(kind, Params):
+        told = rf"\w*{re.escape(kind.kind_end)}" if kind.kind_end else ""
+        before, end = rf"{told}\s*{re.escape(kind.value)}\s*", rf"\s*{re.escape(kind.value_end)}"
+        ways = {value: (re.escape(f"{kind.key}{key}{kind.key_end}") + before, end) for key, value in given.items()}
+    else:
         return row
     found = []
-    told = rf"\w*{re.escape(kind.kind_end)}" if kind.kind_end else ""
     for value, plain, python in zip((True, False, None), JSON_WORDS, PYTHON_WORDS, strict=True):
-        key = next(key for key in given if given[key] is value)
-        before = re.escape(f"{kind.key}{key}{kind.key_end}") + told + rf"\s*{re.escape(kind.value)}\s*"
-        other = re.search(rf"{before}{python}\s*{re.escape(kind.value_end)}", text)
-        found.append(plain if other is None else python)
+        before, end = ways[value]
+        found.append(plain if re.search(f"{before}{python}{end}", text) is None else python)
     return replace(row, gaps=replace(row.gaps, words=(found[0], found[1], found[2])))
 
 
@@ -263,4 +273,7 @@ def _value(scan: _Scan, value: Any) -> None:
         scan.read(value)
         return
     ways = (json.dumps(value, ensure_ascii=False), json.dumps(value, separators=(",", ":")), repr(value))
-    scan.read(next((way for way in ways if scan.text.startswith(way, scan.at)), ways[0]))
+    way = next((way for way in ways if scan.text.startswith(way, scan.at)), ways[0])
+    if isinstance(value, dict):
+        scan.found("python", way == ways[2])
+    scan.read(way)

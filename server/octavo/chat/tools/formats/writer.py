@@ -76,6 +76,8 @@ def _parameter(row: Format, kind: Params, key: str, value: Any) -> str:
     text = value if isinstance(value, str) else _dumped(value)
     if value is None or isinstance(value, bool):
         text = row.spaces.words[(True, False, None).index(value)]
+    elif row.spaces.python and not isinstance(value, str):
+        text = repr(value)
     if kind.cdata and isinstance(value, str) and re.search(r"[<&\n]", value):
         text = f"<![CDATA[{text}]]>"
     around = "\n" if kind.trims else ""
