@@ -31,8 +31,8 @@ class Branch:
 
 
 def branches_of(value: Mapping[str, Any], own: str, parameters: Mapping[str, Any]) -> list[Branch] | None:
-    """What an argument may be, each of one kind; None where its schema says more than this understands. ``own`` is a
-    reference to the schema, ``parameters`` the tool's."""
+    """The values that an argument may have, each of one kind; None where its schema says more than is known here.
+    ``own`` is a reference to the schema, ``parameters`` the tool's."""
     if "enum" in value or "const" in value:
         options = [value["const"]] if "const" in value else value["enum"]
         if not value.keys() <= {"type", "nullable", "enum", "const", *OF_ANY} or not isinstance(options, list):

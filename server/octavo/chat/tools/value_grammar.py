@@ -55,7 +55,7 @@ def keeps_values(kind: Typed | Elements | Python, schema: Any, depth: int = 0) -
 
 
 def _alternatives(schema: Mapping[str, Any]) -> list[Any] | None:
-    """What a value may be, where its schema says no more; None where it says one thing."""
+    """The schemas of which a value keeps to one, where its schema says no more; None where it says one thing."""
     for key in ("anyOf", "oneOf"):
         if schema.keys() <= {key, *OF_ANY} and isinstance(several := schema.get(key), list) and several:
             return several
