@@ -109,14 +109,6 @@ THOUGHT_TAGS = (
         empty=" to=self<|message|><|eom|><|start|>assistant",
         both_signs=True,
     ),
-    ThoughtTags(
-        "<|content_thinking|>",
-        "<|end_message|>",
-        ("inkling",),
-        texts=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
-        empty="<|content_thinking|><|end_message|><|message_model|>",
-        both_signs=True,
-    ),
     ThoughtTags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", ("plamo3",)),
     ThoughtTags(
         "<ifm|think>",

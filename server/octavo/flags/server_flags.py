@@ -130,7 +130,7 @@ CHOICES = {
     "embedding_pooling": POOLINGS,
 }
 # What to do with other values of vLLM's.
-_TOLD = "leave it out: the chat template tells"
+_TOLD = "leave it out: the chat template tells. Inkling (inkling) is not served"
 _ADVICE = {
     "tool_call_parser": _TOLD,
     "reasoning_parser": f"{_TOLD}. For minimax_m2_append_think, which leaves thoughts in the content, take none",

@@ -124,10 +124,6 @@ HY = (
     + "</arg_value:opensource>\n{% endfor %}</tool_call:opensource>\n{% endfor %}</tool_calls:opensource>{% endif %}"
 )
 HY4 = HY.replace("<tool_sep:opensource>", "").replace("opensource", "6124c78e")
-INKLING = (
-    EACH + "<|message_model|>{{ f.name }}<|content_invoke_tool_json|>"
-    '{"name": "{{ f.name }}", "args": {{ f.arguments | tojson }}}<|end_message|>{% endfor %}'
-)
 CPM = (
     EACH + '<function name="{{ f.name }}">' + ITEMS + '<param name="{{ k }}">{% if v is string and "<" in v %}'
     "<![CDATA[{{ v }}]]>{% else %}{{ v }}{% endif %}</param>{% endfor %}</function>\n{% endfor %}"
@@ -162,7 +158,6 @@ WRITTEN = {
     "hy_v3 of another checkpoint": (HY.replace("opensource", "6124c78e"), "hy_v3"),
     "hy_v4": (HY4, "hy_v4"),
     "hy_v4 without a suffix": (HY4.replace(":6124c78e", ""), "hy_v4"),
-    "inkling": (INKLING, "inkling"),
     "minicpm5": (CPM, "minicpm5"),
     "apertus": ("{% if m.tool_calls %}<|tools_prefix|>[" + EACH + KEYED + "]<|tools_suffix|>{% endif %}", "apertus"),
     "gigachat3": (EACH + "<|function_call|>" + BODY + "<|message_sep|>{% endfor %}", "gigachat3"),

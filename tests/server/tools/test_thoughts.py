@@ -71,14 +71,6 @@ FAMILIES = {
         {"thinking": True},
         {"thinking": False},
     ),
-    "inkling": (
-        spoken("<|content_thinking|>", "<|end_message|><|message_model|><|content_text|>", "<|message_model|>"),
-        ("<|content_thinking|>", "<|end_message|>"),
-        "read back",
-        True,
-        {},
-        None,
-    ),
     "deepseek v3.1": (
         asked(ON_BY_TAG),
         ("<think>", "</think>"),
@@ -303,13 +295,13 @@ dots deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 cohere_comma
 ling3 granite-20b-fc granite granite4 hermes poolside_v1 hunyuan_a13b hy_v3 internlm jamba lfm2 kimi_k2 kimi_k3
 k2_horizon llama3_json llama4_json llama4_pythonic longcat mimo minimax_m2 minimax_m3 minicpm5 mistral olmo3 plamo3
 openai phi4_mini_json pythonic qwen3_coder qwen3_json qwen3_xml seed_oss step3 step3p5 xlam gigachat3
-functiongemma gemma4 apertus hy_v4 inkling muse_glimmer
+functiongemma gemma4 apertus hy_v4 muse_glimmer
 """
 THOUGHT_PARSERS = """
 deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 poolside_v1 cohere_command3 cohere_command4 ernie45 gemma4 glm45 glm47
 ling3 openai_gptoss granite granite_thinking_parser holo2 hunyuan_a13b hy_v3 kimi_k2 kimi_k3 k2_horizon mimo minicpmv
 minimax_m2 minimax_m3 mistral nemotron_v3 olmo3 plamo3 qwen3 seed_oss step3 step3p5 hy_v4
-inkling muse_glimmer
+muse_glimmer
 """
 
 
@@ -319,7 +311,7 @@ def test_names_of_vllm_are_known():
 
 
 @pytest.mark.parametrize(
-    ("flag", "name"), [("--tool-call-parser", "nobodys"), ("--reasoning-parser", "minimax_m2_append_think")]
+    ("flag", "name"), [("--tool-call-parser", "inkling"), ("--reasoning-parser", "minimax_m2_append_think")]
 )
 def test_a_parser_that_is_not_known_is_refused_with_a_way_out(flag, name, capsys):
     parser = argparse.ArgumentParser()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.chat.options import AUTO, HF, NONE
-from octavo.chat.tools.formats.row import Elements, Format, Gaps, Harmony, Json, JsonKey, Named, Params, Python, Typed
+from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonKey, Named, Params, Python, Typed
 
 _PARAMETER = Params("<parameter=", ">", "</parameter>", newline="\n")
 _SEED = Format(
@@ -251,17 +251,6 @@ ROWS = (
         also=("function call<|role_sep|>",),
         texts=("<|message_sep|>",),
         special=True,
-    ),
-    Format(
-        "inkling",
-        Json(arguments_key="args"),
-        section=("<|content_invoke_tool_json|>", "<|end_message|>"),
-        each=True,
-        also=("{name}<|content_invoke_tool_json|>",),
-        thoughts=("<|content_thinking|>", "<|end_message|>"),
-        texts=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
-        special=True,
-        gaps=Gaps(between="<|message_model|>"),
     ),
     Format("functionary_v3_1", Named(), call="<function=", header="{name}>", call_end="</function>"),
     Format(
