@@ -14,7 +14,7 @@ AUTO, NONE, HF = "auto", "none", "hf"
 
 @dataclass(frozen=True)
 class ResponseFormat:
-    """What a model's ``response_template`` tells of its answers."""
+    """The format of answers that a model's ``response_template`` tells."""
 
     row: Any  # the `Format` of its calls, or None
     tags: Any  # the `ThoughtTags`, or None

@@ -1,4 +1,4 @@
-"""What a model's own ``response_template`` says of its answers, where a flag or the lack of a row calls for it."""
+"""Read the format of answers from a model's own ``response_template``, where a flag asks for it or no row fits."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _row(field: Mapping[str, Any], tags: ThoughtTags | None) -> Format:
 
 
 def _header(parts: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """What stands in front of a call's name, and the name with what stands behind it; "" where nothing is named."""
+    """Return what precedes a call's name, and the name with what follows it; "" where nothing is named."""
     named = [at for at, part in enumerate(parts) if len(parts) > 1 and re.fullmatch(r"\{[a-z_]+\}", part)]
     if not named:
         return parts, ""
