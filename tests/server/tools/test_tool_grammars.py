@@ -262,6 +262,11 @@ def test_two_hundred_demanded_calls_are_what_a_template_writes_of_them(kind):
     [
         {"properties": {"a": {"type": "string", "pattern": "b+"}}},
         {"properties": {"a": {"type": ["string", "integer"], "minimum": 3}}},  # a text "2" would be a number
+        {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "integer", "multipleOf": 5}]}}},
+        {
+            "properties": {"a": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/b"}]}},
+            "$defs": {"b": {"type": "integer"}},
+        },
         {"properties": {"a": {"enum": ["2", 2]}}},
         {"properties": {"a": {}}},
         {"properties": {"a>": {"type": "string"}}, "required": ["a>"]},
@@ -274,6 +279,14 @@ def test_schemas_that_bare_texts_cannot_keep_are_demanded_as_json(parameters):
     plan, _ = demanded("qwen3_xml", function, choice={"type": "function", "function": {"name": "f"}})
     assert plan.forced is NamedCallParser
     assert demanded("hermes", function)[0].forced is None
+
+
+def test_a_text_of_no_characters_beside_a_list_is_empty():
+    either = {"anyOf": [{"type": "string", "maxLength": 0}, {"type": "array"}]}
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": either}, "required": ["a"]}}
+    for value, valid in (("", True), ("[]", True), ("x", False)):
+        text = f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        assert accepts(text, "qwen3_xml", None, [function]) is valid, value
 
 
 def test_one_demanded_call_ends_the_answer():

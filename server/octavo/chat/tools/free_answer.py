@@ -9,14 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from octavo.chat.structured import MARKS, CallGrammar, TokenId, joined, with_tokens
 from octavo.chat.tools.formats.row import Format, Harmony
 from octavo.chat.tools.grammars import Functions, call_grammar
-
-# Arguments of which a grammar holds only that the format can write them.
-ANY_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": True}
 
 _HARMONY = """start: message (end_of_message message)*
 end_of_message: {<|end|>} {<|start|>} "assistant"

@@ -11,9 +11,10 @@ from octavo.chat.structured import CallGrammar, Constraint, TokenId, grammar_par
 from octavo.chat.tools.call_frames import Calls, Member, Numbers, assembled, written_header
 from octavo.chat.tools.formats.row import Elements, Format, Harmony, Json, JsonKey, Named, Params, Python, Typed
 from octavo.chat.tools.python_grammar import is_python_name, python_calls
-from octavo.chat.tools.scalars import parameters_of
+from octavo.chat.tools.scalars import ANY_ARGUMENTS, parameters_of
 from octavo.chat.tools.tagged_grammar import keeps_schema, tagged_calls
 from octavo.chat.tools.value_grammar import element_calls, keeps_values, typed_calls
+from octavo.chat.tools.value_sizes import Room, size_of_arguments
 from octavo.interface.json_schema import moved
 from octavo.interface.structured_output import StructuredOutputsParams
 
@@ -43,10 +44,10 @@ def call_grammar(
             return _harmony_calls(functions, grammar)
         case Params():
             made = tagged_calls(row, functions, token_id, grammar)
-        case Python():
-            return python_calls(row, functions, several, token_id)
-        case Typed():
-            made = typed_calls(row, functions, token_id)
+        case Python() as python:
+            return python_calls(row, _within_room(python, functions), several, token_id)
+        case Typed() as typed:
+            made = typed_calls(row, _within_room(typed, functions), token_id)
         case Elements():
             made = element_calls(row, functions, token_id)
         case Json() | JsonKey() if not row.around[0]:  # `or_calls` tells no texts apart that begin as JSON does
@@ -105,9 +106,22 @@ def keeps_schemas(row: Format, functions: Functions) -> bool:
         return all(keeps_schema(kind, schema) for schema in schemas)
     if isinstance(kind, Python) and not all(is_python_name(function["name"]) for function in functions):
         return False
-    if isinstance(kind, Typed | Elements | Python):
-        return all(keeps_values(kind, schema) for schema in schemas)
+    if isinstance(kind, Typed | Elements | Python) and not all(keeps_values(kind, schema) for schema in schemas):
+        return False
+    if isinstance(kind, Typed | Python):
+        return Room().takes(sum(size_of_arguments(kind, schema) for schema in schemas))
     return not row.begun
+
+
+def _within_room(kind: Typed | Python, functions: Functions) -> Functions:
+    """The functions, of which those take any arguments whose schemas would make the grammar too large."""
+    room = Room()
+    return [
+        function
+        if room.takes(size_of_arguments(kind, parameters_of(function)))
+        else {**function, "parameters": ANY_ARGUMENTS}
+        for function in functions
+    ]
 
 
 def _harmony_calls(functions: Functions, grammar: Callable[[dict[str, Any]], str]) -> CallGrammar:

@@ -15,11 +15,11 @@ from octavo.chat.tools.call_frames import MAX_NUMBERED, Numbers
 from octavo.chat.tools.choice import format_of
 from octavo.chat.tools.formats.row import Format, Harmony
 from octavo.chat.tools.formats.table import TOOL_FORMATS
-from octavo.chat.tools.free_answer import ANY_ARGUMENTS, FreeAnswer, free_answer
+from octavo.chat.tools.free_answer import FreeAnswer, free_answer
 from octavo.chat.tools.grammars import any_call, call_grammar, constraint_of, keeps_schemas
 from octavo.chat.tools.harmony import speaks_harmony
 from octavo.chat.tools.parsers import JsonListParser, NamedCallParser, ToolParser, reader_of
-from octavo.chat.tools.scalars import parameters_of
+from octavo.chat.tools.scalars import ANY_ARGUMENTS, parameters_of
 from octavo.errors import FieldError
 from octavo.interface.json_schema import closed, sets_engine_options
 from octavo.interface.schema_keywords import held, with_evaluated

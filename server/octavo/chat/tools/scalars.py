@@ -10,6 +10,8 @@ from octavo.chat.tools.formats.row import Format
 
 NUMBERS = ("integer", "number")
 BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+# Arguments of which a grammar holds only that the format can write them.
+ANY_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": True}
 OF_ANY = ("description", "title", "default", "examples")  # keywords that demand nothing
 
 

@@ -16,6 +16,7 @@ from octavo.chat.tools.python_grammar import PythonValues, python_rules
 from octavo.chat.tools.scalars import parameters_of, takes_any
 from octavo.chat.tools.unions import Branch, branches_of, options_of, tells_texts
 from octavo.chat.tools.value_grammar import keeps_values
+from octavo.chat.tools.value_sizes import Room, size_of_value
 from octavo.errors import FieldError
 from octavo.interface.json_schema import moved
 
@@ -54,11 +55,12 @@ def tagged_calls(
     stand in a tag."""
     rules = [python_rules(row)] if row.spaces.python else []
     parts: dict[str, str] = {}
+    room = Room()
     members = []
     for i, function in enumerate(functions):
         schema = parameters_of(function)
         required = set(schema.get("required") or ())
-        written = _Values(row, schema, token_id, grammar, rules, parts)
+        written = _Values(row, schema, token_id, grammar, rules, parts, room)
         arguments = []
         for j, (key, value) in enumerate((schema.get("properties") or {}).items()):
             if _WRITABLE.fullmatch(key):
@@ -108,6 +110,7 @@ class _Values:
     grammar: Callable[[dict[str, Any]], str]
     rules: list[str]
     parts: dict[str, str]
+    room: Room  # for values in Python
 
     def argument(self, key: str, value: Any, named: str) -> str:
         """Lark for an argument with its tags."""
@@ -165,13 +168,19 @@ class _Values:
                 closed += [json.dumps(self._literal(option), ensure_ascii=False) for option in options]
             elif branch.kind in _WORDED:
                 closed += [json.dumps(self.row.spaces.words[place]) for place in _WORDED[branch.kind]]
-            elif self.row.spaces.python and keeps_values(Python(), branch.schema, 1):
+            elif self._in_python(branch.schema):
                 closed.append(f"({PythonValues(self.schema, self.row).value(branch.schema, 1)})")
             else:
                 made.append(branch.made)
         if made:
             closed.append(self._json(named, made[0] if len(made) == 1 else {"anyOf": made}))
         return " | ".join([*found, *([f"({' | '.join(closed)}) {end}"] if closed else [])])
+
+    def _in_python(self, schema: Mapping[str, Any]) -> bool:
+        """True if a list or an object is written as Python does: in JSON, where it would make the grammar too large."""
+        if not self.row.spaces.python or not keeps_values(Python(), schema, 1):
+            return False
+        return self.room.takes(size_of_value(Python(), schema, self.schema, 1))
 
     def _literal(self, value: Any) -> str:
         if isinstance(value, str):
@@ -226,7 +235,7 @@ def _length(schema: Mapping[str, Any]) -> str:
 
 def _free(length: str, opens: bool) -> str:
     """A pattern of texts."""
-    if not opens:
+    if not opens or length == "{0,0}":
         return rf"(.|\n){length}"
     least = length if length == "*" else f"{{0,{max(0, int(length[3:-1]) - 1)}}}"
     return rf"([^\s\[{{(](.|\n){least})?"

@@ -92,11 +92,10 @@ def tells_texts(branches: Iterable[Branch], told: bool) -> bool:
             if not told and not all(json_of(one, kinds) == json.dumps(one, ensure_ascii=False) for one in options):
                 return False
         elif branch.kind in _LOOSE and not told and "string" in kinds:
-            # A text that looks like a number would have to keep to its limits.
-            free = all(options_of(one) is not None for one in branches if one.kind == "string")
-            if not free and branch.schema.keys() & BOUNDS:
-                return False
-            if not free and options_of(branch) is not None and branch.kind != "null":
+            # A free text that looks like a number would have to keep to what the number's schema says.
+            free = any(options_of(one) is None for one in branches if one.kind == "string")
+            said_nothing = {"type", *OF_ANY} | ({"enum", "const"} if branch.kind == "null" else set())
+            if free and not branch.schema.keys() <= said_nothing:
                 return False
     return True
 

@@ -16,7 +16,7 @@ from octavo.errors import FieldError
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _RULES = {"integer": "int", "number": "num", "boolean": "bool", "null": "null"}
-_MAX_DEPTH = 12  # of a schema; what is deeper may be any value
+MAX_DEPTH = 12  # of a schema; what is deeper may be any value
 
 _SAID = {
     "type": frozenset({"type", "enum", "const", *OF_ANY}),
@@ -28,9 +28,9 @@ _SAID = {
 
 def keeps_values(kind: Typed | Elements | Python, schema: Any, depth: int = 0) -> bool:
     """True if the grammar of values in a spelling of its own holds all that a schema demands."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return False
-    if isinstance(several := _alternatives(schema), list):
+    if isinstance(several := alternatives_of(schema), list):
         apart = isinstance(kind, Typed | Python) or _are_apart(several)
         return apart and all(keeps_values(kind, one, depth + 1) for one in several)
     scalar = "enum" in schema or "const" in schema
@@ -54,17 +54,19 @@ def keeps_values(kind: Typed | Elements | Python, schema: Any, depth: int = 0) -
     return closed and written and all(keeps_values(kind, value, depth + 1) for value in properties.values())
 
 
-def _alternatives(schema: Mapping[str, Any]) -> list[Any] | None:
+def alternatives_of(schema: Mapping[str, Any]) -> list[Any] | None:
     """The schemas of which a value keeps to one, where its schema says no more; None where it says one thing."""
     for key in ("anyOf", "oneOf"):
         if schema.keys() <= {key, *OF_ANY} and isinstance(several := schema.get(key), list) and several:
             return several
     kinds = schema.get("type")
-    if isinstance(kinds, list) and kinds and "enum" not in schema and "const" not in schema:
-        said = {name for kind in kinds if isinstance(kind, str) for name in _SAID.get(kind, ())}
+    if not isinstance(kinds, list) or not kinds or not all(isinstance(kind, str) for kind in kinds):
+        return None
+    if "enum" not in schema and "const" not in schema:
+        said = {name for kind in kinds for name in _SAID.get(kind, ())}
         return [
             {name: schema[name] for name in schema if name not in said or name in _SAID.get(kind, ())} | {"type": kind}
-            for kind in kinds
+            for kind in dict.fromkeys(kinds)
         ]
     return None
 
@@ -108,9 +110,9 @@ class Values:
 
     def value(self, schema: Any, depth: int = 0) -> str:
         """Lark for a value; any value where the schema says more than this understands."""
-        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
             return "value"
-        if isinstance(several := _alternatives(schema), list):
+        if isinstance(several := alternatives_of(schema), list):
             return " | ".join(self.value(one, depth + 1) for one in several)
         options = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(options, list) and options and not any(isinstance(option, dict | list) for option in options):
@@ -236,7 +238,7 @@ def _without_null(schema: Any) -> Any:
         return schema
     if schema.get("type") == "null":
         return None
-    if isinstance(several := _alternatives(schema), list):
+    if isinstance(several := alternatives_of(schema), list):
         kept = [own for one in several if (own := _without_null(one)) is not None]
         return {"anyOf": kept} if kept else None
     if isinstance(options := schema.get("enum"), list):
