@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -134,6 +135,31 @@ def test_a_value_may_quote_the_tag_of_an_argument_that_comes_behind_it(row, begi
     more = f"{tags.newline}{last}{tags.value}Rain"
     text = f"{begin}{tag} is it{end.partition(tags.value_end)[0]}{tags.value_end}{more}{end}"
     assert read_in_every_cut(row, text) == ("", [("note", {"title": f"{tag} is it", "body": "Rain"})])
+
+
+def test_many_quotes_of_an_argument_to_come_take_linear_time():
+    """In steps of the interpreter: of four times as many quotes at most six times as many."""
+    _, begin, tag, end = QUOTES[2]
+
+    def steps(quotes: int) -> int:
+        count, quoted = 0, f"{tag}\nx</parameter>y" * quotes
+        last = f"\n{tag.splitlines()[-1]}Rain"
+        text = f"{begin}{quoted}{end.partition('</function>')[0].rstrip()}{last}{end}"
+
+        def count_one(*_: Any) -> None:
+            nonlocal count
+            count += 1
+
+        before = sys.getprofile()
+        sys.setprofile(count_one)
+        try:
+            found = read("qwen3_xml", text, [len(text) // 2])
+        finally:
+            sys.setprofile(before)
+        assert [json.loads(arguments) for _, arguments in found[1]] == [{"title": quoted, "body": "Rain"}]
+        return count
+
+    assert steps(200) < 6 * steps(50)
 
 
 def test_a_value_may_quote_the_key_of_an_argument_that_never_comes():

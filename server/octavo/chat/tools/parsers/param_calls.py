@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.chat.tools.formats.row import Params
-from octavo.chat.tools.parsers.core import overlap
+from octavo.chat.tools.parsers.core import Piece, overlap
 from octavo.chat.tools.parsers.format_reader import FormatReader
 from octavo.chat.tools.parsers.reader import CutOffError, NotACallError, Steps
 from octavo.chat.tools.parsers.values import json_of, kinds_of, schema_of
@@ -25,6 +25,15 @@ class ParamsReader(FormatReader):
     argument of the schema begins, a call with the text."""
 
     _left: Sequence[str] = ()  # arguments of the schema that are still to come
+    _dropped = 0  # characters in front of the text that is still of interest
+    # Of the call that is read, as counts of characters from the answer's beginning:
+    _again: Mapping[str, int] = {}  # by the tag of an argument, the end of a value behind which it begins again
+    _open_until = 0  # no end of the call begins between the places that were looked at and here
+
+    def feed(self, text: str) -> list[Piece]:
+        """New text; returns the pieces that are certain by now."""
+        self._dropped += self._settled
+        return super().feed(text)
 
     @property
     def _tags(self) -> Params:
@@ -57,6 +66,7 @@ class ParamsReader(FormatReader):
         tags, call_end, lead = self._tags, self.row.call_end, "{"
         properties = schema.get("properties")
         self._left = list(properties) if isinstance(properties, Mapping) else []
+        self._again, self._open_until = {}, 0
         try:
             while True:
                 yield from self._skip_space()
@@ -202,26 +212,37 @@ class ParamsReader(FormatReader):
     def _comes_again(self, tag: str) -> Steps[bool]:
         """True if the argument that begins here begins again in this call, behind the end of a value: then a value only
         quotes it here."""
-        call_end, value_end = self.row.call_end, self._tags.value_end
+        if self._again.get(tag, -1) >= self._dropped + self._at:
+            return True
+        value_end = self._tags.value_end
+        longest = max(len(self.row.call_end), len(value_end))
         at = self._at - self._settled  # up to here nothing is found
         while True:
             text, begin = self._text, self._settled + at
-            end = text.find(call_end, begin)
-            close = text.find(value_end, begin, len(text) if end < 0 else end)
-            behind = close + len(value_end)
-            while close >= 0 and behind < len(text) and text[behind].isspace():
-                behind += 1
-            if close >= 0 and text.startswith(tag, behind):
-                return True
-            if close >= 0 and not tag.startswith(text[behind : behind + len(tag)]):
-                at = close + len(value_end) - self._settled
-                continue
+            end = self._end_of_call(begin)
+            while (close := text.find(value_end, begin, len(text) if end < 0 else end)) >= 0:
+                behind = close + len(value_end)
+                while behind < len(text) and text[behind].isspace():
+                    behind += 1
+                if text.startswith(tag, behind):
+                    self._again = {**self._again, tag: self._dropped + close}
+                    return True
+                if tag.startswith(text[behind : behind + len(tag)]):  # it may, with more text
+                    break
+                begin = close + len(value_end)
             if close < 0 and end >= 0:
                 return False
-            longest = max(len(call_end), len(value_end))
-            at = max(at, (close if close >= 0 else len(text) - longest + 1) - self._settled)
+            at = max(begin, close if close >= 0 else len(text) - longest + 1) - self._settled
             if not (yield from self._more()):
                 return False
+
+    def _end_of_call(self, begin: int) -> int:
+        """The place from ``begin`` on at which the call's end tag begins; -1 if there is none yet."""
+        call_end = self.row.call_end
+        begin = max(begin, self._open_until - self._dropped)
+        end = self._text.find(call_end, begin)
+        self._open_until = self._dropped + (end if end >= 0 else max(begin, len(self._text) - len(call_end) + 1))
+        return end
 
     def _is_end_of_value(self) -> Steps[bool]:
         """True if the end tag just read ends the value: a tag of the call, or nothing, follows."""
