@@ -35,6 +35,9 @@ def with_response_template(options: ChatOptions, tokenizer: Tokenizer | None) ->
         except ValueError as error:
             why = str(error)
             logger.warning("response_template in %s is not used: %s", _FILE, error)
+    elif tokenizer is not None and "response_schema" in tokenizer.config:
+        why = f"{_FILE} has the older response_schema alone, which is not read"
+        logger.info("response_schema in %s is not used: only response_template is", _FILE)
     for flag, value, own, what in (
         ("tool_call_parser", calls, found.row, "tool_calls"),
         ("reasoning_parser", thoughts, found.tags, "thinking"),

@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.server.tools.test_format_rows import SCHEMAS, read_in_all_cuts
 from tests.support.reciting import small_tokenizer
@@ -48,6 +49,13 @@ TAGGED = {
         "value_parser": {"name": "json", "args": {"allow_non_json": True}},
     },
     "transform": FUNCTION,
+}
+KEYED = {
+    **TAGGED,
+    "content_args": {
+        **TAGGED["content_args"],
+        "tag_pattern": r"<key>(?P<key>[^<]+)</key>\s*<value>(?P<value>.*?)</value>",
+    },
 }
 TYPED = {
     "open_pattern": r"<\|calls>call:(?P<name>\w+)",
@@ -89,7 +97,8 @@ PYTHON = {
     "transform_each": True,
 }
 KINDS = {
-    "xml": XML, "tagged": TAGGED, "typed": TYPED, "named": NAMED, "objects": OBJECTS, "listed": LISTED, "python": PYTHON
+    "xml": XML, "tagged": TAGGED, "keyed": KEYED, "typed": TYPED, "named": NAMED, "objects": OBJECTS, "listed": LISTED,
+    "python": PYTHON,
 }  # fmt: skip
 
 
@@ -158,12 +167,67 @@ def test_a_pattern_that_says_more_is_refused_at_once(pattern):
         ({"fields": {"mood": {"open": "<mood>"}}}, "mood"),
         (whole({**OBJECTS, "content": "kv-lines"}), "kv-lines"),
         (whole({"close": "x", "content": "json"}), "open"),
+        (whole({**NAMED, "close_pattern": r"</a>\s*</b>"}), "close.*white space"),
+        (whole({**OBJECTS, "close_pattern": r"</(?P<name>\w+)>"}), "close.*no names"),
+        (whole({**OBJECTS, "open_pattern": r"<a>\s*<b>"}), "open.*white space"),
+        (whole({**XML, "open_pattern": r"<a>\s*<b>\s*<c>(?P<name>\w+)>"}), "open.*white space"),
+        (whole({**XML, "open_pattern": r"<c>(?P<name>\w+)<d>\s*<e>"}), "open.*white space"),
+        (whole({**OBJECTS, "open_pattern": r"\s*"}), "begin"),
+        (whole({**OBJECTS, "close": ["</a>", "</b>"]}), 'one "close"'),
+        ({"fields": {"thinking": {"open_pattern": r"<a>\s*<b>", "close": "</a>"}}}, "open.*white space"),
+        (whole({**TYPED, "content_args": {"unquoted_keys": True, "string_delims": [[1, 1]]}}), "string_delims"),
         ({"fields": {"thinking": {"open": "<think>"}}}, "close"),
         (whole({**OBJECTS, "transform": {"function": {"name": "f", "arguments": "{content.x}"}}}), "name"),
     ],
 )
 def test_what_no_row_can_say_is_refused_in_words(template, why):
     with pytest.raises(ValueError, match=why):
+        response_format(template)
+
+
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 2) | st.sampled_from(["", " ", "<a>", "json", "{name}", r"\s*", "x|$"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["name", "arguments", "function", "open"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+any_arguments = st.fixed_dictionaries(
+    {},
+    optional={
+        "unquoted_keys": any_json,
+        "string_delims": st.lists(st.lists(any_json, max_size=2) | any_json, max_size=2) | any_json,
+        "tag_pattern": any_json,
+    },
+)
+any_changes = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys(("open", "open_pattern", "close", "close_pattern", "content", "transform"), any_json),
+)
+any_field = any_json | st.builds(
+    lambda own, changes, arguments: {**own, **changes, "content_args": {**own.get("content_args", {}), **arguments}},
+    st.sampled_from([*KINDS.values(), THINKING]),
+    any_changes | st.just({}),
+    any_arguments | st.just({}),
+)
+any_fields = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("tool_calls", "thinking", "reasoning", "content"), any_field)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    any_json
+    | st.fixed_dictionaries({"fields": any_fields | any_json}, optional={"version": any_json})
+    | st.fixed_dictionaries({"fields": any_fields})
+)
+@example(whole({**TYPED, "content_args": {"unquoted_keys": True, "string_delims": 1}}))
+@example(whole({**TYPED, "content_args": {"unquoted_keys": True, "string_delims": {"a": "b"}}}))
+def test_no_json_is_more_than_refused(template):
+    with suppress(ValueError):
         response_format(template)
 
 
@@ -229,3 +293,12 @@ def test_a_response_template_that_cannot_be_used_is_logged(caplog):
     with caplog.at_level(logging.WARNING):
         assert answered(whole({**XML, "open_pattern": "(a+)+"}), {}, "Hi")[1] == "Hi"
     assert "response_template in tokenizer_config.json is not used: the pattern" in caplog.text
+
+
+def test_an_older_response_schema_is_not_used_and_the_log_says_so(caplog):
+    tokenizer = Tokenizer(small_tokenizer(["Is it so?"], ["<|end|>"]), {"response_schema": {"type": "object"}})
+    with caplog.at_level(logging.INFO):
+        assert with_response_template(ChatOptions(KNOWS), tokenizer).response is None
+    assert "response_schema in tokenizer_config.json is not used: only response_template is" in caplog.text
+    with pytest.raises(ConfigError, match=r"tool_call_parser hf .*older response_schema"):
+        with_response_template(ChatOptions(KNOWS, tool_call_parser="hf"), tokenizer)

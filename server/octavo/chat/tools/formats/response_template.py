@@ -7,7 +7,7 @@ space are read as such, and others are refused. So an answer costs what any row'
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.chat.options import HF, ResponseFormat
@@ -23,6 +23,7 @@ _TOKEN = re.compile(
     r"|(?P<plain>[^\\^$.|?*+()\[\]\n])",
     re.DOTALL,
 )
+_GROUP = re.compile(r"\{[a-z_]+\}")
 _AT_END = re.compile(r"\|(\$|\\Z)\Z")  # an answer's end ends everything in it anyway
 
 
@@ -66,7 +67,8 @@ def parts_of(pattern: Any) -> tuple[str, ...]:
 def _anchor(field: Mapping[str, Any], side: str) -> tuple[tuple[str, ...], ...]:
     """The ways to write one side of a field, each as `parts_of` tells; none where the field has no such side."""
     if f"{side}_pattern" in field:
-        return (parts_of(_AT_END.sub("", str(field[f"{side}_pattern"]))),)
+        pattern = field[f"{side}_pattern"]
+        return (parts_of(_AT_END.sub("", pattern) if isinstance(pattern, str) else pattern),)
     given = field.get(side, [])
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
@@ -75,11 +77,20 @@ def _anchor(field: Mapping[str, Any], side: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _literals(field: Mapping[str, Any], side: str) -> list[str]:
-    """One side of a field, which names nothing."""
-    found = ["".join(parts).strip() for parts in _anchor(field, side)]
-    if any("{" in part and part.endswith("}") for parts in _anchor(field, side) for part in parts if len(parts) > 1):
-        raise ValueError(f'the "{side}" of thoughts and texts names nothing')
-    return found
+    """The texts that one side of a field may be, which names nothing."""
+    ways = _anchor(field, side)
+    if f"{side}_pattern" in field and any(_GROUP.fullmatch(part) for parts in ways for part in parts):
+        raise ValueError(f'"{side}" must have no names here')
+    return [text for parts in ways if (text := _joined(parts, side))]
+
+
+def _joined(parts: Sequence[str], side: str) -> str:
+    """The one literal of these parts, without the white space around it; "" if there is none. Raises ValueError if
+    there are more: a row has no text in which white space may be or not."""
+    literals = [part for part in parts if part != " "]
+    if len(literals) > 1:
+        raise ValueError(f'"{side}" must have no white space of a pattern inside a text')
+    return literals[0].strip() if literals else ""
 
 
 def _tags(field: Mapping[str, Any], texts: tuple[str, ...]) -> ThoughtTags:
@@ -100,14 +111,18 @@ def _row(field: Mapping[str, Any], tags: ThoughtTags | None) -> Format:
     ways = _anchor(field, "open")
     if not ways:
         raise ValueError('"tool_calls" needs "open" or "open_pattern"')
-    ends = [end for way in _anchor(field, "close") if (end := "".join(way).strip())]
+    ends = _literals(field, "close")
+    if len(ends) > 1:
+        raise ValueError('calls must have one "close"')
     lead, header = _header(ways[0])
     kind = _arguments(field, named=bool(header))
-    also = tuple(text for way in ways[1:] if (text := "".join(way).strip()))
     texts = tags.texts if tags is not None else ()
     if not header:
         listed = isinstance(kind, Python) or (isinstance(kind, Json) and kind.listed)
-        section = ("".join(lead).strip(), ends[0] if ends else "")
+        openings = _literals(field, "open")
+        if not openings:
+            raise ValueError("calls need a text with which they begin")
+        section, also = (openings[0], ends[0] if ends else ""), tuple(openings[1:])
         return Format(
             HF, kind, section=section, each=not listed, also=also, texts=texts, known_only=isinstance(kind, Python)
         )
@@ -116,7 +131,7 @@ def _row(field: Mapping[str, Any], tags: ThoughtTags | None) -> Format:
         raise ValueError("a call needs a text in front of its name")
     end = ends[0] if ends else ""
     if not section_begin:
-        return Format(HF, kind, call=call, header=header, call_end=end, also=also, texts=texts)
+        return Format(HF, kind, call=call, header=header, call_end=end, texts=texts)
     tag = re.search(r"<([\w:.-]+)[^<>]*\Z", call)  # of a tag whose end the template does not tell
     call_end = f"</{tag[1]}>" if tag is not None else ""
     return Format(
@@ -126,19 +141,19 @@ def _row(field: Mapping[str, Any], tags: ThoughtTags | None) -> Format:
 
 def _header(parts: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """Return what precedes a call's name, and the name with what follows it; "" where nothing is named."""
-    named = [at for at, part in enumerate(parts) if len(parts) > 1 and re.fullmatch(r"\{[a-z_]+\}", part)]
+    named = [at for at, part in enumerate(parts) if len(parts) > 1 and _GROUP.fullmatch(part)]
     if not named:
         return parts, ""
     if len(named) > 1 or parts[named[0]] != "{name}":
         raise ValueError("a call's beginning names its {name} alone")
-    return parts[: named[0]], "".join(parts[named[0] :]).replace("} ", "}").rstrip(" ")
+    return parts[: named[0]], "{name}" + _joined(parts[named[0] + 1 :], "open")
 
 
 def _parted(lead: tuple[str, ...]) -> tuple[str, str]:
     """A section's begin, perhaps "", and the begin of a call."""
     texts = [part for part in lead if part != " "]
     if len(texts) > 1:
-        return "".join(texts[:-1]), texts[-1]
+        return _joined(texts[:-1], "open"), texts[-1]
     text = texts[0] if texts else ""
     at = text.rfind("<")
     return (text[:at], text[at:]) if at > 0 and text[:at].endswith(">") else ("", text)
@@ -151,8 +166,10 @@ def _arguments(field: Mapping[str, Any], named: bool) -> Arguments:
         quotes = given.get("string_delims")
         if not quotes:
             return Named()
-        if given.get("unquoted_keys") and len(quotes) == 1 and len({*quotes[0]}) == 1:
-            return Typed(str(quotes[0][0]))
+        pair = quotes[0] if isinstance(quotes, list) and len(quotes) == 1 else None
+        quote = pair[0] if isinstance(pair, list) and len(pair) == 2 and pair[0] == pair[1] else None
+        if given.get("unquoted_keys") and isinstance(quote, str) and quote:
+            return Typed(quote)
         raise ValueError('"string_delims" must be one text on both sides, of keys without quotes')
     if content == "json" and not given:
         name, arguments = _keys(field.get("transform"))
@@ -182,11 +199,14 @@ def _keys(transform: Any) -> tuple[str, str]:
 def _params(parts: tuple[str, ...]) -> Params:
     """Arguments between tags, out of the pattern of one."""
     bare = [part for part in parts if part != " "]
+    own = [bare.pop(3)] if len(bare) == 6 and "{value}" not in bare[:4] else []  # the value's tag, behind white space
     if len(bare) != 5 or (bare[1], bare[3]) != ("{key}", "{value}"):
         raise ValueError('"tag_pattern" must be literals around a key and a value')
     value = parts.index("{value}")
     key, key_end, value_end = bare[0], bare[2], bare[4]
     trims = parts[value - 1] == " " or parts[value + 1] == " "
+    if own:
+        return Params(key, key_end, value_end, value=own[0], newline="\n", trims=trims)
     between = re.fullmatch(r"(.+?>)\s*(<[^<>/]+>)", key_end, re.DOTALL)  # a tag of the value's own
     if between is not None:
         return Params(key, between[1], value_end, value=between[2], newline="\n")
