@@ -32,6 +32,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"logits_processors": ["my.Processor"]}, "use logit_bias, bad_words, allowed_token_ids or structured_outputs"),
         ({"prediction": {"type": "content", "content": "x"}}, "use /v1/chat/completions"),
         ({"verbosity": "low"}, "drop it"),
+        ({"thread": {"id": "t"}}, "use prompt, with the whole conversation"),
     ],
     "/v1/responses": [
         ({"moderation": {"model": "x"}}, "use /v1/decisions"),

@@ -387,7 +387,7 @@ def _same(value: Any, other: Any) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-COMPLETION = UnsupportedFields(_GENERATION | _COMPLETION)
+COMPLETION = UnsupportedFields(_GENERATION | _COMPLETION, _INSTEAD | {"thread": "prompt, with the whole conversation"})
 CHAT = UnsupportedFields(_GENERATION | _CHAT)
 EMBEDDING = UnsupportedFields(_EMBEDDING)
 SCORING = UnsupportedFields(_SCORING)
