@@ -173,7 +173,7 @@ def write_quantised(config: ModelConfig, recipe: str, folder: Path) -> Path:
 
 TITLES = {
     "w4a8": "W4A8: the GGUF file, the default",
-    "w8a8": "W8A8: `--quantization int8` on safetensors",
+    "w8a8": "W8A8: `--quantization int8_per_group` on safetensors",
     "per-channel": "W8A8: `--quantization int8_per_channel` on safetensors",
     "checkpoint-w8a8": "W8A8 of compressed-tensors, a scale for each row",
     "nvfp4": "NVFP4 of ModelOpt",
@@ -252,7 +252,7 @@ def main() -> int:
             if key in ("w8a8", "per-channel"):
                 write_checkpoint(config, folder)
                 which = engine_config(name).model
-                quantization = "int8" if key == "w8a8" else "int8_per_channel"
+                quantization = "int8_per_group" if key == "w8a8" else "int8_per_channel"
             elif key != "w4a8":
                 which = engine_config(str(write_quantised(config, key.removeprefix("checkpoint-"), folder))).model
                 of_values = load_model(which)

@@ -229,6 +229,24 @@ def test_a_query_with_a_nan_spoils_its_own_result(isa, sequence_type, lay_out, k
         assert not spoilt.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [30.0, 1e4, 1e8, 1e12])
+def test_the_largest_score_wins_however_large_it_is(isa, sequence_type, lay_out, dtype, size):
+    """Scores far apart leave each row one value; those before the last tiles are small, so that maxima grow late."""
+    shapes = [(0, 150), (299, 1), (190, 40)]
+    parts = [(sequence_type.random(a + b, 4, 2, 64, seed, dtype), a, b) for seed, (a, b) in enumerate(shapes)]
+    for sequence, _, _ in parts:
+        sequence.k[:70] /= 1000
+        sequence.k.mul_(size)
+    q, kv_cache, metadata = lay_out(parts, 16)
+    out = cpu.paged_attention(q, ordered(kv_cache), metadata, AttentionOptions(0.125))
+    # Where pairs of bfloat16 are multiplied, queries are rounded too.
+    rounded = q.to(kv_cache.dtype).double()
+    exact = reference.paged_attention(rounded, kv_cache.double(), metadata, AttentionOptions(0.125))
+    off = (out.double() - exact).abs().amax(-1) > 0.05
+    assert out.isfinite().all() and off.double().mean() < (0.2 if size == 30 else 0.01)
+
+
 # ---------------------------------------------------------------- bit-equal
 
 
@@ -276,6 +294,7 @@ def steps(draw):
         "chunk": draw(st.integers(1, 50)),
         "window": draw(st.sampled_from([None, None, 1, 20, 100])),
         "softcap": draw(st.sampled_from([None, None, 15.0])),
+        "growth": draw(st.sampled_from([0, 0, 20, 1e5])),
         "seed": draw(st.integers(0, 1000)),
     }
 
@@ -290,6 +309,8 @@ def test_a_row_does_not_depend_on_its_company(isa, threads, sequence_type, lay_o
         (sequence_type.random(computed + new, *step["heads"], step["seed"] + i, step["dtype"]), computed, new)
         for i, (computed, new) in enumerate(step["parts"])
     ]
+    for sequence, _, _ in parts:  # maxima that grow from tile to tile
+        sequence.k.mul_(1 + step["growth"] * torch.linspace(0, 1, len(sequence.k))[:, None, None])
     options = {"scale": step["heads"][2] ** -0.5, "window": step["window"], "softcap": step["softcap"]}
     one, other = step["block_sizes"]
     threads(1)

@@ -101,6 +101,21 @@ def test_rows_are_bit_equal_whatever_their_number(isa, threads, shape, counts, s
     assert torch.equal(torch.cat([cpu.quantized_linear(part, packed) for part in x.split(counts)]), together)
 
 
+@pytest.mark.parametrize("isa", C_ISAS, indirect=True)
+@pytest.mark.parametrize("count", [65, 97, 130])
+def test_long_rows_may_be_taken_in_parts(isa, threads, count):
+    """Three tiles of rows and more, over so many columns that a block of weights does not fit the nearest cache."""
+    packed, _ = make(70, 1300)
+    x = rows_with_outliers(count, 1300)
+    threads(1)
+    together = cpu.quantized_linear(x, packed)
+    assert torch.equal(torch.cat([cpu.quantized_linear(part, packed) for part in x.split(20)]), together)
+    gates, rows = make(2 * 64, 1300, seed=1)[0], cpu.quantize_rows(x, BY_ROW)
+    expected = cpu.silu_and_mul_quantize(cpu.quantized_linear(rows, gates), BY_ROW)
+    out, down = cpu.gated_linear_quantize(rows, gates, BY_ROW), make(40, 64)[0]
+    assert torch.equal(cpu.quantized_linear(out, down), cpu.quantized_linear(expected, down))
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("code", [0, 255])
 def test_the_largest_sums_there_can_be_do_not_overflow(isa, sign, code):

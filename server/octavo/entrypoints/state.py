@@ -175,7 +175,7 @@ def served_names(config: EngineConfig, args: ServerArgs) -> list[str]:
 
 def system_fingerprint(config: EngineConfig) -> str:
     """OpenAI's system_fingerprint, of what outputs depend on besides the request: the engine's version, the names and
-    sizes of the model's files, and how they are computed. The same on every machine."""
+    sizes of the model's files, and how they are computed; the same wherever that is."""
     model, files = config.model, config.model.files
     parts = [
         model.hf_config,

@@ -28,7 +28,7 @@ class DeviceMemory:
     in_use: int = 0  # of it, by the driver and other processes, before anything is loaded
     where: str = "memory of the device"
     overlap: bool = False  # of steps, on a CPU too
-    has_matrix_units: bool = False  # of a CPU whose kernels multiply bfloat16 by them
+    has_matrix_units: bool = False  # of a CPU whose kernels multiply by them
     has_float8: bool = True  # a GPU that knows numbers of 8 bits: compute capability 8.9 and above
     communication: int = 0  # of a GPU: by which it exchanges tensors with others, beside what is in use
 

@@ -68,13 +68,16 @@ def with_token_budget(config: EngineConfig, kind: str, has_matrix_units: bool = 
     """The scheduler's config with what suits the kind of device where it leaves max_num_batched_tokens open.
 
     ``has_matrix_units``: of a CPU whose kernels multiply by them (`limits.has_matrix_units`): plain bfloat16, and int8
-    with a scale a row. Ranks may run on unlike machines and must agree, so that they take the same number everywhere.
+    with a scale a row, which experts never have. Ranks may run on unlike machines and must agree, so that they take the
+    same number everywhere.
     """
     asked, model = config.scheduler, config.model
-    is_plain = model.dtype == "bfloat16" and model.weight_dtype is None and model.quantization in (None, "none")
-    suits_units = _may_suit_units(config, kind, has_matrix_units) and (is_plain or model.quantization == PER_CHANNEL)
-    if has_int8_rows(model.hf_config.get("quantization_config") or {}):
-        suits_units = _has_units_alone(config, kind, has_matrix_units)
+    stored = model.hf_config.get("quantization_config") or {}
+    if model.quantization == PER_CHANNEL or (has_int8_rows(stored) and model.quantization != "none"):
+        suits_units = model.num_experts == 0 and _has_units_alone(config, kind, has_matrix_units)
+    else:
+        is_plain = model.dtype == "bfloat16" and model.weight_dtype is None and model.quantization in (None, "none")
+        suits_units = is_plain and _may_suit_units(config, kind, has_matrix_units)
     tokens = MATRIX_TOKENS if suits_units else MAX_NUM_BATCHED_TOKENS[kind]
     return replace(asked, max_num_batched_tokens=asked.max_num_batched_tokens or max(tokens, asked.max_num_seqs))
 
@@ -82,9 +85,13 @@ def with_token_budget(config: EngineConfig, kind: str, has_matrix_units: bool = 
 def with_int8_kind(config: EngineConfig, kind: str, has_matrix_units: bool = False) -> EngineConfig:
     """``config`` with the fastest kind of weights where it asks for int8: with a scale for each channel, which matrix
     units multiply. For ``has_matrix_units`` and ranks see `with_token_budget`."""
-    if config.model.quantization != "int8" or not _may_suit_units(config, kind, has_matrix_units):
+    if config.model.is_encoder or not _may_suit_units(config, kind, has_matrix_units):
         return config
-    return replace(config, model=replace(config.model, quantization=PER_CHANNEL))
+    speculative, draft = config.speculative, config.speculative.draft
+    if draft is not None and draft.quantization == "int8" and draft.files.format != "gguf":
+        speculative = replace(speculative, draft=replace(draft, quantization=PER_CHANNEL))
+    own = PER_CHANNEL if config.model.quantization == "int8" else config.model.quantization
+    return replace(config, model=replace(config.model, quantization=own), speculative=speculative)
 
 
 def _may_suit_units(config: EngineConfig, kind: str, has_matrix_units: bool) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from support.tiny_models import FAMILIES, make_model
 
 from octavo.engine.args import EngineArgs
-from octavo.interface.engine_config import EngineConfig
+from octavo.interface.engine_config import EngineConfig, ModelConfig
 from octavo.memory.plan import MATRIX_TOKENS, MAX_NUM_BATCHED_TOKENS, with_int8_kind, with_step_limits
 
 
@@ -29,6 +29,11 @@ def test_plain_bfloat16_weights_take_long_steps_in_matrix_units(plain: EngineCon
     assert tokens(plain, "cuda") == MAX_NUM_BATCHED_TOKENS["cuda"]
 
 
+def with_fields(plain: EngineConfig, changed: dict[str, Any]) -> ModelConfig:
+    told = changed | ({"hf_config": plain.model.hf_config | changed["hf_config"]} if "hf_config" in changed else {})
+    return replace(plain.model, **told)
+
+
 def int8(**weights: Any) -> dict[str, Any]:
     told = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"} | weights
     groups = {"group_0": {"targets": ["Linear"], "weights": told}}
@@ -37,7 +42,7 @@ def int8(**weights: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model", [{"quantization": "int8_per_channel"}, int8(), int8(strategy="tensor")], ids=str)
 def test_int8_rows_take_long_steps_in_matrix_units(plain: EngineConfig, model: dict[str, Any]) -> None:
-    rows = replace(plain, model=replace(plain.model, **model))
+    rows = replace(plain, model=with_fields(plain, model))
     assert tokens(rows) == MATRIX_TOKENS > tokens(rows, units=False) == MAX_NUM_BATCHED_TOKENS["cpu"]
     assert tokens(replace(rows, parallel=replace(plain.parallel, tensor_parallel_size=2))) == tokens(rows, units=False)
 
@@ -48,6 +53,7 @@ def test_int8_rows_take_long_steps_in_matrix_units(plain: EngineConfig, model: d
         int8(strategy="group", group_size=128),
         int8(num_bits=4),
         int8(symmetric=False),
+        int8() | {"quantization": "none"},
         {"dtype": "float32"},
         {"weight_dtype": "float16"},
         {"quantization": "int8"},
@@ -56,7 +62,7 @@ def test_int8_rows_take_long_steps_in_matrix_units(plain: EngineConfig, model: d
     ids=str,
 )
 def test_other_weights_take_none(plain: EngineConfig, model: dict[str, Any]) -> None:
-    assert tokens(replace(plain, model=replace(plain.model, **model))) == MAX_NUM_BATCHED_TOKENS["cpu"]
+    assert tokens(replace(plain, model=with_fields(plain, model))) == MAX_NUM_BATCHED_TOKENS["cpu"]
 
 
 @pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])

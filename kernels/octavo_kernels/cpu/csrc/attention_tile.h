@@ -298,7 +298,7 @@ INLINE void bf16_softmax_tile(float scaling, float softcap, const float *s, floa
         const vf base = splat(MAX(m[i], -FLT_MAX));  // no visible position yet: weights become 2^-inf = 0
 #pragma GCC unroll 4
         for (int n = 0; n < TILE / VW; n++) {
-            x[n] = vexp2(vfma(x[n], scale, -base));
+            x[n] = vexp2(x[n] * scale - base);  // rounded as the maximum was: the heaviest weight is 1, however large scores are
             sum += x[n];
         }
 #pragma GCC unroll 2
